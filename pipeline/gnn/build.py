@@ -12,7 +12,6 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.prepare import describe_inputs
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
@@ -156,10 +155,9 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
         if data.num_edges >= MANY_EDGES:
             log.info("graph: looking for irregular edges and connected components among %s "
                      "edges", f"{data.num_edges:,}")
-        schema = schema_of(data)
-        log.info("graph: %s", describe_edges(data, several_relations=schema is not None))
-        if schema is not None:
-            log.info("graph: %s", schema)
+        log.info("graph: %s", describe_edges(data, several_relations=not data.types.homogeneous))
+        if not data.types.homogeneous:
+            log.info("graph: %s", data.types)
         log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
                                         num_learned=config.learned_channels, concat=config.features.concat))
     components = find_or_read(config, data, verify=is_new)

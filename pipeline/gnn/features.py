@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -178,7 +177,7 @@ def visible(config: GNNConfig, data: Data) -> Data:
 
     Of a graph with several types of nodes, the model's encoder leaves them out.
     """
-    replaces = config.learned_channels and not config.features.concat and schema_of(data) is None
+    replaces = config.learned_channels and not config.features.concat and data.types.homogeneous
     return without_features(data) if replaces else data
 
 

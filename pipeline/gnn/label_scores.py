@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from parallel_epochs.pipeline.gnn.relations import describe_schema, listed_schema, score_by_neighbours
+from parallel_epochs.pipeline.gnn.relations import describe_types, listed_types, score_by_neighbours
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.names import MAX_LABELS, SCORES
@@ -25,7 +25,7 @@ def report_limit(setup: Setup) -> None:
 def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     """Write the scores of each class or task from the predictions of the evaluation that has just ended.
 
-    Of a graph with several types of nodes, write its schema and the scores by neighbours too.
+    Of a graph with several types of nodes, write these and the scores by neighbours too.
 
     Raises:
         FileError: the file cannot be written.
@@ -33,9 +33,9 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     data, task, kind = setup.data, setup.task, setup.kind
     record: dict[str, Any] = {"epoch": trainer.progress.epochs, "metric": task.metric, "unit": kind.unit,
                               "kind": task.kind, **kind.record(data, task, trainer.rows)}
-    if (schema := listed_schema(data)) is not None:
+    if (types := listed_types(data)) is not None:
         near = score_by_neighbours(
-            schema, setup.neighbours, task.kind, task.metric, data.y[data.test_mask],
+            types, setup.neighbours, task.kind, task.metric, data.y[data.test_mask],
             trainer.rows[data.test_mask]) if kind.has_labels else []
-        record["typed"] = describe_schema(schema, setup.neighbours) | {"neighbours": near}
+        record["typed"] = describe_types(types, setup.neighbours) | {"neighbours": near}
     files.write_text(folder / SCORES, json.dumps(record) + "\n")

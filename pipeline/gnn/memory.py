@@ -14,7 +14,8 @@ from torch_geometric.data import Data
 from parallel_epochs.models.networks.blockwise import why_not
 from parallel_epochs.models.networks.pyg import ELEMENTS_AT_ONCE, PyGModel
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.typed import Schema, schema_of
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
@@ -255,11 +256,11 @@ def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
     rng = stream("memory", num_nodes, num_edges)
     nodes = torch.from_numpy(np.sort(rng.choice(data.num_nodes, num_nodes, replace=False)))
     ends = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
-    schema, relation = schema_of(data), None
-    if schema is not None:
-        ends, relation = draw_typed(schema.restricted_to(nodes), num_edges, rng)
+    relation = None
+    if not data.types.homogeneous:
+        ends, relation = draw_typed(data.types.restricted_to(nodes), num_edges, rng)
     edge_index, order = sort_edges(ends, num_nodes)
-    small = attach_nodes(Data(edge_index=edge_index, num_nodes=num_nodes), data, nodes)
+    small = attach_nodes(Graph(edge_index=edge_index, num_nodes=num_nodes), data, nodes)
     if data.edge_attr is not None:  # zeros: those of the graph, perhaps on a disk, would be read one by one
         small.edge_attr = data.edge_attr.new_zeros(edge_index.size(1), *data.edge_attr.shape[1:])
         if relation is not None:
@@ -267,12 +268,12 @@ def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
     return small
 
 
-def draw_typed(schema: Schema, num_edges: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def draw_typed(types: GraphTypes, num_edges: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Draw edges between nodes of the types that their relations have; returns the edges, and their relations.
 
     There are none if the nodes of a sample are of types that no relation links.
     """
-    spans = [(schema.nodes_of(source), schema.nodes_of(target)) for source, _, target in schema.relations]
+    spans = [(types.nodes_of(source), types.nodes_of(target)) for source, _, target in types.relations]
     possible = np.array([number for number, span in enumerate(spans) if all(span)], np.int64)
     if not len(possible):
         return torch.empty(2, 0, dtype=torch.int64), torch.empty(0)

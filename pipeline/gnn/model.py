@@ -16,7 +16,8 @@ from parallel_epochs.models.networks.custom import CustomModel
 from parallel_epochs.models.networks.foreign import Tried, try_forward
 from parallel_epochs.models.networks.heads import find_head
 from parallel_epochs.models.networks.pyg import PyGModel
-from parallel_epochs.pipeline.data.typed import Schema, column_ranges, schema_of
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.typed import column_ranges
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
@@ -50,29 +51,27 @@ def _sizes(kind: Kind, data: Data, task: Task) -> dict[str, Any]:
     sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
              "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
              "num_categories": data.num_categories, **kind.sizes(data)}
-    if (schema := schema_of(data)) is not None:
-        sizes |= _typed_sizes(kind, data, task, schema)
-    return sizes
+    return sizes if data.types.homogeneous else sizes | _typed_sizes(kind, data, task)
 
 
-def _typed_sizes(kind: Kind, data: Data, task: Task, schema: Schema) -> dict[str, Any]:
+def _typed_sizes(kind: Kind, data: Data, task: Task) -> dict[str, Any]:
     """Collect what a model's constructor takes of a graph with several types of nodes."""
-    config = kind.config
+    config, types = kind.config, data.types
     parameters = inspect.signature(_class_of(config)).parameters
     if config.learned_channels and not config.features.concat and hasattr(config.model, "path"):
         raise ValueError("features.concat=false leaves out the features of the types with learned rows by their linear "
                          "maps, and a class of yours has none. Set features.concat=true")
     num_own = data.x.size(1) - data.num_categories
     # Pairs may be of any types.
-    names = {"types": schema.types, "relations": schema.relations,
-             "labelled": schema.labelled if kind.has_labels else None}
+    names = {"types": types.names, "relations": types.relations,
+             "labelled": types.labelled if kind.has_labels else None}
     named = {"schema": names} if "schema" in parameters else {}
-    return named | {"num_relations": len(schema.relations), "type_columns": column_ranges(
-        schema, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
-        learned=_learned_types(config, schema), replaces=not config.features.concat)}
+    return named | {"num_relations": len(types.relations), "type_columns": column_ranges(
+        types, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
+        learned=_learned_types(config, data.types), replaces=not config.features.concat)}
 
 
-def _learned_types(config: GNNConfig, schema: Schema) -> list[str]:
+def _learned_types(config: GNNConfig, types: GraphTypes) -> list[str]:
     """Return the types of nodes that have rows of the learned table.
 
     Raises:
@@ -80,10 +79,10 @@ def _learned_types(config: GNNConfig, schema: Schema) -> list[str]:
     """
     if not config.learned_channels:
         return []
-    chosen = schema.types if config.features.types is None else config.features.types
-    if wrong := [name for name in chosen if name not in schema.types]:
+    chosen = types.names if (named := config.features.types) is None else named
+    if wrong := [name for name in chosen if name not in types.names]:
         raise ValueError(f"features.types names {wrong[0]}, and {config.data.origin()} has no such type of nodes; "
-                         f"there are {', '.join(schema.types)}")
+                         f"there are {', '.join(types.names)}")
     return chosen
 
 
@@ -96,14 +95,14 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
     Raises:
         ValueError: the graph has no nodes.
     """
-    features, table, schema = config.features, FEATURES[config.features.name], schema_of(data)
-    if schema is None and features.types is not None:
+    features, table = config.features, FEATURES[config.features.name]
+    if data.types.homogeneous and features.types is not None:
         raise ValueError(f"features.types={features.types} is for graphs with several types of nodes, and "
                          f"{config.data.origin()} has one. Leave it out")
     if table is None:
         return None
-    ranges = None if schema is None or features.types is None else [
-        schema.nodes_of(name) for name in _learned_types(config, schema)]
+    ranges = None if features.types is None else [
+        data.types.nodes_of(name) for name in _learned_types(config, data.types)]
     num_rows = data.num_nodes if ranges is None else sum(map(len, ranges))
     return table(num_rows, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
                  init=features.init, seed=config.seed, ranges=ranges,
@@ -141,10 +140,10 @@ def _try(kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: 
 
 def _ends_of(data: Data) -> list[tuple[int, int]] | None:
     """Return the numbers of the types that each relation of a typed graph has at its ends; none for other graphs."""
-    if (schema := schema_of(data)) is None:
+    if data.types.homogeneous:
         return None
-    number = {name: place for place, name in enumerate(schema.types)}
-    return [(number[source], number[target]) for source, _, target in schema.relations]
+    number = {name: place for place, name in enumerate(data.types.names)}
+    return [(number[source], number[target]) for source, _, target in data.types.relations]
 
 
 def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
@@ -200,8 +199,9 @@ def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
     config = kind.config
     name = getattr(config.model, "conv", model.title)
     used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
-    if isinstance(model, CustomModel) and model.takes_dicts and (schema := schema_of(data)) is not None:
-        text = f"{name} gets dicts of {len(schema.types)} types of nodes and {len(schema.relations)} relations; "
+    if isinstance(model, CustomModel) and model.takes_dicts and not data.types.homogeneous:
+        text = (f"{name} gets dicts of {len(data.types.names)} types of nodes and {len(data.types.relations)} "
+                "relations; ")
     else:
         text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
     exact = "by one forward over the whole graph"

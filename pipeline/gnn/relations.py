@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.typed import Schema, schema_of
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.graph.partition import Partition, assignment
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.metrics import KINDS
@@ -21,10 +21,10 @@ from parallel_epochs.pipeline.names import MAX_LABELS
 BLOCK_EDGES = 1 << 22
 
 
-def listed_schema(data: Data) -> Schema | None:
-    """Return the schema of a graph whose relations are so few that each has a line in the report; else none."""
-    schema = schema_of(data)
-    return None if schema is None or max(len(schema.relations), len(schema.types)) > MAX_LABELS else schema
+def listed_types(data: Data) -> GraphTypes | None:
+    """Return the types of a graph with several, if its relations are so few that each has a line in the report."""
+    types = data.types
+    return None if types.homogeneous or max(len(types.relations), len(types.names)) > MAX_LABELS else types
 
 
 def count_kept(data: Data, partition: Partition) -> dict[str, list[int]]:
@@ -33,9 +33,7 @@ def count_kept(data: Data, partition: Partition) -> dict[str, list[int]]:
     Returns:
         ``edges`` and ``kept``, numbers of directed edges in the order of the relations.
     """
-    schema = schema_of(data)
-    assert schema is not None
-    part, num_relations = torch.from_numpy(assignment(partition)), len(schema.relations)
+    part, num_relations = torch.from_numpy(assignment(partition)), len(data.types.relations)
     edges, kept = torch.zeros(2, num_relations, dtype=torch.int64)
     for src, dst, relation in _blocks(data):
         is_kept = part.index_select(0, src) == part.index_select(0, dst)
@@ -48,7 +46,7 @@ class Neighbours:
     """Counts the edges of a typed graph once, and finds which of its nodes have a neighbour by which relation.
 
     Args:
-        data: a graph with a schema, in memory or in a store.
+        data: a graph with several types, in memory or in a store.
         nodes: numbers of the nodes that are asked about, int64.
 
     Attributes:
@@ -57,9 +55,7 @@ class Neighbours:
     """
 
     def __init__(self, data: Data, nodes: Int[Tensor, " num_nodes"]):
-        schema = schema_of(data)
-        assert schema is not None
-        num_relations = len(schema.relations)
+        num_relations = len(data.types.relations)
         place = torch.full((data.num_nodes,), len(nodes))
         place[nodes] = torch.arange(len(nodes))
         found, counts = torch.zeros(len(nodes) + 1, num_relations, dtype=torch.bool), torch.zeros(
@@ -84,18 +80,18 @@ def _blocks(data: Data) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield src[block].long(), dst[block].long(), data.edge_attr[block, 0].long()
 
 
-def describe_schema(schema: Schema, found: Neighbours) -> dict[str, Any]:
+def describe_types(types: GraphTypes, found: Neighbours) -> dict[str, Any]:
     """Return the types of nodes and the relations for a file in JSON."""
-    reverse = schema.reverse
+    reverse = types.reverse
     return {"types": [{"name": name, "nodes": nodes, "columns": columns} for name, nodes, columns in zip(
-                schema.types, schema.counts, schema.widths, strict=True)],
-            "labelled": schema.labelled,
+                types.names, types.counts, types.widths, strict=True)],
+            "labelled": types.labelled,
             "relations": [{"source": source, "name": name, "target": target, "edges": found.num_edges[number],
                            "is_reverse": number in reverse}
-                          for number, (source, name, target) in enumerate(schema.relations)]}
+                          for number, (source, name, target) in enumerate(types.relations)]}
 
 
-def score_by_neighbours(schema: Schema, found: Neighbours, kind: str, metric: str, y: Tensor,
+def score_by_neighbours(types: GraphTypes, found: Neighbours, kind: str, metric: str, y: Tensor,
                         rows: Tensor) -> list[dict[str, Any]]:
     """Score the nodes that have a neighbour by each relation, and those that have none.
 
@@ -113,7 +109,7 @@ def score_by_neighbours(schema: Schema, found: Neighbours, kind: str, metric: st
     score = functools.partial(_score, kind, metric)
     return [{"relation": number, "with": score(y, rows, found.found[:, number]),
              "without": score(y, rows, ~found.found[:, number])}
-            for number, (_, _, target) in enumerate(schema.relations) if target == schema.labelled]
+            for number, (_, _, target) in enumerate(types.relations) if target == types.labelled]
 
 
 def _score(kind: str, metric: str, y: Tensor, rows: Tensor, chosen: Tensor) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, propagate, smooth
-from parallel_epochs.pipeline.data.typed import Schema, schema_of
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES, PairScorer
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -69,8 +69,8 @@ def of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
     yield best(labels.mean_name, iter([labels.mean()]))[0]
     baseline, _ = best("label propagation", (labels.propagated(adjacency, alpha) for alpha in ALPHAS))
     yield without_train(baseline)
-    if (schema := schema_of(data)) is not None:
-        yield from _of_type(data, task, schema)
+    if not data.types.homogeneous:
+        yield from _of_type(data, task, data.types)
         return
     if not data.x.size(1):
         return
@@ -89,12 +89,12 @@ def of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
         yield without_train(baseline)
 
 
-def _of_type(data: Data, task: NodeTask, schema: Schema) -> Iterator[Baseline]:
+def _of_type(data: Data, task: NodeTask, types: GraphTypes) -> Iterator[Baseline]:
     """Score a linear model of the features of the nodes of the type with labels, fitted to these nodes alone."""
     log.info("baselines: SGC and Correct and Smooth are left out; they propagate along all edges, and the types of "
              "nodes have columns of their own")
-    assert schema.labelled is not None
-    nodes, width = schema.nodes_of(schema.labelled), schema.widths[schema.types.index(schema.labelled)]
+    assert types.labelled is not None
+    nodes, width = types.nodes_of(types.labelled), types.widths[types.names.index(types.labelled)]
     if not width:
         return
     own = slice(nodes.start, nodes.stop)

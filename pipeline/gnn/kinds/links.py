@@ -15,7 +15,6 @@ from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.cache import load_links
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.node_names import suggest_name
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.data.typed_links import RELATION, LinkRelation, link_relation_of, name_relation
 from parallel_epochs.pipeline.gnn import ids, simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
@@ -198,10 +197,9 @@ def ids_of(data: Data) -> np.ndarray:
 
     The numbers are those within the type of a node, of a graph with several types.
     """
-    schema = schema_of(data)
-    if schema is None or "names" in data:
+    if "names" in data:
         return ids.ids_of(data, None)
-    return np.concatenate([np.arange(num_nodes) for num_nodes in schema.counts])
+    return np.concatenate([np.arange(num_nodes) for num_nodes in data.types.counts])
 
 
 def first_nodes(own: LinkRelation) -> Int[Tensor, " 2"]:

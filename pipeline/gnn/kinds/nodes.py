@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
-from parallel_epochs.pipeline.data.typed import refuse_unread, schema_of
+from parallel_epochs.pipeline.data.typed import refuse_unread
 from parallel_epochs.pipeline.gnn import ids, simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
@@ -27,8 +27,7 @@ class NodeKind(LabelKind):
 
     def check_data(self, data: Data) -> None:
         origin, weight = self.config.data.origin(), self.config.task.text_scores
-        if (schema := schema_of(data)) is not None:
-            refuse_unread(schema, origin)
+        refuse_unread(data.types, origin)
         refuse_unlabelled(data, origin)
         super().check_data(data)
         self._check_smooth(data)
@@ -78,40 +77,31 @@ class NodeKind(LabelKind):
     def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
         if asked.output_type != "all":
             return {}
-        schema = schema_of(data)
-        assert schema is not None
-        last = np.cumsum(schema.counts)
-        return {"type": np.array(schema.types, object)[np.searchsorted(last, numbers, side="right")]}
+        last = np.cumsum(data.types.counts)
+        return {"type": np.array(data.types.names, object)[np.searchsorted(last, numbers, side="right")]}
 
     def is_labelled(self, data: Data, asked: GNNPredictConfig) -> bool:
-        schema = schema_of(data)
-        return schema is None or asked.output_type in (None, schema.labelled)
+        return asked.output_type in (None, data.types.labelled)
 
     def _labelled(self, data: Data) -> slice:
         """Return the nodes whose predictions mean something."""
-        schema = schema_of(data)
-        if schema is None or schema.labelled is None:
-            return slice(None)
-        nodes = schema.nodes_of(schema.labelled)
+        nodes = data.types.nodes_of(data.types.labelled)
         return slice(nodes.start, nodes.stop)
 
     def _nodes_of(self, data: Data, asked: GNNPredictConfig) -> range:
         """Return the nodes that a table may hold: those of a type."""
-        schema, name = schema_of(data), asked.output_type
-        if schema is None:
-            if name is not None:
-                raise ValueError(f"output_type={name} is for graphs with several types of nodes, and this one has one. "
-                                 "Leave it out")
-            return range(data.num_nodes)
-        name = name or schema.labelled
-        if name not in (*schema.types, "all"):
+        types, name = data.types, asked.output_type or data.types.labelled
+        if types.homogeneous and asked.output_type is not None:
+            raise ValueError(f"output_type={name} is for graphs with several types of nodes, and this one has one. "
+                             "Leave it out")
+        if name not in (*types.names, "all"):
             raise ValueError(f"output_type={name}: there is no such type of nodes; there are "
-                             f"{', '.join(schema.types)}, and all")
-        if name != schema.labelled and not asked.embeddings:
-            raise ValueError(f"output_type={name}: the model predicts labels of {schema.labelled}. For the vectors of "
+                             f"{', '.join(types.names)}, and all")
+        if name != types.labelled and not asked.embeddings:
+            raise ValueError(f"output_type={name}: the model predicts labels of {types.labelled}. For the vectors of "
                              "other nodes give embeddings=true")
         if name != "all":
-            return schema.nodes_of(name)
+            return types.nodes_of(name)
         if asked.output_nodes is not None:
             raise ValueError(f"output_nodes={asked.output_nodes} lists ids, which are unique within a type only. Name "
                              "their type by output_type")
@@ -123,7 +113,7 @@ class NodeKind(LabelKind):
         key = f"evaluation.smooth={self.config.evaluation.smooth}"
         if (kind := kind_of(data.metric)) != "classes":
             raise ValueError(f"{key} needs classes; this run learns {kind}. Leave it out")
-        if schema_of(data) is not None:
+        if not data.types.homogeneous:
             raise ValueError(f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
                              "it out")
         if not bool(data.valid_mask.any()):

@@ -9,7 +9,6 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Loader
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
@@ -65,11 +64,10 @@ def _strata_of(config: GNNConfig, data: Data) -> list[int] | None:
     """Return the number of nodes of each type, if clusters get the same share of each."""
     if not config.partition.stratify:
         return None
-    schema = schema_of(data)
-    if schema is None or len(schema.types) == 1:
+    if len(data.types.names) == 1:
         raise ValueError("partition.stratify=true gives each cluster the same share of the nodes of every type, and "
                          f"{config.data.origin()} has one type of nodes. Leave it out")
-    return schema.counts
+    return data.types.counts
 
 
 def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None = None) -> ClusterStream | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.relations import count_kept, listed_schema
+from parallel_epochs.pipeline.gnn.relations import count_kept, listed_types
 from parallel_epochs.pipeline.graph.partition import Partition, measure_partition
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.stream import ClusterStream
@@ -99,7 +99,7 @@ class ClusterLoader:
         quality = (measure_partition(self.data.edge_index, partition, seconds) if self._stream is None else
                    self._stream.measure(partition, seconds))
         log.info("partition: %s, %s", self._partitioner.name, quality)
-        by_relation = {"relations": count_kept(self.data, partition)} if listed_schema(self.data) is not None else {}
+        by_relation = {"relations": count_kept(self.data, partition)} if listed_types(self.data) is not None else {}
         return {"partition": {
             "name": self._partitioner.name, "sizes": quality.sizes, "kept_edges": quality.kept_edges,
             "num_edges": quality.num_edges, "cut": quality.cut, "imbalance": quality.imbalance,

@@ -7,8 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.node_names import suggest_name
-from parallel_epochs.pipeline.data.typed import Schema, schema_of
 
 # The numbers of relations that a mapping does not name.
 DEFAULT = "default"
@@ -29,17 +29,16 @@ def fan_outs_of(num_neighbors: NumNeighbors, data: Data) -> list[int] | Int[Tens
     """
     if not isinstance(num_neighbors, Mapping):
         return list(num_neighbors)
-    schema = schema_of(data)
-    if schema is None:
+    if data.types.homogeneous:
         raise ValueError(f"num_neighbors={show(num_neighbors)} names relations, and this graph has one type of nodes. "
                          "Give a list, as in [15,10]")
     num_neighbors = {str(name): numbers for name, numbers in num_neighbors.items()}  # YAML reads some as numbers
-    _refuse_unknown(num_neighbors, schema)
+    _refuse_unknown(num_neighbors, data.types)
     rows, missing = [], []
-    for number, (source, name, target) in enumerate(schema.relations):
+    for number, (source, name, target) in enumerate(data.types.relations):
         given = (num_neighbors[key] for key in (f"{source}.{name}.{target}", name, DEFAULT) if key in num_neighbors)
         if (row := next(given, None)) is None:
-            missing.append(schema.name_of(number))
+            missing.append(data.types.name_of(number))
         else:
             rows.append(list(row))
     if missing:
@@ -56,10 +55,10 @@ def show(num_neighbors: NumNeighbors) -> str:
     return f"[{','.join(map(str, num_neighbors))}]"
 
 
-def _refuse_unknown(num_neighbors: Mapping[str, Sequence[int]], schema: Schema) -> None:
+def _refuse_unknown(num_neighbors: Mapping[str, Sequence[int]], types: GraphTypes) -> None:
     """Refuse names of no relation."""
-    names = {name for _, name, _ in schema.relations}
-    known = names | {".".join(relation) for relation in schema.relations}
+    names = {name for _, name, _ in types.relations}
+    known = names | {".".join(relation) for relation in types.relations}
     for name in num_neighbors:
         if name != DEFAULT and name not in known:
             raise ValueError(f"num_neighbors={show(num_neighbors)}: there is no relation {name}"

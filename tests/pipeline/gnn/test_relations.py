@@ -9,7 +9,7 @@ import torch
 from parallel_epochs.pipeline.data.graph import open_graph, write_graph
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import relations
-from parallel_epochs.pipeline.gnn.relations import Neighbours, count_kept, listed_schema, score_by_neighbours
+from parallel_epochs.pipeline.gnn.relations import Neighbours, count_kept, listed_types, score_by_neighbours
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.reading import edge_blocks
@@ -56,9 +56,9 @@ def test_nodes_with_and_without_a_neighbour_are_scored(data):
 
 
 def test_many_relations_are_left_out(monkeypatch):
-    assert listed_schema(typed_graph()) is not None
+    assert listed_types(typed_graph()) is not None
     monkeypatch.setattr(relations, "MAX_LABELS", 5)
-    assert listed_schema(typed_graph()) is None
+    assert listed_types(typed_graph()) is None
 
 
 def test_a_run_leaves_them_for_the_report(configure, tmp_path):
