@@ -17,7 +17,7 @@ from tests.helpers.mirror import find_tests
 from tests.helpers.running import ROOT, TOY, summary_of
 from tests.test_docs import SMALL
 
-PARTS = ("dataset", "partition", "model", "task", "loader", "product", "tracker", "metric")
+PARTS = ("dataset", "partition", "model", "task", "kind", "loader", "product", "tracker", "metric")
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # Runs commands one after the other, each in a fork that has the imports of the copy behind it, and so have its ranks.
 RUNNER = """
@@ -115,6 +115,7 @@ def test_the_examples_train(copy, tmp_path):
     steps.append(["pipeline.train", "data=ring", "partition=slices", "model=sage", "task=denoise", "loader=halves",
                   "tracker=lines", "train.epochs=4", "parallel.num_ranks=2",
                   "hydra.run.dir=together"])
+    steps.append(["pipeline.predict", "run=kind", "output=kind.csv"])
     result = subprocess.run(
         [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=tmp_path, capture_output=True, text=True,
         timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
@@ -127,6 +128,8 @@ def test_the_examples_train(copy, tmp_path):
         lines = (tmp_path / name / "lines.txt").read_text().splitlines()
         assert lines[0].endswith(f"/{name}") and lines[1].startswith("after ") and len(lines) == 3
     assert summary_of(tmp_path / "metric")["metric"] == "top2"
+    assert (tmp_path / "kind.csv").read_text().startswith("id,value_0,value_1,") and summary_of(
+        tmp_path / "kind")["metric"] == "rmse"
     assert summary_of(tmp_path / "together")["num_ranks"] == 2
     # Each of the others changes what is learned.
     weights = {part: summary_of(tmp_path / part)["weights_sha256"] for part in PARTS}

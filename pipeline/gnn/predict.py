@@ -90,7 +90,7 @@ def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str
     Raises:
         ValueError: the data are not like those of the training, or `pairs` does not fit the model.
     """
-    if kind_of(run.config).has_labels != (pairs is None):
+    if kind_of(run.config).takes_pairs != (pairs is not None):
         raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
                          "this model predicts links: name the pairs of nodes by pairs=")
     asked = GNNPredictConfig(str(run.folder))

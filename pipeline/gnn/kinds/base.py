@@ -65,11 +65,13 @@ class Kind(ABC):
         unit: noun of what has a row in a file of predictions.
         is_one_graph: whether the data are one graph, which may be cut, and not many small ones.
         has_labels: whether labels are learned.
+        takes_pairs: whether pairs of nodes are predicted.
     """
 
     unit: ClassVar[str]
     is_one_graph: ClassVar[bool] = True
     has_labels: ClassVar[bool] = True
+    takes_pairs: ClassVar[bool] = False
 
     def __init__(self, config: GNNConfig):
         self.config = config

@@ -91,7 +91,7 @@ def test_numbers_that_fit_no_relation_are_refused(given, error, typed):
     with pytest.raises(ValueError, match=error):
         fan_outs_of(given, typed)
     with pytest.raises(ValueError, match="names relations, and this graph has one type of nodes. Give a list"):
-        fan_outs_of(given, Data(num_nodes=3))
+        fan_outs_of(given, Graph(num_nodes=3))
 
 
 @pytest.mark.parametrize("given, nodes, least", [
