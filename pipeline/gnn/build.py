@@ -35,7 +35,7 @@ from parallel_epochs.pipeline.gnn.optimization import (
     check_decay,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
@@ -64,7 +64,7 @@ def check(config: GNNConfig) -> None:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     kind_of(config).check()
     LOADERS[config.loader.name].check(config)
-    machine = machine_of(config)
+    machine = estimate.machine_of(config)
     check_table(config, num_nodes=1)
     if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
         check_class(config)
@@ -85,7 +85,7 @@ def check_table(config: GNNConfig, num_nodes: int) -> None:
         ValueError: names the key.
     """
     features = config.features
-    estimate.check_table(num_nodes, config.learned_channels, machine_of(config), optimizer=features.optimizer,
+    estimate.check_table(num_nodes, config.learned_channels, estimate.machine_of(config), optimizer=features.optimizer,
                          hidden_channels=config.model.hidden_channels, device=features.device)
 
 
@@ -100,8 +100,8 @@ def check_activations(config: GNNConfig, data: Data) -> None:
         return
     recomputes = model.name == "equilibrium" or getattr(model, "reversible", False)
     estimate.check_activations(
-        found[0], 1 if recomputes else model.num_layers, model.hidden_channels, machine_of(config), mend=found[1],
-        bytes_each=4 if config.train.precision == "fp32" else 2)
+        found[0], 1 if recomputes else model.num_layers, model.hidden_channels, estimate.machine_of(config),
+        mend=found[1], bytes_each=4 if config.train.precision == "fp32" else 2)
 
 
 def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | None = None,
@@ -121,7 +121,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     components = None
     if config.model.is_foreign:
         seen = visible(config, data)
-        try_model(kind, seen, kind.task(seen), machine_of(config))
+        try_model(kind, seen, kind.task(seen), estimate.machine_of(config))
     if not (is_new and describes) and config.data.components == "all":
         parts = [(None, data)]
     elif not kind.is_one_graph:

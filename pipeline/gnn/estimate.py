@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, parse_bytes
 
 # A weight, its gradient and the optimizer's two moments, float32.
@@ -62,23 +63,18 @@ class Machine:
         return f"{limit} a rank, 80 % of what {self.holder} has,"
 
 
-def machine_of(device: str, num_ranks: int, given: str | None) -> Machine:
+def machine_of(config: GNNConfig) -> Machine:
     """Describe what holds a run.
 
-    Args:
-        device: "auto", "cpu", "cuda" or "cuda:N".
-        num_ranks: number of ranks on this machine.
-        given: the memory that training may use, or None.
-
     Raises:
-        ValueError: `given` is no size.
+        ValueError: its memory is no size.
     """
-    if given is not None:
+    if config.memory is not None:
         try:
-            parse_bytes(given)
+            parse_bytes(config.memory)
         except ValueError as error:
             raise ValueError(f"memory={error}") from None
-    return Machine(device != "cpu" and torch.cuda.is_available(), num_ranks, given)
+    return Machine(config.device != "cpu" and torch.cuda.is_available(), config.parallel.num_ranks, config.memory)
 
 
 def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> int:

@@ -65,6 +65,17 @@ def read_ids(path: str) -> list[str]:
     return ids.tolist()
 
 
+def look_up(wanted: Sequence[str], ids: np.ndarray) -> np.ndarray:
+    """Return the places of ids among those of all nodes, int64; -1 for an id that no node has."""
+    if ids.dtype == np.int64:  # without a text for each of millions
+        numbers = [int(text) for text in wanted if text.isdecimal() and len(text) < 19]
+        place = {str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()}
+    else:
+        known = set(wanted)
+        place = {text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known}
+    return np.array([place.get(id_, -1) for id_ in wanted], dtype=np.int64)
+
+
 def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarray:
     """Look nodes up by their ids.
 
@@ -72,23 +83,15 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarr
         ids: of all nodes.
         path: of the table that lists the wanted ones, for messages.
 
-    Returns:
-        The places of the wanted ones among all, int64.
-
     Raises:
         ValueError: names the first id that no node has.
     """
-    if ids.dtype.kind == "i":  # without a text for each of millions
-        numbers = [int(text) for text in wanted if text.isdecimal() and len(text) < 19]
-        place = {str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()}
-    else:
-        known = set(wanted)
-        place = {text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known}
-    for row, id_ in enumerate(wanted, start=1):
-        if id_ not in place:
-            raise ValueError(f"output_nodes={path}: no node has the {ID} {id_!r} of row {row}; the {len(ids):,} "
-                             f"nodes of the run are called {', '.join(map(str, ids[:3]))}, ...")
-    return np.array([place[id_] for id_ in wanted], dtype=np.int64)
+    places = look_up(wanted, ids)
+    if (unknown := places < 0).any():
+        row = int(np.argmax(unknown))
+        raise ValueError(f"output_nodes={path}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the "
+                         f"{len(ids):,} nodes of the run are called {', '.join(map(str, ids[:3]))}, ...")
+    return places
 
 
 def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:

@@ -30,15 +30,16 @@ Predict = Callable[[Data], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, num_rows: int, out_channels: int,
-                  num_views: int, num_parts: int = 1, seed: int, round_: int, prefetch: int = 2,
+def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader | GraphLoader, *, num_rows: int,
+                  out_channels: int, num_views: int, num_parts: int = 1, seed: int, round_: int, prefetch: int = 2,
                   layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
                   stop: StopRequest | None = None) -> Tensor:
     """Predict every row once in each view and average the predictions over the views.
 
-    A view is a random partition of a cluster loader, or a draw of a neighbour loader whose seeds are all nodes. The
-    result is a function of `predict`, `seed` and `round_`. The batches of all views are shared out among the ranks, and
-    their predictions summed.
+    A view is a random partition of a cluster loader, a draw of a neighbour loader whose seeds are all nodes, or all
+    graphs of a graph loader, of which one view is exact, as no graph knows of another. The result is a function of
+    `predict`, `seed` and `round_`. The batches of all views are shared out among the ranks, and their predictions
+    summed.
 
     Args:
         num_rows: number of rows to predict.
@@ -56,10 +57,16 @@ def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, n
         Stopped: a rank was asked to stop; all ranks raise it.
     """
     num_nodes = loader.data.num_nodes
-    num_batches = loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
+    if isinstance(loader, GraphLoader):
+        graphs = loader.all_graphs()
+        num_parts = num_batches = graphs.num_parts
+    else:
+        num_batches = loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
 
     def start_view(view: int) -> Iterator[Data]:
         mine = [part for part in range(num_batches) if (view * num_batches + part) % ranks.num_ranks == ranks.rank]
+        if isinstance(loader, GraphLoader):
+            return loader.batches_of(graphs, mine)
         if isinstance(loader, NeighborLoader):
             return loader.batches_of(loader.draw(round_, Share(draw=view)), mine)
         return loader.batches_of(random_partition(num_nodes, num_batches, stream("view", seed, round_, view)), mine)
@@ -71,24 +78,6 @@ def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader, *, n
         _add_predictions(total, predict, views, loader.device, prefetch, bar)
     ranks.sum_(total)
     return total / num_views
-
-
-@torch.no_grad()
-def predict_graphs(predict: Predict, loader: GraphLoader, *, num_rows: int, out_channels: int, prefetch: int = 2,
-                   layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
-                   stop: StopRequest | None = None) -> Tensor:
-    """Predict every whole graph once: exact, as no graph knows of another, and shared out among the ranks.
-
-    Arguments, result and errors are those of :func:`predict_views`.
-    """
-    everything = loader.all_graphs()
-    mine = range(ranks.rank, everything.num_parts, ranks.num_ranks)
-    total = torch.zeros(num_rows, out_channels)
-    with stopped_together(stop, ranks, layers), Bar("evaluating", len(mine), "batches", show=ranks.is_first) as bar:
-        _add_predictions(total, predict, [(0, lambda: loader.batches_of(everything, mine))], loader.device, prefetch,
-                         bar)
-    ranks.sum_(total)
-    return total
 
 
 def _add_predictions(total: Tensor, predict: Predict, rounds: Sequence[tuple[int, Callable[..., Iterator[Data]]]],

@@ -17,10 +17,11 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.contract import autocast
+from parallel_epochs.pipeline.gnn.estimate import machine_of
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
-from parallel_epochs.pipeline.gnn.setup import Setup, machine_of
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partition import whole_partition
 from parallel_epochs.pipeline.graph.stream import waiting_bytes

@@ -21,7 +21,6 @@ from parallel_epochs.pipeline.gnn.contract import Task, autocast
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,
     predict_exact,
-    predict_graphs,
     predict_views,
     stack_of_layers,
 )
@@ -115,7 +114,8 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
     """Build what predicts every row of a graph; `common` is what every method takes."""
     config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
     evaluation, device, prefetch = config.evaluation, loader.device, config.partition.prefetch
-    view_loader = build_view_loader(setup, data) if setup.kind.is_one_graph else None
+    is_one_graph = setup.kind.is_one_graph
+    view_loader = build_view_loader(setup, data) if is_one_graph else cast(GraphLoader, loader)
 
     @functools.cache
     def whole_graph() -> Data:
@@ -131,11 +131,9 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
     def predict_all(round_: int) -> Tensor:
         model.eval()
         with autocast(device, config.train.precision):
-            if view_loader is None:
-                return predict_graphs(predict, cast(GraphLoader, loader), **common, prefetch=prefetch)
-            if evaluation.is_exact:
+            if evaluation.is_exact and is_one_graph:
                 return predict_exact(predict, whole_graph(), **common, device=device)
-            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views,
+            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views if is_one_graph else 1,
                                  num_parts=evaluation.num_parts, seed=config.seed, round_=round_, prefetch=prefetch)
 
     return predict_all

@@ -9,25 +9,22 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.graph.partition import Partition, assignment
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import MAX_LABELS
 
-# Edges that are counted at a time.
-BLOCK_EDGES = 1 << 22
 
-
-def listed_types(data: Data) -> GraphTypes | None:
+def listed_types(data: Graph) -> GraphTypes | None:
     """Return the types of a graph with several, if its relations are so few that each has a line in the report."""
     types = data.types
     return None if types.homogeneous or max(len(types.relations), len(types.names)) > MAX_LABELS else types
 
 
-def count_kept(data: Data, partition: Partition) -> dict[str, list[int]]:
+def count_kept(data: Graph, partition: Partition) -> dict[str, list[int]]:
     """Count the edges of each relation of a typed graph, and those that lie within a cluster.
 
     Returns:
@@ -54,7 +51,7 @@ class Neighbours:
         found: whether each of the nodes is the destination of an edge of each relation.
     """
 
-    def __init__(self, data: Data, nodes: Int[Tensor, " num_nodes"]):
+    def __init__(self, data: Graph, nodes: Int[Tensor, " num_nodes"]):
         num_relations = len(data.types.relations)
         place = torch.full((data.num_nodes,), len(nodes))
         place[nodes] = torch.arange(len(nodes))
@@ -67,17 +64,11 @@ class Neighbours:
         self.num_edges: list[int] = counts.tolist()
 
 
-def _blocks(data: Data) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _blocks(data: Graph) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Read source, destination and relation of all edges, some at a time, as int64."""
-    if data.on_disk:
-        for first, ptr, src, attr in edge_blocks(data, features=True):
-            dst = np.repeat(np.arange(first, first + len(ptr) - 1), np.diff(ptr))
-            yield torch.from_numpy(src.astype(np.int64)), torch.from_numpy(dst), torch.from_numpy(attr[:, 0]).long()
-        return
-    src, dst = data.edge_index.as_tensor()
-    for first in range(0, src.numel(), BLOCK_EDGES):
-        block = slice(first, first + BLOCK_EDGES)
-        yield src[block].long(), dst[block].long(), data.edge_attr[block, 0].long()
+    for first, ptr, src, attr in edge_blocks(data, features=True):
+        dst = np.repeat(np.arange(first, first + len(ptr) - 1), np.diff(ptr))
+        yield torch.from_numpy(src.astype(np.int64)), torch.from_numpy(dst), torch.from_numpy(attr[:, 0]).long()
 
 
 def describe_types(types: GraphTypes, found: Neighbours) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from functools import cached_property
 import torch
 
 from parallel_epochs.pipeline.data.opened import Part
-from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.features import NodeTable
@@ -17,16 +16,9 @@ from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.relations import Neighbours
 
 
-def machine_of(config: GNNConfig) -> estimate.Machine:
-    """Describe what holds a run of trainer=gnn."""
-    return estimate.machine_of(config.device, config.parallel.num_ranks, config.memory)
-
-
 @dataclass
-class Setup(Part):
+class Setup(Part[GNNConfig]):
     """What is trained on a graph: its task, its loader and its model, each built once, when it is first needed."""
-
-    config: GNNConfig
 
     @property
     def kind(self) -> Kind:

@@ -67,7 +67,11 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
     """
     if not setup.config.evaluation.smooths:
         return {}
-    smoothed = smooth_best(setup, folder, ranks=ranks, stop=stop)
+    pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
+    best = load_best(folder, ranks)
+    with checkpoint.fitting(best):
+        load_weights(best["model"], setup.model, setup.table)
+    smoothed = smooth_rows(setup, build_predictor(setup, ranks, stop)(best["round"]), ranks=ranks, stop=stop)
     return {} if smoothed is None else {"smoothed": smoothed.record()}
 
 
@@ -76,20 +80,6 @@ def smooth(setup: Setup, predicted: Predicted) -> Predicted:
     smoothed = smooth_rows(setup, predicted.rows)
     assert smoothed is not None  # on the first of several ranks, or the only one
     return replace(predicted, smoothed=smoothed.rows, smoothed_scores=smoothed.scores)
-
-
-def smooth_best(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(),
-                stop: StopRequest | None = None) -> Smoothed | None:
-    """Predict with the best checkpoint of a run and smooth the predictions; none on other ranks than the first.
-
-    Raises:
-        Stopped: a rank was asked to stop; all ranks raise it.
-    """
-    pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
-    best = load_best(folder, ranks)
-    with checkpoint.fitting(best):
-        load_weights(best["model"], setup.model, setup.table)
-    return smooth_rows(setup, build_predictor(setup, ranks, stop)(best["round"]), ranks=ranks, stop=stop)
 
 
 def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),

@@ -19,13 +19,14 @@ from parallel_epochs.pipeline.gnn.build import (  # noqa: F401 - for the tests
     check_table,
 )
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.estimate import machine_of
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of  # noqa: F401
 from parallel_epochs.pipeline.gnn.kinds.labels import check_metric  # noqa: F401
 from parallel_epochs.pipeline.gnn.model import build_table, construct  # noqa: F401
 from parallel_epochs.pipeline.gnn.predict import predict_rows, save as save_asked
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
-from parallel_epochs.pipeline.gnn.setup import Setup, machine_of  # noqa: F401
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks

@@ -16,9 +16,10 @@ from parallel_epochs.pipeline.data.cache import load_links
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.data.typed_links import RELATION, LinkRelation, link_relation_of, name_relation
-from parallel_epochs.pipeline.gnn import ids, simple
+from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
+from parallel_epochs.pipeline.gnn.ids import ids_of as node_ids, look_up, read_texts
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -175,7 +176,7 @@ def read_pairs(path: str, *, has_types: bool = False) -> Tensor | pd.DataFrame:
     if not path.endswith(tables.FORMATS):
         return read_tensor(Path(path))
     key, (source, target) = f"pairs={path}", PAIR_COLUMNS
-    table = ids.read_texts(key, path, PAIR_COLUMNS)
+    table = read_texts(key, path, PAIR_COLUMNS)
     for column in PAIR_COLUMNS:
         if (empty := table[column] == "").any():
             raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {column}")
@@ -198,7 +199,7 @@ def ids_of(data: Data) -> np.ndarray:
     The numbers are those within the type of a node, of a graph with several types.
     """
     if "names" in data:
-        return ids.ids_of(data, None)
+        return node_ids(data, None)
     return np.concatenate([np.arange(num_nodes) for num_nodes in data.types.counts])
 
 
@@ -251,14 +252,13 @@ def _look_up(table: pd.DataFrame, ids: np.ndarray, path: str, whose: str) -> Int
     Args:
         whose: nodes these are, for messages.
     """
-    place = {str(id_): number for number, id_ in enumerate(ids.tolist())}
-    numbers = table.apply(lambda column: column.map(place))
-    unknown = numbers.isna().to_numpy()
+    numbers = np.stack([look_up(table[column].tolist(), ids) for column in table], axis=1)
+    unknown = numbers < 0
     if unknown.any():
         row = int(np.argmax(unknown.any(1)))
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
         more = f"; {rows:,} rows name such nodes" if rows > 1 else ""
         raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is not one of the "
-                         f"{len(ids):,} nodes of {whose}{suggest_name(name, place)}{more}")
-    return torch.from_numpy(numbers.to_numpy(np.int64, copy=True))
+                         f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}")
+    return torch.from_numpy(numbers)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_epochs.pipeline.gnn.inference import predict_graphs, predict_views
+from parallel_epochs.pipeline.gnn.inference import predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -39,8 +39,8 @@ def test_every_graph_is_predicted_by_one_rank(num_ranks):
     assert loader.all_graphs().num_parts == 7
 
     def predict(**options):
-        return predict_graphs(lambda batch: (batch.graph_id, batch.graph_id[:, None] + 1.0), loader, num_rows=14,
-                              out_channels=1, prefetch=0, **options)
+        return predict_views(lambda batch: (batch.graph_id, batch.graph_id[:, None] + 1.0), loader, num_rows=14,
+                              out_channels=1, num_views=1, seed=0, round_=0, prefetch=0, **options)
 
     assert shared_out(predict, num_ranks).flatten().tolist() == list(range(1, 15))
 

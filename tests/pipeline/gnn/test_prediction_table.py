@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.gnn import ids as node_ids, table as tables
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
@@ -140,7 +140,7 @@ def test_a_node_has_the_same_scores_in_every_table(kind, monkeypatch):
     found = []
     for rows, size in ((wide[:, :4], 1000), (wide[:, :4].contiguous(), 1000), (wide[:, :4], 7), (wide[:, :4], 1)):
         monkeypatch.setattr(tables, "MAX_CELLS", size * 7)
-        batches = table_of(kind, rows, Data(num_nodes=1000))._parts()
+        batches = table_of(kind, rows, Graph(num_nodes=1000))._parts()
         found.append(np.concatenate([np.stack([batch[name] for name in batch if "_" in name], 1)
                                      for batch in batches]))
     assert found[0].shape == (1000, 4) and found[0].dtype == np.float32
@@ -224,7 +224,7 @@ def test_evaluation_writes_the_table_too_and_nothing_that_is_not_finite(run, cla
     assert path.read_bytes() == first and first[4:8] == bytes(4)  # no time in it
     assert gzip.decompress(first).startswith(b"id,split,class,")
     with pytest.raises(FloatingPointError, match="no table is written"):
-        table_of("classes", torch.full((1, 2), torch.nan), Data(num_nodes=1)).write(str(path))
+        table_of("classes", torch.full((1, 2), torch.nan), Graph(num_nodes=1)).write(str(path))
     assert path.read_bytes() == first
 
 

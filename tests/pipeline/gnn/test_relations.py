@@ -21,7 +21,6 @@ from tests.helpers.running import train
 
 @pytest.fixture(params=["memory", "store"])
 def data(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(relations, "BLOCK_EDGES", 5)
     monkeypatch.setattr(relations, "edge_blocks", partial(edge_blocks, block=64))
     found = typed_graph()
     if request.param == "memory":

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chisquare
-from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of

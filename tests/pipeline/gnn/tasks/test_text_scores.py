@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.model import build_model
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -13,11 +13,11 @@ TABLES = ["data=tables", "data.edges.path=README.md", "data.nodes.path=README.md
           "data.nodes.label=b", "data.nodes.text_features=scores"]
 
 
-def graph() -> Data:
+def graph() -> Graph:
     """Draw a graph whose scores are the columns 1 to 3 of x, which ends with the one-hot category."""
     torch.manual_seed(0)
     masks = {f"{split}_mask": torch.arange(9) % 3 == place for place, split in enumerate(("train", "valid", "test"))}
-    return Data(x=torch.randn(9, 6), y=torch.randint(3, (9, 1)), edge_index=torch.empty(2, 0, dtype=torch.int64),
+    return Graph(x=torch.randn(9, 6), y=torch.randint(3, (9, 1)), edge_index=torch.empty(2, 0, dtype=torch.int64),
                 num_categories=2, metric="acc", out_channels=3, text_scores=1, n_id=torch.arange(9),
                 target=torch.ones(9, dtype=torch.bool), **masks)
 
