@@ -226,7 +226,9 @@ def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> G
         path = Path(scratch, "graph.store")
         with store.StoreWriter(path) as writer, Bar("reading", 3, "stages") as bar:
             _reader(config).write_store(config, writer, bar.advance, learned)
-        return open_graph(path, verify=False)  # its files are mapped, and need no names
+        graph = open_graph(path, verify=False)  # its files are mapped, and need no names
+        graph.store = None
+        return graph
 
 
 def hash_content(config: DataConfig) -> str | None:
