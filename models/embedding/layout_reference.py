@@ -78,15 +78,15 @@ def train_block(positions: Tensor, block: EdgeBlock, drawn: Drawn, options: Layo
     tails = slice(block.first_tail, block.first_tail + block.num_tails)
     edge_table = drawn.edge_accept[edges].numpy(), drawn.edge_alias[edges].numpy()
     tail_table = drawn.accept[tails].numpy(), drawn.alias[tails].numpy()
-    own, rows = drawn.edges[edges].numpy().astype(np.int64), positions.numpy()
+    edge_ends, rows = drawn.edges[edges].numpy().astype(np.int64), positions.numpy()
     loss = count = 0.0
     for number, first in enumerate(range(0, block.num_pairs, TILE)):
-        pairs = own[[draw_row(next(bits), *edge_table) for _ in range(min(TILE, block.num_pairs - first))]]
+        pairs = edge_ends[[draw_row(next(bits), *edge_table) for _ in range(min(TILE, block.num_pairs - first))]]
         head, tail = block.first_head + pairs[:, 0], block.first_tail + pairs[:, 1]
         negatives = [draw_row(next(bits), *tail_table) for _ in range(options.num_negatives)]
-        found = _train_tile(rows, head, tail, block.first_tail + np.array(negatives), options, lr, attraction)
+        tile_loss = _train_tile(rows, head, tail, block.first_tail + np.array(negatives), options, lr, attraction)
         if number % LOSS_EVERY == 0:
-            loss, count = loss + found, count + len(pairs)
+            loss, count = loss + tile_loss, count + len(pairs)
     return loss, count
 
 

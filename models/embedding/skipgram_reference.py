@@ -116,16 +116,16 @@ class Negatives:
 def train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, negatives: Negatives,
                 options: SkipGramOptions, *, lr: float, key: int) -> tuple[float, float]:
     """Train the pairs of a block, see :func:`models.embedding.skipgram.train`."""
-    own = pairs[block.first_pair:block.last_pair].numpy()
-    own = own[own[:, 0].argsort(kind="stable")]
-    if not len(own):
+    block_pairs = pairs[block.first_pair:block.last_pair].numpy()
+    block_pairs = block_pairs[block_pairs[:, 0].argsort(kind="stable")]
+    if not len(block_pairs):
         return 0.0, 0.0
     bits = random_bits(mix(key + (block.number + 1) * GOLDEN & MASK))
-    groups = _shuffled(_groups(own), bits)
+    groups = _shuffled(_groups(block_pairs), bits)
     tails_of_block = slice(block.first_tail, block.first_tail + block.num_tails)
     table = negatives.accept[tails_of_block].numpy(), negatives.alias[tails_of_block].numpy()
     head_lr, tail_lr = (bound_steps(moves, lr) for moves in count_moves(
-        own, block.num_heads, *table, negative_weight=options.negative_weight))
+        block_pairs, block.num_heads, *table, negative_weight=options.negative_weight))
     loss = count = 0.0
     for number, first in enumerate(range(0, len(groups), TILES)):
         drawn = [draw_row(next(bits), *table) for _ in range(options.num_negatives)]

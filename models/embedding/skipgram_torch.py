@@ -34,12 +34,12 @@ def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tenso
     there = Negatives(negatives.accept.to(device), negatives.alias.to(device))
     loss, count = torch.zeros((), dtype=torch.float64, device=device), 0
     for block in (block for task in tasks for block in task):
-        own = pairs[block.first_pair:block.last_pair]
-        if len(own):
-            rates = _bound_steps(block, own, negatives, options, lr)
-            loss += _train_block(heads, tails, block, own.to(device, non_blocking=True).long(), there, options,
+        block_pairs = pairs[block.first_pair:block.last_pair]
+        if len(block_pairs):
+            rates = _bound_steps(block, block_pairs, negatives, options, lr)
+            loss += _train_block(heads, tails, block, block_pairs.to(device, non_blocking=True).long(), there, options,
                                  rates=[rate.to(device, non_blocking=True) for rate in rates], key=key)
-            count += len(own)
+            count += len(block_pairs)
     return float(loss), float(count)
 
 

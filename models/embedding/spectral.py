@@ -101,11 +101,11 @@ def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_
             rows = 0.5 * (rows + smooth @ rows)
         basis = np.linalg.qr(np.column_stack([root, rows[:, 1:]]))[0]
         _values, turned = np.linalg.eigh(basis[:, 1:].T @ (smooth @ basis[:, 1:]))
-    found = (basis[:, 1:] @ turned[:, ::-1][:, :dim]) * scale[:, None]
-    found = np.where(root[:, None] > 0, found, found.std(0) * rng.standard_normal(found.shape))
-    spread = found.std(0)
-    found = np.where(spread > 1e-12, (found - found.mean(0)) / np.where(spread > 1e-12, spread, 1), 0)
-    return np.column_stack([found, rng.standard_normal((num_nodes, dim - found.shape[1]))]).astype(np.float32)
+    vectors = (basis[:, 1:] @ turned[:, ::-1][:, :dim]) * scale[:, None]
+    vectors = np.where(root[:, None] > 0, vectors, vectors.std(0) * rng.standard_normal(vectors.shape))
+    spread = vectors.std(0)
+    vectors = np.where(spread > 1e-12, (vectors - vectors.mean(0)) / np.where(spread > 1e-12, spread, 1), 0)
+    return np.column_stack([vectors, rng.standard_normal((num_nodes, dim - vectors.shape[1]))]).astype(np.float32)
 
 
 def _row_normalised(matrix: sp.csr_array) -> sp.csr_array:

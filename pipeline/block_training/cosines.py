@@ -53,8 +53,8 @@ def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = max(1, MAX_PRODUCTS // len(unit))
     for first in range(0, len(unit), size):
         products = unit[first:first + size] @ unit.T
-        own = torch.arange(len(products))
-        products[own, first + own] = -torch.inf
+        rows = torch.arange(len(products))
+        products[rows, first + rows] = -torch.inf
         cosines[first:first + size], numbers[first:first + size] = products.topk(count)
     return numbers, cosines
 

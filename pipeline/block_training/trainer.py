@@ -165,9 +165,9 @@ class BlockTrainer(Trainer):
         self.progress.loss_sum += float(message[0])
         self.progress.loss_count += float(message[1])
         if self._ranks.num_ranks > 1:
-            for place, task in enumerate(self._schedule[number]):
+            for turn, task in enumerate(self._schedule[number]):
                 for tensor, first, last in self._touched(task):
-                    self._ranks.broadcast_(tensor[first:last], place % self._ranks.num_ranks)
+                    self._ranks.broadcast_(tensor[first:last], turn % self._ranks.num_ranks)
                 self._release(task)
         return bool(message[2] > 0)
 

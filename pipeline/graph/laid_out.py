@@ -49,8 +49,8 @@ class LaidOut:
 
     def holds(self, partition: Partition) -> bool:
         """Tell whether the clusters of a partition are made of these micro-clusters."""
-        place = self._place[partition.perm.numpy()]
-        return int((np.diff(place) != 1).sum()) < self._num_runs
+        positions = self._place[partition.perm.numpy()]
+        return int((np.diff(positions) != 1).sum()) < self._num_runs
 
     def write(self) -> None:
         """Write the copy, unless it is there.
@@ -126,10 +126,10 @@ class LaidOut:
         with Reader(self.path, edges) as edge_reader, Reader(self.path, features) as node_reader:
             edge_runs = edge_reader.read([(int(indptr[first]), int(indptr[last])) for first, last in rows])
             node_runs = node_reader.read(rows)
-            for cluster, own in zip(clusters, runs):
-                src, *attr = (np.concatenate(values) for values in zip(*(next(edge_runs) for _ in own)))
-                x = [np.concatenate(values) for values in zip(*(next(node_runs) for _ in own))]
-                degrees = np.concatenate([indptr[first:last + 1].diff().numpy() for first, last in own])
+            for cluster, runs_of_cluster in zip(clusters, runs):
+                src, *attr = (np.concatenate(values) for values in zip(*(next(edge_runs) for _ in runs_of_cluster)))
+                x = [np.concatenate(values) for values in zip(*(next(node_runs) for _ in runs_of_cluster))]
+                degrees = np.concatenate([indptr[first:last + 1].diff().numpy() for first, last in runs_of_cluster])
                 nodes = partition.nodes(cluster)
                 batch = _induce(self._place[nodes.numpy()], degrees, src, attr, local)
                 yield attach_nodes(batch, self._data, nodes, torch.from_numpy(x[0]) if x else None)
@@ -142,11 +142,11 @@ def _induce(rows: np.ndarray, degrees: np.ndarray, src: np.ndarray, attr: list[n
         local: -1 everywhere, here and afterwards, [num_nodes].
     """
     local[rows] = np.arange(len(rows), dtype=np.int32)
-    own = local[src]
+    local_src = local[src]
     local[rows] = -1
-    kept = np.flatnonzero(own >= 0)
+    kept = np.flatnonzero(local_src >= 0)
     dst = np.repeat(np.arange(len(rows), dtype=np.int32), degrees)[kept]
-    return induce_sorted(own[kept], dst, attr[0][kept] if attr else None, torch.arange(len(rows)))
+    return induce_sorted(local_src[kept], dst, attr[0][kept] if attr else None, torch.arange(len(rows)))
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:

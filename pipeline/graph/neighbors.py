@@ -80,9 +80,9 @@ def reduce_vectors(x: np.ndarray, dim: int, rng: np.random.Generator) -> np.ndar
         gram = np.stack(parts).sum(0)
         _, turned = np.linalg.eigh(gram)
     chosen = turned[:, ::-1][:, :dim].astype(np.float32)
-    found = np.concatenate(in_chunks(lambda rows: projected[rows] @ chosen, num_points, CHUNK))
-    largest = found[np.abs(found).argmax(0), np.arange(dim)]
-    return found * np.where(largest < 0, -1, 1).astype(np.float32)
+    components = np.concatenate(in_chunks(lambda rows: projected[rows] @ chosen, num_points, CHUNK))
+    largest = components[np.abs(components).argmax(0), np.arange(dim)]
+    return components * np.where(largest < 0, -1, 1).astype(np.float32)
 
 
 def _orthogonal(columns: np.ndarray) -> np.ndarray:
@@ -103,8 +103,8 @@ def find_neighbors(x: np.ndarray, k: int, *, how: str = "exact") -> tuple[np.nda
     """
     x = np.ascontiguousarray(x - x.mean(0, dtype=np.float64).astype(np.float32))
     candidates = (_exact if how == "exact" else _approximate)(x, min(k + 1 + SPARE, len(x)))
-    found = in_chunks(lambda rows: _nearest(x, candidates, k, rows), len(x), CHUNK)
-    return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+    chunks = in_chunks(lambda rows: _nearest(x, candidates, k, rows), len(x), CHUNK)
+    return np.concatenate([part[0] for part in chunks]), np.concatenate([part[1] for part in chunks])
 
 
 def _exact(x: np.ndarray, count: int) -> np.ndarray:
@@ -133,25 +133,25 @@ def _approximate(x: np.ndarray, count: int) -> np.ndarray:
         faiss.omp_set_num_threads(1)  # the order of the points that are added changes what is found
         index.add(x)
         faiss.omp_set_num_threads(torch.get_num_threads())
-        found = index.search(x, count)[1]
+        near = index.search(x, count)[1]
     finally:
         faiss.omp_set_num_threads(num_threads)
-    return found
+    return near
 
 
 def _nearest(x: np.ndarray, candidates: np.ndarray, k: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
     """Choose from candidates, some of which may be -1 or the point itself, by distances computed anew."""
-    own, near = np.arange(rows.start, rows.stop)[:, None], candidates[rows].astype(np.int64)
-    missing = (near < 0) | (near == own)
-    apart = x[np.where(missing, own, near)].astype(np.float64) - x[rows][:, None]
+    itself, near = np.arange(rows.start, rows.stop)[:, None], candidates[rows].astype(np.int64)
+    missing = (near < 0) | (near == itself)
+    apart = x[np.where(missing, itself, near)].astype(np.float64) - x[rows][:, None]
     distance = np.einsum("ijk,ijk->ij", apart, apart)
     distance[missing] = np.inf
     order = np.lexsort((near, distance))[:, :k]
     near, distance = np.take_along_axis(near, order, 1), np.take_along_axis(distance, order, 1)
     # Where a search by HNSW finds too few, the furthest that it found counts several times.
     last = np.isfinite(distance).sum(1, keepdims=True) - 1
-    place = np.minimum(np.arange(k)[None], np.maximum(last, 0))
-    return np.take_along_axis(near, place, 1), np.take_along_axis(distance, place, 1)
+    column = np.minimum(np.arange(k)[None], np.maximum(last, 0))
+    return np.take_along_axis(near, column, 1), np.take_along_axis(distance, column, 1)
 
 
 def calibrate(distance: np.ndarray, perplexity: float, *, num_steps: int = 40) -> np.ndarray:

@@ -151,13 +151,13 @@ def _answer(path: Path, questions: Questions, restored: Restored, *, top: int, f
         log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", top,
                  "; answers that are training triples are left out" if filtered else "")
     with Bar("answering", int(asks.sum()), "questions") as bar:
-        found = answer(restored.tables, questions, top, known=train if filtered else None,
-                       on_question=bar.advance)
+        answers = answer(restored.tables, questions, top, known=train if filtered else None,
+                         on_question=bar.advance)
     write = WRITERS[path.suffix]
-    table = as_table(questions, found, restored)
-    files.write_atomically(path, lambda file: write(file, table, found))
+    table = as_table(questions, answers, restored)
+    files.write_atomically(path, lambda file: write(file, table, answers))
     log.info("wrote %s answers to %s questions, and the scores of %s triples, to "
-             "%s", f"{int((found.places > 0).sum()):,}",
+             "%s", f"{int((answers.places > 0).sum()):,}",
              f"{int(asks.sum()):,}", f"{int((~asks).sum()):,}", path)
 
 

@@ -99,8 +99,8 @@ def number_questions(table: pd.DataFrame, path: Path, entities: list[str], relat
         columns.append(torch.tensor([known.get(name, -1) for name in wanted]))
     # An entity that is called ? is not what a question mark stands for.
     triples = torch.stack(columns, dim=1)
-    for place, column in enumerate(COLUMNS):
-        triples[torch.from_numpy((table[column] == ASKED).to_numpy(copy=True)), place] = -1
+    for position, column in enumerate(COLUMNS):
+        triples[torch.from_numpy((table[column] == ASKED).to_numpy(copy=True)), position] = -1
     return Questions(torch.tensor(table.index.to_list()), triples)
 
 

@@ -50,8 +50,8 @@ class Answers:
 
     def has(self, anchors: Tensor, relations: Tensor) -> Tensor:
         """Tell which queries have an answer, bool."""
-        places = self.find(anchors, relations).clamp(max=max(len(self) - 1, 0))
-        return self._keys[places] == anchors * self._num_relations + relations
+        positions = self.find(anchors, relations).clamp(max=max(len(self) - 1, 0))
+        return self._keys[positions] == anchors * self._num_relations + relations
 
     def of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return the answers of some queries, one query after another.
@@ -63,9 +63,9 @@ class Answers:
             For each answer the place of its query in `queries`, from 0, and the entity.
         """
         first, counts = self.ptr[queries], self.ptr[queries + 1] - self.ptr[queries]
-        places = torch.repeat_interleave(torch.arange(len(queries)), counts)
-        steps = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
-        return places, self.answers[first[places] + steps]
+        query_of = torch.repeat_interleave(torch.arange(len(queries)), counts)
+        steps = torch.arange(len(query_of)) - (counts.cumsum(0) - counts)[query_of]
+        return query_of, self.answers[first[query_of] + steps]
 
 
 class Ranking:
@@ -122,15 +122,15 @@ def _rank(scores: np.ndarray, known: Answers, asked: Tensor, query_of: Tensor, a
     truth = scores[query_of.numpy(), answers.numpy()]
     better, worse = np.empty((2, len(truth)), np.int64)
     # A row at a time it stays in the cache; that is ten times as fast as a comparison of whole matrices.
-    for place, (query, score) in enumerate(zip(query_of.tolist(), truth, strict=True)):
+    for number, (query, score) in enumerate(zip(query_of.tolist(), truth, strict=True)):
         row = scores[query]
-        better[place], worse[place] = np.count_nonzero(row > score), np.count_nonzero(row < score)
+        better[number], worse[number] = np.count_nonzero(row > score), np.count_nonzero(row < score)
     # Known triples do not count, on either side.
-    places, entities = (found.numpy() for found in known.of(asked[query_of]))
-    beside, of_them = scores[query_of.numpy()[places], entities], truth[places]
-    better -= np.bincount(places[beside > of_them], minlength=len(truth))
-    worse -= np.bincount(places[beside < of_them], minlength=len(truth))
-    others = scores.shape[1] - np.bincount(places, minlength=len(truth))
+    rows, entities = (part.numpy() for part in known.of(asked[query_of]))
+    beside, of_them = scores[query_of.numpy()[rows], entities], truth[rows]
+    better -= np.bincount(rows[beside > of_them], minlength=len(truth))
+    worse -= np.bincount(rows[beside < of_them], minlength=len(truth))
+    others = scores.shape[1] - np.bincount(rows, minlength=len(truth))
     return torch.from_numpy(1 + (better + others - worse) / 2)
 
 
@@ -201,17 +201,17 @@ class TripleProbe:
         return scores
 
     def _rank(self, score_all: ScoreAll, triples: Tensor) -> Tensor:
-        own = slice(self._ranks.rank, None, self._ranks.num_ranks)
-        # A row more, for who was asked to stop.
-        found = torch.zeros(len(triples) + 1, 2, dtype=torch.float64)
+        share = slice(self._ranks.rank, None, self._ranks.num_ranks)
+        # The last row tells whether a rank was asked to stop.
+        ranks = torch.zeros(len(triples) + 1, 2, dtype=torch.float64)
         try:
-            found[:-1][own] = self._ranking(score_all, triples[own], on_batch=self._after_batch)
+            ranks[:-1][share] = self._ranking(score_all, triples[share], on_batch=self._after_batch)
         except Stopped:
-            found[-1] = 1
-        self._ranks.sum_(found)
-        if bool(found[-1].any()):
+            ranks[-1] = 1
+        self._ranks.sum_(ranks)
+        if bool(ranks[-1].any()):
             raise Stopped(self._stop.signum or signal.SIGTERM)
-        return found[:-1]
+        return ranks[:-1]
 
     def _after_batch(self) -> None:
         pulse.beat("ranking triples", pulse.State.LONG)

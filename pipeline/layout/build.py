@@ -142,11 +142,11 @@ def keep_neighbors(config: LayoutConfig, data: Data) -> dict:
     def check(path: Path, kept: dict) -> None:
         ranges.check_numbers(path, "neighbors", kept["neighbors"], data.num_nodes, "node")
 
-    found = checkpoint.keep(path, build, again="looking for neighbours again", check=check)
+    kept = checkpoint.keep(path, build, again="looking for neighbours again", check=check)
     log.info("neighbours: %d of each of %s vectors, searched in %d numbers, %s, perplexity %g: %.1f "
              "s", options.num_neighbors,
-             f"{data.num_nodes:,}", found["num_searched"], how, options.perplexity, time.perf_counter() - start)
-    return found
+             f"{data.num_nodes:,}", kept["num_searched"], how, options.perplexity, time.perf_counter() - start)
+    return kept
 
 
 def _find_neighbors(x: np.ndarray, options: LayoutTrainerConfig, how: str) -> dict:
@@ -210,15 +210,15 @@ def _first_places(options: LayoutTrainerConfig, matrix: sp.csr_array, components
     """Place points for the first time [num_points, dim]."""
     rng, num_points = stream("first places", seed), matrix.shape[0]
     if options.init == "spectral":
-        places = spectral.diffuse(matrix, options.dim, rng=rng)
+        positions = spectral.diffuse(matrix, options.dim, rng=rng)
     elif components is not None and options.init == "pca":
-        places = components.numpy()[:, :options.dim].astype(np.float64)
-        places = np.pad(places, ((0, 0), (0, options.dim - places.shape[1])))
-        places = places / max(places[:, 0].std(), 1e-30)
+        positions = components.numpy()[:, :options.dim].astype(np.float64)
+        positions = np.pad(positions, ((0, 0), (0, options.dim - positions.shape[1])))
+        positions = positions / max(positions[:, 0].std(), 1e-30)
     else:
-        places = rng.standard_normal((num_points, options.dim))
-    places = SPREAD * (places + JITTER * rng.standard_normal(places.shape))
-    return torch.from_numpy(places.astype(np.float32))
+        positions = rng.standard_normal((num_points, options.dim))
+    positions = SPREAD * (positions + JITTER * rng.standard_normal(positions.shape))
+    return torch.from_numpy(positions.astype(np.float32))
 
 
 def build_probe(config: LayoutConfig, data: Data) -> LayoutProbe:

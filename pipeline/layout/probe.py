@@ -31,10 +31,10 @@ def nearest_in(positions: np.ndarray, k: int, points: np.ndarray | None = None) 
     from scipy.spatial import cKDTree
 
     points, k = np.arange(len(positions)) if points is None else points, min(k, len(positions) - 1)
-    found = cKDTree(positions).query(positions[points], k + 1, workers=torch.get_num_threads())[1]
-    own = found == points[:, None]
-    own[~own.any(1), -1] = True  # hidden by points of the same place: the last one goes instead
-    return found[~own].reshape(len(points), k)
+    near = cKDTree(positions).query(positions[points], k + 1, workers=torch.get_num_threads())[1]
+    itself = near == points[:, None]
+    itself[~itself.any(1), -1] = True  # hidden by points of the same position: the last one goes instead
+    return near[~itself].reshape(len(points), k)
 
 
 def vote(positions: np.ndarray, labels: np.ndarray) -> float:
@@ -121,8 +121,8 @@ class LayoutProbe:
 
     def __call__(self, positions: np.ndarray) -> dict[str, float]:
         """Compute all scores."""
-        found = {name: score(positions) for name, score in self.scores.items()}
-        return {**dict.fromkeys(SPLITS, found[self.metric]), **found}
+        scores = {name: score(positions) for name, score in self.scores.items()}
+        return {**dict.fromkeys(SPLITS, scores[self.metric]), **scores}
 
 
 def sample_points(num_points: int, count: int, seed: int) -> np.ndarray:

@@ -30,11 +30,11 @@ def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
         vectors.check_predictions(run, predictions)
     state, part = vectors.open_run(run, check_graph, describe_graph)
     training = prepare_training(run.config, part.data)
-    found, epoch = _vectors_of(run, state, training)
-    scores = training.score(found.numpy())
+    learned, epoch = _vectors_of(run, state, training)
+    scores = training.score(learned.numpy())
     vectors.log_scores(run.title(epoch), scores, training.metric)
     if predictions is not None:
-        vectors.save(Path(predictions), found, unpack_names(part.data))
+        vectors.save(Path(predictions), learned, unpack_names(part.data))
     return scores
 
 
@@ -52,11 +52,11 @@ def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighb
         score = "cosine"
     # The training edges matter for a checkpoint in mid-training, and the held-out ones where they choose the score.
     training = None if run.is_best and score != "auto" else prepare_training(run.config, data)
-    found, names = _vectors_of(run, state, training)[0], unpack_names(data)
+    learned, names = _vectors_of(run, state, training)[0], unpack_names(data)
     if score == "auto":
-        score = cast(LinkProbe, cast(Training, training).score).choose(found.numpy())
-    if not vectors.save_cosines(path, asked, neighbors, found, names, score=score):
-        vectors.save(path, found, names)
+        score = cast(LinkProbe, cast(Training, training).score).choose(learned.numpy())
+    if not vectors.save_cosines(path, asked, neighbors, learned, names, score=score):
+        vectors.save(path, learned, names)
 
 
 def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[Tensor, int]:

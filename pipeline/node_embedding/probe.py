@@ -59,10 +59,10 @@ def _f1(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     # Scikit-learn is imported where it is used: it takes seconds, and no other run shall wait for it.
     from sklearn.metrics import f1_score
 
-    found = truth.any(0)
-    if not found.any():
+    occurs = truth.any(0)
+    if not occurs.any():
         return {"micro_f1": float("nan"), "macro_f1": float("nan")}
-    return {f"{average}_f1": float(f1_score(truth[:, found], predicted[:, found], average=average, zero_division=0))
+    return {f"{average}_f1": float(f1_score(truth[:, occurs], predicted[:, occurs], average=average, zero_division=0))
             for average in ("micro", "macro")}
 
 
@@ -124,11 +124,11 @@ class LabelProbe:
         valid = self._fit_most(vectors, nodes)
         train, test = self._fit(vectors, nodes, half, nodes[:half], nodes[half:])
         splits = {"train": train, "valid": valid, "test": test}
-        scores = {split: found[self._metric] for split, found in splits.items()}
+        scores = {split: metrics[self._metric] for split, metrics in splits.items()}
         for portion in self._portions:
             count = max(1, int(portion * len(nodes)))
-            (found,) = [test] if count == half else self._fit(vectors, nodes, count, nodes[count:])
-            scores |= {f"{name}@{portion:g}": value for name, value in found.items()}
+            (metrics,) = [test] if count == half else self._fit(vectors, nodes, count, nodes[count:])
+            scores |= {f"{name}@{portion:g}": value for name, value in metrics.items()}
         return scores
 
 

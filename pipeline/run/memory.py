@@ -58,12 +58,12 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text is not a size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kKMGTP])(i?))?B", text.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kKMGTP])(i?))?B", text.strip())
+    if match is None or not float(match[1]):
         raise ValueError(f"{text} is not a size; give a number and B, kB, MB, GB or TB, or KiB, MiB, GiB or TiB, such "
                          "as 12GB")
-    power = " kmgtp".index((found[2] or " ").lower())
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    power = " kmgtp".index((match[2] or " ").lower())
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def _count_resident(pagemap: BinaryIO, first: int, last: int) -> int:

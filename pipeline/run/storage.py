@@ -103,12 +103,12 @@ def check_room(folder: Path, num_parameters: int) -> None:
         ValueError: even last.pt and previous.pt, with weights alone, do not fit.
     """
     free = free_space(folder) + sum(path.stat().st_size for path in folder.glob("checkpoints/*.pt"))
-    least, usual = 2 * LEAST_BYTES * num_parameters, (2 * ADAM_BYTES + BEST_BYTES) * num_parameters
+    least, likely = 2 * LEAST_BYTES * num_parameters, (2 * ADAM_BYTES + BEST_BYTES) * num_parameters
     if least > free:
         raise ValueError(f"{folder} is on a disk with {format_bytes(free)} for checkpoints, but those of "
                          f"{num_parameters:,} parameters take {format_bytes(least)} at least: delete files, or choose "
                          "another disk by hydra.run.dir")
-    if usual > free:
+    if likely > free:
         log.warning("%s is on a disk with %s for checkpoints, but those of %s parameters may take %s: delete files, or "
                     "choose another disk by hydra.run.dir", folder, format_bytes(free),
-                    f"{num_parameters:,}", format_bytes(usual))
+                    f"{num_parameters:,}", format_bytes(likely))
