@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.hetero import join_hetero
+from parallel_epochs.pipeline.data.pickles import readable
 from parallel_epochs.pipeline.data.sparse import coalesce
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
@@ -199,9 +200,9 @@ def read_attributes(path: Path) -> dict:
 def _load(path: Path) -> object:
     limits.check_zip(path)
     try:
-        with warnings.catch_warnings(), _safe_classes():
+        with warnings.catch_warnings(), _safe_classes(), readable(path) as file:
             warnings.simplefilter("ignore")  # of what is refused below
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
