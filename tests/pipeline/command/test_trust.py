@@ -1,11 +1,11 @@
 """Which classes a user has named: what is remembered, and what others could have put there."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from parallel_epochs.pipeline.command import trust
+from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig
 
 ORIGIN = Path("theirs/config.yaml")
 
@@ -16,7 +16,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def config(path="a.Net", **kwargs):
-    return SimpleNamespace(model=SimpleNamespace(path=path, kwargs=kwargs))
+    return GNNConfig(model=MODEL_SCHEMAS["custom"](path=path, kwargs=kwargs))
 
 
 def refuses(saved) -> None:
@@ -25,7 +25,7 @@ def refuses(saved) -> None:
 
 
 def test_a_class_is_known_by_its_arguments_in_any_order():
-    trust.check(SimpleNamespace(model=SimpleNamespace()), ORIGIN, trust=False)  # it names no class
+    trust.check(GNNConfig(), ORIGIN, trust=False)  # it names no class
     refuses(config(a=1, b=2))
     trust.remember(config(a=1, b=2))
     trust.check(config(b=2, a=1), ORIGIN, trust=False)
