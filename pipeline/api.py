@@ -112,9 +112,9 @@ class Model:
                              "predict()")
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
-            run, asked = cli.saved_run(product.predict_keys(str(self.run.folder), predictions=path), config)
+            asked = product.predict_keys(str(self.run.folder), predictions=path)
             with _hidden_main(), torch.random.fork_rng():
-                product.predict(run, **asked)
+                product.predict(cli.saved_run(asked, config), asked)
             return np.load(path)
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -176,7 +176,7 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
     path = Path(path).expanduser()
     config, shared = cli.load_run(path, trusts=trust)
     options = product_of(config.trainer.name).evaluate_keys(str(path), checkpoint=checkpoint, device=device)
-    return Model(cli.saved_run(options, config, shared)[0])
+    return Model(cli.saved_run(options, config, shared))
 
 
 def embed(data: Any = None, *overrides: str, **keys: Any) -> np.ndarray:

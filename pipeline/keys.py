@@ -7,10 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import MISSING, OmegaConf
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 # In place of a number that is chosen when the run begins.
 AUTO = "auto"
 # The largest number of float32, in which training computes.
@@ -107,11 +111,11 @@ class Entry:
     meaning: Meaning
 
 
-def entries(config: Any, prefix: str = "") -> Iterator[Entry]:
+def entries(config: "DataclassInstance", prefix: str = "") -> Iterator[Entry]:
     """Go through the keys of a configuration and of its parts, in the order of the schema."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from entries(value, f"{prefix}{field.name}.")
         else:
             yield Entry(f"{prefix}{field.name}", value, field.type, field.metadata["meaning"])
@@ -122,7 +126,7 @@ def meaning_of(schema: type, name: str) -> Meaning:
     return next(field for field in dataclasses.fields(schema) if field.name == name).metadata["meaning"]
 
 
-def check(config: Any) -> None:
+def check(config: "DataclassInstance") -> None:
     """Refuse values that are not allowed.
 
     Raises:
@@ -132,7 +136,7 @@ def check(config: Any) -> None:
         _check_entry(entry)
 
 
-def refused(config: Any) -> dict[str, Any]:
+def refused(config: "DataclassInstance") -> dict[str, Any]:
     """Return the keys whose values :func:`check` refuses, with the values."""
     found = {}
     for entry in entries(config):
@@ -191,7 +195,7 @@ class Rule:
     text: str = ""
 
 
-def check_rules(config: Any, rules: Iterable[Rule]) -> None:
+def check_rules(config: "DataclassInstance", rules: Iterable[Rule]) -> None:
     """Refuse a configuration that breaks a rule.
 
     Raises:
@@ -218,19 +222,19 @@ def _as_typed(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def replaced(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
+def replaced(config: Config, values: dict[str, Any], prefix: str = "") -> Config:
     """Return a configuration with other values of some keys; names that it does not have are left out."""
     changes = {}
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             changes[field.name] = replaced(value, values, f"{name}.")
         elif name in values:
             changes[field.name] = values[name]
     return dataclasses.replace(config, **changes)
 
 
-def expand_paths(config: Any) -> Any:
+def expand_paths(config: Config) -> Config:
     """Return a configuration in which a tilde at the beginning of a path is the home directory."""
     return replaced(config, {entry.name: os.path.expanduser(entry.value) for entry in entries(config)
                              if entry.meaning.is_path and isinstance(entry.value, str)})
@@ -264,12 +268,12 @@ def union(name: str, classes: Iterable[type], open_parts: Mapping[str, type]) ->
     return dataclasses.make_dataclass(name, joined)
 
 
-def to_yaml(config: Any) -> str:
+def to_yaml(config: "DataclassInstance") -> str:
     """Write a configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
-def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:
+def differences(saved: "DataclassInstance", given: "DataclassInstance", prefix: str = "") -> dict[str, str]:
     """Find the keys whose values differ, with a text "key: saved -> given" for each, in the order of the schema."""
     if type(saved) is not type(given):
         name = prefix.rstrip(".")
@@ -277,7 +281,7 @@ def differences(saved: Any, given: Any, prefix: str = "") -> dict[str, str]:
     out: dict[str, str] = {}
     for field in dataclasses.fields(saved):
         a, b, name = getattr(saved, field.name), getattr(given, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(a):
+        if dataclasses.is_dataclass(a) and not isinstance(a, type):
             out |= differences(a, b, f"{name}.")
         elif a != b:
             out[name] = f"{name}: {a} -> {b}"

@@ -328,11 +328,11 @@ def named_keys(overrides: list[str]) -> set[str]:
     return {override.lstrip("+").partition("=")[0] for override in overrides} & schema.all_keys()
 
 
-def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", dict[str, Any]]:
+def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateConfig]:
     """Read the configuration of the run that `evaluate` or `predict` is asked about.
 
     Returns:
-        The run, and the other keys that its product reads.
+        The run, and the keys that its product reads.
 
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
@@ -344,7 +344,7 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", dict[str, 
     config, shared = load_run(Path(cfg.run).expanduser(), trusts=cfg.trust)
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
-    return saved_run(options, config, shared)
+    return saved_run(options, config, shared), options
 
 
 def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
@@ -371,8 +371,8 @@ def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
 
 
 def saved_run(options: EvaluateConfig, config: RunConfig,
-              shared: "Content | None" = None) -> tuple["SavedRun", dict[str, Any]]:
-    """Return a run that was trained, and what is asked of it in addition to its checkpoint.
+              shared: "Content | None" = None) -> "SavedRun":
+    """Return a run that was trained.
 
     Args:
         options: the keys of `evaluate` or `predict`.
@@ -380,11 +380,8 @@ def saved_run(options: EvaluateConfig, config: RunConfig,
         shared: the content of a file that shares the model of a run.
     """
     from parallel_epochs.pipeline.run.saved import SavedRun  # imports torch
-    asked = dict(vars(options))
-    run, checkpoint, device = (asked.pop(name) for name in ("run", "checkpoint", "device"))
-    del asked["overwrite"], asked["trust"]  # they have been asked
-    return SavedRun(Path(run), config, settings(config), checkpoint, device,
-                    check_output=functools.partial(options.check_output, config=config), shared=shared), asked
+    return SavedRun(Path(options.run), config, settings(config), options.checkpoint, options.device,
+                    check_output=functools.partial(options.check_output, config=config), shared=shared)
 
 
 def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) -> None:

@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import build, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
-from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
@@ -34,11 +34,8 @@ log = logging.getLogger(__name__)
 EVALUATION = ("method", "num_views", "num_parts", "num_neighbors", "smooth")
 
 
-def evaluate(run: SavedRun, **asked: Any) -> dict[str, float]:
+def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, float]:
     """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
-
-    Args:
-        asked: keys of `evaluate` by their names, those of every product aside.
 
     Returns:
         The metric of each split, without smoothing.
@@ -46,7 +43,7 @@ def evaluate(run: SavedRun, **asked: Any) -> dict[str, float]:
     Raises:
         ValueError: see :func:`predict_rows`.
     """
-    wanted = GNNPredictConfig(str(run.folder), **asked)
+    wanted = GNNPredictConfig(**vars(asked))
     setup, predicted = predict_rows(run, wanted)
     scores = setup.task.scores(setup.model, predicted.rows, official=True)
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
@@ -57,16 +54,12 @@ def evaluate(run: SavedRun, **asked: Any) -> dict[str, float]:
     return scores
 
 
-def predict(run: SavedRun, **asked: Any) -> None:
+def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
     """Save the predictions of a checkpoint of a run.
-
-    Args:
-        asked: keys of `predict` by their names, those of every product aside.
 
     Raises:
         ValueError: see :func:`predict_rows`; neither a file nor a table is asked for.
     """
-    wanted = GNNPredictConfig(str(run.folder), **asked)
     if wanted.export is not None:
         new_data.export(run, Path(wanted.export))
     if wanted.predictions is not None or wanted.output is not None:

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.block_training import vectors
+from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.build import (
@@ -23,7 +24,7 @@ from parallel_epochs.pipeline.knowledge.build import (
     relation_names,
     split_triples,
 )
-from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP
+from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP, AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer
 from parallel_epochs.pipeline.run import files, pulse, tables
@@ -49,7 +50,7 @@ class Restored:
             are twice as many rows as names.
     """
 
-    config: Any
+    config: KnowledgeConfig
     data: Data
     tables: TripleTables
     epoch: int
@@ -91,7 +92,7 @@ def finish(part: Part, trainer: KnowledgeTrainer, folder: Path, *, ranks: Ranks 
     return {"test": scores.pop("test"), "scores": scores}
 
 
-def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
+def evaluate(run: SavedRun[KnowledgeConfig], asked: EvaluateConfig) -> dict[str, float]:
     """Compute the filtered ranks of a checkpoint, and save its vectors if asked to.
 
     Returns:
@@ -101,41 +102,41 @@ def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
     Raises:
         ValueError: see :func:`restore`; a format that nothing writes.
     """
-    if predictions is not None:
-        vectors.check_predictions(run, predictions)
-        _check_relations(run, Path(predictions))
+    if asked.predictions is not None:
+        vectors.check_predictions(run, asked.predictions)
+        _check_relations(run, Path(asked.predictions))
     restored = restore(run)
     probe, score_all = build_probe(restored.config, restored.data), restored.tables.score_all
     scores = probe(score_all) | probe.test(score_all)
     vectors.log_scores(f"{run.title(restored.epoch)}, filtered ranks", scores, "mrr")
-    if predictions is not None:
-        save_vectors(Path(predictions), restored)
+    if asked.predictions is not None:
+        save_vectors(Path(asked.predictions), restored)
     return scores
 
 
-def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighbors: int, triples: str | None,
-            top: int, filtered: bool) -> None:
+def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
     """Save the answers to questions, vectors, the nearest entities of each, or the cosines of pairs.
 
     Raises:
         ValueError: see :func:`restore`; questions or pairs that cannot be read or name what the graph does not have, a
             format that is unknown or not installed.
     """
-    path, asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors, triples=triples)
-    questions = None
+    path, pairs = vectors.check_predictions(run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors,
+                                            triples=asked.triples)
+    questions, triples = None, asked.triples
     if triples is not None:
         vectors.check_format(path, "answers", WRITERS)
         questions = read_questions(Path(triples))
-    elif idle := [f"{name}={value}" for name, value, usual in (("top", top, TOP), ("filtered", filtered, FILTERED))
-                  if value != usual]:
+    elif idle := [f"{name}={value}" for name, value, usual in (
+            ("top", asked.top, TOP), ("filtered", asked.filtered, FILTERED)) if value != usual]:
         raise ValueError(f"{idle[0]} needs questions: give triples=QUESTIONS, or leave it out")
-    elif asked is None and not neighbors:
+    elif pairs is None and not asked.neighbors:
         _check_relations(run, path)
     restored = restore(run)
     if questions is not None and triples is not None:
         _answer(path, number_questions(questions, Path(triples), restored.names, restored.relation_names), restored,
-                top=top, filtered=filtered)
-    elif not vectors.save_cosines(path, asked, neighbors, restored.tables.entities.detach(), restored.names):
+                top=asked.top, filtered=asked.filtered)
+    elif not vectors.save_cosines(path, pairs, asked.neighbors, restored.tables.entities.detach(), restored.names):
         save_vectors(path, restored)
 
 

@@ -7,36 +7,38 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.block_training import vectors
+from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.layout.build import build_probe, check_data, describe, prepare, weigh
+from parallel_epochs.pipeline.layout.config import LayoutConfig
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 
-def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
+def evaluate(run: SavedRun[LayoutConfig], asked: EvaluateConfig) -> dict[str, float]:
     """Compute the metrics of a checkpoint's positions, and save them if asked to.
 
     Raises:
         ValueError: no such checkpoint, a damaged one, another dataset, or a format that nothing writes.
     """
-    if predictions is not None:
-        vectors.check_predictions(run, predictions)
+    if asked.predictions is not None:
+        vectors.check_predictions(run, asked.predictions)
     positions, names, epoch, data = _restore(run)
     probe = build_probe(run.config, data)
     scores = probe(positions.numpy())
     vectors.log_scores(run.title(epoch), scores, probe.metric)
-    if predictions is not None:
-        vectors.save(Path(predictions), positions, names)
+    if asked.predictions is not None:
+        vectors.save(Path(asked.predictions), positions, names)
     return scores
 
 
-def predict(run: SavedRun, *, predictions: str | None) -> None:
+def predict(run: SavedRun[LayoutConfig], asked: EvaluateConfig) -> None:
     """Save the positions.
 
     Raises:
         ValueError: as :func:`evaluate`.
     """
-    path, _ = vectors.check_predictions(run, predictions)
+    path, _ = vectors.check_predictions(run, asked.predictions)
     positions, names, _, _ = _restore(run)
     vectors.save(path, positions, names)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.block_training.open import describe_graph
+from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.node_embedding.build import (
     Training,
@@ -15,47 +16,48 @@ from parallel_epochs.pipeline.node_embedding.build import (
     metric_of,
     prepare_training,
 )
+from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
 from parallel_epochs.pipeline.node_embedding.probe import LinkProbe
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 
-def evaluate(run: SavedRun, *, predictions: str | None) -> dict[str, float]:
+def evaluate(run: SavedRun[NodeEmbeddingConfig], asked: EvaluateConfig) -> dict[str, float]:
     """Compute the metrics of a checkpoint's vectors, and save them if asked to.
 
     Raises:
         ValueError: no such checkpoint, a damaged one, another dataset, or a format that nothing writes.
     """
-    if predictions is not None:
-        vectors.check_predictions(run, predictions)
+    if asked.predictions is not None:
+        vectors.check_predictions(run, asked.predictions)
     state, part = vectors.open_run(run, check_graph, describe_graph)
     training = prepare_training(run.config, part.data)
     learned, epoch = _vectors_of(run, state, training)
     scores = training.score(learned.numpy())
     vectors.log_scores(run.title(epoch), scores, training.metric)
-    if predictions is not None:
-        vectors.save(Path(predictions), learned, unpack_names(part.data))
+    if asked.predictions is not None:
+        vectors.save(Path(asked.predictions), learned, unpack_names(part.data))
     return scores
 
 
-def predict(run: SavedRun, *, predictions: str | None, pairs: str | None, neighbors: int) -> None:
+def predict(run: SavedRun[NodeEmbeddingConfig], asked: PredictVectorsConfig) -> None:
     """Save vectors, the nearest nodes of each, or the scores of pairs.
 
     Raises:
         ValueError: as :func:`evaluate`; pairs that name no nodes.
     """
-    path, asked = vectors.check_predictions(run, predictions, pairs=pairs, neighbors=neighbors)
+    path, pairs = vectors.check_predictions(run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors)
     state, part = vectors.open_run(run, check_graph, describe_graph)
     data = part.data
     score = run.config.trainer.score
-    if score == "auto" and (asked is None or metric_of(run.config.trainer, data) != "auc"):
+    if score == "auto" and (pairs is None or metric_of(run.config.trainer, data) != "auc"):
         score = "cosine"
     # The training edges matter for a checkpoint in mid-training, and the held-out ones where they choose the score.
     training = None if run.is_best and score != "auto" else prepare_training(run.config, data)
     learned, names = _vectors_of(run, state, training)[0], unpack_names(data)
     if score == "auto":
         score = cast(LinkProbe, cast(Training, training).score).choose(learned.numpy())
-    if not vectors.save_cosines(path, asked, neighbors, learned, names, score=score):
+    if not vectors.save_cosines(path, pairs, asked.neighbors, learned, names, score=score):
         vectors.save(path, learned, names)
 
 

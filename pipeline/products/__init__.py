@@ -8,7 +8,7 @@ from parallel_epochs.pipeline.products.knowledge import Knowledge
 from parallel_epochs.pipeline.products.layout import Layout
 from parallel_epochs.pipeline.products.node_embedding import NodeEmbedding
 
-PRODUCTS: dict[str, Product[Any, Any]] = {
+PRODUCTS: dict[str, Product[Any, Any, Any, Any]] = {
     "gnn": GNN(),
     "node_embedding": NodeEmbedding(),
     "knowledge": Knowledge(),
@@ -16,7 +16,7 @@ PRODUCTS: dict[str, Product[Any, Any]] = {
 }
 
 
-def product_of(name: str | None) -> Product[Any, Any]:
+def product_of(name: str | None) -> Product[Any, Any, Any, Any]:
     """Return the product of a value of ``trainer=``.
 
     Raises:

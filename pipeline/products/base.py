@@ -20,9 +20,11 @@ if TYPE_CHECKING:  # these import torch
 
 Config = TypeVar("Config", bound=RunConfig)
 OwnPart = TypeVar("OwnPart", bound="Part")
+Evaluation = TypeVar("Evaluation", bound=EvaluateConfig)
+Prediction = TypeVar("Prediction", bound=EvaluateConfig)
 
 
-class Product(ABC, Generic[Config, OwnPart]):
+class Product(ABC, Generic[Config, OwnPart, Evaluation, Prediction]):
     """A kind of training, which ``trainer=`` chooses by its name.
 
     The methods import torch when they are called, so that a run can be composed without it.
@@ -37,8 +39,8 @@ class Product(ABC, Generic[Config, OwnPart]):
 
     name: ClassVar[str]
     config: type[Config]
-    evaluate_keys: ClassVar[type[EvaluateConfig]] = EvaluateConfig
-    predict_keys: ClassVar[type[EvaluateConfig]] = EvaluateConfig
+    evaluate_keys: type[Evaluation]
+    predict_keys: type[Prediction]
     has_baselines: ClassVar[bool] = False
     learns_vectors: ClassVar[bool] = True
 
@@ -62,22 +64,16 @@ class Product(ABC, Generic[Config, OwnPart]):
         """
 
     @abstractmethod
-    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+    def evaluate(self, run: "SavedRun[Config]", asked: Evaluation) -> dict[str, float]:
         """Compute the metrics of a checkpoint, and save its predictions if asked to.
-
-        Args:
-            asked: the product's own keys of `evaluate`.
 
         Raises:
             ValueError: the checkpoint is missing or damaged, or does not fit the dataset or the keys.
         """
 
     @abstractmethod
-    def predict(self, run: "SavedRun", **asked: Any) -> None:
+    def predict(self, run: "SavedRun[Config]", asked: Prediction) -> None:
         """Save what a checkpoint predicts, or the vectors that it holds.
-
-        Args:
-            asked: the product's own keys of `predict`.
 
         Raises:
             ValueError: as :meth:`evaluate`.
@@ -133,7 +129,7 @@ class Product(ABC, Generic[Config, OwnPart]):
         """Return the metric of the runs on some data, and the simple methods, each scored when it is reached."""
         raise NotImplementedError(f"trainer={self.name} has no baselines")
 
-    def predict_in_memory(self, run: "SavedRun", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
+    def predict_in_memory(self, run: "SavedRun[Config]", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
         """Predict rows with a trained model; see :meth:`pipeline.api.Model.predict`.
 
         Returns:
@@ -144,7 +140,7 @@ class Product(ABC, Generic[Config, OwnPart]):
         """
         raise ValueError(f"{run.folder} was trained by trainer={self.name}: ask for its vectors()")
 
-    def export(self, run: "SavedRun", path: Path) -> None:
+    def export(self, run: "SavedRun[Config]", path: Path) -> None:
         """Write a model to one file, without its data.
 
         Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-class GNN(Product[GNNConfig, "Setup"]):
+class GNN(Product[GNNConfig, "Setup", GNNEvaluateConfig, GNNPredictConfig]):
     """Predicts labels of nodes, graphs or links by a graph network."""
 
     name = "gnn"
@@ -43,13 +43,13 @@ class GNN(Product[GNNConfig, "Setup"]):
         from parallel_epochs.pipeline.gnn import build
         return build.build_trainer(part, ranks=ranks, stop=stop)
 
-    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+    def evaluate(self, run: "SavedRun[GNNConfig]", asked: GNNEvaluateConfig) -> dict[str, float]:
         from parallel_epochs.pipeline.gnn import predict
-        return predict.evaluate(run, **asked)
+        return predict.evaluate(run, asked)
 
-    def predict(self, run: "SavedRun", **asked: Any) -> None:
+    def predict(self, run: "SavedRun[GNNConfig]", asked: GNNPredictConfig) -> None:
         from parallel_epochs.pipeline.gnn import predict
-        predict.predict(run, **asked)
+        predict.predict(run, asked)
 
     def prepare(self, part: "Setup") -> None:
         from parallel_epochs.pipeline.gnn import build
@@ -86,10 +86,10 @@ class GNN(Product[GNNConfig, "Setup"]):
     def baselines(self, part: "Setup") -> "tuple[str, Iterator[Baseline]]":
         return part.task.metric, part.kind.baselines(part.data, part.task)
 
-    def predict_in_memory(self, run: "SavedRun", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
+    def predict_in_memory(self, run: "SavedRun[GNNConfig]", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
         from parallel_epochs.pipeline.gnn import predict
         return predict.predict_in_memory(run, data, pairs)
 
-    def export(self, run: "SavedRun", path: Path) -> None:
+    def export(self, run: "SavedRun[GNNConfig]", path: Path) -> None:
         from parallel_epochs.pipeline.gnn import new_data
         new_data.export(run, path)

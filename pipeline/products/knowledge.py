@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.products.base import Product
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-class Knowledge(Product[KnowledgeConfig, "Part"]):
+class Knowledge(Product[KnowledgeConfig, "Part", EvaluateConfig, AnswersConfig]):
     """Learns vectors of the entities and relations of a knowledge graph."""
 
     name = "knowledge"
     config = KnowledgeConfig
+    evaluate_keys = EvaluateConfig
     predict_keys = AnswersConfig
     has_baselines = True
 
@@ -41,13 +43,13 @@ class Knowledge(Product[KnowledgeConfig, "Part"]):
         from parallel_epochs.pipeline.knowledge import build
         return build.build_trainer(part, ranks=ranks, stop=stop)
 
-    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+    def evaluate(self, run: "SavedRun[KnowledgeConfig]", asked: EvaluateConfig) -> dict[str, float]:
         from parallel_epochs.pipeline.knowledge import predictions
-        return predictions.evaluate(run, **asked)
+        return predictions.evaluate(run, asked)
 
-    def predict(self, run: "SavedRun", **asked: Any) -> None:
+    def predict(self, run: "SavedRun[KnowledgeConfig]", asked: AnswersConfig) -> None:
         from parallel_epochs.pipeline.knowledge import predictions
-        predictions.predict(run, **asked)
+        predictions.predict(run, asked)
 
     def finish(self, part: "Part", trainer: "Trainer", folder: Path, *, ranks: "Ranks",
                stop: "StopRequest | None" = None) -> dict[str, Any]:

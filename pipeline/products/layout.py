@@ -1,8 +1,9 @@
 """Layouts (trainer=layout)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.layout.config import LayoutConfig
 from parallel_epochs.pipeline.products.base import Product
 
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-class Layout(Product[LayoutConfig, "Part"]):
+class Layout(Product[LayoutConfig, "Part", EvaluateConfig, EvaluateConfig]):
     """Places the nodes of a graph, or vectors, in two or three dimensions."""
 
     name = "layout"
     config = LayoutConfig
+    evaluate_keys = EvaluateConfig
+    predict_keys = EvaluateConfig
 
     def check(self, config: LayoutConfig) -> None:
         from parallel_epochs.pipeline.layout import build
@@ -35,13 +38,13 @@ class Layout(Product[LayoutConfig, "Part"]):
         from parallel_epochs.pipeline.layout import build
         return build.build_trainer(part, ranks=ranks, stop=stop)
 
-    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+    def evaluate(self, run: "SavedRun[LayoutConfig]", asked: EvaluateConfig) -> dict[str, float]:
         from parallel_epochs.pipeline.layout import predictions
-        return predictions.evaluate(run, **asked)
+        return predictions.evaluate(run, asked)
 
-    def predict(self, run: "SavedRun", **asked: Any) -> None:
+    def predict(self, run: "SavedRun[LayoutConfig]", asked: EvaluateConfig) -> None:
         from parallel_epochs.pipeline.layout import predictions
-        predictions.predict(run, **asked)
+        predictions.predict(run, asked)
 
     def prepare(self, part: "Part") -> None:
         from parallel_epochs.pipeline.layout import build

@@ -1,7 +1,8 @@
 """Node embeddings (trainer=node_embedding)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
 from parallel_epochs.pipeline.products.base import Product
 
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-class NodeEmbedding(Product[NodeEmbeddingConfig, "Part"]):
+class NodeEmbedding(Product[NodeEmbeddingConfig, "Part", EvaluateConfig, PredictVectorsConfig]):
     """Learns a vector for each node from the edges alone."""
 
     name = "node_embedding"
     config = NodeEmbeddingConfig
+    evaluate_keys = EvaluateConfig
     predict_keys = PredictVectorsConfig
 
     def check(self, config: NodeEmbeddingConfig) -> None:
@@ -37,10 +39,10 @@ class NodeEmbedding(Product[NodeEmbeddingConfig, "Part"]):
         from parallel_epochs.pipeline.node_embedding import build
         return build.build_trainer(part, ranks=ranks, stop=stop)
 
-    def evaluate(self, run: "SavedRun", **asked: Any) -> dict[str, float]:
+    def evaluate(self, run: "SavedRun[NodeEmbeddingConfig]", asked: EvaluateConfig) -> dict[str, float]:
         from parallel_epochs.pipeline.node_embedding import predictions
-        return predictions.evaluate(run, **asked)
+        return predictions.evaluate(run, asked)
 
-    def predict(self, run: "SavedRun", **asked: Any) -> None:
+    def predict(self, run: "SavedRun[NodeEmbeddingConfig]", asked: PredictVectorsConfig) -> None:
         from parallel_epochs.pipeline.node_embedding import predictions
-        predictions.predict(run, **asked)
+        predictions.predict(run, asked)

@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from parallel_epochs.pipeline.run import checkpoint as checkpoints
 from parallel_epochs.pipeline.run.session import check_data, check_settings
 
+Config = TypeVar("Config")
+
 
 @dataclass(frozen=True)
-class SavedRun:
+class SavedRun(Generic[Config]):
     """A run directory and the checkpoint of it that is used.
 
     Attributes:
@@ -24,7 +26,7 @@ class SavedRun:
     """
 
     folder: Path
-    config: Any
+    config: Config
     settings: dict[str, Any]
     checkpoint: str = "best"
     device: str = "auto"

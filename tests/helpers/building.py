@@ -102,7 +102,8 @@ def predicted(run, **asked) -> Restored:
 def restore(options) -> Restored:
     """Load a checkpoint of a run of trainer=gnn."""
     run, asked = _of_run(options, predicts=False)
-    return predicted(run, **asked)
+    setup, found = predict_rows(run, GNNPredictConfig(**vars(asked)))
+    return Restored(**vars(found), setup=setup)
 
 
 def save(found: Restored, options) -> None:
@@ -113,18 +114,19 @@ def save(found: Restored, options) -> None:
 def evaluate(options) -> dict[str, float]:
     """Evaluate a run as `python -m pipeline.evaluate` does."""
     run, asked = _of_run(options, predicts=False)
-    return product_of(run.config.trainer.name).evaluate(run, **asked)
+    return product_of(run.config.trainer.name).evaluate(run, asked)
 
 
 def predict(options) -> None:
     """Predict with a run as `python -m pipeline.predict` does."""
     run, asked = _of_run(options, predicts=True)
-    product_of(run.config.trainer.name).predict(run, **asked)
+    product_of(run.config.trainer.name).predict(run, asked)
 
 
 def _of_run(options, *, predicts: bool):
     config = schema.load(Path(options.run) / "config.yaml")
-    return cli.saved_run(schema.to_options(OmegaConf.structured(options), config, predicts=predicts), config)
+    asked = schema.to_options(OmegaConf.structured(options), config, predicts=predicts)
+    return cli.saved_run(asked, config), asked
 
 
 def train_one(config: RunConfig, data: Data, folder: Path, device: torch.device = CPU, command: str = "test",

@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.typed import Schema, edge_features, schema_of
 from parallel_epochs.pipeline.data.typed_links import describe_relation, warn_of_copies
 from parallel_epochs.pipeline.gnn import new_data, predict
-from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.features import KEY
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -43,7 +43,7 @@ def run(tmp_path_factory) -> SavedRun:
 
 
 def table_of(run: SavedRun, path, **asked) -> pd.DataFrame:
-    predict.predict(run, output=str(path), **asked)
+    predict.predict(run, GNNPredictConfig(str(run.folder), output=str(path), **asked))
     return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
 
 
@@ -60,7 +60,7 @@ def test_the_table_holds_the_nodes_with_labels_by_their_ids(run, tmp_path):
 
 def test_logits_are_those_of_the_nodes_with_labels(run, tmp_path):
     restored = predicted(run)
-    predict.predict(run, predictions=str(tmp_path / "out.pt"))
+    predict.predict(run, GNNPredictConfig(str(run.folder), predictions=str(tmp_path / "out.pt")))
     saved = torch.load(tmp_path / "out.pt")["logits"]
     assert len(restored.rows) == 68 and torch.equal(saved, restored.rows[:40])
     assert saved.untyped_storage().nbytes() == saved.nbytes
