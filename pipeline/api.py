@@ -74,11 +74,11 @@ class Model:
     def __init__(self, run: SavedRun):
         self.run = run
 
-    def logits(self, data: Any = None, *, pairs: Tensor | None = None) -> Tensor:
+    def logits(self, data: object = None, *, pairs: Tensor | None = None) -> Tensor:
         """Predict logits, or values in their own unit, see :meth:`predict`."""
         return self._predict(data, pairs)[0]
 
-    def predict(self, data: Any = None, *, pairs: Tensor | None = None) -> Tensor:
+    def predict(self, data: object = None, *, pairs: Tensor | None = None) -> Tensor:
         """Predict the nodes of a graph, graphs, or links.
 
         Args:
@@ -99,7 +99,7 @@ class Model:
         rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
-    def _predict(self, data: Any, pairs: Any) -> tuple[Tensor, str]:
+    def _predict(self, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
         with _hidden_main(), torch.random.fork_rng():
             return product_of(self.run.config.trainer.name).predict_in_memory(self.run, data, pairs)
 
@@ -131,8 +131,8 @@ class Model:
         product.export(self.run, path)
 
 
-def train(data: Any = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
-          **keys: Any) -> Result:
+def train(data: object = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
+          **keys: object) -> Result:
     """Train as ``python -m pipeline.train`` does with the same keys.
 
     Args:
@@ -179,7 +179,7 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
     return Model(cli.saved_run(options, config, shared))
 
 
-def embed(data: Any = None, *overrides: str, **keys: Any) -> np.ndarray:
+def embed(data: object = None, *overrides: str, **keys: Any) -> np.ndarray:
     """Learn a vector for each node: :func:`train` with trainer=node_embedding, then :meth:`Model.vectors`."""
     return train(data, "trainer=node_embedding", *overrides, **keys).model.vectors()
 
@@ -200,7 +200,7 @@ def _make_folder(config: RunConfig, folder: str | Path | None) -> Path:
     return new
 
 
-def _configure(data: Any, overrides: Sequence[str], keys: dict[str, Any],
+def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
                folder: str | Path | None = None) -> tuple[RunConfig, list[str]]:
     """Compose and check the configuration of a run.
 
@@ -245,7 +245,7 @@ def _full_name(name: str, names: set[str], groups: Mapping[str, Any]) -> str:
     return found[0] if found else name  # what is unknown is refused with the other arguments
 
 
-def _describe_value(name: str, value: Any) -> dict[str, str]:
+def _describe_value(name: str, value: object) -> dict[str, str]:
     """Write a key and its value as on the command line; a class of a model becomes two keys.
 
     Raises:
@@ -262,7 +262,7 @@ def _describe_value(name: str, value: Any) -> dict[str, str]:
     return {name: _as_text(value)}
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, (list, tuple)):

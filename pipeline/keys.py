@@ -107,7 +107,7 @@ class Entry:
 
     name: str
     value: Any
-    type: Any
+    type: object
     meaning: Meaning
 
 

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from parallel_epochs.pipeline.command import cli, space, trust
 from parallel_epochs.pipeline.command.journal import hold
@@ -28,6 +28,10 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Sto
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.words import count
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import Trial
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +50,8 @@ class Worker:
         is_typed: the search was given in the command, and is not only what the study holds.
     """
 
-    def __init__(self, study: Any, search: Search, folder: Path, *, num_trials: int, seed: int = 0, trust: bool = False,
-                 is_typed: bool = True):
+    def __init__(self, study: "Study", search: Search, folder: Path, *, num_trials: int, seed: int = 0,
+                 trust: bool = False, is_typed: bool = True):
         self._study, self._search, self._folder = study, search, folder
         self._num_trials, self._seed, self._trust, self._is_typed = num_trials, seed, trust, is_typed
         self._types = space.check_space(search)
@@ -72,7 +76,7 @@ class Worker:
                 self._run(*taken)
         raise Stopped(self._signum)
 
-    def _take(self, held: contextlib.ExitStack) -> tuple[Any, list[str]] | None:
+    def _take(self, held: contextlib.ExitStack) -> tuple["Trial", list[str]] | None:
         """Take over a trial whose worker is gone, or begin one; none if the study has enough.
 
         Args:
@@ -99,7 +103,7 @@ class Worker:
             held.enter_context(hold(self._worker_folder(trial.number)))
             return trial, self._choose(trial)
 
-    def _choose(self, trial: Any) -> list[str]:
+    def _choose(self, trial: "Trial") -> list[str]:
         """Return the overrides of a trial; their values are drawn if it has none yet."""
         import optuna
         if "overrides" not in trial.user_attrs:
@@ -133,7 +137,7 @@ class Worker:
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
-    def _run(self, trial: Any, chosen: list[str]) -> None:
+    def _run(self, trial: "Trial", chosen: list[str]) -> None:
         """Train a trial to its end, or until it is pruned, and tell the study."""
         from optuna.trial import TrialState
         folder = self._folder / f"trial_{trial.number:03d}"
@@ -171,7 +175,7 @@ class Worker:
         else:
             self._fail(trial, said[-1] if said else f"ended with status {status}")
 
-    def _fail(self, trial: Any, reason: str) -> None:
+    def _fail(self, trial: "Trial", reason: str) -> None:
         from optuna.trial import TrialState
         trial.set_user_attr("failure", reason)
         self._study.tell(trial, state=TrialState.FAIL)
@@ -180,7 +184,7 @@ class Worker:
         if self._num_failed >= MAX_FAILURES:
             raise ValueError(f"{MAX_FAILURES} trials in a row have failed, the last one with: {reason}")
 
-    def _tell(self, trial: Any, metric: str, valid: float | None, seconds: float) -> None:
+    def _tell(self, trial: "Trial", metric: str, valid: float | None, seconds: float) -> None:
         """Tell the study what a trial has come to: the metric, or minus a metric of which less is better.
 
         Raises:
@@ -202,7 +206,7 @@ class Worker:
             return self._child.wait(POLL_SECONDS)
         return None
 
-    def _report(self, trial: Any, folder: Path) -> bool:
+    def _report(self, trial: "Trial", folder: Path) -> bool:
         """Tell the study the validation metrics that are new."""
         known = self._study._storage.get_trial(trial._trial_id).intermediate_values
         records = read_records(folder / "metrics.jsonl")
@@ -242,14 +246,14 @@ def _end_with(parent: int) -> Callable[[], None]:
     return arrange
 
 
-def tabulate(study: Any) -> str:
+def tabulate(study: "Study") -> str:
     """Format the trials, the best first, and the command of the best one."""
     rows = []
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     for trial in sorted(finished, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0))):
         value = f"{trial.state.name.lower()} after {count(trial.last_step or 0, 'epoch')}"
         if trial.state.name == "COMPLETE":
-            value = format_score(merit(trial.user_attrs.get("metric", ""), trial.value))
+            value = format_score(merit(trial.user_attrs.get("metric", ""), cast(float, trial.value)))
         rows.append((f"trial {trial.number}", f"{value}  {' '.join(trial.user_attrs.get('overrides', []))}"))
     return format_table(rows or [("no trial", "has ended")], "trials, the best validation metric first")
 

@@ -6,9 +6,12 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from parallel_epochs.pipeline.run import files
+
+if TYPE_CHECKING:
+    from optuna.storages import JournalStorage
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ def readable_journal(path: Path) -> Iterator[None]:
                          f"({type(error).__name__}). {WAY_OUT}") from error
 
 
-def check_is_ours(path: Path, storage: Any, known_options: set[str]) -> None:
+def check_is_ours(path: Path, storage: "JournalStorage", known_options: set[str]) -> None:
     """Refuse a journal of studies that `pipeline.tune` has not begun.
 
     Args:

@@ -307,7 +307,7 @@ def parse(text: str, origin: Path) -> RunConfig:
         raise ValueError(f"{origin} is not the configuration of a run: {reason}") from error
 
 
-def _refuse_interpolations(value: Any, name: str = "") -> None:
+def _refuse_interpolations(value: object, name: str = "") -> None:
     """Refuse ${...}, which could read the environment of whoever opens the file. Runs are saved without it.
 
     Raises:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,6 +27,9 @@ from parallel_epochs.pipeline.command.journal import (
     readable_journal,
 )
 from parallel_epochs.pipeline.run.errors import install_command
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
 
 
 @dataclass
@@ -224,7 +227,7 @@ def could_suggest(search: Search, overrides: Sequence[str]) -> bool:
     return True
 
 
-def suggest(trial: Any, search: Search, types: dict[str, type]) -> list[str]:
+def suggest(trial: "Trial", search: Search, types: dict[str, type]) -> list[str]:
     """Ask a trial for a value of each key.
 
     Returns:

@@ -129,7 +129,7 @@ class Product(ABC, Generic[Config, OwnPart, Evaluation, Prediction]):
         """Return the metric of the runs on some data, and the simple methods, each scored when it is reached."""
         raise NotImplementedError(f"trainer={self.name} has no baselines")
 
-    def predict_in_memory(self, run: "SavedRun[Config]", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
+    def predict_in_memory(self, run: "SavedRun[Config]", data: object, pairs: "Tensor | None") -> "tuple[Tensor, str]":
         """Predict rows with a trained model; see :meth:`pipeline.api.Model.predict`.
 
         Returns:

@@ -86,7 +86,8 @@ class GNN(Product[GNNConfig, "Setup", GNNEvaluateConfig, GNNPredictConfig]):
     def baselines(self, part: "Setup") -> "tuple[str, Iterator[Baseline]]":
         return part.task.metric, part.kind.baselines(part.data, part.task)
 
-    def predict_in_memory(self, run: "SavedRun[GNNConfig]", data: Any, pairs: "Tensor | None") -> "tuple[Tensor, str]":
+    def predict_in_memory(self, run: "SavedRun[GNNConfig]", data: object,
+                          pairs: "Tensor | None") -> "tuple[Tensor, str]":
         from parallel_epochs.pipeline.gnn import predict
         return predict.predict_in_memory(run, data, pairs)
 

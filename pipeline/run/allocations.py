@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class Allocations(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+def _storages(value: object) -> Iterator[torch.UntypedStorage]:
     """Go through the storages of the tensors in what an operator takes or returns."""
     if isinstance(value, Tensor):
         if type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided:

@@ -297,7 +297,7 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, json.dumps(without_nan(value), indent=2) + "\n")
 
 
-def without_nan(value: Any) -> Any:
+def without_nan(value: object) -> Any:
     """Replace every NaN and infinity in nested dicts by None, as JSON has neither."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}

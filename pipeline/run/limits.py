@@ -6,7 +6,6 @@ Each limit is an environment variable with a default that no file of a person re
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -97,7 +96,7 @@ def check_yaml(text: str, name: str) -> None:
     check_size(f"{name} has", len(text), CONFIG)
     counts: dict[int, int] = {}
 
-    def count(node: Any, above: frozenset[int] = frozenset()) -> int:
+    def count(node: yaml.Node, above: frozenset[int] = frozenset()) -> int:
         """Count the values that a node stands for, those behind aliases as often as they are named."""
         if id(node) in above:
             raise DamagedFile(f"{name} is damaged: an alias in it stands within itself")

@@ -4,7 +4,6 @@ import ctypes
 import multiprocessing
 import signal
 import threading
-from typing import Any
 
 from parallel_epochs.pipeline.run.errors import Stopped
 
@@ -28,7 +27,7 @@ class StopRequest:
     def __getstate__(self) -> object:
         return self._signum
 
-    def __setstate__(self, signum: Any) -> None:
+    def __setstate__(self, signum: ctypes.c_int) -> None:
         self._signum, self._before, self._deferred = signum, {}, True
 
     @property
