@@ -17,7 +17,7 @@ from tools.architecture import (
 LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m tools.architecture --numbers` may count at most.
 LIMITS = {"rooms": 28, "imports between rooms": 120, "rooms in models/": 11, "imports between rooms of models/": 27,
-          "modules that import a configuration dataclass": 44, "comparisons of a component's name": 9,
+          "modules that import a configuration dataclass": 47, "comparisons of a component's name": 9,
           "lines of gnn/ that ask for the kind of graph": 29, "lines with config: Any": 14, "lines with : Any": 88,
           "predict from run, stops": 117, "predict from run, files": 36, "open_data from config, stops": 47,
           "open_data from config, files": 17, "product lines": 62_000, "test lines": 35_500}
