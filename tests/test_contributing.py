@@ -17,6 +17,8 @@ from tests.helpers.mirror import find_tests
 from tests.helpers.running import ROOT, TOY, summary_of
 from tests.test_docs import SMALL
 
+# Parts of models/, each with a script that trains it.
+OPERATORS = "layer", "message", "score"
 PARTS = ("dataset", "partition", "model", "task", "kind", "loader", "product", "tracker", "metric")
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # Runs commands one after the other, each in a fork that has the imports of the copy behind it, and so have its ranks.
@@ -134,3 +136,13 @@ def test_the_examples_train(copy, tmp_path):
     # Each of the others changes what is learned.
     weights = {part: summary_of(tmp_path / part)["weights_sha256"] for part in PARTS}
     assert weights["product"] not in (weights[part] for part in ("partition", "model", "task", "loader"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", OPERATORS)
+def test_the_examples_of_layers_messages_and_scores_train(part, copy):
+    """The script of an example fails unless its loss falls."""
+    _, *script = apply(part, copy)
+    result = subprocess.run([sys.executable, *script], cwd=copy, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -9,11 +9,11 @@ from torch import Tensor
 from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.messages.inputs import Message
+from parallel_epochs.models.messages.operations import KERNELS
 
 # In the order of problem.h.
 PLACES = ("nowhere", "row", "other", "edge")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OPERATIONS = ("copy", "add", "sub", "mul", "div", "exp")
 REDUCTIONS = ("sum", "max", "min", "prod", "none")
 # In the order of several.h: sums, sums of squares, largest and smallest values.
 PARTS = ("sum", "square", "max", "min")
@@ -65,7 +65,7 @@ class Walk:
         self._problem = fill(
             MessageProblem, dict(zip(("ptr", "other", "position"), order, strict=True)), num_rows=sizes[0],
             num_others=sizes[1], num_edges=order[1].numel(), channels=shape.numel(),
-            operation=OPERATIONS.index(operation))
+            operation=KERNELS.index(operation))
         for field, name in zip(("left", "right"), message.names):
             setattr(self._problem, field, self._operand(operands[name], name))
 

@@ -10,6 +10,7 @@ from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages import cpu, ops
 from parallel_epochs.models.messages.inputs import Call, align
+from parallel_epochs.models.messages.operations import KERNELS
 from parallel_epochs.models.structure import find_structure
 
 KERNEL = Fused("messages", cpu, "gpu_messages")
@@ -22,6 +23,8 @@ def why_not_fused(call: Call, function: str = "update_all", reduce: str = "sum")
     for name, operand in call.operands.items():
         if operand.dtype not in cpu.DTYPES:
             return f"{name} has dtype {operand.dtype}, but the kernel computes in float32"
+    if call.message.operation not in (*KERNELS, "dot"):
+        return f"there is no kernel of {call.name}"
     return why_no_gpu_kernel(call, function, reduce) if call.edge_index.device.type == "cuda" else ""
 
 

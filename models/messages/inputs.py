@@ -10,8 +10,8 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from parallel_epochs.models.edge_index import from_sparse_tensor, from_torch_sparse
+from parallel_epochs.models.messages.operations import OPERATIONS
 
-OPERATIONS = ("add", "sub", "mul", "div", "dot")
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 # Operands by name, and what each of their rows belongs to.
 ROWS = {"u": "source node", "v": "destination node", "e": "edge"}

@@ -9,6 +9,7 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages.inputs import Call, align
+from parallel_epochs.models.messages.operations import OPERATIONS
 
 
 def update_all(call: Call, reduce: str) -> Tensor:
@@ -37,11 +38,7 @@ def softmax(scores: Tensor, dst: Tensor, num_dst: int) -> Tensor:
 
 def combine(operation: str, left: Tensor, right: Tensor | None = None) -> Tensor:
     """Combine two operands, whose shapes broadcast, into messages."""
-    if operation == "copy":
-        return left
-    if operation == "dot":
-        return (left * right).sum(-1, keepdim=True)
-    return getattr(torch, operation)(left, right)
+    return left if right is None else OPERATIONS[operation](left, right)
 
 
 def reduce_messages(message: Tensor, dst: Tensor, num_dst: int, reduce: str) -> Tensor:
