@@ -109,7 +109,7 @@ def test_operators():
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")
 def test_tensors_on_a_gpu_choose_these_kernels(caplog):
     caplog.set_level("INFO")
-    fused.announce.cache_clear()
+    fused.KERNEL._announce.cache_clear()
     with FakeTensorMode():
         edge_index, u = torch.zeros(2, 6, dtype=torch.int64, device="cuda"), torch.ones(5, 3, device="cuda")
         out = update_all(edge_index, "copy_u", "sum", u=u, num_dst=4, kernel="fused")
