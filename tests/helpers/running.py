@@ -119,11 +119,3 @@ def wait_for_rounds(folder: Path, number: int, process: subprocess.Popen) -> Non
     """Wait until a run has recorded this many rounds, or has ended."""
     while process.poll() is None and len(rounds_of(folder)) < number:
         time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -15,7 +15,8 @@ import pytest
 from parallel_epochs.pipeline import tune
 from parallel_epochs.pipeline.command import space
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
-from tests.helpers.running import ROOT, TOY, alive, command, forked, shell, status_of
+from tests.helpers.running import ROOT, TOY, command, forked, shell, status_of
+from tools.strikes import is_alive
 
 # Behaves as `python -m pipeline.train` does towards who started it, in no time: a higher learning rate is better.
 STAND_IN = """#!{python} -SE
@@ -190,7 +191,7 @@ def test_a_killed_worker_takes_its_trial_with_it_and_the_next_one_continues_it(s
     os.kill(pid, signal.SIGKILL)
     assert status_of(pid) == -signal.SIGKILL
     trial = state(stand_in, 0)
-    wait_for(lambda: not alive(trial["pid"]))
+    wait_for(lambda: not is_alive(trial["pid"]))
     assert (stand_in / "trial_000" / "checkpoints" / "last.pt").exists(), "it was not asked to save"
     study = work(stand_in)
     assert [t.state.name for t in study.trials] == ["COMPLETE", "COMPLETE"]

@@ -14,6 +14,16 @@ from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
 
+SIZES = ("--num-nodes", "500", "--num-edges", "10000")
+
+
+def measure(*arguments: str) -> list[dict[str, str]]:
+    """Run a benchmark in a process of its own, and return its rows."""
+    result = subprocess.run([sys.executable, "-m", "scripts.bench", *arguments], cwd=ROOT, capture_output=True,
+                            text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("bench, rows", [
@@ -25,12 +35,7 @@ from tests.helpers.running import ROOT
         (["relations", "--repeat", "1", "--channels", "16"], 4),
         (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6)))])
 def test_benchmarks_beside_pyg(bench, rows):
-    sizes = ["--num-nodes", "500", "--num-edges", "10000"]
-    result = subprocess.run([sys.executable, "-m", "scripts.bench", *bench, *sizes], cwd=ROOT,
-                            capture_output=True, text=True, timeout=300,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
-    assert result.returncode == 0, result.stderr
-    table = list(csv.DictReader(io.StringIO(result.stdout)))
+    table = measure(*bench, *SIZES)
     assert len(table) == rows and all(row["bench"] == bench[0] for row in table)
 
 
@@ -84,11 +89,7 @@ def test_no_case_is_an_error_before_a_graph_is_made():
 
 @pytest.mark.system
 def test_neighbour_sampling_beside_pyg():
-    result = subprocess.run([sys.executable, "-m", "scripts.bench", "sampling", "--num-nodes", "500", "--num-edges",
-                             "10000", "--num-seeds", "100", "--batch-size", "40", "--repeat", "1"], cwd=ROOT,
-                            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert result.returncode == 0, result.stderr
-    (row,) = csv.DictReader(io.StringIO(result.stdout))
+    (row,) = measure("sampling", *SIZES, "--num-seeds", "100", "--batch-size", "40", "--repeat", "1")
     assert float(row["ratio_median"]) > 0 and int(row["num_seeds"]) == 100
 
 
@@ -101,11 +102,8 @@ def test_nothing_is_timed_where_outputs_differ():
 
 @pytest.mark.exhaustive
 def test_a_long_run_holds_no_more_and_more():
-    result = subprocess.run([sys.executable, "-m", "scripts.bench", "steady", "--epochs", "80", "data.num_nodes=1200",
-                             "data.num_edges=40000", "model.num_layers=2", "train.eval_every=3"], cwd=ROOT,
-                            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert result.returncode == 0, result.stderr
-    table = list(csv.DictReader(io.StringIO(result.stdout)))
+    table = measure("steady", "--epochs", "80", "data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=2",
+                    "train.eval_every=3")
     assert table[0]["epoch"] == "10" and table[-1]["epoch"] == "70"
     for row in table:
         assert float(row["ratio"]) <= 1.02, table

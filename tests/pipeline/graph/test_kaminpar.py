@@ -23,8 +23,9 @@ from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers import building as build
 from tests.helpers.graphs import make_graph, random_graph
-from tests.helpers.running import ROOT, TOY, alive, finish, forked, kill_after_rounds, status_of, summary_of, train
+from tests.helpers.running import ROOT, TOY, finish, forked, kill_after_rounds, status_of, summary_of, train
 from tests.pipeline.graph.test_partition import GRID, grid, is_partition
+from tools.strikes import is_alive
 
 pytest.importorskip("kaminpar")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -171,7 +172,7 @@ def test_a_request_to_stop_ends_the_process(signum, monkeypatch, tmp_path):
         thread.start()
         kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path)
     thread.join()
-    assert not alive(started[0]) and list(tmp_path.iterdir()) == []
+    assert not is_alive(started[0]) and list(tmp_path.iterdir()) == []
 
 
 class BusyStart(threading.Thread):
@@ -200,7 +201,7 @@ def test_the_process_ends_with_one_that_is_killed(monkeypatch, tmp_path):
     wait_until(sleeping.exists, "the process has asked to end with its parent")
     os.kill(pid, signal.SIGKILL)
     assert status_of(pid) == -signal.SIGKILL
-    wait_until(lambda: not alive(child), "the process has ended")
+    wait_until(lambda: not is_alive(child), "the process has ended")
     assert list(folder.iterdir()) == []
 
 

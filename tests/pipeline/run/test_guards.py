@@ -24,7 +24,8 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopp
 from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest
 from parallel_epochs.pipeline.run.threads import threads_per_rank
 from tests.helpers import guard_cases
-from tests.helpers.running import ROOT, TOY, alive, forked, rounds_of, shell, status_of, summary_of, train
+from tests.helpers.running import ROOT, TOY, forked, rounds_of, shell, status_of, summary_of, train
+from tools.strikes import is_alive
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -260,7 +261,7 @@ def test_a_kill_at_any_point_of_a_save_of_ranks_loses_nothing_and_leaves_nobody(
     with pytest.raises(RankError, match=r"rank 0 failed: Signal 9 \(SIGKILL\)"):
         train_hurt(config, folder, partial(guard_cases.die_in_a_save, point, 3))
     pids = [seen_by(rank, folder, "pid")[0] for rank in (0, 1)]
-    while any(map(alive, pids)):
+    while any(map(is_alive, pids)):
         time.sleep(0.05)
         assert time.monotonic() - float((folder / "killed").read_text()) < 30
     assert time.monotonic() - float((folder / "killed").read_text()) < 30

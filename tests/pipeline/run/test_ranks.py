@@ -27,9 +27,9 @@ from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
-from tests.helpers.running import ROOT, TOY, alive, finish, rounds_of, start, summary_of, train, wait_for_rounds
+from tests.helpers.running import ROOT, TOY, finish, rounds_of, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
-from tools.strikes import ranks_of
+from tools.strikes import is_alive, ranks_of
 
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 
@@ -315,7 +315,7 @@ def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     os.kill(process.pid if victim == "parent" else ranks[int(victim[-1])], signal.SIGKILL)
     killed = time.monotonic()
     output = process.communicate(timeout=300)[0]
-    while any(map(alive, ranks)):
+    while any(map(is_alive, ranks)):
         time.sleep(0.05)
         assert time.monotonic() - killed < 30
     if victim == "parent":
