@@ -1,6 +1,9 @@
 """The rules of the house that a program can check."""
 
 import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from tools.architecture import (
     ROOT,
@@ -13,7 +16,7 @@ from tools.architecture import (
     tree_of,
 )
 
-# Of code: without the signature, blank lines, comments and the docstring.
+# Lines of code, without the signature, blank lines, comments and the docstring.
 LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m tools.architecture --numbers` may count at most.
 LIMITS = {"rooms": 28, "imports between rooms": 120, "rooms in models/": 11, "imports between rooms of models/": 27,
@@ -60,6 +63,25 @@ def test_files_of_users_are_opened_in_one_place():
              if name.startswith("pipeline.") and not name.startswith("pipeline.run.") and name not in OWN_FILES
              for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and reads_a_file(node)]
     assert not found
+
+
+def test_docstrings_and_comments_are_sentences():
+    """A text that begins with one of these words has no subject, or asks what it should say."""
+    found = [f"{name}, line {line}: {text}" for name, path in modules().items()
+             for line, text in texts_of(path) if re.match(r"(Of|What|Who|Which|Whether|Beside)\b", text)]
+    assert not found
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Go through the docstrings of a module, and its comments that fill a line, without the further lines of each."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), text.partition("\n")[0]
+    before = ""
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.strip().startswith("# ") and not before.startswith("#"):
+            yield number, line.strip()[2:]
+        before = line.strip()
 
 
 def reads_a_file(call: ast.Call) -> bool:

@@ -38,7 +38,7 @@ CONF = schema.CONF
 Check = Callable[[RunConfig], None]
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
 
-# What --help shows on top, as far as a run has it: ten keys at most.
+# --help shows these keys on top, as far as a run has them: ten at most.
 FIRST = ("train.epochs", "train.lr", "model.num_layers", "model.hidden_channels", "model.dropout",
          "partition.num_parts", "trainer.model", "trainer.dim", "trainer.num_neighbors", "train.patience",
          "parallel.num_ranks", "device", "seed", "cache_dir")

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.run.errors import FileError
 if TYPE_CHECKING:
     import pandas as pd
 
-# What opens a zipped file, by the end of its name and by its first bytes.
+# Functions that open a zipped file, by the end of its name and by its first bytes.
 OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
 # How files begin that are not unzipped here.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parallel_epochs.pipeline.run import files
 
-# Of files above so many bytes :func:`sample_file` reads some blocks: to read all of one would take minutes.
+# :func:`sample_file` reads only some blocks of files above so many bytes: to read all of one would take minutes.
 HASHED_WHOLLY = 1 << 30
 HASHED_BLOCK, NUM_HASHED_BLOCKS = 1 << 20, 64
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
-# What a saved graph may be made of. Other classes could run code.
+# Classes that a saved graph may be made of. Other classes could run code.
 CLASSES = [AttrType, Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, HeteroData, BaseStorage, EdgeStorage,
            GlobalStorage, NodeStorage]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -286,7 +286,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
             continue
         check_tensor(key, value)
         value = (value.as_tensor() if isinstance(value, EdgeIndex) else value).detach()
-        # Of unsigned integers torch knows little but how to convert them.
+        # torch can do little with unsigned integers but convert them.
         tensors[key] = value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
     if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
         tensors["edge_attr"] = tensors["edge_attr"].unsqueeze(1)

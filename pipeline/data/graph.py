@@ -38,7 +38,7 @@ class Graph(Data):
 
     @property
     def kind(self) -> DataKind:
-        """What the dataset is: a graph, a graph with pairs of nodes, many graphs, triples or vectors."""
+        """The kind of the dataset: a graph, a graph with pairs of nodes, many graphs, triples or vectors."""
         return data_kind(self)
 
     @property
@@ -52,7 +52,7 @@ class Graph(Data):
 
     @property
     def on_disk(self) -> bool:
-        """Whether the arrays of the store are read block by block, rather than their rows by random access."""
+        """Tell whether the arrays of the store are read block by block, rather than their rows by random access."""
         return self._store.get("on_disk", False)
 
     @on_disk.setter

@@ -1,4 +1,4 @@
-"""What `python -m pipeline.check` says of an opened dataset: how much of everything there is, and what is odd."""
+"""Describes an opened dataset for `python -m pipeline.check`: how much of everything there is, and what is odd."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
-# What a line is called, and what it says.
+# The name of a line, and its text.
 Rows = list[tuple[str, str]]
 # Classes or tasks that are listed one by one.
 LISTED = 20
@@ -51,7 +51,7 @@ def describe_edges(data: Graph) -> Rows:
         return [*rows, ("odd edges", "not counted: the store says nothing of them")]
     kind = "undirected" if found.is_undirected else f"directed: {found.num_without_reverse:,} edges have no reverse"
     return [*rows, ("direction", kind), ("self-loops", f"{found.num_self_loops:,}"),
-            # Of a graph with several relations, most of them are edges of different ones.
+            # In a graph with several relations, most of them are edges of different relations.
             ("duplicate edges" if data.types.homogeneous else "parallel edges", f"{found.num_duplicates:,}"),
             ("isolated nodes", of_all(found.num_isolated, found.num_nodes))]
 

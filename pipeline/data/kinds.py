@@ -1,4 +1,4 @@
-"""What a dataset is."""
+"""Names the kinds of datasets."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 
 
 class DataKind(StrEnum):
-    """What a dataset is, as opened.
+    """The kind of an opened dataset.
 
     Attributes:
         GRAPH: one graph, perhaps with labels of its nodes.

@@ -1,4 +1,4 @@
-"""What the preparation of a graph learned of it, kept with a run so that other data are prepared in the same way."""
+"""Keeps what preparation learned of a graph with a run, so that other data are prepared in the same way."""
 # ruff: noqa: F722 (shapes are strings)
 
 from dataclasses import dataclass, field, fields
@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Learned:
-    """What a model expects of a graph, and the numbers that its preparation takes from the training data.
+    """Properties that a model expects of a graph, and numbers that its preparation takes from the training data.
 
     Attributes:
         num_columns: of ``x``.

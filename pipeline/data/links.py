@@ -34,7 +34,7 @@ from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.seeds import stream
 
-# Of pairs that OGB has not divided: unlike hits@K, it does not depend on the number of negative pairs.
+# The metric of pairs that OGB has not divided: unlike hits@K, it does not depend on the number of negative pairs.
 METRIC = "rocauc"
 
 

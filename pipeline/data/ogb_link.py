@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # Pairs by the names of their split and of what OGB calls them there.
 STORED = {pairs: (pairs.split("_")[0], "edge_neg" if pairs.endswith("negatives") else "edge") for pairs in PAIRS}
-# What ogbl-citation2 has in their place: the two ends of each pair, and other targets of its source.
+# ogbl-citation2 has these in their place: the two ends of each pair, and other targets of its source.
 SOURCE, TARGET, OTHERS = "source_node", "target_node", "target_node_neg"
 
 

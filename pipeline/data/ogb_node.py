@@ -37,7 +37,7 @@ from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
 
 log = logging.getLogger(__name__)
 
-# What comes of a download that is not whole; the first is _fetch's own.
+# Errors of a download that is not whole; the first is _fetch's own.
 CUT_SHORT = (http.client.HTTPException, ConnectionError, TimeoutError, zipfile.BadZipFile, zlib.error, EOFError)
 
 # Bytes of a table of whole numbers.
@@ -64,7 +64,7 @@ def link_evaluator(metric: str) -> ogb.linkproppred.Evaluator:
 
 
 def meta(name: str) -> pd.Series:
-    """What OGB's own table says about a dataset.
+    """A dataset in OGB's own table.
 
     Raises:
         ValueError: no dataset of OGB's is named so.

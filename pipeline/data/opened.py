@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=HasData)
 
 @dataclass
 class Part(Generic[Config]):
-    """What gets a model of its own: all of the data, or a connected component.
+    """A part of the data that gets a model of its own: all of it, or a connected component.
 
     Attributes:
         config: the configuration of its run.

@@ -22,9 +22,9 @@ from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
-# Of many graphs in one: where each begins, and the number of categories in the columns of nodes and of edges.
+# Keys of many graphs in one: where each begins, and the number of categories in the columns of nodes and edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
-# Of a graph whose nodes have names: see pipeline/data/node_names.py.
+# Keys of a graph whose nodes have names: see pipeline/data/node_names.py.
 NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
 
 

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
-# Of the name of a reverse relation, as PyG's ToUndirected names it too.
+# The beginning of a reverse relation's name, as with PyG's ToUndirected.
 REVERSE = "rev_"
 # Relations that a message lists.
 LISTED = 20

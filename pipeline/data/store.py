@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.names import MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run import words
 
 FLOATS = (torch.float32,)
-# Of a union of many graphs.
+# Arrays of a union of many graphs.
 UNION_KEYS = ("ptr", "by_source", "x_tables", "edge_tables")
 
 

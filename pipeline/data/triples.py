@@ -28,7 +28,7 @@ from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# What the file of a split may be called, its ending apart.
+# Names that the file of a split may have, without its ending.
 STEMS = {"train": ("train",), "valid": ("valid", "dev", "val"), "test": ("test",)}
 ENDING = re.compile(r"\.(txt|tsv|del|csv)(\.gz)?$")
 ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")

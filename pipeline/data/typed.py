@@ -30,7 +30,7 @@ MAX_RELATIONS = 1 << 16
 EDGES_OF_BLOCK = 1 << 22
 
 
-# Of who has not moved to :attr:`pipeline.data.graph.Graph.types` yet.
+# For callers that have not moved to :attr:`pipeline.data.graph.Graph.types` yet.
 Schema = GraphTypes
 
 

@@ -1,4 +1,4 @@
-"""What the log says of the inputs of a model on a graph with several types of nodes."""
+"""Describes the inputs of a model on a graph with several types of nodes, for the log."""
 
 from collections.abc import Sequence
 

@@ -32,11 +32,11 @@ from parallel_epochs.pipeline.run.errors import install_command
 
 log = logging.getLogger(__name__)
 
-# What names the first column of a table if it holds names; "" is the index that pandas writes.
+# Headers of a first column that holds names; "" is the index that pandas writes.
 NAMES = ("id", "name", "node", "word", "")
 # Cells of a column of numbers that hold none.
 MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "null", "NULL", "None"]
-# What an array of a file may be called.
+# Names that an array of a file may have.
 VECTOR_KEYS, LABEL_KEYS = ("embedding", "x", "position", "vectors"), ("labels", "y")
 # Types of the numbers of a file in IDX, by the third of its bytes.
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0b: ">i2", 0x0c: ">i4", 0x0d: ">f4", 0x0e: ">f8"}
@@ -45,7 +45,7 @@ IMAGES = re.compile(r"images.*idx\d")
 
 @dataclass
 class Found:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         x: vectors [num_points, channels].

@@ -46,7 +46,7 @@ class PartitionConfig:
 
     @property
     def is_random(self) -> bool:
-        """Whether clusters are drawn without a look at the edges, so that an edge lies within one by chance."""
+        """Tell whether clusters are drawn without a look at the edges, so that an edge lies within one by chance."""
         return self.name == "random"
 
 
@@ -108,7 +108,7 @@ LINK = {"task.name": ("link",)}
 
 @dataclass
 class TaskConfig:
-    """What is learned."""
+    """The task: what is learned."""
 
     name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
     type: str | None = key(None, "Type of the nodes whose labels are learned (graphs with several types of nodes). "
@@ -146,7 +146,7 @@ class TaskConfig:
 
 @dataclass
 class LoaderConfig:
-    """What a batch is."""
+    """The loader: what a batch is."""
 
     name: str = key("cluster", "Loader: cluster for the subgraphs of a partition's clusters, neighbor for training "
                     "nodes with sampled neighbours, graph for whole graphs.")
@@ -174,7 +174,7 @@ TABLE = {"features.name": ("embedding",)}
 
 @dataclass
 class FeaturesConfig:
-    """Which node features a model reads."""
+    """The node features that a model reads."""
 
     name: str = key("data", "data: the features of the nodes, or those that data.node_features makes from the edges. "
                     "embedding: a learned table with a row for each node.")
@@ -232,7 +232,7 @@ class GNNTrainConfig(TrainConfig):
 
 @dataclass
 class GNNParallelConfig(ParallelConfig):
-    """Which ranks train, and how the learning rate follows their number."""
+    """The ranks that train, and how the learning rate follows their number."""
 
     lr_scaling: str = key("linear", "Factor by which train.lr is multiplied if n ranks train in a step. none: 1. "
                           "sqrt: the square root of n. linear: n.",
@@ -261,17 +261,17 @@ class EvaluationConfig:
 
     @property
     def smooths(self) -> bool:
-        """Whether predictions are smoothed."""
+        """Tell whether predictions are smoothed."""
         return self.smooth != "none"
 
     @property
     def is_exact(self) -> bool:
-        """Whether the whole graph is predicted at once."""
+        """Tell whether the whole graph is predicted at once."""
         return self.method == "exact"
 
     @property
     def samples(self) -> bool:
-        """Whether neighbours are sampled."""
+        """Tell whether neighbours are sampled."""
         return self.method == "neighbor"
 
 
@@ -365,7 +365,7 @@ class GNNConfig(RunConfig):
 
     @property
     def predicts_links(self) -> bool:
-        """Whether pairs of nodes are predicted, and not labels."""
+        """Tell whether pairs of nodes are predicted, and not labels."""
         return self.task.name == "link"
 
     def check_components(self) -> None:

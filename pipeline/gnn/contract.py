@@ -19,7 +19,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 class Task(Protocol):
-    """What is learned, from tensors alone.
+    """A task: it defines what is learned, from tensors alone.
 
     `loss` returns the loss of a batch, summed over what counts in it, and the number of that, or the sum of its
     weights. `predict` returns the numbers of a batch's targets and a row for each. `scores` computes the metric of each

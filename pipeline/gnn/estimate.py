@@ -1,4 +1,4 @@
-"""What a run takes at least, by arithmetic, before anything is built: absurd sizes are refused by name."""
+"""Computes what a run takes at least, before anything is built: absurd sizes are refused by name."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Sizes = dict[str, int]
 
 @dataclass(frozen=True)
 class Machine:
-    """What holds a run: a GPU for each rank, or this machine for all its ranks.
+    """The memory that holds a run: a GPU for each rank, or this machine for all its ranks.
 
     Attributes:
         on_gpu: whether the model lies on a GPU.

@@ -15,9 +15,9 @@ from parallel_epochs.pipeline.run.seeds import stream
 OPTIMIZERS = {"sparse_adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
 # Rows of one stream of random numbers; another value gives another table.
 ROWS_OF_STREAM = 4096
-# Of the numbers at the start: the table is learned rather than random (docs/log.md).
+# Standard deviation of the first numbers: the table is learned rather than random (docs/log.md).
 DEVIATION = 0.1
-# Of the table among the weights of a model.
+# Name of the table among the weights of a model.
 KEY = "node_table"
 
 

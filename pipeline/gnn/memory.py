@@ -1,4 +1,4 @@
-"""What a run will hold in memory, measured on small batches by its own model before it starts."""
+"""Predicts what a run will hold in memory, from small batches of its own model, before it starts."""
 
 import copy
 import logging
@@ -34,7 +34,7 @@ from parallel_epochs.pipeline.run.seeds import stream
 log = logging.getLogger(__name__)
 # Nodes of the batches that are measured: so few that it takes a second at most, so many that the rest is proportion.
 FEW, MORE = 256, 512
-# Of the graph's nodes and edges, beside what a step and an evaluation hold: a partition while it is drawn.
+# Bytes of a node of the graph for a partition while it is drawn, on top of those of a step and an evaluation.
 BYTES_PER_NODE_DRAWN = 32
 # Bytes that a CPU's allocator takes for each that is asked of it: what lies between blocks of other sizes (measured).
 ALLOCATED = 1.1
@@ -64,7 +64,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a rank holds, in bytes; on a GPU what lies there.
+    """The bytes that a rank holds; on a GPU, those that lie there.
 
     Attributes:
         process: the process itself, with what it has imported.

@@ -19,7 +19,7 @@ CHANNELS = 64
 PairScorer = Callable[[Int[Tensor, "num_pairs 2"]], Float[Tensor, " num_pairs"]]
 
 
-# What common neighbours of pairs are worth, one number for each pair: their number, or sums of weights of theirs.
+# Functions that score the common neighbours of pairs, one number a pair: their number, or sums of their weights.
 COUNTS: dict[str, Callable[[CommonNeighbors], Float[Tensor, " num_pairs"]]] = {
     "common neighbours": lambda found: found.ptr.diff().float(),
     "Adamic-Adar": CommonNeighbors.adamic_adar, "resource allocation": CommonNeighbors.allocate_resources}

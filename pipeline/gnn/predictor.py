@@ -38,7 +38,7 @@ from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage
 
 log = logging.getLogger(__name__)
 
-# Of a block of the whole graph, computed at a time.
+# Size of a block of the whole graph that is computed at a time.
 BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
 

@@ -1,4 +1,4 @@
-"""What is trained on one graph."""
+"""Sets up what is trained on one graph."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +18,11 @@ from parallel_epochs.pipeline.gnn.relations import Neighbours
 
 @dataclass
 class Setup(Part[GNNConfig]):
-    """What is trained on a graph: its task, its loader and its model, each built once, when it is first needed."""
+    """The set-up of training on a graph: its task, loader and model, each built once, when it is first needed."""
 
     @property
     def kind(self) -> Kind:
-        """What is learned, and what its rows are."""
+        """The kind: what is learned, and what its rows are."""
         return kind_of(self.config)
 
     @cached_property
@@ -32,7 +32,7 @@ class Setup(Part[GNNConfig]):
 
     @cached_property
     def loader(self) -> Loader:
-        """What makes the batches."""
+        """The loader, which makes the batches."""
         return build_loader(self.config, self.data, self.kind, self.device)
 
     @cached_property
@@ -43,7 +43,7 @@ class Setup(Part[GNNConfig]):
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """Of a graph with several types of nodes, by which relations the test nodes have neighbours."""
+        """The relations by which test nodes have neighbours, in a graph with several types of nodes."""
         return Neighbours(self.data, self.data.test_mask.nonzero().squeeze(1))
 
     @cached_property

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MOST_FORESTS = 12
 # Rows that a model is fitted to at most, drawn at random.
 MOST_ROWS = 10_000
-# Of the penalty of a linear model, as scikit-learn's C; and how often features and labels are propagated.
+# Penalties of linear models, as scikit-learn's C; and how often features and labels are propagated.
 STRENGTHS, HOPS, STEPS = (0.01, 0.1, 1.0), (1, 2, 3), 50
 ALPHAS = (0.5, 0.8, 0.95)
 # Probabilities this close to 0 and 1 are as good as certain.

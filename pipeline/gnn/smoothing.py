@@ -124,7 +124,7 @@ def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tupl
     """Smooth predictions with each choice of the alphas, the smallest first; yields the alphas and the result."""
     config, data = setup.config, setup.data
     is_twofold = config.evaluation.smooth == "correct_and_smooth"
-    # Beside views, a GPU need not hold the whole graph.
+    # With views, a GPU need not hold the whole graph.
     device = setup.device if config.evaluation.is_exact else torch.device("cpu")
     adjacency = NormalizedAdjacency(data.edge_index.to(device), data.num_nodes,
                                     kernel="auto" if config.kernel == "pyg" else config.kernel)

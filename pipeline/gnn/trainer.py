@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
 
-# Of a loss whose gradients overflow float16: with a smaller one, it is not the scale's fault.
+# Smallest scale of a loss whose gradients overflow float16: below it, the scale is not at fault.
 SMALLEST_SCALE = 2.0**-14
 
 

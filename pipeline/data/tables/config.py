@@ -176,7 +176,7 @@ class TablesConfig(DataConfig):
 
     @property
     def has_features(self) -> bool:
-        """Whether features of nodes are made of columns, and not of edges."""
+        """Tell whether features of nodes are made of columns, and not of edges."""
         return bool(self.nodes.features or self.text_columns() or self.nodes.categories or self.nodes.text_neighbors)
 
     @property

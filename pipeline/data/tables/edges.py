@@ -48,7 +48,7 @@ ONE_HOT = RelationLimit(4096, "would be as many features of each edge", "data.ed
 
 @dataclass
 class Counted:
-    """What the sorted edges are, before any is written.
+    """The sorted edges, before any is written.
 
     Attributes:
         in_degree: edges that end at each node [num_nodes], int64.

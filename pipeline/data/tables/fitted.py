@@ -1,4 +1,4 @@
-"""What the preparation of tables learned of them, kept with the graph so that other tables are prepared alike."""
+"""Keeps what the preparation of tables learned of them with the graph, so that other tables are prepared alike."""
 
 import io
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.tables.scores import TextScores
 
 @dataclass
 class Columns:
-    """What is known of the columns of features of nodes.
+    """The columns of features of nodes, as they were fitted.
 
     Attributes:
         flagged: places of the columns of numbers whose empty cells are marked by a column of their own.
@@ -35,7 +35,7 @@ class Columns:
 
 @dataclass
 class Fitted:
-    """What the preparation of tables of nodes and edges learned of them.
+    """The values that the preparation of tables of nodes and edges learned.
 
     Attributes:
         columns: of the table of nodes.

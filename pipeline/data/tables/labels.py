@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # Nodes whose labels are in memory at a time.
 BLOCK = 1 << 18
-# What a cell of a split column may say.
+# Texts that a cell of a split column may hold.
 NAMES = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 
 
@@ -33,7 +33,7 @@ Split = Callable[[np.ndarray], list[Tensor]]
 
 @dataclass
 class Labels:
-    """What is learned of the nodes.
+    """The labels of the nodes.
 
     Attributes:
         columns: of the labels.

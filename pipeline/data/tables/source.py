@@ -65,7 +65,7 @@ class Source:
         if kind == "FLOAT":
             value = name
         elif kind == "VARCHAR":
-            # Of a bare column the reader of CSV files would do the cast itself, and fail.
+            # For a bare column, the reader of CSV files would do the cast itself, and fail.
             value = f"TRY_CAST(nullif({name}, '') AS DOUBLE)"
         elif kind.startswith(NUMBERS):
             value = f"{name}::DOUBLE"

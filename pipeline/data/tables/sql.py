@@ -188,7 +188,7 @@ class Database:
                             f"not fit ({format_bytes(shutil.disk_usage(self.folder).free)} are free): "
                             f"{_first_line(error)}") from error
         except duckdb.Error as error:
-            # Of a commit that the disk has no room for, DuckDB says that the transaction failed, and why in its text.
+            # If the disk has no room for a commit, DuckDB says that the transaction failed, and why in its text.
             if "No space left on device" in str(error):
                 raise FileError(f"{doing}: {self.folder} has no space left: {_first_line(error)}") from error
             if isinstance(error, duckdb.IOException):

@@ -53,7 +53,7 @@ class Predicted:
 
 
 class Kind(ABC):
-    """What a run learns of a graph.
+    """A kind of learning on a graph.
 
     A kind owns its task, what a row of predictions is and how rows are written, its ids, its record in the report, and
     what other data a trained model takes.

@@ -33,7 +33,7 @@ class LabelKind(Kind):
 
     @property
     def loss(self) -> LossOptions:
-        """What the run asks of the loss of its labels."""
+        """The options of the loss of its labels."""
         task = self.config.task
         return LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma)
 

@@ -168,7 +168,7 @@ class NeighborLoader:
 
     @property
     def name(self) -> str:
-        """What draws the neighbours."""
+        """The sampler that draws the neighbours."""
         return "PyG's NeighborLoader" if self._backend == "pyg" else "numpy" if LIBRARY.get() is None else "native"
 
     def _samples(self, order: SeedOrder,

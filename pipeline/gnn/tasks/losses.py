@@ -15,7 +15,7 @@ BALANCED = "balanced"
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What a run asks of the loss of its labels. The attributes are the keys of `task` that have their names.
+    """The options of the loss of labels. The attributes are the keys of `task` that have their names.
 
     Attributes:
         label_smoothing: fraction of the target that is spread evenly over all classes, as in

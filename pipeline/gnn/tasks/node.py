@@ -191,6 +191,6 @@ def _standard(y: Float[Tensor, "num_nodes columns"]) -> tuple[Float[Tensor, " co
     """
     mean = y.double().nanmean(0).nan_to_num()
     deviation = (y - mean).square().nanmean(0).sqrt().nan_to_num()
-    # What float32 makes of equal values is no spread.
+    # A spread that only comes from the rounding of float32 does not count.
     constant = deviation <= 1e-6 * mean.abs()
     return mean.float(), deviation.where(~constant, 1.0).float()
