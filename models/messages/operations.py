@@ -1,4 +1,4 @@
-"""What combines two operands of an edge into a message, by the name in ``u_NAME_v``."""
+"""Combines two operands of an edge into a message, by the name in ``u_NAME_v``."""
 
 from collections.abc import Callable
 
