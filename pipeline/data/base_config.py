@@ -1,11 +1,15 @@
 """The keys that every dataset has, and checks that several datasets share."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from parallel_epochs.pipeline.keys import entries, key
 from parallel_epochs.pipeline.run import files
+
+# Path of a table in the file of a model that is shared without its data.
+NO_FILE = "not in this file"
 
 
 @dataclass
@@ -15,6 +19,7 @@ class DataConfig:
     Attributes:
         holds: what the dataset is: "graph", one graph; "graphs", many graphs, each with its own labels; "triples", a
             knowledge graph; "vectors", points without edges. Each trainer names those that it can train on.
+        other_keys: keys below `data` that name other data for a trained model; empty if it takes no others.
         is_stored: whether the cache keeps it as a store, see :mod:`pipeline.graph.store`, even without `on_disk`.
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
@@ -25,6 +30,7 @@ class DataConfig:
     holds: ClassVar[str] = "graph"
     is_stored: ClassVar[bool] = False
     links: ClassVar[str] = "none"
+    other_keys: ClassVar[tuple[str, ...]] = ()
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
                           "separate for one model per component.")
@@ -64,6 +70,28 @@ class DataConfig:
         """List the files, folders and patterns of files that are read, each with the key that names it."""
         return [(f"data.{entry.name}", Path(entry.value)) for entry in entries(self)
                 if entry.meaning.names_files and entry.value]
+
+    def check_others(self, given: dict[str, str | None], run: Path) -> None:
+        """Refuse keys that name other data for a trained model in a way that does not fit these.
+
+        Args:
+            given: keys, which may be completed, and their values.
+            run: directory of the run, for messages.
+
+        Raises:
+            ValueError: names the key.
+        """
+
+    def missing_others(self, given: Collection[str]) -> list[str]:
+        """List the keys of other data that a model without data of its own needs and that are not given."""
+        return [] if given else [f"data.{name}" for name in self.other_keys]
+
+    def without_files(self) -> dict[str, Any]:
+        """Return the keys of files, with what stands for them in a model without data of its own."""
+        return {f"data.{name}": NO_FILE for name in self.other_keys}
+
+    def leave_labels(self) -> None:
+        """Read no labels from now on, where they could be left out."""
 
     def check_labels(self) -> None:
         """Refuse to learn labels of nodes, if the keys say that there are none.

@@ -195,6 +195,7 @@ class FileConfig(DataConfig):
     """A `torch_geometric.data.Data`, a dict of tensors or an `InMemoryDataset` of one graph, saved by torch.save."""
 
     links: ClassVar[str] = "edges"
+    other_keys: ClassVar[tuple[str, ...]] = ("path",)
     source: str = key("file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True)
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
     mask_column: int | None = key(None, "Column of the masks to use, counted from 0, if they have "
@@ -310,6 +311,7 @@ class ManyGraphsConfig(DataConfig):
 class GraphFilesConfig(ManyGraphsConfig):
     """A folder of files, each a `torch_geometric.data.Data` of one graph with a label, saved by torch.save."""
 
+    other_keys: ClassVar[tuple[str, ...]] = ("folder",)
     source: str = key("graph_files", "Folder of files. Each holds a torch_geometric Data of one graph that torch.save "
                       "wrote.", shapes_graph=True)
     folder: str = key(..., "Path of the folder. It holds *.pt, or train/, valid/ and test/ with such files.",
@@ -331,6 +333,7 @@ class GraphFilesConfig(ManyGraphsConfig):
 class SmilesConfig(ManyGraphsConfig):
     """A table of molecules as SMILES, with labels in columns, which become graphs with OGB's features."""
 
+    other_keys: ClassVar[tuple[str, ...]] = ("path",)
     source: str = key("smiles", "Table (CSV) of molecules as SMILES, with labels in its columns.", shapes_graph=True)
     path: str = key(..., "Path of the table, .csv or .csv.gz. Its first line names the columns.", is_path=True,
                     names_files=True)
@@ -476,7 +479,7 @@ class VectorsConfig(DataConfig):
 # which returns a `Data`, and, if it reads files, `hash_content`, which returns a text. Both are called with the keys
 # that their parameters are named after. One that has `write_store(config, writer, on_stage)` in place of `read` writes
 # the prepared graph as a store.
-DATASETS = {
+DATASETS: dict[str, tuple[str, type[DataConfig]]] = {
     "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
     "digits": ("digits", DigitsConfig),
     "ogb": ("ogb_node", OGBConfig),

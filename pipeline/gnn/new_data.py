@@ -1,7 +1,6 @@
 """Other data than those of the training, prepared as the training data were, for a trained model."""
 
 import logging
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +11,10 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
+from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
-from parallel_epochs.pipeline.data.tables.schema import without_paths
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
@@ -31,10 +30,6 @@ FILE = "preprocessing.pt"
 # Keys that say where labels and splits are.
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
              "data.edges.time")
-# Sources of which other data can be read, and the keys below `data` that name them.
-KEYS = {"file": ("path",), "smiles": ("path",), "graph_files": ("folder",),
-        "tables": ("nodes.path", "edges.path", "nodes.table", "edges.table", "folder", "schema")}
-
 
 def write_start(setup: Setup, folder: Path) -> None:
     """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
@@ -63,8 +58,9 @@ def learn_of(setup: Setup) -> Learned:
 
 def why_not(config: GNNConfig) -> str | None:
     """Say why a model of a run cannot predict other data; none if it can."""
-    if config.data.source not in KEYS:
-        return f"data={config.data.source} cannot be read from other files; data={', '.join(KEYS)} can"
+    if not config.data.other_keys:
+        can = [name for name, (_, source) in DATASETS.items() if source.other_keys]
+        return f"data={config.data.source} cannot be read from other files; data={', '.join(can)} can"
     if config.learned_channels:
         return "its model learned features of the nodes of its training, and new nodes have none (features=embedding)"
     if config.data.on_disk:
@@ -89,8 +85,8 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     named = {"path": new.path, "folder": new.folder, "schema": new.schema, "nodes.path": new.nodes.path,
              "nodes.table": new.nodes.table, "edges.path": new.edges.path, "edges.table": new.edges.table}
     given: dict[str, str | None] = {f"data.{name}": value for name, value in named.items() if value is not None}
-    known = [f"data.{name}" for name in KEYS.get(config.data.source, ())]
-    if run.shared is not None and (missing := _missing(config.data, given)):
+    known = [f"data.{name}" for name in config.data.other_keys]
+    if run.shared is not None and (missing := config.data.missing_others(given)):
         raise ValueError(f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}")
     if not given:
         return {}
@@ -100,40 +96,8 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     if wrong := [name for name in given if name not in known]:
         raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
                          f"data by {' or '.join(known)}")
-    if config.data.is_stored:
-        _check_schema(config.data, folder, given)
-    if "data.nodes.path" in given and config.data.nodes.path is None:
-        raise ValueError(f"data.nodes.path={given['data.nodes.path']}: {folder} was trained without a table of nodes. "
-                         "Leave it out")
-    for part in ("nodes", "edges") if config.data.is_stored else ():
-        path = getattr(config.data, part).path
-        if f"data.{part}.path" in given:  # of a file that may have no tables of several names
-            given.setdefault(f"data.{part}.table", None)
-        elif "data.folder" in given and path is not None and Path(path).is_absolute():
-            raise ValueError(f"data.folder={given['data.folder']}: {folder} was trained on {path}, which is in no "
-                             f"folder. Name another table by data.{part}.path")
+    config.data.check_others(given, folder)
     return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
-
-
-def _check_schema(source: Any, folder: Path, given: dict[str, str | None]) -> None:
-    """Refuse other tables that are named in another way than those of the training."""
-    if source.schema is None and "data.schema" in given:
-        raise ValueError(f"data.schema={given['data.schema']}: {folder} was trained on one type of nodes. Name other "
-                         "tables by data.nodes.path and data.edges.path")
-    single = [name for name in given if name.startswith(("data.nodes.", "data.edges."))]
-    if source.schema is not None and single:
-        raise ValueError(f"{single[0]}={given[single[0]]}: {folder} was trained on several types of nodes. Name other "
-                         "tables by data.schema, or by data.folder if they have the names of those of the training")
-
-
-def _missing(source: Any, given: Collection[str]) -> list[str]:
-    """Return the keys of other data that a model without data of its own needs and that are not given."""
-    if not source.is_stored:
-        return [] if given else [f"data.{name}" for name in KEYS[source.source]]
-    if source.schema is not None:
-        return [] if "data.schema" in given else ["data.schema"]
-    needed = ["data.edges.path", *(["data.nodes.path"] if source.nodes.path is not None else [])]
-    return [name for name in needed if name not in given]
 
 
 def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device) -> OpenData:
@@ -205,23 +169,12 @@ def export(run: SavedRun, path: Path) -> None:
         round_, epoch = place_of(state, is_best=run.is_best)
         weights = state["model"]
     config = keys.replaced(run.config, {
-        **_without_files(run.config.data), "cache_dir": ".cache", "resume": None,
+        **run.config.data.without_files(), "cache_dir": ".cache", "resume": None,
         **dict.fromkeys(OF_LABELS)})
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
                            "learned": _load(run, state).to_dict()})
     log.info("wrote the model to %s", path)
-
-
-def _without_files(source: Any) -> dict[str, Any]:
-    """Return the keys of files of a source, with what stands for them in a model without data of its own."""
-    if not source.is_stored:
-        return {f"data.{name}": "not in this file" for name in KEYS[source.source]}
-    if source.schema is not None:
-        return {"data.schema": without_paths(source.schema, "not in this file"), "data.folder": None}
-    has_nodes = source.nodes.path is not None
-    return {"data.edges.path": "not in this file", "data.nodes.path": "not in this file" if has_nodes else None,
-            "data.folder": None}
 
 
 def place_of(state: dict, *, is_best: bool) -> tuple[int, int]:

@@ -177,7 +177,7 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
 def _open(run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool) -> OpenData:
     """Open the data to predict: those of the training, or others, which `config` then names."""
     if is_new:
-        vars(config.data)["reads_labels"] = not config.data.is_stored
+        config.data.leave_labels()
     config.check()
     build.check(config)
     device = choose_device(run.device)

@@ -16,6 +16,11 @@ log = logging.getLogger(__name__)
 
 # Cells of a table that are made at a time.
 MAX_CELLS = 2**21
+# What the numbers of a table are, by the kind of the labels, and how they are computed from rows.
+SCORES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "classes": ("probability", lambda rows: rows.double().softmax(1).float()),
+    "binary tasks": ("score", lambda rows: rows.double().sigmoid().float()),
+    "real values": ("value", lambda rows: rows)}
 
 
 @dataclass(frozen=True)
@@ -65,19 +70,13 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
         labels: names of the columns of `rows`; none where they have numbers.
         smoothed: smoothed numbers of every class, as `rows`; none without them.
     """
-    columns: Columns = {}
-    if kind == "classes":
-        columns["class"] = _name_classes(rows, labels)
-        if smoothed is not None:
-            columns["smoothed_class"] = _name_classes(smoothed, labels)
-        name, scores = "probability", rows.double().softmax(1).float()
-    elif kind == "real values":
-        name, scores = "value", rows
-    else:
-        name, scores = "score", rows.double().sigmoid().float()
-    numbers = range(rows.size(1)) if labels is None else labels
-    return columns | {f"{name}_{label}": column.numpy()
-                      for label, column in zip(numbers, scores.unbind(1), strict=True)}
+    name, score = SCORES[kind]
+    names = range(rows.size(1)) if labels is None else labels
+    found: Columns = {"class": _name_classes(rows, labels)} if name == "probability" else {}
+    if smoothed is not None:
+        found["smoothed_class"] = _name_classes(smoothed, labels)
+    return found | {f"{name}_{label}": column.numpy()
+                    for label, column in zip(names, score(rows).unbind(1), strict=True)}
 
 
 def _name_classes(rows: Tensor, labels: list[str] | None) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 import importlib.util
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from parallel_epochs.pipeline.data.base_config import (
+    NO_FILE,
     DataConfig,
     check_folder,
     check_fractions,
@@ -18,7 +20,13 @@ from parallel_epochs.pipeline.data.base_config import (
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.heads import is_there
-from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_relation, check_schema, read_schema
+from parallel_epochs.pipeline.data.tables.schema import (
+    TableSchema,
+    check_relation,
+    check_schema,
+    read_schema,
+    without_paths,
+)
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -102,6 +110,8 @@ class TablesConfig(DataConfig):
     """Tables of edges and nodes: CSV, TSV, Parquet, DuckDB or SQLite, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
+    other_keys: ClassVar[tuple[str, ...]] = (
+        "nodes.path", "edges.path", "nodes.table", "edges.table", "folder", "schema")
     # False for tables that a trained model predicts, whose labels are not read.
     reads_labels = True
     links: ClassVar[str] = "edges"
@@ -143,6 +153,37 @@ class TablesConfig(DataConfig):
                             changes_numbers=False)
     threads: int = key(0, "Number of threads of DuckDB. 0: as many as PyTorch uses.", minimum=0, below=1024,
                        changes_numbers=False)
+
+    def check_others(self, given: dict[str, str | None], run: Path) -> None:
+        if self.schema is None and "data.schema" in given:
+            raise ValueError(f"data.schema={given['data.schema']}: {run} was trained on one type of nodes. Name other "
+                             "tables by data.nodes.path and data.edges.path")
+        single = [name for name in given if name.startswith(("data.nodes.", "data.edges."))]
+        if self.schema is not None and single:
+            raise ValueError(f"{single[0]}={given[single[0]]}: {run} was trained on several types of nodes. Name other "
+                             "tables by data.schema, or by data.folder if they have the names of those of the "
+                             "training")
+        if "data.nodes.path" in given and self.nodes.path is None:
+            raise ValueError(f"data.nodes.path={given['data.nodes.path']}: {run} was trained without a table of nodes. "
+                             "Leave it out")
+        for part, path in (("nodes", self.nodes.path), ("edges", self.edges.path)):
+            if f"data.{part}.path" in given:  # of a file that may have no tables of several names
+                given.setdefault(f"data.{part}.table", None)
+            elif "data.folder" in given and path is not None and Path(path).is_absolute():
+                raise ValueError(f"data.folder={given['data.folder']}: {run} was trained on {path}, which is in no "
+                                 f"folder. Name another table by data.{part}.path")
+
+    def missing_others(self, given: Collection[str]) -> list[str]:
+        return [name for name, value in self.without_files().items() if value is not None and name not in given]
+
+    def without_files(self) -> dict[str, Any]:
+        if self.schema is not None:
+            return {"data.schema": without_paths(self.schema, NO_FILE), "data.folder": None}
+        return {"data.edges.path": NO_FILE, "data.nodes.path": None if self.nodes.path is None else NO_FILE,
+                "data.folder": None}
+
+    def leave_labels(self) -> None:
+        self.reads_labels = False
 
     def origin(self) -> str:
         if self.schema is not None:

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.cache import load_links
+from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.data.typed_links import RELATION, LinkRelation, link_relation_of, name_relation
@@ -53,6 +54,9 @@ class LinkKind(Kind):
         refuse_unlabelled(data, self.config.data.origin())
 
     def task(self, data: Data) -> LinkTask:
+        if data.kind is not DataKind.PAIRS:
+            raise ValueError("task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
+                             "labels of nodes: set task=node")
         return LinkTask(data, hidden_channels=self.config.model.hidden_channels, metric=self.config.task.metric,
                         valid_edges=self.config.task.valid_edges)
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.link_predictor import LinkModel
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.metrics import check_finite, hits_at, link_metric
@@ -54,9 +53,6 @@ class LinkTask:
     label_moments: Tensor | None = None
 
     def __init__(self, data: Data, *, hidden_channels: int, metric: str | None = None, valid_edges: bool = False):
-        if data_kind(data) is not DataKind.PAIRS:
-            raise ValueError("task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
-                             "labels of nodes: set task=node")
         self.metric: str = metric or data.metric
         self.in_channels = data.x.size(1) - data.num_categories
         self.out_channels, self.num_rows = hidden_channels, data.num_nodes

@@ -67,7 +67,7 @@ class NodeTask:
         loss_options.check_kind(self.kind)
         self.label_loss = None if self.kind == "real values" else LabelLoss(
             loss_options, data, num_labels=self.out_channels, is_binary=self.kind == "binary tasks")
-        if self.kind == "real values":
+        if self.label_loss is None:
             self._mean, self._std = _standard(data.y[data.train_mask])
         if label_input:
             self.in_channels += self.out_channels + 1
@@ -100,7 +100,7 @@ class NodeTask:
         rows = self._predict(model, batch, batch.train_mask)
         if not batch.target.all():  # those of a whole graph are as large as it, and need no copy
             rows = rows[batch.target]
-        if self.kind == "real values":
+        if self.label_loss is None:
             rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
         return self._rows_of(batch)[batch.target], rows
 
