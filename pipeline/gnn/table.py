@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # Cells of a table that are made at a time.
 MAX_CELLS = 2**21
-# What the numbers of a table are, by the kind of the labels, and how they are computed from rows.
+# Name of the numbers of a table and their computation from rows, by the kind of the labels.
 SCORES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "classes": ("probability", lambda rows: rows.double().softmax(1).float()),
     "binary tasks": ("score", lambda rows: rows.double().sigmoid().float()),
