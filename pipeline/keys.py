@@ -240,34 +240,6 @@ def expand_paths(config: Config) -> Config:
                              if entry.meaning.is_path and isinstance(entry.value, str)})
 
 
-def union(name: str, classes: Iterable[type], open_parts: Mapping[str, type]) -> type:
-    """Make a dataclass that has every key of some dataclasses; parts of one name are joined as well.
-
-    Args:
-        open_parts: the class of each part that stays open for the keys of one of its members.
-    """
-    fields: dict[str, list[dataclasses.Field]] = {}
-    for class_ in classes:
-        for part in dataclasses.fields(class_):
-            fields.setdefault(part.name, []).append(part)
-    joined: list[tuple[str, Any, dataclasses.Field]] = []
-    for part_name, parts in fields.items():
-        if part_name in open_parts:
-            joined.append((part_name, open_parts[part_name], parts[0]))
-            continue
-        types = [part.type for part in parts if isinstance(part.type, type) and dataclasses.is_dataclass(part.type)]
-        if not types:
-            joined.append((part_name, parts[0].type, parts[0]))
-            continue
-        # A class that another one extends adds nothing.
-        own = [kind for kind in dict.fromkeys(types) if not any(other is not kind and issubclass(other, kind)
-                                                                for other in types)]
-        kind = own[0] if len(own) == 1 else dataclasses.make_dataclass(own[0].__name__, [], bases=tuple(own))
-        default = next((part.default_factory for part in parts if part.type is kind), kind)
-        joined.append((part_name, kind, dataclasses.field(default_factory=default)))
-    return dataclasses.make_dataclass(name, joined)
-
-
 def to_yaml(config: "DataclassInstance") -> str:
     """Write a configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
