@@ -161,7 +161,7 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         config = _merge(usual, {name: value for name, value in values.items()
                                 if not _is_same(value, read.get(name, ...))})
     except OmegaConfBaseException as error:
-        # What is typed has been looked at before: only in a file the message may lack the key.
+        # Typed values have been checked before: only for a file the message may lack the key.
         message, key = one_line(error), error.full_key
         where = f"{key}: " if is_saved and key and f"'{key}'" not in message else ""
         raise ValueError(where + message) from None
