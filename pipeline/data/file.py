@@ -206,9 +206,6 @@ def _load(path: Path) -> object:
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
-        if "Unsupported operand" in str(error):
-            raise ValueError(f"{path} was saved with another pickle protocol than 2, or holds code: save it again by "
-                             "torch.save(data, FILE), without pickle_protocol") from None
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which a file cut short gives
             raise
         raise ValueError(f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
