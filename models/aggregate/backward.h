@@ -240,8 +240,11 @@ struct Backward {
     Buffer<int64_t> relation;
     Buffer<vf> carried;
     explicit Room(const Encoder& encoder)
-        : features(TILE * encoder.stride()), z(2 * PLANE), grad_features(TILE * encoder.stride()),
-          relation(encoder.table ? TILE : 0), carried(encoder.num_blocks) {}
+        : features(TILE * encoder.stride()),
+          z(2 * PLANE),
+          grad_features(TILE * encoder.stride()),
+          relation(encoder.table ? TILE : 0),
+          carried(encoder.num_blocks) {}
   };
 
   int run_tile(Room& room, int64_t stream, int64_t chunk) {

@@ -96,9 +96,8 @@ INLINE void encode_tile(Encoder& encoder, const Tile& tile, const int64_t* node,
       }
     }
   };
-  auto end = [=](int i, vf a, int b) INLINE_LAMBDA {
-    store(z + b * PLANE + i * LANES, Message ? max(vf{}, a) + eps : a);
-  };
+  auto end = [=](int i, vf a, int b)
+                 INLINE_LAMBDA { store(z + b * PLANE + i * LANES, Message ? max(vf{}, a) + eps : a); };
 
   if (encoder.num_groups == 0) {
     const bool encoded = encoder.kind == ENCODED;

@@ -55,7 +55,10 @@ struct Forward {
     Buffer<int64_t> relation;
     Buffer<State> carried;
     explicit Room(const Encoder& encoder)
-        : features(TILE * encoder.stride()), z(2 * PLANE), relation(encoder.table ? TILE : 0), carried(encoder.num_blocks) {}
+        : features(TILE * encoder.stride()),
+          z(2 * PLANE),
+          relation(encoder.table ? TILE : 0),
+          carried(encoder.num_blocks) {}
   };
 
   int run_tile(Room& room, int64_t chunk) {

@@ -81,9 +81,7 @@ struct Softmax {
 
   INLINE void merge(State& s, const State& o) const { s.merge(o); }
 
-  INLINE Output finish(const State& s, float) const {
-    return {s.weighted / s.total, s.base + log2(s.total), vf{}};
-  }
+  INLINE Output finish(const State& s, float) const { return {s.weighted / s.total, s.base + log2(s.total), vf{}}; }
 
   // Tells whether exponents reach `limit`, from where on their rounding matters.
   INLINE bool is_steep(const State& s, float limit) const {

@@ -24,6 +24,10 @@ static Encoder make_encoder(const AggregationProblem& p) {
 }
 
 static Sorted sorted_edges(const AggregationProblem& p) {
-  return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
+  return {p.num_rows,
+          p.num_others,
+          p.num_edges,
+          {p.ptr, bool(p.ptr_wide)},
+          {p.other, bool(p.other_wide)},
           {p.position, bool(p.position_wide)}};
 }

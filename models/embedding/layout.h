@@ -16,20 +16,20 @@ struct LayoutProblem {  // layout.py reads its fields from here
   int64_t dim, num_tasks, num_negatives, num_threads;
   uint64_t key;
   float lr, attraction, negative_weight, smooth, clip;
-  float* positions;           // [num_rows, dim]
-  const int64_t* task_ptr;    // [num_tasks + 1], into blocks
-  const int64_t* blocks;      // [num_blocks, 7]: number, first head and tail row, rows of tails, first edge, edges, pairs to draw
-  const int32_t* edges;       // [num_edges, 2], rows within their partitions
-  const float* edge_accept;   // [num_edges], alias table of each block's edges
+  float* positions;          // [num_rows, dim]
+  const int64_t* task_ptr;   // [num_tasks + 1], into blocks
+  const int64_t* blocks;     // [num_blocks, 7]: number, first rows, rows of tails, first edge, edges, pairs to draw
+  const int32_t* edges;      // [num_edges, 2], rows within their partitions
+  const float* edge_accept;  // [num_edges], alias table of each block's edges
   const int32_t* edge_alias;
-  const float* accept;        // [num_rows], alias table of each partition's tails
+  const float* accept;  // [num_rows], alias table of each partition's tails
   const int32_t* alias;
-  double* loss;               // [num_blocks, 2]: sum over some pairs, and their number
+  double* loss;  // [num_blocks, 2]: sum over some pairs, and their number
 };
 
 namespace layout {
 
-constexpr int TILE = 16;         // pairs
+constexpr int TILE = 16;  // pairs
 constexpr int MAX_NEGATIVES = 64;
 constexpr int64_t LOSS_EVERY = 64;  // tiles
 
@@ -43,9 +43,16 @@ struct Block {
   double loss = 0, counted = 0;
 
   Block(const LayoutProblem& p, int64_t index)
-      : p(p), number(p.blocks[7 * index]), first_head(p.blocks[7 * index + 1]), first_tail(p.blocks[7 * index + 2]),
-        num_tails(p.blocks[7 * index + 3]), first_edge(p.blocks[7 * index + 4]), num_edges(p.blocks[7 * index + 5]),
-        num_pairs(p.blocks[7 * index + 6]), heads(p.positions + DIM * first_head), tails(p.positions + DIM * first_tail) {}
+      : p(p),
+        number(p.blocks[7 * index]),
+        first_head(p.blocks[7 * index + 1]),
+        first_tail(p.blocks[7 * index + 2]),
+        num_tails(p.blocks[7 * index + 3]),
+        first_edge(p.blocks[7 * index + 4]),
+        num_edges(p.blocks[7 * index + 5]),
+        num_pairs(p.blocks[7 * index + 6]),
+        heads(p.positions + DIM * first_head),
+        tails(p.positions + DIM * first_tail) {}
 
   void train() {
     if (!num_edges) return;
@@ -61,7 +68,8 @@ struct Block {
     for (int i = 0; i < TILE; i++) {
       weight[i] = i < size;
       if (i < size) {
-        const int64_t edge = first_edge + draw_row(random(), num_edges, p.edge_accept + first_edge, p.edge_alias + first_edge);
+        const int64_t edge =
+            first_edge + draw_row(random(), num_edges, p.edge_accept + first_edge, p.edge_alias + first_edge);
         head[i] = p.edges[2 * edge], tail[i] = p.edges[2 * edge + 1];
       } else {
         head[i] = head[0], tail[i] = tail[0];
@@ -86,7 +94,8 @@ struct Block {
   }
 
   // Pulls heads towards their tails; g is the move of the heads.
-  INLINE void pull(const float (*x)[TILE], const float (*y)[TILE], float (*g)[TILE], const float* weight, bool count_loss) {
+  INLINE void pull(const float (*x)[TILE], const float (*y)[TILE], float (*g)[TILE], const float* weight,
+                   bool count_loss) {
     for (int i = 0; i < TILE; i += LANES) {
       vf delta[DIM], square = {};
       for (int c = 0; c < DIM; c++) {

@@ -24,15 +24,15 @@ struct SkipGramProblem {  // skipgram.py reads its fields from here
   int64_t num_negatives, num_threads, optimizer;
   uint64_t key;
   float lr, weight_decay, negative_weight, beta1, beta2, eps;
-  float *heads, *tails;              // [num_rows, stride], perhaps the same table
+  float *heads, *tails;                // [num_rows, stride], perhaps the same table
   float *head_moments, *tail_moments;  // [num_rows, stride or 2 * stride], for adagrad and adam
   float *head_steps, *tail_steps;      // [num_rows], updates of a row so far, for adam
-  const int64_t* task_ptr;    // [num_tasks + 1], into blocks
-  const int64_t* blocks;      // [num_blocks, 7]: number, first head and tail row, rows of heads and tails, first and last pair
-  const int32_t* pairs;       // [num_pairs, 2], rows within their partitions
-  const float* accept;        // [num_rows], alias table of each partition's tails
+  const int64_t* task_ptr;             // [num_tasks + 1], into blocks
+  const int64_t* blocks;  // [num_blocks, 7]: number, first rows, rows of heads and tails, first and last pair
+  const int32_t* pairs;   // [num_pairs, 2], rows within their partitions
+  const float* accept;    // [num_rows], alias table of each partition's tails
   const int32_t* alias;
-  double* loss;               // [num_blocks, 2]: sum over some pairs, and their number
+  double* loss;  // [num_blocks, 2]: sum over some pairs, and their number
 };
 
 namespace skipgram {
@@ -93,19 +93,27 @@ struct Block {
   const SkipGramProblem& p;
   const int64_t number, first_head, first_tail, num_heads, num_tails, first_pair, last_pair;
   const int64_t stride, num_negatives;
-  std::vector<int32_t> tails;     // of the pairs, sorted by head
+  std::vector<int32_t> tails;  // of the pairs, sorted by head
   std::vector<Group> groups;
   std::vector<float> head_lr, tail_lr;  // of each row, empty if that of all is p.lr
   std::vector<float> buffer;
-  float *U, *G, *N, *S;           // heads, their gradients, negatives, weighted sigmoids
+  float *U, *G, *N, *S;  // heads, their gradients, negatives, weighted sigmoids
   std::vector<int32_t> negatives;
   double loss = 0, counted = 0;
 
   Block(const SkipGramProblem& p, int64_t index)
-      : p(p), number(p.blocks[7 * index]), first_head(p.blocks[7 * index + 1]), first_tail(p.blocks[7 * index + 2]),
-        num_heads(p.blocks[7 * index + 3]), num_tails(p.blocks[7 * index + 4]), first_pair(p.blocks[7 * index + 5]),
-        last_pair(p.blocks[7 * index + 6]), stride(p.stride), num_negatives((p.num_negatives + 3) / 4 * 4),
-        buffer((2 * TILES + num_negatives) * stride + TILES * num_negatives + 16), negatives(num_negatives) {
+      : p(p),
+        number(p.blocks[7 * index]),
+        first_head(p.blocks[7 * index + 1]),
+        first_tail(p.blocks[7 * index + 2]),
+        num_heads(p.blocks[7 * index + 3]),
+        num_tails(p.blocks[7 * index + 4]),
+        first_pair(p.blocks[7 * index + 5]),
+        last_pair(p.blocks[7 * index + 6]),
+        stride(p.stride),
+        num_negatives((p.num_negatives + 3) / 4 * 4),
+        buffer((2 * TILES + num_negatives) * stride + TILES * num_negatives + 16),
+        negatives(num_negatives) {
     U = buffer.data() + (16 - (uintptr_t(buffer.data()) / 4) % 16) % 16;  // whole lines of the cache
     G = U + TILES * stride, N = G + TILES * stride, S = N + num_negatives * stride;
   }
@@ -156,8 +164,7 @@ struct Block {
     for (size_t first = 0; first < groups.size(); first += TILES) {
       for (int64_t k = 0; k < p.num_negatives; k++)
         negatives[k] = int32_t(draw_row(random(), num_tails, p.accept + first_tail, p.alias + first_tail));
-      tile(groups.data() + first, int(std::min<size_t>(TILES, groups.size() - first)),
-           first / TILES % LOSS_EVERY == 0);
+      tile(groups.data() + first, int(std::min<size_t>(TILES, groups.size() - first)), first / TILES % LOSS_EVERY == 0);
     }
   }
 
@@ -229,7 +236,8 @@ struct Block {
           }
         }
         for (int j = 0; j < 4; j++)
-          S[i * num_negatives + k + j] = quick_sum(sum[0][j]), S[(i + 1) * num_negatives + k + j] = quick_sum(sum[1][j]);
+          S[i * num_negatives + k + j] = quick_sum(sum[0][j]),
+                                    S[(i + 1) * num_negatives + k + j] = quick_sum(sum[1][j]);
       }
   }
 

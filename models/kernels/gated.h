@@ -26,7 +26,11 @@ class Gated {
  public:
   explicit Gated(const GatedProblem& p_)
       : p(p_),
-        edges{p_.num_rows, p_.num_others, p_.num_edges, {p_.ptr, bool(p_.ptr_wide)}, {p_.other, bool(p_.other_wide)},
+        edges{p_.num_rows,
+              p_.num_others,
+              p_.num_edges,
+              {p_.ptr, bool(p_.ptr_wide)},
+              {p_.other, bool(p_.other_wide)},
               {p_.position, bool(p_.position_wide)}} {}
 
   int forward() {  // rows are destinations
@@ -157,7 +161,8 @@ class Gated {
     int64_t low = 0, high = p.num_rows;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (edges.ptr[middle] < share) low = middle + 1; else high = middle;
+      if (edges.ptr[middle] < share) low = middle + 1;
+      else high = middle;
     }
     return low;
   }

@@ -24,9 +24,7 @@ inline __attribute__((always_inline)) Number hash_element(uint64_t key, Number e
 }
 
 // Scales random bits to an integer from 0 to bound - 1.
-inline int64_t below(uint64_t bits, int64_t bound) {
-  return int64_t((unsigned __int128)bits * uint64_t(bound) >> 64);
-}
+inline int64_t below(uint64_t bits, int64_t bound) { return int64_t((unsigned __int128)bits * uint64_t(bound) >> 64); }
 
 // Draws a row of an alias table [size] with the probability that the table gives it.
 inline int64_t draw_row(uint64_t bits, int64_t size, const float* accept, const int32_t* alias) {

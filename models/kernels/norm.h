@@ -116,8 +116,7 @@ struct NormReluDropout {
       for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
         vf* own = sums.data + chunk * 2 * num_blocks;
         const int64_t end = std::min(p.num_rows, (chunk + 1) * chunk_rows);
-        for (int64_t row = chunk * chunk_rows; row < end; row++)
-          backward_row(row, own, own + num_blocks, q.data);
+        for (int64_t row = chunk * chunk_rows; row < end; row++) backward_row(row, own, own + num_blocks, q.data);
       }
     }
     for (int64_t b = 0; b < num_blocks; b++) {

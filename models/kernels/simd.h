@@ -149,9 +149,9 @@ INLINE vf exp2(vf a) {
 INLINE vf log2(vf a) {
   vi exponent = ((vi)a - 0x3f400000) >> 23;  // the rest is in [0.75, 1.5)
   vf x = (vf)((vi)a - (exponent << 23)) - 1.0f;
-  vf p = polynomial(x, {-6.4344143901e-02f, 1.5066694676e-01f, -1.9027847329e-01f, 2.0910101088e-01f,
-                        -2.4014821048e-01f, 2.8838403681e-01f, -3.6067485447e-01f, 4.8090077239e-01f,
-                        -7.2134753738e-01f, 1.4426950349e+00f});
+  vf p =
+      polynomial(x, {-6.4344143901e-02f, 1.5066694676e-01f, -1.9027847329e-01f, 2.0910101088e-01f, -2.4014821048e-01f,
+                     2.8838403681e-01f, -3.6067485447e-01f, 4.8090077239e-01f, -7.2134753738e-01f, 1.4426950349e+00f});
   return a < __builtin_inff() ? fma(p, x, __builtin_convertvector(exponent, vf)) : a;
 }
 

@@ -62,7 +62,7 @@ int edges_sort(const void* key, const void* other, int64_t num_edges, int64_t nu
   if (wide)
     return sort_by((const int64_t*)key, (const int64_t*)other, num_edges, num_keys, (int64_t*)ptr,
                    (int64_t*)sorted_other, (int64_t*)position);
-  return sort_by((const int32_t*)key, (const int32_t*)other, num_edges, num_keys, (int32_t*)ptr,
-                 (int32_t*)sorted_other, (int32_t*)position);
+  return sort_by((const int32_t*)key, (const int32_t*)other, num_edges, num_keys, (int32_t*)ptr, (int32_t*)sorted_other,
+                 (int32_t*)position);
 }
 }

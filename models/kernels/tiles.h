@@ -13,8 +13,8 @@
 
 #include "simd.h"
 
-constexpr int GROUP = 8;        // edge features held in registers at a time
-constexpr int AHEAD = 24;       // edges between a prefetch and its use
+constexpr int GROUP = 8;   // edge features held in registers at a time
+constexpr int AHEAD = 24;  // edges between a prefetch and its use
 constexpr int MAX_CHUNKS = 256;
 constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
 constexpr int64_t MIN_CHUNK = 8 * TILE;
@@ -160,8 +160,11 @@ struct TileWalk {
       while (row_end <= at && row + 1 < edges.num_rows) row_end = edges.ptr[++row + 1];
       const int64_t row_begin = edges.ptr[row], end = std::min(row_end, first + n);
       if (end <= at) return false;
-      tile.segments[tile.num_segments++] = {row, int(at - first), int(end - first),
-                                            at == row_begin || at == chunk_begin, end == row_end,
+      tile.segments[tile.num_segments++] = {row,
+                                            int(at - first),
+                                            int(end - first),
+                                            at == row_begin || at == chunk_begin,
+                                            end == row_end,
                                             row_begin >= chunk_begin};
       if (row_stride) std::fill(tile.row + (at - first), tile.row + (end - first), row * row_stride);
       at = end;
@@ -215,9 +218,12 @@ struct Partials {
   // Merges the states of every row of more than one chunk, and calls done(row, states of all blocks).
   template <class Merge, class Done>
   void merge(const Sorted& edges, Merge merge, Done done) {
-    merge_rows(edges, [&](State* sum, const State* part) {
-      for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], part[b]);
-    }, done);
+    merge_rows(
+        edges,
+        [&](State* sum, const State* part) {
+          for (int64_t b = 0; b < num_blocks; b++) merge(sum[b], part[b]);
+        },
+        done);
   }
 
   // The same with merge(states of all blocks, those of another chunk).

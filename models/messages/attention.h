@@ -78,12 +78,16 @@ struct Attention {
   const float scale;
   const vf slope;
   Buffer<float> message, source, weight, att;  // packed
-  std::vector<vu> head;  // of the lanes of a block
+  std::vector<vu> head;                        // of the lanes of a block
 
   explicit Attention(const AttentionProblem& p_)
       : p(p_),
-        edges{p_.num_dst, p_.num_src, Index{p_.ptr, bool(p_.ptr_wide)}[p_.num_dst], {p_.ptr, bool(p_.ptr_wide)},
-              {p_.other, bool(p_.other_wide)}, {p_.position, bool(p_.position_wide)}},
+        edges{p_.num_dst,
+              p_.num_src,
+              Index{p_.ptr, bool(p_.ptr_wide)}[p_.num_dst],
+              {p_.ptr, bool(p_.ptr_wide)},
+              {p_.other, bool(p_.other_wide)},
+              {p_.position, bool(p_.position_wide)}},
         layout(p_.heads, p_.channels),
         groups(layout),
         dropout(p_.seed, p_.dropout),
@@ -117,9 +121,7 @@ struct Attention {
   // Numbers of a node's scores as they are given.
   int64_t score_dim() const { return BY_HEAD ? p.heads : p.heads * p.channels; }
 
-  void pack_score(const float* from, float* to) const {
-    BY_HEAD ? layout.pack_heads(from, to) : layout.pack(from, to);
-  }
+  void pack_score(const float* from, float* to) const { BY_HEAD ? layout.pack_heads(from, to) : layout.pack(from, to); }
 
   // As [vector][feature][lane].
   void pack_weight() {
@@ -157,8 +159,8 @@ struct Attention {
         while (edges.ptr[row + 1] <= first + at) row++;
         const int64_t row_begin = edges.ptr[row], row_end = edges.ptr[row + 1];
         const int stop = int(std::min<int64_t>(row_end - first, slice.num_edges));
-        slice.segments[slice.num_segments++] = {row, at, stop, first + at == std::max(row_begin, begin),
-                                                first + stop == row_end, row_begin >= begin};
+        slice.segments[slice.num_segments++] = {
+            row, at, stop, first + at == std::max(row_begin, begin), first + stop == row_end, row_begin >= begin};
         at = stop;
       }
       read(first, features, slice);
@@ -275,8 +277,9 @@ struct Attention {
   };
   Edges edges_of(const Slice& slice, const Segment& segment, float* z) const {
     const int at = segment.begin;
-    return {segment.end - at, slice.other + at, slice.position + at, slice.ahead + at,
-            slice.features + at * p.edge_dim, z + at * encoded_size};
+    return {
+        segment.end - at,     slice.other + at, slice.position + at, slice.ahead + at, slice.features + at * p.edge_dim,
+        z + at * encoded_size};
   }
 
   // Adds products of rows of a table, VECTORS vectors from `at` on, with those of one node, or (Features) of features
@@ -302,8 +305,10 @@ struct Attention {
                                vf* sums) const {
     constexpr int STEP = Features ? 1 : LANES;
     int64_t k = 0;
-    for (; k + 8 <= count; k += 8) add_products<8, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
-    for (; k + 4 <= count; k += 4) add_products<4, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
+    for (; k + 8 <= count; k += 8)
+      add_products<8, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
+    for (; k + 4 <= count; k += 4)
+      add_products<4, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
     for (; k < count; k++) add_products<1, Features>(e, table, k * STEP, node + k * LANES, begins && k == 0, sums);
   }
 

@@ -20,8 +20,8 @@ static AttentionProblem by_source(AttentionProblem p) {
 template <class Score, bool EDGES>
 struct AttentionBackward : AttentionGradients<Score, EDGES> {
   using Base = AttentionGradients<Score, EDGES>;
-  using Base::edges, Base::encoded_size, Base::groups, Base::layout, Base::p, Base::row_size, Base::score_size, Base::size,
-      Base::width, Base::BY_HEAD, Base::BY_SOURCE, Base::ENCODES, Base::PROJECTS;
+  using Base::edges, Base::encoded_size, Base::groups, Base::layout, Base::p, Base::row_size, Base::score_size,
+      Base::size, Base::width, Base::BY_HEAD, Base::BY_SOURCE, Base::ENCODES, Base::PROJECTS;
   using Part = typename Base::Part;
   using Row = typename Base::Row;
 
@@ -50,10 +50,7 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
     Segment last = {};
 
     explicit Worker(AttentionBackward& pass_)
-        : pass(pass_),
-          features(SLICE * pass.p.edge_dim),
-          z(ENCODES ? SLICE * pass.encoded_size : 0),
-          row(pass) {}
+        : pass(pass_), features(SLICE * pass.p.edge_dim), z(ENCODES ? SLICE * pass.encoded_size : 0), row(pass) {}
 
     void begin(const Slice& slice) {
       if (ENCODES) pass.encode(slice, z.data);
@@ -110,8 +107,8 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
     }
     if (full) return OUT_OF_MEMORY;
     if (broken) return BROKEN_INDEX;
-    partials.merge(edges, [](float& sum, float part) { sum += part; },
-                   [&](int64_t row, const float* sum) { write(row, sum); });
+    partials.merge(
+        edges, [](float& sum, float part) { sum += part; }, [&](int64_t row, const float* sum) { write(row, sum); });
     write_sums();
     return OK;
   }
@@ -151,7 +148,8 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
   void write_weight(const double* sums) const {
     std::vector<float> packed(encoded_size), column(this->score_dim());
     for (int64_t d = 0; d < p.edge_dim; d++) {
-      for (int64_t i = 0; i < encoded_size; i++) packed[i] = float(sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES]);
+      for (int64_t i = 0; i < encoded_size; i++)
+        packed[i] = float(sums[(i / LANES * p.edge_dim + d) * LANES + i % LANES]);
       if (BY_HEAD) {  // the groups are copies
         for (int64_t h = 0; h < p.heads; h++) column[h] = packed[h / width * LANES + h % width];
       } else {

@@ -49,7 +49,8 @@ struct AttentionForward : Attention<Score, EDGES> {
     for (int i = 0; i < e.n; i++) {
       const vf weight = layout.spread(w + i * width);
       const float* from = Features ? e.features + i * dim + at : message.data + e.other[i] * size + at;
-      if (!Features && Score::READS_SOURCE) this->template prefetch<VECTORS, false>(message.data + e.ahead[i] * size + at);
+      if (!Features && Score::READS_SOURCE)
+        this->template prefetch<VECTORS, false>(message.data + e.ahead[i] * size + at);
       for (int v = 0; v < VECTORS; v++) a[v] = fma(weight, Features ? splat(from[v]) : load(from + v * LANES), a[v]);
     }
     for (int v = 0; v < VECTORS; v++) sum[v] = a[v];
@@ -169,8 +170,9 @@ struct AttentionForward : Attention<Score, EDGES> {
       std::fill_n(p.lse + row * p.heads, p.heads, 0.0f);
     });
     if (status) return status;
-    partials.merge_rows(edges, [&](vf* state, const vf* part) { merge(state, part); },
-                        [&](int64_t row, const vf* state) { write(row, state); });
+    partials.merge_rows(
+        edges, [&](vf* state, const vf* part) { merge(state, part); },
+        [&](int64_t row, const vf* state) { write(row, state); });
     // The weights of all edges are computed again, now that the sums of their rows are known.
     return p.weights ? run_walk<WeightWriter>([](int64_t) {}) : OK;
   }

@@ -3,8 +3,8 @@
 #include "attention.h"
 
 // Calls ADD for VECTORS vectors of a block of heads at a time, from vector k on.
-#define ADD_BLOCK(VECTORS, ADD)                                      \
-  for (; k + VECTORS <= pass.layout.vectors; k += VECTORS)           \
+#define ADD_BLOCK(VECTORS, ADD)                            \
+  for (; k + VECTORS <= pass.layout.vectors; k += VECTORS) \
   ADD<VECTORS>(pass, part, e, row, (b * pass.layout.vectors + k) * LANES, w, ds)
 
 // Sums in float over a tile, then in double.
@@ -237,7 +237,8 @@ struct AttentionGradients : Attention<Score, EDGES> {
   }
 
   template <int VECTORS, int COLUMNS>
-  INLINE void add_weight_some(Part& part, const float* features, int n, int64_t vector, int64_t d, const float* z) const {
+  INLINE void add_weight_some(Part& part, const float* features, int n, int64_t vector, int64_t d,
+                              const float* z) const {
     vf a[VECTORS][COLUMNS];
     const int64_t dim = p.edge_dim, encoded_size = this->encoded_size;
     float* to = part.weight.tile.data + (vector * dim + d) * LANES;

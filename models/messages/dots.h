@@ -131,7 +131,8 @@ struct Dots {
   int run_chunk(int64_t chunk, Room& room, Partials<vf>& partials) const {
     vf *head = partials.head.data + chunk * num_blocks, *tail = partials.tail.data + chunk * num_blocks;
     const auto run = [&](const Tile& tile) {
-      p.out ? run_tile<true>(tile, room.carried.data, head, tail) : run_tile<false>(tile, room.carried.data, head, tail);
+      p.out ? run_tile<true>(tile, room.carried.data, head, tail)
+            : run_tile<false>(tile, room.carried.data, head, tail);
       return OK;
     };
     Partials<vf>* const kept = p.out ? &partials : nullptr;

@@ -54,8 +54,14 @@ struct Room {
   Buffer<float> left, right, message, gradient, second, result, edges;
   Buffer<State> carried;
   Room(int64_t num_blocks, int64_t edge_width)
-      : left(PLANE), right(PLANE), message(PLANE), gradient(PLANE), second(PLANE), result(PLANE),
-        edges(TILE * edge_width), carried(num_blocks) {}
+      : left(PLANE),
+        right(PLANE),
+        message(PLANE),
+        gradient(PLANE),
+        second(PLANE),
+        result(PLANE),
+        edges(TILE * edge_width),
+        carried(num_blocks) {}
 };
 
 struct General {
@@ -73,8 +79,8 @@ struct General {
         zero(p_.backward ? 0.0f : 1.0f),
         needs_message(!p_.backward || p_.second.data || (p_.operation == DIV && has_side(RIGHT))),
         needs_left(needs_message || (p_.operation == MUL && has_side(RIGHT))),
-        needs_right((needs_message && p_.operation != COPY) ||
-                    (p_.operation == MUL && has_side(LEFT)) || (p_.operation == DIV && p_.backward)),
+        needs_right((needs_message && p_.operation != COPY) || (p_.operation == MUL && has_side(LEFT)) ||
+                    (p_.operation == DIV && p_.backward)),
         in_rows(p_.out),
         writes_mapped(p_.edge_out.data && p_.edge_out.map),
         partials(in_rows ? edges.num_chunks() : 0, num_blocks) {}

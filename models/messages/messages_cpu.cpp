@@ -14,9 +14,7 @@ int messages_run(const MessageProblem* p) try {
   return OUT_OF_MEMORY;
 }
 
-int several_run(const SeveralProblem* p) try {
-  return run_several(*p);
-} catch (const std::bad_alloc&) {
+int several_run(const SeveralProblem* p) try { return run_several(*p); } catch (const std::bad_alloc&) {
   return OUT_OF_MEMORY;
 }
 }

@@ -32,7 +32,11 @@ struct MessageProblem {
 };
 
 static Sorted sorted_edges(const MessageProblem& p) {
-  return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
+  return {p.num_rows,
+          p.num_others,
+          p.num_edges,
+          {p.ptr, bool(p.ptr_wide)},
+          {p.other, bool(p.other_wide)},
           {p.position, bool(p.position_wide)}};
 }
 
@@ -43,9 +47,7 @@ struct UnsortedWalk {
   const int64_t end;
 
   UnsortedWalk(const Sorted& edges_, int64_t chunk)
-      : edges(edges_),
-        at(chunk * edges_.chunk_edges()),
-        end(std::min(edges_.num_edges, at + edges_.chunk_edges())) {}
+      : edges(edges_), at(chunk * edges_.chunk_edges()), end(std::min(edges_.num_edges, at + edges_.chunk_edges())) {}
 
   // As TileWalk::next.
   bool next(Tile& tile, bool& broken) {
@@ -142,11 +144,15 @@ INLINE vf load_wide(const T* from, int lanes) {
   return out;
 }
 template <>
-INLINE vf load_wide(const float* from, int lanes) { return load(from, lanes); }
+INLINE vf load_wide(const float* from, int lanes) {
+  return load(from, lanes);
+}
 
 template <class T>
 INLINE void store_narrow(T* to, vf a, int lanes) {
   for (int lane = 0; lane < lanes; lane++) put(to + lane, a[lane]);
 }
 template <>
-INLINE void store_narrow(float* to, vf a, int lanes) { store(to, a, lanes); }
+INLINE void store_narrow(float* to, vf a, int lanes) {
+  store(to, a, lanes);
+}

@@ -22,7 +22,7 @@ static INLINE int lanes_of(const SeveralProblem& p, int64_t block) {
 }
 
 static Sorted sorted_edges(const SeveralProblem& p) {
-  return {p.num_rows, p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
+  return {p.num_rows,      p.num_others, p.num_edges, {p.ptr, bool(p.ptr_wide)}, {p.other, bool(p.other_wide)},
           {nullptr, false}};
 }
 
@@ -38,7 +38,10 @@ struct SeveralWalk {
   Partials<State> partials;
 
   explicit SeveralWalk(const PASS& pass_)
-      : p(pass_.p), pass(pass_), edges(sorted_edges(p)), num_blocks(count_blocks(p)),
+      : p(pass_.p),
+        pass(pass_),
+        edges(sorted_edges(p)),
+        num_blocks(count_blocks(p)),
         partials(edges.num_chunks(), num_blocks) {}
 
   void run_tile(const Tile& tile, int64_t chunk, State* carried) {

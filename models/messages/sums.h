@@ -17,8 +17,9 @@ int run_rows(const Pass& pass) {
       [&](int64_t row) { std::fill_n(p.out + row * p.channels, p.channels, 0.0f); }, p.out);
   if (status) return status;
   if (!p.out) return OK;
-  partials.merge(edges, [](vf& sum, const vf& part) { sum += part; },
-                 [&](int64_t row, const vf* sums) { pass.finish(row, 0, sums, pass.num_blocks); });
+  partials.merge(
+      edges, [](vf& sum, const vf& part) { sum += part; },
+      [&](int64_t row, const vf* sums) { pass.finish(row, 0, sums, pass.num_blocks); });
   return OK;
 }
 
@@ -26,15 +27,12 @@ struct Sums {
   const MessageProblem& p;
   const Sorted edges;
   Operand values = {}, factors = {};
-  Factor factor = NO_FACTOR;     // of each edge
-  Factor row_factor = NO_FACTOR; // of a whole sum
+  Factor factor = NO_FACTOR;      // of each edge
+  Factor row_factor = NO_FACTOR;  // of a whole sum
   int64_t num_blocks, num_whole;  // the last block overlaps the one before if the channels are not a multiple of LANES
 
   explicit Sums(const MessageProblem& p_)
-      : p(p_),
-        edges(sorted_edges(p_)),
-        num_blocks((p_.channels + LANES - 1) / LANES),
-        num_whole(p_.channels / LANES) {}
+      : p(p_), edges(sorted_edges(p_)), num_blocks((p_.channels + LANES - 1) / LANES), num_whole(p_.channels / LANES) {}
 
   // Tells whether the pass is such a sum.
   bool fits() {
@@ -48,8 +46,9 @@ struct Sums {
       const Access access = find_block(factors, channel_of(block), LANES).access;
       runs &= access == RUN, splats &= access == SPLAT;
     }
-    (factors.place == ROW ? row_factor : factor) =
-        factors.width == 1 ? ONE_FACTOR : splats ? FACTOR_OF_BLOCK : FACTOR_OF_CHANNEL;
+    (factors.place == ROW ? row_factor : factor) = factors.width == 1 ? ONE_FACTOR
+                                                   : splats           ? FACTOR_OF_BLOCK
+                                                                      : FACTOR_OF_CHANNEL;
     return runs || splats;
   }
 
@@ -93,8 +92,8 @@ struct Sums {
   // Adds up the edges of a chunk, which begins in `row`, BLOCKS blocks of channels at a time. Sums of rows that the chunk
   // does not hold whole are left in `head` and `tail`. `at` tells where the values of an edge are, `factor_at` its factors.
   template <int BLOCKS, Factor FACTOR>
-  void add_rows(const Index& at, const Index& factor_at, int64_t begin, int64_t end, int64_t row, int64_t first, vf* head,
-                vf* tail) const {
+  void add_rows(const Index& at, const Index& factor_at, int64_t begin, int64_t end, int64_t row, int64_t first,
+                vf* head, vf* tail) const {
     const float* from = static_cast<const float*>(values.data) + channel_of(first);
     const float* factors_from = static_cast<const float*>(factors.data);
     int64_t column[BLOCKS];
@@ -123,10 +122,8 @@ struct Sums {
         add(i);
       }
       for (; i < stop; i++) add(i);
-      if (row_begin < begin || row_end > end)
-        std::copy_n(sums, BLOCKS, (row_begin < begin ? head : tail) + first);
-      else
-        finish(row, first, sums, BLOCKS);
+      if (row_begin < begin || row_end > end) std::copy_n(sums, BLOCKS, (row_begin < begin ? head : tail) + first);
+      else finish(row, first, sums, BLOCKS);
     }
   }
 
@@ -136,7 +133,8 @@ struct Sums {
     const int64_t row = edges.row_of(begin);
     const Index &at = values.place == EDGE ? edges.position : edges.other,
                 &factor_at = factors.place == EDGE ? edges.position : edges.other;
-    bool good = edges.rows_are_sorted(row, begin, end) && at.is_below(values.place == EDGE ? p.num_edges : p.num_others, begin, end);
+    bool good = edges.rows_are_sorted(row, begin, end) &&
+                at.is_below(values.place == EDGE ? p.num_edges : p.num_others, begin, end);
     if (FACTOR != NO_FACTOR && factors.place != values.place)
       good &= factor_at.is_below(factors.place == EDGE ? p.num_edges : p.num_others, begin, end);
     if (!good) return BROKEN_INDEX;

@@ -149,10 +149,8 @@ extern "C" {
 // Draws ptr[i + 1] - ptr[i] edges that enter each node; their positions in the graph are written in ascending order.
 void sampling_draw(const void* indptr, int bytes, const int64_t* nodes, int64_t num_nodes, const int64_t* ptr,
                    uint64_t key, int64_t* position, int num_threads) {
-  if (bytes == 4)
-    draw(static_cast<const int32_t*>(indptr), nodes, num_nodes, ptr, key, position, num_threads);
-  else
-    draw(static_cast<const int64_t*>(indptr), nodes, num_nodes, ptr, key, position, num_threads);
+  if (bytes == 4) draw(static_cast<const int32_t*>(indptr), nodes, num_nodes, ptr, key, position, num_threads);
+  else draw(static_cast<const int64_t*>(indptr), nodes, num_nodes, ptr, key, position, num_threads);
 }
 
 // Counts the edges that each node draws, if it draws those of each relation for themselves.
@@ -162,8 +160,7 @@ void sampling_count_by_relation(const void* indptr, int bytes, const float* rela
   const Relations relations{relation, stride, most, num_relations};
   if (bytes == 4)
     count_by_relation(static_cast<const int32_t*>(indptr), relations, nodes, num_nodes, count, num_threads);
-  else
-    count_by_relation(static_cast<const int64_t*>(indptr), relations, nodes, num_nodes, count, num_threads);
+  else count_by_relation(static_cast<const int64_t*>(indptr), relations, nodes, num_nodes, count, num_threads);
 }
 
 // Draws as many edges as counted above, as sampling_draw does.

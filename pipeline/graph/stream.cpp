@@ -84,5 +84,4 @@ int64_t stream_select_64(const int64_t* src, const int64_t* ptr, int64_t first_r
                          int32_t* position) {
   return select(src, ptr, first_row, rows, part, local, out_src, out_dst, out_part, position);
 }
-
 }

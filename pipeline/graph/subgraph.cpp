@@ -13,8 +13,8 @@ constexpr int64_t NUM_CHUNKS = 64;  // of rows with about equally many edges; no
 
 struct Subgraph {
   int64_t num_nodes = 0, num_edges = 0;
-  std::vector<int64_t> indptr;                          // of the destinations' edges, [num_nodes + 1]
-  std::vector<int64_t> first_row;                       // of each chunk, and the end
+  std::vector<int64_t> indptr;                  // of the destinations' edges, [num_nodes + 1]
+  std::vector<int64_t> first_row;               // of each chunk, and the end
   std::vector<std::vector<int32_t>> src, edge;  // of each chunk: local sources, positions in the graph
 };
 

@@ -10,14 +10,14 @@ struct WalkProblem {  // walks.py reads its fields from here
   int64_t num_nodes, num_starts, length, random_starts, num_threads;
   uint64_t key;
   double p, q;
-  const int64_t* ptr;       // [num_nodes + 1], neighbours of each node, ascending
-  const int32_t* neighbor;  // [num_edges]
-  const float* weight;      // [num_edges] or none
-  const double* strength;   // [num_nodes], sum of a node's weights, or none
-  const float* accept;      // [num_edges], alias table of each node's neighbours, or none
-  const int32_t* alias;     // [num_edges], places among the neighbours
-  const int32_t* starts;    // [num_starts] nodes
-  const float* start_accept;   // [num_starts], alias table of the starts, or none
+  const int64_t* ptr;         // [num_nodes + 1], neighbours of each node, ascending
+  const int32_t* neighbor;    // [num_edges]
+  const float* weight;        // [num_edges] or none
+  const double* strength;     // [num_nodes], sum of a node's weights, or none
+  const float* accept;        // [num_edges], alias table of each node's neighbours, or none
+  const int32_t* alias;       // [num_edges], places among the neighbours
+  const int32_t* starts;      // [num_starts] nodes
+  const float* start_accept;  // [num_starts], alias table of the starts, or none
   const int32_t* start_alias;
 };
 

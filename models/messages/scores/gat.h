@@ -57,7 +57,7 @@ struct GAT {
     for (int k = 0; k < pass.dense(e.n); k += LANES) sum += load(ds + k);
     store(to_row, sum);
     if (!Pass::HAS_EDGES) return;
-    for (int i = 0; i < e.n; i++) store(e.z + i * pass.encoded_size + block * LANES,
-         pass.layout.spread(ds + i * pass.width));
+    for (int i = 0; i < e.n; i++)
+      store(e.z + i * pass.encoded_size + block * LANES, pass.layout.spread(ds + i * pass.width));
   }
 };

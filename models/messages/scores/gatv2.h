@@ -30,8 +30,8 @@ struct GATv2 {
     const float *plus = pass.att.data + base, *minus = plus + pass.size, *z = e.z + first * pass.encoded_size + base;
     vf sum[N];
     const float* from[N];
-    for (int i = 0; i < N; i++) sum[i] = splat(0.0f),
-         from[i] = pass.message.data + e.other[first + i] * pass.size + base;
+    for (int i = 0; i < N; i++)
+      sum[i] = splat(0.0f), from[i] = pass.message.data + e.other[first + i] * pass.size + base;
     for (int64_t k = 0; k < pass.layout.vectors * LANES; k += LANES) {
       const vf own = load(node + base + k);
       for (int i = 0; i < N; i++) {
