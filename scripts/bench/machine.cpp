@@ -10,7 +10,7 @@
 #endif
 typedef float vf __attribute__((vector_size(BYTES)));
 constexpr int LANES = BYTES / 4, SUMS = 12;  // enough independent sums to hide an instruction's latency
-constexpr int AHEAD = 24;  // rows between a prefetch and its use
+constexpr int AHEAD = 24;                    // rows between a prefetch and its use
 
 extern "C" {
 
