@@ -34,10 +34,23 @@ def incident_features(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges
         [num_nodes, edge_dim], [num_nodes, edge_dim * NUM_INTERVALS] for counts, or [num_nodes, 1] of no edge features.
     """
     (indptr, _), _ = edge_index.get_csc()
-    if edge_attr is not None and kind == "counts":
-        pieces = count_edges(edge_attr.numpy(), indptr.numpy(), moments)
-        return torch.cat([edge_attr.new_empty(0, edge_attr.size(1) * NUM_INTERVALS), *(rows for _, rows in pieces)])
-    return scale(_total(edge_index, edge_attr), kind, moments)
+    width = num_channels(0 if edge_attr is None else edge_attr.size(1), kind)
+    return torch.cat([torch.empty(0, width), *(rows for _, rows in incident_rows(indptr, edge_attr, kind, moments))])
+
+
+def num_channels(edge_dim: int, kind: str) -> int:
+    """Return the number of columns that :func:`incident_features` makes."""
+    return edge_dim * (NUM_INTERVALS if kind == "counts" else 1) or 1
+
+
+def incident_rows(indptr: Int[Tensor, " num_nodes_plus_1"], edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
+                  kind: str, moments: Float[Tensor, "2 moments"] | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Yield some rows of :func:`incident_features` at a time, with the number of the first; `edge_attr` may be a file.
+    """
+    if edge_attr is not None and edge_attr.size(1) and kind == "counts":
+        yield from _count_edges(edge_attr.numpy(), indptr.numpy(), moments)
+    else:
+        yield 0, _scale(_total(indptr, edge_attr), kind, moments)
 
 
 def moments_of_edges(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
@@ -47,11 +60,12 @@ def moments_of_edges(edge_index: EdgeIndex, edge_attr: Float[Tensor, "num_edges 
     """
     if kind == "counts" and edge_attr is not None:
         return torch.from_numpy(np.stack(_range(edge_attr.numpy())))
-    return torch.stack(_moments(_logarithm(_total(edge_index, edge_attr)))) if kind == "log_sum" else None
+    (indptr, _), _ = edge_index.get_csc()
+    return torch.stack(_moments(_logarithm(_total(indptr, edge_attr)))) if kind == "log_sum" else None
 
 
-def scale(total: Float[Tensor, "num_nodes channels"], kind: str,
-          moments: Float[Tensor, "2 moments"] | None = None) -> Float[Tensor, "num_nodes channels"]:
+def _scale(total: Float[Tensor, "num_nodes channels"], kind: str,
+           moments: Float[Tensor, "2 moments"] | None = None) -> Float[Tensor, "num_nodes channels"]:
     """Make node features of sums over edges, or of numbers of edges, float64; see :func:`incident_features`."""
     if kind == "counts":
         return (total + 1).log2().float()
@@ -62,10 +76,9 @@ def scale(total: Float[Tensor, "num_nodes channels"], kind: str,
     return total.float()
 
 
-def _total(edge_index: EdgeIndex,
+def _total(indptr: Int[Tensor, " num_nodes_plus_1"],
            edge_attr: Float[Tensor, "num_edges edge_dim"] | None) -> Float[Tensor, "num_nodes channels"]:
-    (indptr, _), _ = edge_index.get_csc()
-    if edge_attr is None:
+    if edge_attr is None or not edge_attr.size(1):
         return indptr.diff().double().unsqueeze(1)
     return torch.segment_reduce(edge_attr, "sum", offsets=indptr.long(), axis=0, initial=0).double()
 
@@ -79,9 +92,9 @@ def _moments(values: Float[Tensor, "num_nodes channels"]) -> tuple[Float[Tensor,
     return values.mean(0), values.std(0, correction=0).clamp(min=1e-6)
 
 
-def count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
-                indptr: Int[np.ndarray, " num_nodes_plus_1"],
-                moments: Float[Tensor, "2 moments"] | None = None) -> Iterator[tuple[int, Tensor]]:
+def _count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
+                 indptr: Int[np.ndarray, " num_nodes_plus_1"],
+                 moments: Float[Tensor, "2 moments"] | None = None) -> Iterator[tuple[int, Tensor]]:
     """Count the edges of each node by the values of their features, some nodes at a time.
 
     Args:
@@ -109,7 +122,7 @@ def count_edges(edge_attr: Float[np.ndarray, "num_edges edge_dim"],
             place = column * NUM_INTERVALS + interval
             found += np.bincount(place.ravel(), minlength=len(found))
             pulse.renew()
-        yield first, scale(torch.from_numpy(found.reshape(last - first, -1)).double(), "counts")
+        yield first, _scale(torch.from_numpy(found.reshape(last - first, -1)).double(), "counts")
 
 
 def _range(edge_attr: Float[np.ndarray, "num_edges edge_dim"]) -> tuple[Float[np.ndarray, " edge_dim"],

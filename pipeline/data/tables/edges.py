@@ -1,5 +1,6 @@
 """Edges of tables: nodes numbered, ids joined, sorted by DuckDB; equal edges merged in a stream."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from parallel_epochs.models.edge_index import INT32_END, choose_dtype
-from parallel_epochs.pipeline.data.incident import NUM_INTERVALS, count_edges, scale
+from parallel_epochs.pipeline.data.incident import incident_rows, num_channels
 from parallel_epochs.pipeline.data.tables.fitted import Fitted
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
-from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
 from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.run import words
 
@@ -248,6 +249,45 @@ def sort(db: Database, num_values: int, flagged: list[int], *, has_times: bool, 
     db.stage("sorted", f"{forward}{backward if both else ''} ORDER BY k", "sorting edges")
 
 
+class Tally:
+    """Counts sorted edges block by block.
+
+    Args:
+        num_nodes: number of nodes.
+    """
+
+    def __init__(self, num_nodes: int):
+        self.in_degree, self._linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
+        self.num_loops = self.num_duplicates = 0
+        self._last = -1
+
+    def add(self, pairs: np.ndarray, *, merged: bool = False) -> None:
+        """Count the next edges.
+
+        Args:
+            pairs: the destination and source of each, in this order, as one number.
+            merged: whether equal edges become one.
+        """
+        is_new = np.diff(pairs, prepend=self._last) != 0
+        self._last = pairs[-1]
+        if merged:
+            pairs = pairs[is_new]
+        else:
+            self.num_duplicates += int(np.count_nonzero(~is_new))
+        if not len(pairs):
+            return
+        dst, src = pairs >> (DST - SRC), pairs & NODE
+        self.in_degree[dst[0]:dst[-1] + 1] += np.bincount(dst - dst[0])
+        loops = src == dst
+        self.num_loops += int(np.count_nonzero(loops))
+        self._linked[src[~loops]] = self._linked[dst[~loops]] = True
+
+    def finish(self, num_without_reverse: int, num_merged: int = 0) -> Counted:
+        """Return what was counted."""
+        return Counted(Structure(len(self.in_degree), int(self.in_degree.sum()), num_without_reverse, self.num_loops,
+                                 self.num_duplicates, int(np.count_nonzero(~self._linked))), self.in_degree, num_merged)
+
+
 def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> Counted:
     """Go through the sorted edges once, and count what is there.
 
@@ -255,31 +295,17 @@ def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> 
         both: whether the reverse of each edge is among them.
         add_self_loops: count those that will be added.
     """
-    in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
-    num_loops = num_rows = num_forward = 0
-    last, last_forward = -1, -1
+    tally, num_merged, last_forward = Tally(num_nodes), 0, -1
     for batch in db.stream("SELECT k FROM sorted", "counting edges"):
-        keys = batch["k"]
-        forward = keys[keys & 1 == 0]
-        num_rows += len(forward)
-        num_forward += int(np.count_nonzero(np.diff(forward, prepend=last_forward)))
+        forward = batch["k"][batch["k"] & 1 == 0]
+        num_merged += int(np.count_nonzero(np.diff(forward, prepend=last_forward) == 0))
         last_forward = forward[-1] if len(forward) else last_forward
-        pairs = keys >> SRC
-        pairs, last = pairs[np.diff(pairs, prepend=last) != 0], pairs[-1]
-        if not len(pairs):
-            continue
-        dst, src = pairs >> (DST - SRC), pairs & NODE
-        in_degree[dst[0]:dst[-1] + 1] += np.bincount(dst - dst[0])
-        loops = src == dst
-        num_loops += int(np.count_nonzero(loops))
-        linked[src[~loops]] = linked[dst[~loops]] = True
+        tally.add(batch["k"] >> SRC, merged=True)
     if add_self_loops:
-        in_degree += 1
-        in_degree[_loops(db)] -= 1
-        num_loops = num_nodes
-    one_way = 0 if both else count_without_reverse(db)
-    structure = Structure(num_nodes, int(in_degree.sum()), one_way, num_loops, 0, int(np.count_nonzero(~linked)))
-    return Counted(structure, in_degree, num_rows - num_forward)
+        tally.in_degree += 1
+        tally.in_degree[_loops(db)] -= 1
+        tally.num_loops = num_nodes
+    return tally.finish(0 if both else count_without_reverse(db), num_merged)
 
 
 def _loops(db: Database) -> np.ndarray:
@@ -313,71 +339,84 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
         has_times: write ``edge_time``, the earliest of the times of equal edges.
         moments: of the edges of a training, see :func:`pipeline.data.incident.moments_of_edges`; none: of these.
     """
-    counts_values = node_features == "counts" and bool(values or num_relations(db))
-    _write_edges(db, writer, counted, values, directed_relations=directed_relations, add_self_loops=add_self_loops,
-                 node_features=None if counts_values else node_features, has_times=has_times, moments=moments)
-    if counts_values:
-        _write_counts(writer, moments)
-
-
-def _write_edges(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
-                 directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool,
-                 moments: Tensor | None) -> None:
-    """Do what :func:`write` does, but for features of nodes that are counts of those of the edges."""
-    num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
     num_values, relations = len(values), num_relations(db)
     channels = num_values + relations * (2 if directed_relations else 1)
     num_added = sum(option == "weight" for option, _ in values)
+    with open_arrays(writer, counted, channels, has_times=has_times) as opened:
+        for piece in _pieces(db, counted.structure.num_nodes) if opened else ():
+            src, dst, attr = _merge(piece, num_added, channels - num_values, directed_relations=directed_relations)
+            if add_self_loops:
+                src, dst, attr = _add_self_loops(src, dst, attr, piece)
+            opened.write(src, dst, attr, _merge_times(piece) if has_times else None)  # then no self-loops are added
+    if node_features is not None and not writer.has("x"):
+        _write_features(writer, node_features, channels, moments)
+
+
+class EdgeArrays:
+    """The arrays of the edges of a store, written in the order of the edges.
+
+    Args:
+        arrays: their files.
+        num_edges: how many there are in all.
+    """
+
+    def __init__(self, arrays: dict[str, ArrayFile], num_edges: int):
+        self._arrays, self._num_edges, self.first = arrays, num_edges, 0
+
+    def write(self, src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None, times: np.ndarray | None) -> None:
+        """Write the next edges."""
+        edges, first = self._arrays["edges"], self.first
+        dtype = torch.empty(0, dtype=edges.dtype).numpy().dtype
+        edges.write(first, src.astype(dtype))
+        edges.write(self._num_edges + first, dst.astype(dtype))
+        if attr is not None:
+            self._arrays["edge_attr"].write(first * attr.shape[1], attr)
+        if times is not None:
+            self._arrays["edge_time"].write(first, times)
+        self.first += len(src)
+
+
+@contextlib.contextmanager
+def open_arrays(writer: StoreWriter, counted: Counted, channels: int, *,
+                has_times: bool) -> Iterator[EdgeArrays | None]:
+    """Open the arrays of the edges for writing, with the pointers to them; none if they are complete.
+
+    Args:
+        channels: columns of the features of the edges.
+    """
+    num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
     dtype = choose_dtype(num_nodes, num_edges)
     arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype)}
     if channels:
         arrays["edge_attr"] = ((num_edges, channels), torch.float32)
     if has_times:
         arrays["edge_time"] = ((num_edges,), torch.float64)
-    if node_features is not None:
-        arrays["x"] = ((num_nodes, channels or 1), torch.float32)
     if writer.has(*arrays):
+        yield None
         return
-    total = torch.zeros(num_nodes, channels) if node_features is not None and channels else None
-    numpy_dtype = np.int32 if dtype == torch.int32 else np.int64
-    first = 0
     with writer.write(**arrays) as opened:
-        for piece in _pieces(db, num_nodes):
-            src, dst, attr = _merge(piece, num_added, channels - num_values, directed_relations=directed_relations)
-            if add_self_loops:
-                src, dst, attr = _add_self_loops(src, dst, attr, piece)
-            opened["edges"].write(first, src.astype(numpy_dtype))
-            opened["edges"].write(num_edges + first, dst.astype(numpy_dtype))
-            if has_times:  # no self-loops are added then
-                opened["edge_time"].write(first, _merge_times(piece))
-            if attr is not None:
-                opened["edge_attr"].write(first * channels, attr)
-            if total is not None:
-                counts = np.bincount(dst - piece.first, minlength=piece.last - piece.first)
-                ends = np.concatenate([[0], np.cumsum(counts)])
-                total[piece.first:piece.last] = torch.segment_reduce(
-                    torch.from_numpy(attr), "sum", offsets=torch.from_numpy(ends), axis=0, initial=0)
-            first += len(src)
-        assert first == num_edges, (first, num_edges)
-        indptr = np.concatenate([[0], np.cumsum(counted.in_degree)])
-        opened["indptr"].write(0, indptr.astype(numpy_dtype))
-        if node_features is not None:
-            sums = torch.from_numpy(counted.in_degree).double().unsqueeze(1) if total is None else total.double()
-            opened["x"].write(0, scale(sums, node_features, moments).numpy())
+        edges = EdgeArrays(opened, num_edges)
+        yield edges
+        assert edges.first == num_edges, (edges.first, num_edges)
+        indptr = torch.from_numpy(np.concatenate([[0], np.cumsum(counted.in_degree)]))
+        opened["indptr"].write(0, indptr.to(dtype).numpy())
 
 
-def _write_counts(writer: StoreWriter, moments: Tensor | None) -> None:
-    """Write ``x``: how many edges of each node have a feature in each part of its range. The edges are written."""
-    if writer.has("x"):
-        return
-    (num_edges, channels), (num_ends,) = (writer.entry(name)["shape"] for name in ("edge_attr", "indptr"))
-    shape = num_ends - 1, channels * NUM_INTERVALS
-    # An empty file cannot be mapped.
-    edge_attr = np.memmap(writer.folder / "edge_attr.bin", np.float32, "r", shape=(num_edges, channels)) if num_edges \
-        else np.empty((0, channels), np.float32)
-    indptr = np.fromfile(writer.folder / "indptr.bin", writer.entry("indptr")["dtype"])
+def map_array(writer: StoreWriter, name: str) -> np.ndarray:
+    """Map an array that is written into memory; an empty one is no file that can be mapped."""
+    entry = writer.entry(name)
+    shape = tuple(entry["shape"])
+    return np.memmap(writer.folder / f"{name}.bin", entry["dtype"], "c", shape=shape) if entry["size"] else \
+        np.empty(shape, entry["dtype"])
+
+
+def _write_features(writer: StoreWriter, kind: str, edge_dim: int, moments: Tensor | None) -> None:
+    """Write ``x``, made of the features of the edges, which are written."""
+    indptr = torch.from_numpy(map_array(writer, "indptr"))
+    edge_attr = torch.from_numpy(map_array(writer, "edge_attr")) if edge_dim else None
+    shape = len(indptr) - 1, num_channels(edge_dim, kind)
     with writer.write(x=(shape, torch.float32)) as opened:
-        for first, rows in count_edges(edge_attr, indptr, moments):
+        for first, rows in incident_rows(indptr, edge_attr, kind, moments):
             opened["x"].write(first * shape[1], rows.numpy())
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edge_index import choose_dtype
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
@@ -37,7 +36,6 @@ from parallel_epochs.pipeline.data.typed import (
     with_reverse,
 )
 from parallel_epochs.pipeline.graph.store import StoreWriter
-from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run.words import count
 
@@ -123,9 +121,9 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     types, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
     _sort(db, edges, types, both=config.reverse_relations)
-    structure, in_degree = _count(db, types, both=config.reverse_relations)
+    counted = _count(db, types, both=config.reverse_relations)
     on_stage("writing the store")
-    _write_edges(db, writer, structure, in_degree, num_features=sum(own.num_features for own in edges),
+    _write_edges(db, writer, counted, num_features=sum(own.num_features for own in edges),
                  has_times=any(own.has_times for own in edges))
     _write_features(db, writer, nodes, types, plan)
     tables_nodes.write_names(db, writer, {f"{own.part}.nodes": own.num_nodes for own in nodes.values()})
@@ -134,7 +132,7 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
                                          *(Fitted(Columns(), own.names, own.flagged) for own in edges)],
                                         tables.inputs()))
     summary: dict[str, object] = {"num_nodes": sum(types.counts), "num_categories": len(nodes), "x_source": "data",
-                                  "structure": dataclasses.asdict(structure), SCHEMA: types.to_value()}
+                                  "structure": dataclasses.asdict(counted.structure), SCHEMA: types.to_value()}
     for own in nodes.values():
         summary |= _write_labels(db, writer, own, types)
     writer.finish(summary)
@@ -283,52 +281,24 @@ def _rows_of(own: ReadEdges, types: GraphTypes, column: int, relation: int, num_
             f"r{chosen} FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL" for start, end, number in kinds]
 
 
-def _count(db: Database, types: GraphTypes, *, both: bool) -> tuple[Structure, np.ndarray]:
-    """Go through the sorted edges once; returns what they are, and the edges that end at each node [num_nodes]."""
-    num_nodes = sum(types.counts)
-    in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
-    num_loops = num_duplicates = 0
-    last = -1
+def _count(db: Database, types: GraphTypes, *, both: bool) -> tables_edges.Counted:
+    """Go through the sorted edges once, and count what is there."""
+    tally = tables_edges.Tally(sum(types.counts))
     for batch in db.stream("SELECT k FROM sorted", "counting edges"):
-        pairs = batch["k"] >> SRC
-        num_duplicates += int(np.count_nonzero(np.diff(pairs, prepend=last) == 0))
-        last = pairs[-1]
-        dst, src = pairs >> (DST - SRC), pairs & NODE
-        in_degree[dst[0]:dst[-1] + 1] += np.bincount(dst - dst[0])
-        loops = src == dst
-        num_loops += int(np.count_nonzero(loops))
-        linked[src[~loops]] = linked[dst[~loops]] = True
-    one_way = 0 if both else tables_edges.count_without_reverse(db, parallel=True)
-    return Structure(num_nodes, int(in_degree.sum()), one_way, num_loops, num_duplicates,
-                     int(np.count_nonzero(~linked))), in_degree
+        tally.add(batch["k"] >> SRC)
+    return tally.finish(0 if both else tables_edges.count_without_reverse(db, parallel=True))
 
 
-def _write_edges(db: Database, writer: StoreWriter, structure: Structure, in_degree: np.ndarray, *, num_features: int,
+def _write_edges(db: Database, writer: StoreWriter, counted: tables_edges.Counted, *, num_features: int,
                  has_times: bool) -> None:
     """Write edges, pointers to them, and the number of the relation of each before its features."""
-    num_nodes, num_edges, channels = structure.num_nodes, structure.num_edges, 1 + num_features
-    dtype = choose_dtype(num_nodes, num_edges)
-    numpy_dtype = np.int32 if dtype == torch.int32 else np.int64
-    arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype),
-                    "edge_attr": ((num_edges, channels), torch.float32)}
-    if has_times:
-        arrays["edge_time"] = ((num_edges,), torch.float64)
-    if writer.has(*arrays):
-        return
     times = ", coalesce(w, 'inf'::DOUBLE) AS w" if has_times else ""
     values = "".join(f", v{place}" for place in range(num_features))
-    with writer.write(**arrays) as opened:
-        first = 0
-        for batch in db.stream(f"SELECT k, r{values}{times} FROM sorted", "writing edges"):
+    with tables_edges.open_arrays(writer, counted, 1 + num_features, has_times=has_times) as opened:
+        for batch in db.stream(f"SELECT k, r{values}{times} FROM sorted", "writing edges") if opened else ():
             keys = batch["k"]
-            opened["edges"].write(first, ((keys >> SRC) & NODE).astype(numpy_dtype))
-            opened["edges"].write(num_edges + first, (keys >> DST).astype(numpy_dtype))
             attr = np.stack([batch["r"], *(batch[f"v{place}"] for place in range(num_features))], axis=1)
-            opened["edge_attr"].write(first * channels, attr.astype(np.float32))
-            if has_times:
-                opened["edge_time"].write(first, batch["w"])
-            first += len(keys)
-        opened["indptr"].write(0, np.concatenate([[0], np.cumsum(in_degree)]).astype(numpy_dtype))
+            opened.write((keys >> SRC) & NODE, keys >> DST, attr.astype(np.float32), batch.get("w"))
 
 
 def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNodes], types: GraphTypes,
@@ -356,9 +326,7 @@ def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNode
 
 def _fill_means(writer: StoreWriter, x: np.memmap, types: GraphTypes, plan: Plan) -> None:
     """Write the features of types without features into ``x``."""
-    edges = np.memmap(writer.folder / "edges.bin", writer.entry("edges")["dtype"], "r",
-                      shape=tuple(writer.entry("edges")["shape"]))
-    indptr = np.fromfile(writer.folder / "indptr.bin", writer.entry("indptr")["dtype"])
+    edges, indptr = tables_edges.map_array(writer, "edges"), tables_edges.map_array(writer, "indptr")
 
     def write(first: int, column: int, values: Tensor) -> None:
         x[first:first + values.size(0), column:column + values.size(1)] = values.numpy()
