@@ -16,6 +16,7 @@ from parallel_epochs.models.kernels.native import builds, check_simd
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
 from parallel_epochs.pipeline.data import inspection
+from parallel_epochs.pipeline.data.cache import download
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.loop import fit
 from parallel_epochs.pipeline.names import SPLITS
@@ -77,7 +78,7 @@ def prepare(config: RunConfig) -> None:
         ValueError: the dataset is inconsistent, or the partition impossible.
         OSError: a download failed.
     """
-    config.data.download()
+    download(config.data)
     product = product_of(config.trainer.name)
     for part in product.open_data(config, choose_device(config.device_name)).parts:
         product.prepare(part)

@@ -26,7 +26,6 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema, trust
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
-from parallel_epochs.pipeline.data.base_config import DataConfig
 from parallel_epochs.pipeline.run import files, watchdog
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
 
@@ -265,7 +264,7 @@ def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> No
     if needs_data and config.resumes:
         if "RANK" not in os.environ:  # torchrun's number of ranks counts as given
             run_folder.resolve(config, Path(choose_run_dir(config.resume, "")).absolute(), named=named)
-    elif needs_data or type(config.data).download is DataConfig.download:  # what cannot be downloaded must be there
+    elif needs_data or not config.data.can_download:  # then it must be there
         config.data.check()
     _check_driver(config.device)
 

@@ -23,6 +23,7 @@ class DataConfig:
         is_stored: whether the cache keeps it as a store, see :mod:`pipeline.graph.store`, even without `on_disk`.
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
+        can_download: whether `python -m pipeline.prepare` downloads it, unless its ``folder`` is given.
         makes_text_scores: whether its preparation makes features that are scores of texts.
         may_have_text_scores: whether such features may be there.
     """
@@ -31,6 +32,7 @@ class DataConfig:
     is_stored: ClassVar[bool] = False
     links: ClassVar[str] = "none"
     other_keys: ClassVar[tuple[str, ...]] = ()
+    can_download: ClassVar[bool] = False
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
                           "separate for one model per component.")
@@ -115,13 +117,6 @@ class DataConfig:
         if self.links == "edges" and self.on_disk:
             raise ValueError(f"task=link divides the edges of data={self.source} in memory, but data.on_disk=true "
                              "leaves them on the disk. Set data.on_disk=false")
-
-    def download(self) -> None:
-        """Download the dataset if it is missing and can be downloaded.
-
-        Raises:
-            OSError: the download failed.
-        """
 
 
 def reverse_relations() -> Any:

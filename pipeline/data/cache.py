@@ -65,7 +65,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ``content_hash``; ``x_source``, see :func:`prepare`, if it was prepared by a version that kept it. Of a graph
         in a store also ``store``, its folder, and ``structure``, a dict of the
         fields of :class:`pipeline.graph.structure.Structure`, unless who wrote it left it out. Of a
-        knowledge graph what :func:`pipeline.data.triples.build_triples` returns, and ``content_hash``.
+        knowledge graph what :func:`pipeline.data.readers.triples.build_triples` returns, and ``content_hash``.
 
     Raises:
         ValueError: the dataset is absent, incomplete or inconsistent.
@@ -206,8 +206,9 @@ def read(config: DataConfig, check: Callable[[Graph], None] = lambda data: None,
     """
     config.check()
     data = _call(_reader(config).read, config, needs_labels=needs_labels)
-    check(data)
-    return data
+    graph = data if isinstance(data, Graph) else Graph(**data.to_dict())
+    check(graph)
+    return graph
 
 
 def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> Graph:
@@ -229,6 +230,16 @@ def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> G
         graph = open_graph(path, verify=False)  # its files are mapped, and need no names
         graph.store = None
         return graph
+
+
+def download(config: DataConfig) -> None:
+    """Download a dataset if it is missing and can be downloaded.
+
+    Raises:
+        OSError: the download failed.
+    """
+    if config.can_download and getattr(config, "folder", None) is None:
+        _call(_reader(config).download, config)
 
 
 def hash_content(config: DataConfig) -> str | None:

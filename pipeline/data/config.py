@@ -18,6 +18,12 @@ from parallel_epochs.pipeline.data.base_config import (
     reverse_relations,
 )
 from parallel_epochs.pipeline.data.columns import read_names
+from parallel_epochs.pipeline.data.readers.ogb_names import (
+    OGB_GRAPH_NAMES,
+    OGB_HETERO_NAMES,
+    OGB_LINK_NAMES,
+    OGB_NODE_NAMES,
+)
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.keys import key
@@ -26,12 +32,8 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
-OGB_NODE_NAMES = ("ogbn-proteins", "ogbn-arxiv", "ogbn-products")
-OGB_GRAPH_NAMES = ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
 # Keys of links alone.
 LINK = {"task.name": ("link",)}
-OGB_HETERO_NAMES = ("ogbn-mag",)
-OGB_LINK_NAMES = ("ogbl-collab", "ogbl-ppa", "ogbl-ddi", "ogbl-citation2")
 
 
 @dataclass
@@ -95,6 +97,7 @@ class DigitsConfig(DataConfig):
 class OGBConfig(DataConfig):
     """A node dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
+    can_download: ClassVar[bool] = True
     source: str = key("ogb", "Node dataset of the Open Graph Benchmark, or a folder in its raw layout.",
                       shapes_graph=True)
     name: str = key("ogbn-proteins", "Name of the dataset.", choices=OGB_NODE_NAMES, shapes_graph=True)
@@ -113,11 +116,6 @@ class OGBConfig(DataConfig):
 
     def sources(self) -> list[tuple[str, Path]]:
         return [("data.folder" if self.folder is not None else "data.root", self.directory)]
-
-    def download(self) -> None:
-        if self.folder is None:
-            from parallel_epochs.pipeline.data import ogb_node  # torch and ogb take seconds to import
-            ogb_node.download(self.name, self.root)
 
     def check(self) -> None:
         if self.directory.is_dir():
@@ -138,11 +136,6 @@ class OGBHeteroConfig(OGBConfig):
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = label_type()
-
-    def download(self) -> None:
-        if self.folder is None:
-            from parallel_epochs.pipeline.data import ogb_hetero, ogb_node
-            ogb_node.download(self.name, self.root, ogb_hetero.needed)
 
 
 def _random_walk() -> Any:
@@ -180,11 +173,6 @@ class OGBLinkConfig(OGBConfig):
     source: str = key("ogb_link", "Link dataset of the Open Graph Benchmark, or a folder in its raw layout.",
                       shapes_graph=True)
     name: str = key("ogbl-collab", "Name of the dataset.", choices=OGB_LINK_NAMES, shapes_graph=True)
-
-    def download(self) -> None:
-        if self.folder is None:
-            from parallel_epochs.pipeline.data import ogb_link, ogb_node
-            ogb_node.download(self.name, self.root, ogb_link.needed)
 
     def check_labels(self) -> None:
         raise ValueError("data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link")
@@ -476,24 +464,24 @@ class VectorsConfig(DataConfig):
 
 
 # Datasets by `data.source`: the module of pipeline/data/ that reads it, and its keys. The module has a function `read`,
-# which returns a `Data`, and, if it reads files, `hash_content`, which returns a text. Both are called with the keys
-# that their parameters are named after. One that has `write_store(config, writer, on_stage)` in place of `read` writes
-# the prepared graph as a store.
+# which returns a `Data`; if it reads files, `hash_content`, which returns a text; and if the dataset is on the web,
+# `download`. They are called with the keys that their parameters are named after. One that has
+# `write_store(config, writer, on_stage)` in place of `read` writes the prepared graph as a store.
 DATASETS: dict[str, tuple[str, type[DataConfig]]] = {
-    "synthetic_proteins": ("synthetic", SyntheticProteinsConfig),
-    "digits": ("digits", DigitsConfig),
-    "ogb": ("ogb_node", OGBConfig),
-    "ogb_graph": ("ogb_graph", OGBGraphConfig),
-    "ogb_link": ("ogb_link", OGBLinkConfig),
-    "ogb_hetero": ("ogb_hetero", OGBHeteroConfig),
-    "file": ("file", FileConfig),
-    "store": ("store", StoreConfig),
-    "graph_files": ("graph_files", GraphFilesConfig),
-    "smiles": ("smiles", SmilesConfig),
-    "edges": ("edges", EdgesConfig),
-    "tables": ("tables.store", TablesConfig),
-    "triples": ("triples", TriplesConfig),
-    "math": ("arithmetic", MathConfig),
-    "vectors": ("vectors", VectorsConfig),
+    "synthetic_proteins": ("readers.synthetic", SyntheticProteinsConfig),
+    "digits": ("readers.digits", DigitsConfig),
+    "ogb": ("readers.ogb_node", OGBConfig),
+    "ogb_graph": ("readers.ogb_graph", OGBGraphConfig),
+    "ogb_link": ("readers.ogb_link", OGBLinkConfig),
+    "ogb_hetero": ("readers.ogb_hetero", OGBHeteroConfig),
+    "file": ("readers.saved_graph", FileConfig),
+    "store": ("readers.given_store", StoreConfig),
+    "graph_files": ("readers.graph_files", GraphFilesConfig),
+    "smiles": ("readers.smiles", SmilesConfig),
+    "edges": ("readers.edge_table", EdgesConfig),
+    "tables": ("tables.to_store", TablesConfig),
+    "triples": ("readers.triples", TriplesConfig),
+    "math": ("readers.arithmetic", MathConfig),
+    "vectors": ("readers.vectors", VectorsConfig),
 }
 DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.data.node_names import suggest_name
-from parallel_epochs.pipeline.data.triples import COLUMNS, parse_triples
+from parallel_epochs.pipeline.data.readers.triples import COLUMNS, parse_triples
 from parallel_epochs.pipeline.knowledge.ranking import BLOCK, Answers
 from parallel_epochs.pipeline.run import files
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.data.readers.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.graph.cut import fill_empty
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.kaminpar import check_package, run_process, write_parhip

@@ -6,7 +6,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.data.readers.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.scripts.bench.measure import say
 

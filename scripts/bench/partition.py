@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.data.readers.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.run.seeds import stream

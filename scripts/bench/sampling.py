@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.data.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.data.readers.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.scripts.bench.graphs import PROTEINS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallel_epochs.pipeline.data.many import Graphs, read_in_parallel
+from parallel_epochs.pipeline.data.readers.many import Graphs, read_in_parallel
 
 
 def tell(number: int, end: int = -1) -> Graphs:

@@ -22,7 +22,7 @@ import torch
 from tests.helpers import composing
 
 # What commands import when they need it, beside what the tests have imported.
-OURS = ("pipeline.training", "pipeline.gnn.predict", "pipeline.data.ogb_node", "scripts.report.figures")
+OURS = ("pipeline.training", "pipeline.gnn.predict", "pipeline.data.readers.ogb_node", "scripts.report.figures")
 PRELOAD = (*(f"parallel_epochs.{name}" for name in OURS), "tools.faults", "sklearn.datasets", "sklearn.neighbors")
 
 

@@ -2,7 +2,11 @@
 
 from functools import partial
 
-from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables import (
+    labels as tables_labels,
+    nodes as tables_nodes,
+    sorted_edges as tables_edges,
+)
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.heads import require

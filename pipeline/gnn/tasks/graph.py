@@ -24,7 +24,7 @@ class GraphTask(NodeTask):
         num_rows: number of graphs to predict.
     """
 
-    evaluators = "parallel_epochs.pipeline.data.ogb_graph"
+    evaluators = "parallel_epochs.pipeline.data.readers.ogb_graph"
 
     def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
                  loss_options: LossOptions = LossOptions()):

@@ -163,7 +163,7 @@ class LinkTask:
             negative = negative.view(-1, self._each)[:len(positive)]
         if not official:
             return link_metric(self.metric, positive, negative)
-        from parallel_epochs.pipeline.data.ogb_link import official_metric  # takes as long to import as torch
+        from parallel_epochs.pipeline.data.readers.ogb_link import official_metric  # takes as long to import as torch
         return official_metric(self.metric, positive, negative)
 
     def _with_valid_edges(self) -> Data:

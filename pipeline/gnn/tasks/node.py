@@ -49,7 +49,7 @@ class NodeTask:
         ValueError: the graph has no labels of nodes, or they do not fit `loss_options`.
     """
 
-    evaluators = "parallel_epochs.pipeline.data.ogb_node"
+    evaluators = "parallel_epochs.pipeline.data.readers.ogb_node"
 
     def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
                  loss_options: LossOptions = LossOptions(), text_scores: float = 0.0):

@@ -23,7 +23,7 @@ from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, schema as configuration
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
-from parallel_epochs.pipeline.data.file import read
+from parallel_epochs.pipeline.data.readers.saved_graph import read
 from parallel_epochs.pipeline.names import MASKS
 from tests.helpers.hostile import matches
 from tests.helpers.running import TOY, shell, train

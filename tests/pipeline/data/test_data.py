@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from parallel_epochs.pipeline.data import ogb_node, prepare as preparing, synthetic
+from parallel_epochs.pipeline.data import prepare as preparing
 from parallel_epochs.pipeline.data.cache import load, read
 from parallel_epochs.pipeline.data.config import (
     OGB_NODE_NAMES,
@@ -20,6 +20,7 @@ from parallel_epochs.pipeline.data.config import (
 )
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
+from parallel_epochs.pipeline.data.readers import ogb_node, synthetic
 from parallel_epochs.pipeline.graph.edges import adjacency
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS, SPLITS
@@ -314,7 +315,7 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
 
 @pytest.mark.slow
 def test_importing_ogb_asks_no_network():
-    code = ("import parallel_epochs.pipeline.data.ogb_node, threading, ogb.version as v; "
+    code = ("import parallel_epochs.pipeline.data.readers.ogb_node, threading, ogb.version as v; "
             "assert v.check_outdated is None; print(threading.active_count())")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "1"

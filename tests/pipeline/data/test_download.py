@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_epochs.pipeline.data import ogb_node
+from parallel_epochs.pipeline.data.readers import ogb_node
 
 
 @pytest.fixture

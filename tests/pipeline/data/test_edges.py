@@ -7,8 +7,8 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
-from parallel_epochs.pipeline.data import edges
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.readers import edge_table as edges
 
 
 def read(path, content=None, *, labels=None, header=None):

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from parallel_epochs.pipeline.data import graph_files, many, smiles
 from parallel_epochs.pipeline.data.cache import hash_content, load, read
 from parallel_epochs.pipeline.data.config import GraphFilesConfig, SmilesConfig
-from parallel_epochs.pipeline.data.many import read_in_parallel
+from parallel_epochs.pipeline.data.readers import graph_files, many, smiles
+from parallel_epochs.pipeline.data.readers.many import read_in_parallel
 from parallel_epochs.pipeline.run.launch import start_rank_server
 from tests.helpers import building
 from tests.helpers.reading import refuse, refuse_or_take_long, tell

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
-from parallel_epochs.pipeline.data import file
 from parallel_epochs.pipeline.data.pickles import to_protocol_2
+from parallel_epochs.pipeline.data.readers import saved_graph as file
 
 
 def graph() -> Data:

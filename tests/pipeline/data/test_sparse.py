@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data import cache, file, sparse
+from parallel_epochs.pipeline.data import cache, sparse
 from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.readers import saved_graph as file
 from tests.helpers.running import forked, status_of
 
 DENSE = torch.tensor([[0, 1.5, 0], [0, 0, 0], [-2, 0, 3], [0, 0, 1]])

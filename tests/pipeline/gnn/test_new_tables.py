@@ -8,7 +8,7 @@ import torch
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.graph import open_graph
-from parallel_epochs.pipeline.data.tables import store as tables
+from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from parallel_epochs.pipeline.data import file, ogb_node
+from parallel_epochs.pipeline.data.readers import ogb_node, saved_graph as file
 from parallel_epochs.pipeline.run import checkpoint, files
 
 

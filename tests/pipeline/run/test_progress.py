@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.prepare import describe_inputs, prepare
 from parallel_epochs.pipeline.gnn import inference
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -124,7 +124,7 @@ def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch,
     graph = random_graph(30, 2000, 0)
     model = DeeperGCN(5, 8, 2, 3, edge_dim=3, aggr="mean", num_mlp_layers=num_mlp_layers).eval()
 
-    def predict(batch: Data):
+    def predict(batch: Graph):
         return batch.n_id, model(batch.x, batch.edge_index, batch.edge_attr)
 
     layers = inference.stack_of_layers(model)
@@ -137,11 +137,11 @@ def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch,
     assert inference.stack_of_layers(torch.nn.Linear(1, 1)) == []
 
 
-def graph_of(**attributes) -> Data:
+def graph_of(**attributes) -> Graph:
     masks = {name: torch.arange(6) % 3 == i for i, name in enumerate(("train_mask", "valid_mask", "test_mask"))}
     edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]])
-    return Data(edge_index=edge_index, num_nodes=6, y=torch.arange(6).unsqueeze(1) % 2, metric="acc", **masks,
-                **attributes)
+    return Graph(edge_index=edge_index, num_nodes=6, y=torch.arange(6).unsqueeze(1) % 2, metric="acc", **masks,
+                 **attributes)
 
 
 @pytest.mark.parametrize("attributes, options, label_input, text", [

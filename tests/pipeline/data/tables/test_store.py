@@ -19,7 +19,7 @@ import torch
 from parallel_epochs.pipeline.data import cache, content
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
-from parallel_epochs.pipeline.data.tables import store as tables
+from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.edges import plain_edges

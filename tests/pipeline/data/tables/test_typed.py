@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.tables import typed as tables_typed
+from parallel_epochs.pipeline.data.tables import several_types as tables_typed
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph.store import StoreWriter

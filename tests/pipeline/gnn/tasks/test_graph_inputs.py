@@ -7,7 +7,7 @@ import pytest
 
 from parallel_epochs.pipeline.data.cache import load, prepare_as
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
-from parallel_epochs.pipeline.data.ogb_graph import read
+from parallel_epochs.pipeline.data.readers.ogb_graph import read
 from tests.helpers import building as build
 from tests.helpers.files import write_csv
 from tests.helpers.graph_toys import write_graphs

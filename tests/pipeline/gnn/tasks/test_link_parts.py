@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 
 from parallel_epochs.models import DeeperGCN, LinkModel, LinkPredictor
-from parallel_epochs.pipeline.data.ogb_link import official_metric
+from parallel_epochs.pipeline.data.readers.ogb_link import official_metric
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.graph.pairs import PairSet, draw_negatives, sort_by_cluster, without_pairs

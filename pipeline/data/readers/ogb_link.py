@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data import ogb_node
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.readers import ogb_node
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,11 @@ def hash_content(directory: Path, name: str) -> str:
         ValueError: a file is missing; the message names it.
     """
     return hash_named(map(ogb_node.require, needed(directory, name)))
+
+
+def download(name: str, root: str) -> None:
+    """Fetch and unpack a dataset; see :func:`ogb_node.fetch`."""
+    ogb_node.fetch(name, root, needed)
 
 
 def needed(folder: Path, name: str) -> list[Path]:

@@ -9,12 +9,12 @@ import numpy as np
 import pandas
 import torch
 
-from parallel_epochs.pipeline.data import many  # which keeps ogb from asking the network
 from parallel_epochs.pipeline.data.check import check_metric
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_names, read_table
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.many import Graphs
+from parallel_epochs.pipeline.data.readers import many  # which keeps ogb from asking the network
+from parallel_epochs.pipeline.data.readers.many import Graphs
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.names import SPLITS
 

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
-from parallel_epochs.pipeline.data.tables import edges as tables_edges, labels as tables_labels, nodes as tables_nodes
+from parallel_epochs.pipeline.data.tables import (
+    labels as tables_labels,
+    nodes as tables_nodes,
+    sorted_edges as tables_edges,
+)
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
 from parallel_epochs.pipeline.data.tables.labels import Labels

@@ -21,8 +21,8 @@ from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, Glo
 from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.hetero import join_hetero
 from parallel_epochs.pipeline.data.pickles import readable
+from parallel_epochs.pipeline.data.readers.hetero import join_hetero
 from parallel_epochs.pipeline.data.sparse import coalesce
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
@@ -64,7 +64,8 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         edge_time: the attribute with a time for each edge.
         train_fraction, valid_fraction: of the nodes with labels, for training and validation.
         graph_seed: of a random split.
-        reverse_relations, featureless, label_type: of a ``HeteroData``, see :func:`pipeline.data.hetero.join_hetero`.
+        reverse_relations, featureless, label_type: of a ``HeteroData``, see
+            :func:`pipeline.data.readers.hetero.join_hetero`.
         needs_labels: whether to read labels and masks, too. Otherwise they may be wrong.
 
     Raises:

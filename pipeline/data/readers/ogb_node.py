@@ -21,9 +21,14 @@ import torch
 from tqdm import tqdm
 
 from parallel_epochs.pipeline.data.columns import find_head, open_unzipped, read_table
-from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES, OGB_HETERO_NAMES, OGB_LINK_NAMES, OGB_NODE_NAMES
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.readers.ogb_names import (
+    OGB_GRAPH_NAMES,
+    OGB_HETERO_NAMES,
+    OGB_LINK_NAMES,
+    OGB_NODE_NAMES,
+)
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded
@@ -83,14 +88,18 @@ def folder_of(name: str, root: str) -> Path:
     return Path(root) / name.replace("-", "_")
 
 
-def download(name: str, root: str, needed: Callable[[Path, str], list[Path]] | None = None) -> None:
+def download(name: str, root: str) -> None:
+    """Fetch and unpack a node dataset; see :func:`fetch`."""
+    fetch(name, root, _needed)
+
+
+def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> None:
     """Fetch and unpack a dataset, without ogb's question whether to; an existing one is left alone.
 
     What arrives cut short or damaged is fetched once more. Nothing is left of a download that fails.
 
     Args:
-        needed: tells the files of a dataset, given its folder and name, for who has no network; by default those of a
-            node dataset.
+        needed: returns the files of a dataset, given its folder and name, for the message without a network.
 
     Raises:
         ValueError: no network, or the dataset arrives damaged; the message says what else can be done.
@@ -100,7 +109,7 @@ def download(name: str, root: str, needed: Callable[[Path, str], list[Path]] | N
     if folder.exists():
         return
     url, target = meta(name)["url"], Path(root) / f".{folder.name}.download"
-    by_hand = _by_hand((needed or _needed)(Path(), name))
+    by_hand = _by_hand(needed(Path(), name))
     with files.naming(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
     with files.lock(target), files.naming(folder, "written"):

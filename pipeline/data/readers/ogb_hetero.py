@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data import ogb_node
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_table
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.hetero import choose_labelled
+from parallel_epochs.pipeline.data.readers import ogb_node
+from parallel_epochs.pipeline.data.readers.hetero import choose_labelled
 from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 
@@ -28,6 +28,11 @@ def hash_content(directory: Path, name: str) -> str:
     """
     paths = [ogb_node.require(path) for path in needed(directory, name)]
     return hash_parts(label((str(path.relative_to(directory)), path) for path in paths))
+
+
+def download(name: str, root: str) -> None:
+    """Fetch and unpack a dataset; see :func:`ogb_node.fetch`."""
+    ogb_node.fetch(name, root, needed)
 
 
 def needed(folder: Path, name: str) -> list[Path]:
@@ -51,7 +56,7 @@ def read(directory: Path, name: str, reverse_relations: bool = True, featureless
     The types of nodes and the relations have the order of their names, as OGB's own reader gives them.
 
     Args:
-        reverse_relations, featureless, label_type: see :func:`pipeline.data.hetero.join_hetero`.
+        reverse_relations, featureless, label_type: see :func:`pipeline.data.readers.hetero.join_hetero`.
 
     Raises:
         ValueError: a file is missing, cut short, or does not fit the others; the message names it.

@@ -18,10 +18,10 @@ from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import (
-    edges as tables_edges,
     labels as tables_labels,
     nodes as tables_nodes,
-    typed,
+    several_types as typed,
+    sorted_edges as tables_edges,
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data import many
 from parallel_epochs.pipeline.data.check import (
     check_edge_index,
     check_features,
@@ -20,9 +19,10 @@ from parallel_epochs.pipeline.data.check import (
     check_tensor,
 )
 from parallel_epochs.pipeline.data.content import hash_named
-from parallel_epochs.pipeline.data.file import read_attributes
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.many import Graphs
+from parallel_epochs.pipeline.data.readers import many
+from parallel_epochs.pipeline.data.readers.many import Graphs
+from parallel_epochs.pipeline.data.readers.saved_graph import read_attributes
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.names import SPLITS

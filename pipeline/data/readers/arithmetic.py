@@ -3,7 +3,7 @@
 import numpy as np
 
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.triples import build_triples
+from parallel_epochs.pipeline.data.readers.triples import build_triples
 from parallel_epochs.pipeline.run.seeds import stream
 
 OPERATORS = "+-*/%"
@@ -17,7 +17,7 @@ def read(num_entities: int, num_operands: int, num_train: int, num_valid: int, n
     relation has one tail, so all triples are listed and those of the splits drawn from them: none is there twice.
 
     Returns:
-        See :func:`pipeline.data.triples.build_triples`.
+        See :func:`pipeline.data.readers.triples.build_triples`.
     """
     sizes = (num_train, num_valid, num_test)
     chosen = stream("math", graph_seed).permutation(num_entities * len(OPERATORS) * num_operands)[:sum(sizes)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from parallel_epochs.pipeline.data import ogb_node  # before ogb itself, which it keeps from asking the network
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.readers import ogb_node  # before ogb itself, which it keeps from asking the network
 
 import ogb.graphproppred  # isort: skip
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 # Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
 OFFICIAL = {"rocauc": "ogbg-molhiv", "ap": "ogbg-molpcba", "acc": "ogbg-ppa"}
 
-
-hash_content = ogb_node.hash_content
+hash_content, download = ogb_node.hash_content, ogb_node.download
 
 
 def evaluator(metric: str, num_tasks: int) -> ogb.graphproppred.Evaluator:

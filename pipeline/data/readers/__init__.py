@@ -1,0 +1,1 @@
+"""Readers of datasets: one file for each format, which returns a graph."""
