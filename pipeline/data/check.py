@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.pairs import PairSet
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
@@ -35,7 +35,7 @@ def check(data: Data) -> None:
         ValueError: what is no dense tensor of numbers, edges or labels that do not fit the nodes, features that are
             not finite, no training node; see also :func:`check_pairs` and :func:`check_triples`.
     """
-    kind = data_kind(data)
+    kind = data.kind
     if kind is DataKind.TRIPLES:
         check_triples(data)
         return

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,26 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.data.graph_types import EDGE, NODE, SCHEMA, GraphTypes
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
 from parallel_epochs.pipeline.graph import ranges
 from parallel_epochs.pipeline.graph.store import MANIFEST, StoreWriter, check_once, open_store
+
+
+class DataKind(StrEnum):
+    """What a dataset is, as opened.
+
+    Attributes:
+        GRAPH: one graph, perhaps with labels of its nodes.
+        PAIRS: one graph, with pairs of nodes to be linked in place of labels.
+        GRAPHS: many graphs in one, each with its own labels.
+        TRIPLES: a knowledge graph.
+        VECTORS: points without edges.
+    """
+
+    GRAPH = "graph"
+    PAIRS = "pairs"
+    GRAPHS = "graphs"
+    TRIPLES = "triples"
+    VECTORS = "vectors"
 
 
 class Graph(Data):
@@ -38,8 +56,14 @@ class Graph(Data):
 
     @property
     def kind(self) -> DataKind:
-        """The kind of the dataset: a graph, a graph with pairs of nodes, many graphs, triples or vectors."""
-        return data_kind(self)
+        """What the dataset is: a graph, a graph with pairs of nodes, many graphs, triples or vectors."""
+        if "triples" in self:
+            return DataKind.TRIPLES
+        if "ptr" in self:
+            return DataKind.GRAPHS
+        if "train_pairs" in self:
+            return DataKind.PAIRS
+        return DataKind.VECTORS if self.edge_index is None else DataKind.GRAPH
 
     @property
     def store(self) -> Path | None:
@@ -52,7 +76,7 @@ class Graph(Data):
 
     @property
     def on_disk(self) -> bool:
-        """Tell whether the arrays of the store are read block by block, rather than their rows by random access."""
+        """Whether the arrays of the store are read block by block, rather than their rows by random access."""
         return self._store.get("on_disk", False)
 
     @on_disk.setter

@@ -5,9 +5,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.typed import count_relations
 from parallel_epochs.pipeline.graph.components import Components, label_components

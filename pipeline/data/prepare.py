@@ -11,16 +11,13 @@ from torch_geometric.utils import add_remaining_self_loops, to_undirected as add
 
 from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as walks
 from parallel_epochs.pipeline.data.check import check, check_vectors
-from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.incident import incident_features
-from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
 from parallel_epochs.pipeline.data.typed import refuse_untyped_edges
-from parallel_epochs.pipeline.data.typed_inputs import describe_typed_inputs
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
-from parallel_epochs.pipeline.run.words import count
 
 # Keys of many graphs in one: where each begins, and the number of categories in the columns of nodes and edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
@@ -201,59 +198,3 @@ def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Ten
     place = torch.searchsorted(known, wanted)
     there = known[place.clamp(max=max(len(known) - 1, 0))] == wanted
     return first[torch.where(there, place, len(known))]
-
-
-def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_input: float, num_learned: int = 0,
-                    concat: bool = False, num_hops: int = 0, num_walks: int = 0, num_vectors: int = 0,
-                    learned_types: list[str] | None = None) -> str:
-    """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
-
-    Args:
-        is_file: whether the graph was read from files of the user's.
-        node_features: as for :func:`prepare`.
-        label_input: fraction of the training labels that are inputs.
-        num_learned: columns of a table of learned node features; 0 without one.
-        concat: whether the model sees it beside the graph's own features, rather than in their place.
-        num_hops: over which the features are averaged.
-        num_walks: columns for the probabilities that random walks return.
-        num_vectors: columns for the entries in eigenvectors of a Laplacian.
-        learned_types: types of nodes that have rows in that table; none: all of them.
-    """
-    if not data.types.homogeneous:
-        return describe_typed_inputs(data.types, num_edge_features=data.edge_attr.size(1) - 1, label_input=label_input,
-                                     num_learned=num_learned, concat=concat, learned_types=learned_types)
-    num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
-    num_features, source = num_own // (num_hops + 1), data.get("x_source")
-    what = ("category", "categories") if "x_tables" in data else ("feature",)
-    if source == "degree":
-        how = {"log_sum": ", its logarithm, standardised", "counts": ", its logarithm"}
-        text = f"no node features: degree only{how.get(node_features, '')}"
-    else:
-        where = {"data": " from the file" if is_file else " of the dataset",
-                 "edges": f" from the edges (data.node_features={node_features})"}
-        text = f"x: {count(num_features, *what)}{where.get(source, '')}"
-    if num_hops:
-        whose = "its" if source == "degree" else "their"
-        text += f" and {whose} means over {'1 to ' * (num_hops > 1)}{count(num_hops, 'hop')}"
-    more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
-    if num_walks:
-        more.append(f"whether a random walk is back after {'1 to ' * (num_walks > 1)}{count(num_walks, 'step')}")
-    if num_vectors:
-        more.append(f"{count(num_vectors, 'eigenvector')} of the Laplacian")
-    if num_learned:
-        own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []
-        text, more = f"x: {count(num_learned, 'learned feature')} (features=embedding)", own
-    if data.edge_attr is not None:
-        what = ("category", "categories") if "edge_tables" in data else ("feature",)
-        more.append(f"{count(data.edge_attr.size(1), *what)} of each edge")
-    if label_input:
-        more.append(f"labels of training nodes (train.label_input={label_input:g})")
-    text = " + ".join([text, *more])
-    if source == "degree" and not more and not num_learned:
-        better = ["give the file an x", "features=embedding learns a table with a row for each node"]
-        if data.kind is not DataKind.PAIRS:
-            better.append("train.label_input=0.5 shows training labels to the model")
-        if node_features == "sum":
-            better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
-        text += f". Better: {'; '.join(better)}"
-    return text

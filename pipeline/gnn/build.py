@@ -10,8 +10,8 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
+from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.data.prepare import describe_inputs
 from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig

@@ -15,8 +15,8 @@ from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.cache import load_links
 from parallel_epochs.pipeline.data.kinds import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation
 from parallel_epochs.pipeline.data.node_names import suggest_name
-from parallel_epochs.pipeline.data.typed_links import RELATION, LinkRelation, link_relation_of, name_relation
 from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.typed_links import LinkRelation, link_relation_of
+from parallel_epochs.pipeline.data.links import LinkRelation, link_relation_of
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.pairs import (
     PairsByCluster,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.link_predictor import LinkModel
-from parallel_epochs.pipeline.data.typed_links import link_relation_of
+from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.metrics import check_finite, hits_at, link_metric
 from parallel_epochs.pipeline.names import PAIRS, SPLITS

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.config import (
     OGBLinkConfig,
     VectorsConfig,
 )
-from parallel_epochs.pipeline.data.kinds import DataKind, data_kind
+from parallel_epochs.pipeline.data.graph import DataKind
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 
@@ -38,7 +38,7 @@ def write_files(folder: Path) -> Path:
 def test_a_dataset_is_what_its_reader_says(kind, config_of, tmp_path):
     (tmp_path / "x.csv").write_text("1,2\n3,4\n5,7\n")
     config = config_of(tmp_path)
-    assert data_kind(load(config, tmp_path / "cache")) is kind
+    assert load(config, tmp_path / "cache").kind is kind
     # A graph whose links are given is a graph by its configuration.
     assert config.holds == ("graph" if kind is DataKind.PAIRS else kind)
 
@@ -47,5 +47,5 @@ def test_links_that_are_made_of_edges_are_pairs(tmp_path):
     torch.save(Data(edge_index=torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 5, 3, 5]]), num_nodes=6),
                tmp_path / "graph.pt")
     config = FileConfig(path=str(tmp_path / "graph.pt"), train_fraction=0.5, valid_fraction=0.2)
-    assert data_kind(load(config, tmp_path / "cache")) is DataKind.GRAPH
-    assert data_kind(load_links(config, tmp_path / "cache")) is DataKind.PAIRS
+    assert load(config, tmp_path / "cache").kind is DataKind.GRAPH
+    assert load_links(config, tmp_path / "cache").kind is DataKind.PAIRS

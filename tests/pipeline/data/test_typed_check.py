@@ -72,7 +72,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_schema_that_does_not_fit_is_refused(graph, tmp_path, monkeypatch, case):
-    monkeypatch.setattr("parallel_epochs.pipeline.data.typed_check.BLOCK", 5)
+    monkeypatch.setattr("parallel_epochs.pipeline.data.readers.given_store.BLOCK", 5)
     change, message = BAD[case]
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
         open_changed(graph, tmp_path, change)

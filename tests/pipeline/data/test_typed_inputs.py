@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from parallel_epochs.pipeline.data import typed_inputs
-from parallel_epochs.pipeline.data.prepare import describe_inputs
+from parallel_epochs.pipeline.data import inputs
+from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.typed import schema_of
 from tests.helpers.hetero_toys import typed_graph
 
@@ -33,7 +33,7 @@ def test_it_says_what_the_model_gets_of_each_type(averages, options, text):
 
 
 def test_many_types_are_counted(monkeypatch):
-    monkeypatch.setattr(typed_inputs, "LISTED", 1)
+    monkeypatch.setattr(inputs, "LISTED", 1)
     schema = dataclasses.replace(schema_of(typed_graph()), widths=[1, 1, 0])
-    assert typed_inputs.describe_typed_inputs(schema) == \
+    assert inputs._describe_typed(schema) == \
         "x of user: 1 feature; and 2 more types; of each edge: the relation"

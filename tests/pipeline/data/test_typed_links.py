@@ -7,10 +7,9 @@ import torch
 
 from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import FileConfig
-from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
+from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, link_relation_of
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.typed import schema_of
-from parallel_epochs.pipeline.data.typed_links import link_relation_of
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 from tests.helpers.typed_graphs import hetero_graph, write_hetero, write_typed_tables
 

@@ -10,8 +10,8 @@ import yaml
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.links import describe_relation, warn_of_copies
 from parallel_epochs.pipeline.data.typed import Schema, edge_features, schema_of
-from parallel_epochs.pipeline.data.typed_links import describe_relation, warn_of_copies
 from parallel_epochs.pipeline.gnn import new_data, predict
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.features import KEY

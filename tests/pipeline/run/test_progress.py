@@ -10,7 +10,8 @@ import torch
 
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.prepare import describe_inputs, prepare
+from parallel_epochs.pipeline.data.inputs import describe_inputs
+from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.gnn import inference
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph import metis

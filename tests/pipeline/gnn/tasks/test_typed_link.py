@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load_links
 from parallel_epochs.pipeline.data.config import FileConfig
-from parallel_epochs.pipeline.data.typed_links import link_relation_of
+from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.graph.pairs import draw_targets
 from parallel_epochs.pipeline.run.schedule import Share
