@@ -22,13 +22,13 @@ from torch import Tensor
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
+from parallel_epochs.pipeline.data.join_types import refuse_propagate
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links, name_relation
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
-from parallel_epochs.pipeline.data.typed import refuse_propagate
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in

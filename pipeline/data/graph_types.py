@@ -64,10 +64,6 @@ class GraphTypes:
         return cls(**{"names" if name == "types" else name: content for name, content in fields.items()}
                    | {"relations": [tuple(relation) for relation in fields["relations"]]})
 
-    @property
-    def types(self) -> list[str]:
-        return self.names
-
     def nodes_of(self, name: str) -> range:
         """Return the numbers of the nodes of a type."""
         place = self.names.index(name)

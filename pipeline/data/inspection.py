@@ -7,8 +7,8 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.join_types import count_relations
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.typed import count_relations
 from parallel_epochs.pipeline.graph.components import Components, label_components
 from parallel_epochs.pipeline.graph.structure import structure_of
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS

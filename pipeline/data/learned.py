@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA
 from parallel_epochs.pipeline.data.incident import moments_of_edges
-from parallel_epochs.pipeline.data.typed import check_alike
+from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 
@@ -40,7 +40,8 @@ class Learned:
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
         fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
             for other sources.
-        schema: of a graph with several types of nodes, see :class:`pipeline.data.typed.Schema`; none for others.
+        schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON;
+            none for others.
     """
 
     num_columns: int

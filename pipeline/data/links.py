@@ -18,11 +18,11 @@ from parallel_epochs.pipeline.data.check import check_pairs
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.incident import incident_features
+from parallel_epochs.pipeline.data.join_types import fill_means, plan_means
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
 from parallel_epochs.pipeline.data.splits import divide
-from parallel_epochs.pipeline.data.typed import fill_means, plan_means
 from parallel_epochs.pipeline.graph.pairs import draw_targets, keep_edges
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.seeds import stream

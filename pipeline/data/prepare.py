@@ -13,8 +13,8 @@ from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as w
 from parallel_epochs.pipeline.data.check import check, check_vectors
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.incident import incident_features
+from parallel_epochs.pipeline.data.join_types import refuse_untyped_edges
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
-from parallel_epochs.pipeline.data.typed import refuse_untyped_edges
 from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS

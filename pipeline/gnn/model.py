@@ -17,7 +17,7 @@ from parallel_epochs.models.networks.foreign import Tried, try_forward
 from parallel_epochs.models.networks.heads import find_head
 from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.data.typed import column_ranges
+from parallel_epochs.pipeline.data.join_types import column_ranges
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task

@@ -18,9 +18,9 @@ from parallel_epochs.models.embedding import layout, spectral
 from parallel_epochs.models.embedding.layout import Drawn, LayoutOptions
 from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.cache import path_of
+from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
-from parallel_epochs.pipeline.data.typed import edge_features
 from parallel_epochs.pipeline.graph import neighbors, ranges, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks

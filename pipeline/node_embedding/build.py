@@ -16,8 +16,8 @@ from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.open import label_columns
+from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.opened import Part
-from parallel_epochs.pipeline.data.typed import edge_features
 from parallel_epochs.pipeline.graph import walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, deal_nodes

@@ -13,7 +13,7 @@ import torch
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
-from parallel_epochs.pipeline.data.typed import Relation, with_reverse
+from parallel_epochs.pipeline.data.join_types import Relation, with_reverse
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.components import find_components

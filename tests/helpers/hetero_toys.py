@@ -5,20 +5,20 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from parallel_epochs.pipeline.data.join_types import NodesOfType, join_parts
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.data.typed import Part, join_parts
 
 
 def typed_graph(**options) -> Data:
     """Four users, three items and two tags in two components: users 0, 1 and 2 with items 0 and 1 and tag 0.
 
     Args:
-        options: of :func:`pipeline.data.typed.join_parts`.
+        options: of :func:`pipeline.data.join_types.join_parts`.
     """
     mask = torch.arange(4)
     labels = dict(y=torch.tensor([[0], [1], [0], [1]]), train_mask=mask < 2, valid_mask=mask == 2, test_mask=mask == 3)
-    parts = {"user": Part(4, torch.tensor([[1., 5.], [1., 6.], [1., 7.], [1., 8.]]), labels),
-             "item": Part(3, torch.tensor([[3.], [4.], [5.]])), "tag": Part(2)}
+    parts = {"user": NodesOfType(4, torch.tensor([[1., 5.], [1., 6.], [1., 7.], [1., 8.]]), labels),
+             "item": NodesOfType(3, torch.tensor([[3.], [4.], [5.]])), "tag": NodesOfType(2)}
     buys = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 2]])
     edges = {("user", "buys", "item"): (buys, torch.tensor([[.1], [.2], [.3], [.4]])),
              ("user", "knows", "user"): (torch.tensor([[0], [2]]), None),

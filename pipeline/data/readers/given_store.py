@@ -10,7 +10,7 @@ from parallel_epochs.pipeline.data import graph
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.data.typed import check_schema
+from parallel_epochs.pipeline.data.join_types import check_schema
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS

@@ -1,4 +1,4 @@
-"""PyG's ``HeteroData`` as one graph with types of nodes and relations, see :mod:`pipeline.data.typed`."""
+"""PyG's ``HeteroData`` as one graph with types of nodes and relations, see :mod:`pipeline.data.join_types`."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 
 from parallel_epochs.pipeline.data.check import check, check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
+from parallel_epochs.pipeline.data.join_types import NodesOfType, Relation, join_parts
 from parallel_epochs.pipeline.names import MASKS
 
 LABELS = ("y", *MASKS)
@@ -34,7 +34,7 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
         needs_labels: whether to read labels.
 
     Returns:
-        See :func:`pipeline.data.typed.join_parts`.
+        See :func:`pipeline.data.join_types.join_parts`.
 
     Raises:
         ValueError: a type or a relation is wrong; the message names it.
@@ -50,7 +50,7 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
         raise ValueError(f"{origin} holds a HeteroData without types of nodes. Save one with nodes and edges")
     found = [name for name, store in nodes.items() if "y" in store]
     labelled = choose_labelled(found, label_type, nodes, origin) if needs_labels else None
-    parts, metric = dict[str, Part](), None
+    parts, metric = dict[str, NodesOfType](), None
     for name, store in nodes.items():
         _require_count(origin, name, store)
         is_labelled = name == labelled
@@ -59,7 +59,7 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
             check(data)
         except ValueError as error:
             raise ValueError(f"{origin}: {name}: {error}") from None
-        parts[name] = Part(data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data})
+        parts[name] = NodesOfType(data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data})
         metric = data.metric if is_labelled else metric
     out = join_parts(parts, {name: _read_edges(origin, name, store) for name, store in edges.items()}, origin=origin,
                      add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)

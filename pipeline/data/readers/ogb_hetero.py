@@ -12,9 +12,9 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_table
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.join_types import NodesOfType, Relation, join_parts
 from parallel_epochs.pipeline.data.readers import ogb_node
 from parallel_epochs.pipeline.data.readers.hetero import choose_labelled
-from parallel_epochs.pipeline.data.typed import Part, Relation, join_parts
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def read(directory: Path, name: str, reverse_relations: bool = True, featureless
     for kind in sorted(counts):
         x = _read_rows(raw / "node-feat" / kind / "node-feat.csv.gz", counts[kind]) if kind in featured else None
         labels = _read_labels(directory, name, kind, counts[kind]) if kind == labelled else {}
-        parts[kind] = Part(counts[kind], None if x is None else torch.from_numpy(x).float(), labels)
+        parts[kind] = NodesOfType(counts[kind], None if x is None else torch.from_numpy(x).float(), labels)
     return join_parts(parts, dict(_read_edges(raw)), origin=str(directory), add_reverse=reverse_relations,
                       averages=featureless == "mean", metric=info["eval metric"])
 

@@ -1,7 +1,7 @@
 """Several tables of nodes and of edges to a store of one graph with types of nodes and relations.
 
 Each table is read as that of a graph with one type, in a part of the database that is its own; see
-:mod:`pipeline.data.typed` for what becomes of them.
+:mod:`pipeline.data.join_types` for what becomes of them.
 """
 
 import dataclasses
@@ -15,6 +15,15 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
+from parallel_epochs.pipeline.data.join_types import (
+    MAX_RELATIONS,
+    Plan,
+    check_counts,
+    check_schema,
+    fill_means,
+    plan_means,
+    with_reverse,
+)
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables import (
     labels as tables_labels,
@@ -30,15 +39,6 @@ from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_input
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
-from parallel_epochs.pipeline.data.typed import (
-    MAX_RELATIONS,
-    Plan,
-    check_counts,
-    check_schema,
-    fill_means,
-    plan_means,
-    with_reverse,
-)
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run.words import count

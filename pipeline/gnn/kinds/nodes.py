@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
-from parallel_epochs.pipeline.data.typed import refuse_unread
+from parallel_epochs.pipeline.data.join_types import refuse_unread
 from parallel_epochs.pipeline.gnn import ids, simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted

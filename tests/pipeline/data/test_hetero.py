@@ -5,9 +5,9 @@ import torch
 from ogb.io.read_graph_raw import read_csv_heterograph_raw
 from torch_geometric.data import HeteroData
 
-from parallel_epochs.pipeline.data import cache, typed
+from parallel_epochs.pipeline.data import cache, join_types
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
-from parallel_epochs.pipeline.data.typed import Plan, column_ranges, plan_means, refuse_unread, schema_of
+from parallel_epochs.pipeline.data.join_types import Plan, column_ranges, plan_means, refuse_unread
 from tests.helpers.typed_graphs import write_mag
 
 BUYS = ("user", "buys", "item")
@@ -43,8 +43,8 @@ def load(tmp_path, data: HeteroData | dict, **options):
 def test_equal_to_pygs_to_homogeneous(tmp_path):
     data = make()
     found = load(tmp_path, data, reverse_relations=False, featureless="none")
-    schema = schema_of(found)
-    plain = HeteroData({name: {"num_nodes": count} for name, count in zip(schema.types, schema.counts, strict=True)} | {
+    schema = found.types
+    plain = HeteroData({name: {"num_nodes": count} for name, count in zip(schema.names, schema.counts, strict=True)} | {
         "__".join(relation): {"edge_index": data[relation].edge_index} for relation in data.edge_types})
     expected = plain.to_homogeneous(node_attrs=[], edge_attrs=[])
     assert edges_of(found) == sorted(zip(*expected.edge_index.tolist(), expected.edge_type.tolist(), strict=True))
@@ -57,9 +57,9 @@ def test_equal_to_pygs_to_homogeneous(tmp_path):
 
 def test_means_of_blocks_of_edges_are_the_same_bits(tmp_path, monkeypatch):
     whole, sizes = load(tmp_path, make()), list[int]()
-    update_all = typed.update_all
-    monkeypatch.setattr(typed, "EDGES_OF_BLOCK", 4)
-    monkeypatch.setattr(typed, "update_all", lambda edges, *args, **options: (
+    update_all = join_types.update_all
+    monkeypatch.setattr(join_types, "EDGES_OF_BLOCK", 4)
+    monkeypatch.setattr(join_types, "update_all", lambda edges, *args, **options: (
         sizes.append(max(edges.size(1), len(options["u"]))), update_all(edges, *args, **options))[1])
     found = load(tmp_path / "blocks", make())
     into_tags = whole.edge_index.as_tensor()[1].bincount()[32:]
@@ -83,7 +83,7 @@ def test_types_without_features_take_those_of_neighbours_over_several_hops():
 
 
 def test_column_ranges_of_labels_rows_and_features(tmp_path):
-    schema = schema_of(load(tmp_path, make(), featureless="none"))
+    schema = load(tmp_path, make(), featureless="none").types
     found = column_ranges(schema, num_labels=4, num_learned=8, learned=["item", "tag"])
     assert found == [[(0, 4), (12, 15)], [(4, 12), (12, 14)], [(4, 12)]]
     assert column_ranges(schema, num_learned=8, learned=["item"], replaces=True) == [[(8, 11)], [(0, 8)], []]
@@ -154,8 +154,8 @@ def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
     write_mag(tmp_path)
     found = cache.load(OGBHeteroConfig(folder=str(tmp_path), featureless="none"), tmp_path / "cache")
     expected = read_csv_heterograph_raw(str(tmp_path / "raw"))[0]
-    schema = schema_of(found)
-    assert schema.types == sorted(expected["num_nodes_dict"])
+    schema = found.types
+    assert schema.names == sorted(expected["num_nodes_dict"])
     assert schema.relations[:4] == sorted(expected["edge_index_dict"])
     edges = []
     for number, (source, name, target) in enumerate(schema.relations[:4]):
@@ -178,14 +178,14 @@ def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     data["item"].y = torch.arange(12)
     torch.save(data, tmp_path / "graph.pt")
     config = FileConfig(path=str(tmp_path / "graph.pt"))
-    assert schema_of(cache.read(config, needs_labels=False)).labelled is None
+    assert cache.read(config, needs_labels=False).types.labelled is None
     assert cache.load_links(config, tmp_path / "cache", relation="buys").num_nodes == 36
     with pytest.raises(ValueError, match="labels of several types of nodes, user and item. Choose those"):
-        refuse_unread(schema_of(load(tmp_path, data)), "graph.pt")
+        refuse_unread(load(tmp_path, data).types, "graph.pt")
     config = FileConfig(path=str(tmp_path / "graph.pt"), label_type="user")
     del data["user"].y, data["item"].y
     torch.save(data, tmp_path / "graph.pt")
-    assert schema_of(cache.read(config, needs_labels=False)).labelled is None
+    assert cache.read(config, needs_labels=False).types.labelled is None
 
 
 def test_a_hetero_data_without_types_is_refused(tmp_path):
@@ -205,4 +205,4 @@ def test_labels_that_are_not_read_tell_the_number_of_nodes(tmp_path):
     del data["tag"].num_nodes
     data["tag"].y = torch.arange(5)
     found = load(tmp_path, data, label_type="user")
-    assert schema_of(found).counts == [20, 12, 5] and schema_of(found).labelled == "user"
+    assert found.types.counts == [20, 12, 5] and found.types.labelled == "user"

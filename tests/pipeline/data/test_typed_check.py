@@ -6,7 +6,6 @@ import torch
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig, StoreConfig
 from parallel_epochs.pipeline.data.graph import Graph, write_graph
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph import store
 from tests.pipeline.data.test_hetero import make
 
@@ -80,7 +79,7 @@ def test_a_schema_that_does_not_fit_is_refused(graph, tmp_path, monkeypatch, cas
 
 
 def test_one_that_fits_is_opened(graph, tmp_path):
-    assert schema_of(open_changed(graph, tmp_path)).types == ["user", "item", "tag"]
+    assert open_changed(graph, tmp_path).types.names == ["user", "item", "tag"]
 
 
 def test_usual_values_of_a_schema_may_be_left_out(graph, tmp_path):
@@ -88,4 +87,4 @@ def test_usual_values_of_a_schema_may_be_left_out(graph, tmp_path):
         for name in ("averaged", "unread", "edge_columns"):
             del data.schema[name]
 
-    assert schema_of(open_changed(graph, tmp_path, leave_out)).types == ["user", "item", "tag"]
+    assert open_changed(graph, tmp_path, leave_out).types.names == ["user", "item", "tag"]

@@ -7,7 +7,6 @@ import torch
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.graph import open_graph, write_graph
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.components import find_components
 from tests.helpers.hetero_toys import hetero_data, typed_graph
@@ -48,19 +47,19 @@ def test_a_component_has_a_schema_of_its_own(configure, tmp_path, is_stored):
             write_graph(writer, data)
         data = open_graph(tmp_path / "toy.store")
         data.on_disk = True
-    whole = schema_of(data)
+    whole = data.types
     for _ in range(2):  # written, and read again
         for number, counts in ((1, [3, 2, 1]), (2, [1, 1, 1])):
             part = opened(config, data, number)
-            schema = schema_of(part)
+            schema = part.types
             assert schema == dataclasses.replace(whole, counts=counts) and sum(counts) == part.num_nodes
-            for place, name in enumerate(schema.types):
+            for place, name in enumerate(schema.names):
                 nodes = schema.nodes_of(name)
                 assert bool((part.x[nodes.start:nodes.stop, -3:].argmax(1) == place).all())
 
 
 def test_a_type_without_nodes_stays():
-    schema = schema_of(typed_graph())
+    schema = typed_graph().types
     assert schema.restricted_to(torch.tensor([0, 3, 7, 8])).counts == [2, 0, 2]
     assert schema.restricted_to(torch.arange(9)) == schema
 

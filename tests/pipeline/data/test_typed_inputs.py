@@ -6,7 +6,6 @@ import pytest
 
 from parallel_epochs.pipeline.data import inputs
 from parallel_epochs.pipeline.data.inputs import describe_inputs
-from parallel_epochs.pipeline.data.typed import schema_of
 from tests.helpers.hetero_toys import typed_graph
 
 WIDE = "x of user: 2 features; item: 1 feature; tag: "
@@ -34,6 +33,6 @@ def test_it_says_what_the_model_gets_of_each_type(averages, options, text):
 
 def test_many_types_are_counted(monkeypatch):
     monkeypatch.setattr(inputs, "LISTED", 1)
-    schema = dataclasses.replace(schema_of(typed_graph()), widths=[1, 1, 0])
+    schema = dataclasses.replace(typed_graph().types, widths=[1, 1, 0])
     assert inputs._describe_typed(schema) == \
         "x of user: 1 feature; and 2 more types; of each edge: the relation"

@@ -9,7 +9,6 @@ from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, link_relation_of
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 from tests.helpers.typed_graphs import hetero_graph, write_hetero, write_typed_tables
 
@@ -26,7 +25,7 @@ def whole(tmp_path_factory):
 
 def edges_of(data, *names):
     """Every edge of the relations of these names, as (relation, source, target)."""
-    schema = schema_of(data)
+    schema = data.types
     found = [(schema.relations[int(number)], source, target) for number, (source, target) in zip(
         data.edge_attr[:, 0], data.edge_index.as_tensor().t().tolist(), strict=True)]
     return [edge for edge in found if not names or edge[0][1].removeprefix("rev_") in names]
@@ -34,7 +33,7 @@ def edges_of(data, *names):
 
 @pytest.mark.parametrize("name, source, target", [("buys", "user", "item"), ("has", "item", "tag")])
 def test_only_edges_of_the_relation_and_of_its_reverse_are_divided(name, source, target, whole):
-    data, graph, schema = divide_links(whole, SPLIT, "graph", name), hetero_graph(), schema_of(whole)
+    data, graph, schema = divide_links(whole, SPLIT, "graph", name), hetero_graph(), whole.types
     first = [schema.nodes_of(kind).start for kind in (source, target)]
     links = {(a + first[0], b + first[1]) for a, b in graph[source, name, target].edge_index.t().tolist()}
     train, valid, test = ({*map(tuple, data[f"{split}_pairs"].tolist())} for split in SPLITS)
@@ -60,7 +59,7 @@ def test_within_a_type_both_directions_stay_together_and_are_never_drawn(whole):
                                        if frozenset(edge[1:]) in train or edge[1] == edge[2]]
     assert edges_of(data, "buys", "has", "sees") == edges_of(whole, "buys", "has", "sees")
     drawn = torch.cat([data.valid_negatives, data.test_negatives]).tolist()
-    users = schema_of(whole).nodes_of("user")
+    users = whole.types.nodes_of("user")
     assert all(a != b and b in users and frozenset((a, b)) not in links for a, b in drawn)
 
 
@@ -75,8 +74,8 @@ def test_relations_reversed_by_pyg_are_hidden_too(tmp_path):
 
 
 def test_means_over_neighbours_are_those_of_the_message_graph(whole):
-    data, schema = divide_links(whole, SPLIT, "graph", "has"), schema_of(whole)
-    tags, width = schema.nodes_of("tag"), schema.widths[schema.types.index("item")]
+    data, schema = divide_links(whole, SPLIT, "graph", "has"), whole.types
+    tags, width = schema.nodes_of("tag"), schema.widths[schema.names.index("item")]
     assert schema.averaged == ["tag"]
     for tag in tags:
         near = [a for relation, a, b in edges_of(data) if b == tag and relation[0] == "item"]
@@ -122,7 +121,7 @@ def test_sources_that_are_linked_to_everything_get_no_pair_and_are_counted(caplo
     torch.save(graph, tmp_path / "full.pt")
     full = load(FileConfig(path=str(tmp_path / "full.pt")), tmp_path)
     split = dataclasses.replace(SPLIT, train_fraction=0.1, valid_fraction=0.45)
-    data, last = divide_links(full, split, "graph", "has"), schema_of(full).nodes_of("item")[-1]
+    data, last = divide_links(full, split, "graph", "has"), full.types.nodes_of("item")[-1]
     drawn = torch.cat([data.valid_negatives, data.test_negatives])
     assert len(drawn) and {*drawn[:, 0].tolist()} == {last} and {*drawn[:, 1].tolist()} <= {73, 74, 75}
     assert "which are linked to all 6 targets" in caplog.text

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parallel_epochs.models.networks.hetero import HeteroView
-from parallel_epochs.pipeline.data.typed import Schema
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn import memory
 from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers.hetero_toys import save_hetero
@@ -46,10 +46,10 @@ def test_pairs_have_rows_of_every_type(configure, tmp_path, overrides, monkeypat
 
 
 def test_edges_that_are_measured_fit_their_relations():
-    schema = Schema(["a", "b", "c"], [4, 3, 0], [1, 1, 1], [("a", "r", "b"), ("b", "s", "c"), ("b", "t", "b")])
+    schema = GraphTypes(["a", "b", "c"], [4, 3, 0], [1, 1, 1], [("a", "r", "b"), ("b", "s", "c"), ("b", "t", "b")])
     ends, relation = memory.draw_typed(schema, 200, stream("test"))
     source, target = (ends >= 4).long()
     assert relation.unique().tolist() == [0, 2] and ends.min() >= 0 and ends.max() == 6
     assert torch.equal(source, (relation == 2).long()) and bool((target == 1).all())
-    none = Schema(["a", "b"], [4, 0], [1, 1], [("a", "r", "b")])
+    none = GraphTypes(["a", "b"], [4, 0], [1, 1], [("a", "r", "b")])
     assert [part.numel() for part in memory.draw_typed(none, 200, stream("test"))] == [0, 0]

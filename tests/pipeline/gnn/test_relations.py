@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.data.graph import open_graph, write_graph
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn import relations
 from parallel_epochs.pipeline.gnn.relations import Neighbours, count_kept, listed_types, score_by_neighbours
 from parallel_epochs.pipeline.graph import store
@@ -47,7 +46,7 @@ def test_neighbours_are_found_by_relation(data):
 
 def test_nodes_with_and_without_a_neighbour_are_scored(data):
     y, rows = torch.tensor([[1], [0], [1]]), torch.tensor([[0., 1.], [0., 1.], [0., 1.]])
-    found = score_by_neighbours(schema_of(data), Neighbours(data, torch.tensor([3, 2, 0])), "classes", "acc", y, rows)
+    found = score_by_neighbours(data.types, Neighbours(data, torch.tensor([3, 2, 0])), "classes", "acc", y, rows)
     assert found == [
         {"relation": 1, "with": {"rows": 1, "score": 0.0}, "without": {"rows": 2, "score": 1.0}},
         {"relation": 3, "with": {"rows": 3, "score": pytest.approx(2 / 3)}, "without": {"rows": 0, "score": None}},

@@ -10,8 +10,9 @@ import yaml
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.links import describe_relation, warn_of_copies
-from parallel_epochs.pipeline.data.typed import Schema, edge_features, schema_of
 from parallel_epochs.pipeline.gnn import new_data, predict
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.features import KEY
@@ -159,7 +160,7 @@ def test_another_schema_with_other_columns_is_refused(run, tmp_path, change, mes
 
 
 def test_vectors_and_layouts_do_not_take_relations_for_weights():
-    data = Graph(edge_attr=torch.tensor([[0.0], [3.0]]), types=Schema(["a"], [2], [0], [("a", "r", "a")]))
+    data = Graph(edge_attr=torch.tensor([[0.0], [3.0]]), types=GraphTypes(["a"], [2], [0], [("a", "r", "a")]))
     assert edge_features(data) is None
     data.edge_attr = torch.tensor([[0.0, 0.5], [3.0, 2.0]])
     assert torch.equal(edge_features(data), torch.tensor([[0.5], [2.0]]))
@@ -167,7 +168,7 @@ def test_vectors_and_layouts_do_not_take_relations_for_weights():
 
 
 def test_links_that_another_relation_shows_are_told_of(caplog):
-    schema = Schema(["user", "item"], [3, 2], [1, 1], [("user", "buys", "item"), ("item", "bought_by", "user")])
+    schema = GraphTypes(["user", "item"], [3, 2], [1, 1], [("user", "buys", "item"), ("item", "bought_by", "user")])
     edges = torch.tensor([[0, 1, 3, 4], [3, 4, 0, 1]])
     own, relation = describe_relation(schema, 0), torch.tensor([0.0, 0, 1, 1])
     links = torch.tensor([[0, 3], [1, 4]])
@@ -197,7 +198,7 @@ def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
     weights = run.load()["model"]
     assert weights[KEY].shape == (28, 5)
     data = predicted(run).setup.data
-    assert schema_of(data).widths == [2, 1, 0]
+    assert data.types.widths == [2, 1, 0]
     with pytest.raises(ValueError, match=r"features.types names dog, and .* has no such type of nodes"):
         trained(tmp_path, tmp_path, "features=embedding", "features.types=[dog]")
 

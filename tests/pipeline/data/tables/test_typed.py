@@ -15,7 +15,6 @@ from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.tables import several_types as tables_typed
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from tests.helpers.running import forked, status_of
 from tests.helpers.typed_tables import SCHEMA, write_tables
@@ -69,11 +68,11 @@ def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless):
     found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA, **options), tmp_path)
     expected = load(FileConfig(path=str(tmp_path / "hetero.pt"), **options), tmp_path)
     # One column for the times of buys and sees in the tables, two in HeteroData, which has a relation each.
-    assert schema_of(expected).edge_columns == [[1, 1], [2, 1], [3, 1], [0, 0]]
-    assert schema_of(found) == dataclasses.replace(schema_of(expected), edge_columns=[[1, 1], [1, 1], [2, 1], [0, 0]])
-    assert schema_of(found).relations[:4] == [("user", "buys", "item"), ("user", "sees", "item"),
+    assert expected.types.edge_columns == [[1, 1], [2, 1], [3, 1], [0, 0]]
+    assert found.types == dataclasses.replace(expected.types, edge_columns=[[1, 1], [1, 1], [2, 1], [0, 0]])
+    assert found.types.relations[:4] == [("user", "buys", "item"), ("user", "sees", "item"),
                                               ("user", "knows", "user"), ("item", "sold_by", "shop")]
-    assert len(schema_of(found).relations) == (8 if reverse else 4)
+    assert len(found.types.relations) == (8 if reverse else 4)
     expected.edge_attr = torch.stack([expected.edge_attr[:, 0], expected.edge_attr[:, 1:3].sum(1),
                                       expected.edge_attr[:, 3]], dim=1)
     assert rows_of(found) == rows_of(expected)
@@ -104,7 +103,7 @@ def test_equal_numbers_of_different_types_are_no_self_loops(tmp_path, caplog):
 def test_means_of_neighbours_by_hand(tmp_path):
     tables = write_tables(tmp_path)
     found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
-    schema, sold = schema_of(found), tables["sold"]
+    schema, sold = found.types, tables["sold"]
     assert schema.averaged == ["shop"] and schema.widths == [2, 1, 1]
     prices = tables["items"].set_index("id")["price"]
     for row, shop in zip(schema.nodes_of("shop"), sorted(sold["shop"].unique()), strict=True):
@@ -117,9 +116,9 @@ def test_ids_of_neighbours_of_other_types_are_terms(tmp_path):
     schema = changed(nodes__shop={"text_neighbors": True}, nodes__item={"text_neighbors": True, "text_channels": 4})
     found = load(TablesConfig(folder=str(tmp_path), schema=schema), tmp_path)
     acts, sold = tables["acts"], tables["sold"]
-    widths = schema_of(found).widths  # a price, users who act on an item, and the shops that sell it
+    widths = found.types.widths  # a price, users who act on an item, and the shops that sell it
     assert widths == [2, 1 + min(4, acts["user"].nunique()) + sold["shop"].nunique(), sold["item"].nunique()]
-    shops = found.x[schema_of(found).nodes_of("shop").start:, :widths[2]]
+    shops = found.x[found.types.nodes_of("shop").start:, :widths[2]]
     assert (shops != 0).sum(1).tolist() == sold.groupby("shop")["item"].nunique().sort_index().tolist()
     assert not (shops < 0).any(), "each item has a column of its own"
 

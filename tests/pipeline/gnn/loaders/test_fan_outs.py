@@ -11,7 +11,6 @@ from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.data.typed import schema_of
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.graph.sampling import NeighborSampler
@@ -76,7 +75,7 @@ def test_every_set_of_edges_of_a_relation_is_equally_likely_and_relations_are_in
 
 
 def test_numbers_of_a_relation_are_found_by_its_name_by_all_three_and_by_default(typed):
-    schema = schema_of(typed)
+    schema = typed.types
     found = fan_outs_of({"buys": [10, -1], "user.sees.tag": [0, 3], "sees": [4, 4], "default": [2, 1]}, typed)
     assert [found[:, number].tolist() for number in range(5)] == [[10, -1], [2, 1], [2, 1], [4, 4], [0, 3]]
     assert found.shape == (2, len(schema.relations)) and bool((found[:, 5:] == torch.tensor([[2], [1]])).all())

@@ -30,15 +30,6 @@ MAX_RELATIONS = 1 << 16
 EDGES_OF_BLOCK = 1 << 22
 
 
-# For callers that have not moved to :attr:`pipeline.data.graph.Graph.types` yet.
-Schema = GraphTypes
-
-
-def schema_of(data: Graph) -> GraphTypes | None:
-    """Return the types of a prepared graph; none if it is homogeneous."""
-    return None if "types" not in data else data.types
-
-
 def with_reverse(relations: Sequence[Relation]) -> list[Relation]:
     """Return relations and behind them the reverse ones, whose names begin with :data:`REVERSE`.
 
@@ -250,7 +241,7 @@ def check_counts(counts: Mapping[str, int], origin: str) -> None:
 
 
 @dataclass
-class Part:
+class NodesOfType:
     """The nodes of one type, in memory.
 
     Attributes:
@@ -264,7 +255,7 @@ class Part:
     labels: dict[str, Tensor] = field(default_factory=dict)
 
 
-def join_parts(parts: Mapping[str, Part], edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *, origin: str,
+def join_parts(parts: Mapping[str, NodesOfType], edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *, origin: str,
                add_reverse: bool, averages: bool, metric: str | None) -> Graph:
     """Make one graph of the nodes of each type and the edges of each relation.
 
@@ -324,7 +315,8 @@ def _edge_columns(edges: Mapping[Relation, tuple[Tensor, Tensor | None]]) -> lis
     return found
 
 
-def _check_ends(parts: Mapping[str, Part], relation: Relation, edge_index: Tensor, edge_attr: Tensor | None) -> None:
+def _check_ends(parts: Mapping[str, NodesOfType], relation: Relation, edge_index: Tensor,
+                edge_attr: Tensor | None) -> None:
     """Refuse edges that name nodes which are not there, and features of other edges."""
     name = ".".join(relation)
     for row, end in ((0, relation[0]), (1, relation[2])):
@@ -362,7 +354,7 @@ def _join_edges(types: GraphTypes, edges: Mapping[Relation, tuple[Tensor, Tensor
     return torch.cat(indices, dim=1), torch.cat(rows)
 
 
-def _join_features(types: GraphTypes, plan: Plan, parts: Mapping[str, Part], edge_index: Tensor) -> Tensor:
+def _join_features(types: GraphTypes, plan: Plan, parts: Mapping[str, NodesOfType], edge_index: Tensor) -> Tensor:
     """Put the features of all nodes into one matrix; each row ends with zeros."""
     x = torch.zeros(sum(types.counts), max(types.widths))
     for name, part in parts.items():
