@@ -16,8 +16,7 @@ from parallel_epochs.models.kernels.native import builds, check_simd
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
 from parallel_epochs.pipeline.data import inspection
-from parallel_epochs.pipeline.data.cache import download
-from parallel_epochs.pipeline.data.opened import OpenData, Part
+from parallel_epochs.pipeline.data.opened import OpenData, Part, download
 from parallel_epochs.pipeline.loop import fit
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.products import PRODUCTS, product_of

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from parallel_epochs.pipeline.data.base_config import DataConfig
-from parallel_epochs.pipeline.data.cache import load
+from parallel_epochs.pipeline.data.cache import download, load  # noqa: F401 - who opens data may download them first
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.components import Components
 
