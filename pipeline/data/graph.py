@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.graph.store import MANIFEST, StoreWriter, check_on
 
 
 class DataKind(StrEnum):
-    """What a dataset is, as opened.
+    """The kind of an opened dataset.
 
     Attributes:
         GRAPH: one graph, perhaps with labels of its nodes.
@@ -56,7 +56,7 @@ class Graph(Data):
 
     @property
     def kind(self) -> DataKind:
-        """What the dataset is: a graph, a graph with pairs of nodes, many graphs, triples or vectors."""
+        """The kind of the dataset: a graph, a graph with pairs of nodes, many graphs, triples or vectors."""
         if "triples" in self:
             return DataKind.TRIPLES
         if "ptr" in self:
@@ -76,7 +76,7 @@ class Graph(Data):
 
     @property
     def on_disk(self) -> bool:
-        """Whether the arrays of the store are read block by block, rather than their rows by random access."""
+        """Tell whether the arrays of the store are read block by block, rather than their rows by random access."""
         return self._store.get("on_disk", False)
 
     @on_disk.setter

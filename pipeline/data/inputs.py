@@ -1,4 +1,4 @@
-"""What the log says of the inputs of a model."""
+"""Describes the inputs of a model, for the log."""
 
 from collections.abc import Sequence
 

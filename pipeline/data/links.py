@@ -30,11 +30,11 @@ from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Of links that another relation shows; more are no accident.
+# Largest fraction of links that another relation shows by accident.
 COPIED = 0.5
 # The value of a graph with pairs that holds the number of their relation.
 RELATION = "link_relation"
-# Of pairs that OGB has not divided: unlike hits@K, it does not depend on the number of negative pairs.
+# The metric of pairs that OGB has not divided: unlike hits@K, it does not depend on the number of negative pairs.
 METRIC = "rocauc"
 
 
@@ -75,7 +75,7 @@ class LinkRelation:
 
     @property
     def is_within_type(self) -> bool:
-        """Whether both ends have the same type."""
+        """Tell whether both ends have the same type."""
         return self.source == self.target
 
     def edges_of(self, relation: Float[Tensor, " num_edges"]) -> Bool[Tensor, " num_edges"]:

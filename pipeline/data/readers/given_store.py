@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.run import words
 FLOATS = (torch.float32,)
 # Rows of an array on disk that are read at a time.
 BLOCK = 1 << 20
-# Of a union of many graphs.
+# Arrays of a union of many graphs.
 UNION_KEYS = ("ptr", "by_source", "x_tables", "edge_tables")
 
 
