@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.cache import load_links
-from parallel_epochs.pipeline.data.kinds import DataKind
+from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation
 from parallel_epochs.pipeline.data.node_names import suggest_name
