@@ -236,7 +236,7 @@ def choose_separator(line: str, least: int = 1) -> str:
     return next((mark for mark in ("\t", ",") if line.strip().count(mark) >= least), BLANKS)
 
 
-def read_table(file: IO[bytes], name: str, separator: str, **options) -> "pd.DataFrame":
+def read_table(file: IO[bytes], name: str, separator: str, **options: object) -> "pd.DataFrame":
     """Read a table of text with pandas.
 
     Args:

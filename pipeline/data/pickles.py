@@ -58,13 +58,13 @@ def to_protocol_2(stream: bytes) -> bytes:
             case "FRAME":
                 pass
             case "SHORT_BINUNICODE" | "BINUNICODE" | "BINUNICODE8":
-                out.append(argument)
+                out.append(str(argument))
             case "MEMOIZE" | "BINPUT" | "LONG_BINPUT":
                 number = len(memo) if argument is None else argument
                 memo[number] = out[-1] if out else b""
                 if not isinstance(memo[number], str):
                     out.append(pickle.LONG_BINPUT + struct.pack("<I", number))
-            case "BINGET" | "LONG_BINGET" if isinstance(known := memo.get(argument), str):
+            case "BINGET" | "LONG_BINGET" if isinstance(known := memo.get(int(argument or 0)), str):
                 out.append(known)
             case "STACK_GLOBAL":
                 module, name = out[-2:] if len(out) > 1 else (b"", b"")

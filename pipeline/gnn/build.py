@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch_geometric.data import Data
@@ -166,7 +167,7 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
     return components
 
 
-def _describe_inputs(config: GNNConfig, data: Data, **options) -> str:
+def _describe_inputs(config: GNNConfig, data: Data, **options: Any) -> str:
     text = describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
                            node_features=config.data.node_features, num_hops=config.data.propagate,
                            num_walks=getattr(config.data, "random_walk", None) or 0,

@@ -7,6 +7,7 @@ one number, chosen by the likelihood of the validation labels. The order of the 
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -50,7 +51,7 @@ def fit_temperatures(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor
     return torch.tensor(found)
 
 
-def _fit(loss, logits: Tensor) -> float:
+def _fit(loss: Callable, logits: Tensor) -> float:
     best = minimize_scalar(lambda log_t: float(loss(logits / math.exp(log_t))), bounds=BOUNDS, method="bounded")
     # Where all predictions are right, the likelihood grows to the bound.
     return 1.0 if min(abs(best.x - bound) for bound in BOUNDS) < 0.1 else math.exp(best.x)

@@ -63,7 +63,7 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
     for part in opened.parts:
         setup, own_folder = cast(Setup, part), folder / f"component_{part.number}"
         log.info("component %s of %s, in %s", setup.number, count(setup.data.num_nodes, "node"), own_folder)
-        summaries[setup.number] = train_one(setup, own_folder)
+        summaries[str(setup.number)] = train_one(setup, own_folder)
         if not ranks.is_first:
             continue
         nodes = setup.data.n_id if "n_id" in setup.data else torch.arange(data.num_nodes)
@@ -75,8 +75,8 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
     rest = (~predicted).nonzero().squeeze(1)
     if len(rest):
         small = induced_subgraph(data, rest, dtype=torch.int64)
-        logits[rest] = predict_exact(predict_largest, small, num_rows=len(rest), out_channels=data.out_channels,
-                                     device=opened.parts[0].device)
+        logits[rest] = predict_exact(cast(Callable, predict_largest), small, num_rows=len(rest),
+                                     out_channels=data.out_channels, device=opened.parts[0].device)
         log.info("%s nodes of small components and of those without training nodes are predicted by the model of "
                  "component %s", f"{len(rest):,}", opened.parts[0].number)
     return merge_summaries(summaries, kind_of(opened.config).task(data).scores(None, logits))

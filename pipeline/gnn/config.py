@@ -73,8 +73,11 @@ MODELS = {"deepergcn": ("deepgcn", "DeeperGCN", options.DeeperGCNOptions),
 FOREIGN = ("pyg", "custom")
 
 
-def _models_folder() -> Path:
-    return Path(importlib.util.find_spec("parallel_epochs.models").submodule_search_locations[0])
+def _folder_of(package: str) -> Path:
+    """Find the folder of a package without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations, package
+    return Path(spec.submodule_search_locations[0])
 
 
 def _model_schema(name: str) -> type[ModelConfig]:
@@ -430,10 +433,9 @@ def _check_conv(name: str) -> None:
     Raises:
         ValueError: names the layer that was probably meant.
     """
-    (folder,) = importlib.util.find_spec("torch_geometric").submodule_search_locations
-    known = {word for file in Path(folder, "nn").glob("*/__init__.py")
+    known = {word for file in (_folder_of("torch_geometric") / "nn").glob("*/__init__.py")
              for word in re.findall(r"\b[A-Z]\w+", file.read_text())}
-    recipes = (_models_folder() / "convs" / "recipe_convs.py").read_text()
+    recipes = (_folder_of("parallel_epochs.models") / "convs" / "recipe_convs.py").read_text()
     known.update(re.findall(r"^class (\w+Conv)\b", recipes, re.MULTILINE))
     if name not in known:
         lower = {word.lower(): word for word in known if word.endswith("Conv")}

@@ -97,6 +97,7 @@ class NodeTable:
 
     def gradient(self) -> Float[Tensor, "num_touched channels"]:
         """Return the rows of the gradient, each node's once; who changes them changes the gradient."""
+        assert self.weight.grad is not None, "a backward pass has ended"
         self.weight.grad = self.weight.grad.coalesce()
         return self.weight.grad.values()
 

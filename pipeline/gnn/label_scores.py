@@ -30,12 +30,13 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     Raises:
         FileError: the file cannot be written.
     """
-    data, task, kind = setup.data, setup.task, setup.kind
+    data, task, kind, rows = setup.data, setup.task, setup.kind, trainer.rows
+    assert rows is not None, "the first rank has the rows of the last evaluation"
     record: dict[str, Any] = {"epoch": trainer.progress.epochs, "metric": task.metric, "unit": kind.unit,
-                              "kind": task.kind, **kind.record(data, task, trainer.rows)}
+                              "kind": task.kind, **kind.record(data, task, rows)}
     if (types := listed_types(data)) is not None:
         near = score_by_neighbours(
             types, setup.neighbours, task.kind, task.metric, data.y[data.test_mask],
-            trainer.rows[data.test_mask]) if kind.has_labels else []
+            rows[data.test_mask]) if kind.has_labels else []
         record["typed"] = describe_types(types, setup.neighbours) | {"neighbours": near}
     files.write_text(folder / SCORES, json.dumps(record) + "\n")

@@ -146,7 +146,7 @@ def _ends_of(data: Data) -> list[tuple[int, int]] | None:
     return [(number[source], number[target]) for source, _, target in data.types.relations]
 
 
-def construct(config: GNNConfig, **sizes) -> torch.nn.Module:
+def construct(config: GNNConfig, **sizes: object) -> torch.nn.Module:
     """Call the constructor of the configured model.
 
     Args:

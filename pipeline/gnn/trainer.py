@@ -188,7 +188,7 @@ class GNNTrainer:
                 rows = self._predict_all(progress.round)
                 scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
             self.rows = rows if self._ranks.is_first else None
-            if progress.step >= self.schedule.warmup_steps:
+            if scores is not None and progress.step >= self.schedule.warmup_steps:
                 self._decay.observe(scores["valid"])
         progress.end_round(epochs)
         return scores

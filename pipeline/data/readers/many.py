@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing import active_children, get_context
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ def concatenate(parts: Sequence[Graphs]) -> Graphs:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else np.concatenate(values, axis=1 if name == "edges" else 0)
 
-    return Graphs(**{field.name: join(field.name) for field in fields(Graphs)})
+    return Graphs(**{field.name: cast(np.ndarray, join(field.name)) for field in fields(Graphs)})
 
 
 def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_workers: int | None) -> Graphs:

@@ -34,7 +34,7 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
-sys.modules.setdefault("outdated", None)
+sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
 import ogb.graphproppred  # noqa: E402
 import ogb.linkproppred  # noqa: E402
 import ogb.nodeproppred  # noqa: E402

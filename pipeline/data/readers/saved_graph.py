@@ -156,7 +156,7 @@ def _order(path: str, saved: dict, split: str, time_column: str | None, seed: in
     if time_column not in saved:
         raise ValueError(f"data.time_column={time_column} is not in the file, which has {', '.join(saved)}")
     times = saved.pop(time_column)
-    check_tensor(time_column, times)
+    check_tensor(str(time_column), times)
     if times.numel() != len(labelled):
         raise ValueError(f"{time_column} must have a time for each of the {len(labelled):,} nodes, not the shape "
                          f"{list(times.shape)}")
@@ -331,7 +331,7 @@ def _as_mask(key: str, value: Tensor, num_nodes: int, column: int | None) -> Ten
         if last and column is None:
             raise ValueError(f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to "
                              f"{last}")
-        if last and column > last:
+        if last and column is not None and column > last:
             raise ValueError(f"data.mask_column={column}: {key} has the columns 0 to {last}")
         value = value[:, column if last else 0]
     if value.dim() != 1 or value.dtype == torch.bool:  # check says what is wrong with its shape

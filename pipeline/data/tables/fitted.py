@@ -105,7 +105,7 @@ def _to_tensors(value: object) -> object:
     return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
 
 
-def _to_arrays(value: object):
+def _to_arrays(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _to_arrays(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -141,7 +141,7 @@ def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:
 
 def _refuse_other_than_binary(db: Database, source: Source, option: str, columns: list[str]) -> None:
     for column in columns:
-        if found := source.first_row(db, f"{source.number(option, column)} NOT IN (0, 1)", source.text(column)):
+        if found := source.find_row(db, f"{source.number(option, column)} NOT IN (0, 1)", source.text(column)):
             name, row, (text,) = found
             raise ValueError(f"{name}: row {row}, column {column} holds {text}, which is neither 0 nor 1; set "
                              "data.metric=rmse for real values, and give data.nodes.label for classes")
@@ -171,7 +171,7 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
         ValueError: a cell names no split.
     """
     known = ", ".join(f"'{name}'" for name in NAMES)
-    if found := source.first_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
+    if found := source.find_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
         name, row, (text,) = found
         raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
                          "test or empty (data.nodes.split_column)")

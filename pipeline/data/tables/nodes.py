@@ -133,7 +133,7 @@ def _report(db: Database, source: Source, numbers: Numbers, missing: list[int],
             notes.append(source.report_empty(db, "features", column, count, empty=empty,
                                              filled="the mean" if numbers.standardize else "zeros"))
     for column in numbers.log1p:
-        if found := source.first_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
+        if found := source.find_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
             name, row, (text,) = found
             raise ValueError(f"{name}: row {row}, column {column} holds {text}, but data.nodes.log1p needs values "
                              "above -1: correct the value, or remove the column from data.nodes.log1p")

@@ -1,6 +1,7 @@
 """Tables of nodes and of edges: what is in them, as a database holds it, and what makes features of it."""
 
 from functools import partial
+from typing import cast
 
 from parallel_epochs.pipeline.data.tables import (
     labels as tables_labels,
@@ -66,9 +67,9 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         return num_nodes, None, found
     fractions = config.train_fraction, config.valid_fraction
     split: tables_labels.Split = {
-        "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=split_column),
+        "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=cast(str, split_column)),
         "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
-        "time": partial(tables_labels.split_by_time, db=db, source=nodes, column=config.time_column,
+        "time": partial(tables_labels.split_by_time, db=db, source=nodes, column=cast(str, config.time_column),
                         fractions=fractions)}[kind]
     learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
     if config.nodes.text_features == "scores":

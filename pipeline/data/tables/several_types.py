@@ -217,7 +217,7 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
     columns, values = own.config.edges, own.config.value_columns()
     with db.part(part):
         if columns.relation is not None and (
-                found := source.first_row(db, f"{source.text(columns.relation)} IS NULL")):
+                found := source.find_row(db, f"{source.text(columns.relation)} IS NULL")):
             raise ValueError(f"{found[0]}: row {found[1]}, column {columns.relation} is empty: each edge needs a "
                              f"relation (data.schema, edges.{name}.relation)")
         flagged = tables_edges.join(

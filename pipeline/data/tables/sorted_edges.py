@@ -93,7 +93,7 @@ def time_of(db: Database, source: Source, column: str) -> str:
     is_number = f"coalesce(isfinite({number}), false)"
     (numbers,), = db.execute(f"SELECT count(*) FILTER ({is_number}) FROM {source.relation}", "reading times")
     wrong = f"NOT {is_number}" if numbers else f"{seconds} IS NULL"
-    if found := source.first_row(db, wrong, text):
+    if found := source.find_row(db, wrong, text):
         name, row, (value,) = found
         problem = "is empty" if value is None else f"holds {value!r}"
         raise ValueError(f"{name}: row {row}, column {column} {problem}; times are numbers in every row, or dates such "
@@ -165,7 +165,7 @@ def _number_relations(db: Database, source: Source, column: str, ids: list[str],
         db.fill("relations", schema, iter([pa.record_batch(
             [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())], schema=schema)]))
         joined = " AND ".join(f"{id} IN (SELECT id FROM {own})" for id, own in zip(ids, nodes))  # others are dropped
-        if found := source.first_row(db, f"{kind} NOT IN (SELECT name FROM relations) AND {joined}", kind):
+        if found := source.find_row(db, f"{kind} NOT IN (SELECT name FROM relations) AND {joined}", kind):
             name, row, (text,) = found
             raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
                              "not see. Leave such edges out, or train with edges of this relation")

@@ -89,7 +89,7 @@ class Source:
             raise ValueError(f"{key}={column}: the column of {self.name} is {kind}, and a cell must be one text, "
                              "number or date. Write such a column as text, or as several columns")
 
-    def first_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple] | None:
+    def find_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple] | None:
         """Find the first row that fulfils a condition: the file, the number of the row from 1, and some values."""
         chosen = ", ".join(values) or "NULL"
         for part, name in self.parts:
@@ -99,6 +99,12 @@ class Source:
                 return name, rows[0][0], rows[0][1:]
         return None
 
+    def first_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple]:
+        """Find the first row that fulfils a condition, as :meth:`find_row`; the caller has counted such rows."""
+        found = self.find_row(db, condition, *values)
+        assert found is not None, condition
+        return found
+
     def refuse_wrong_numbers(self, db: Database, option: str, columns: list[str]) -> None:
         """Refuse a cell that is neither a number nor empty.
 
@@ -106,7 +112,7 @@ class Source:
             ValueError: names the file, the column and the first such row.
         """
         for column in columns:
-            if found := self.first_row(db, self.is_wrong(option, column), self.text(column)):
+            if found := self.find_row(db, self.is_wrong(option, column), self.text(column)):
                 name, row, (text,) = found
                 mend = ". Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text" \
                     if (self.key, option) == ("data.nodes", "features") else ""

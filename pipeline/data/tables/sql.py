@@ -67,7 +67,7 @@ class Database:
     def __enter__(self) -> "Database":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._connection.close()
 
     def execute(self, sql: str, doing: str = "reading the tables") -> list[tuple]:

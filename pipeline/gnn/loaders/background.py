@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 
 import torch
 from torch_geometric.data import Data
@@ -41,10 +42,11 @@ class BackgroundRounds:
         self._thread.start()
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self._stopped.set()
         self._thread.join()
-        self._threads.__exit__(*exc)
+        self._threads.__exit__(kind, error, trace)
 
     @property
     def hidden(self) -> float:

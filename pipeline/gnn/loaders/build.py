@@ -82,6 +82,7 @@ def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None 
     cache_dir = Path(config.cache_dir)
 
     def lay_out(buffer: int) -> LaidOut:
+        assert partitioner is not None
         return LaidOut(data, partitioner.micro_clusters(), cache_dir / "graphs", spill=cache_dir / "spill",
                        buffer=buffer)
 

@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import torch
 from torch_geometric.data import Data
@@ -41,7 +42,7 @@ class ClusterLoader:
                  scale_sums: bool = False, stream: ClusterStream | None = None,
                  device: torch.device = torch.device("cpu")):
         self.data, self.device, self._scale_sums, self._stream = data, device, scale_sums, stream
-        self._partitioner, self._clusters_per_step = partitioner, clusters_per_step
+        self._partitioner, self._clusters_per_step = cast(Partitioner, partitioner), clusters_per_step
         self._whole: Data | None = None
 
     @property
