@@ -302,6 +302,7 @@ def _write_edges(db: Database, writer: StoreWriter, counted: tables_edges.Counte
         for batch in db.stream(f"SELECT k, r{values}{times} FROM sorted", "writing edges") if opened else ():
             keys = batch["k"]
             attr = np.stack([batch["r"], *(batch[f"v{place}"] for place in range(num_features))], axis=1)
+            assert opened is not None
             opened.write((keys >> SRC) & NODE, keys >> DST, attr.astype(np.float32), batch.get("w"))
 
 

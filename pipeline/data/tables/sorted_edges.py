@@ -347,6 +347,7 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tupl
             src, dst, attr = _merge(piece, num_added, channels - num_values, directed_relations=directed_relations)
             if add_self_loops:
                 src, dst, attr = _add_self_loops(src, dst, attr, piece)
+            assert opened is not None
             opened.write(src, dst, attr, _merge_times(piece) if has_times else None)  # then no self-loops are added
     if node_features is not None and not writer.has("x"):
         _write_features(writer, node_features, channels, moments)
