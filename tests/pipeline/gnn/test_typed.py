@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -71,6 +72,11 @@ def test_logits_are_those_of_the_nodes_with_labels(run, tmp_path):
 def test_vectors_of_other_types(run, tmp_path):
     shops = table_of(run, tmp_path / "shops.parquet", embeddings=True, output_type="shop")
     assert shops["id"].tolist() == ["n1", "n2", "n3"] and list(shops.columns) == ["id", "split", "embedding"]
+    (tmp_path / "ids.csv").write_text(f"id\n{shops['id'].iloc[1]}\n")
+    one = table_of(run, tmp_path / "one.parquet", embeddings=True, output_type="shop",
+                   output_nodes=str(tmp_path / "ids.csv"))
+    assert one["id"].tolist() == [shops["id"].iloc[1]]
+    np.testing.assert_allclose(one["embedding"].iloc[0], shops["embedding"].iloc[1], rtol=1e-4)
     every = table_of(run, tmp_path / "all.parquet", embeddings=True, output_type="all")
     assert every["type"].tolist() == ["user"] * 40 + ["item"] * 25 + ["shop"] * 3
     assert every["embedding"].iloc[-1].tolist() == pytest.approx(shops["embedding"].iloc[-1].tolist(), rel=1e-5)

@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
 from parallel_epochs.pipeline.metrics import average_precision
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.schedule import Schedule
+from parallel_epochs.pipeline.run.schedule import Schedule, Share
 from parallel_epochs.scripts.bench.molecules import split_into_list
 from parallel_epochs.scripts.bench.pyg_molecules import PyGMolecules
 from parallel_epochs.scripts.report.pages import page
@@ -63,6 +63,13 @@ def config_of(toys, configure):
 def molecules(toys):
     config = OGBGraphConfig(folder=str(toys["ogbg-molhiv"]))
     return prepare_as(config, read(config))
+
+
+def test_batch_norm_needs_two_graphs_to_a_batch(molecules):
+    pairs, single = (GraphLoader(molecules, batch_size=size) for size in (2, 1))
+    pairs.check_batch_norm(pairs.draw(0, Share()))
+    with pytest.raises(ValueError, match="the smallest has one, and batch norm needs two graphs .* Raise loader.batch"):
+        single.check_batch_norm(single.draw(0, Share()))
 
 
 @pytest.mark.parametrize("conv", ["GINEConv", "ResGatedGraphConv", "GATConv", "GatedGCNConv"])
