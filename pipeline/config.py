@@ -143,7 +143,7 @@ class RunConfig:
         keys.check_rules(self, self.rules)
         product = self.trainer.name
         if self.data.holds not in self.takes:
-            fitting = [name for name, schema in DATA_SCHEMAS.items() if getattr(schema, "holds") in self.takes]  # noqa: B009
+            fitting = [name for name, schema in DATA_SCHEMAS.items() if schema.holds in self.takes]
             raise ValueError(f"trainer={product} cannot train on data={self.data.source}, which holds "
                              f"{_A_OR_NOTHING.get(self.data.holds, '')}{self.data.holds}. Choose one of "
                              f"data={', '.join(fitting)}")

@@ -484,4 +484,4 @@ DATASETS: dict[str, tuple[str, type[DataConfig]]] = {
     "math": ("readers.arithmetic", MathConfig),
     "vectors": ("readers.vectors", VectorsConfig),
 }
-DATA_SCHEMAS = {source: schema for source, (_, schema) in DATASETS.items()}
+DATA_SCHEMAS: dict[str, type[DataConfig]] = {source: schema for source, (_, schema) in DATASETS.items()}

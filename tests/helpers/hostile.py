@@ -44,6 +44,17 @@ def matches(found: str, message: str) -> bool:
     return re.fullmatch(re.escape(message).replace(re.escape("<*>"), ".*"), found) is not None
 
 
+def assert_refused(done: subprocess.CompletedProcess, message: str) -> None:
+    """Check that a command has ended with one line of standard error and status 1, without a traceback.
+
+    Args:
+        message: the line behind "error: ", with ``<*>`` for what depends on the machine.
+    """
+    line = done.stderr.removesuffix("\n")
+    assert done.returncode == 1, (done.returncode, done.stdout[-2000:], done.stderr)
+    assert matches(line, f"error: {message}") and "\n" not in line, done.stderr
+
+
 def check(case: Case, folder: Path) -> subprocess.CompletedProcess:
     """Run the command: it ends as expected, in time, and no file that was there has changed."""
     case.files(folder)
@@ -57,14 +68,13 @@ def check(case: Case, folder: Path) -> subprocess.CompletedProcess:
         raise AssertionError(f"{case.name}: still running after {case.seconds} s") from None
     after = digests(folder)
     assert "Traceback" not in output + errors, errors
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
     if case.message is None:
         assert process.returncode == 0, errors
     else:
-        line = errors.removesuffix("\n")
-        assert process.returncode == 1, (process.returncode, output[-2000:], errors)
-        assert matches(line, f"error: {case.message}") and "\n" not in line, errors
+        assert_refused(done, case.message)
     assert {path: after.get(path) for path in before} == before, "a file that was there has changed"
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    return done
 
 
 def digests(folder: Path) -> dict[Path, str]:

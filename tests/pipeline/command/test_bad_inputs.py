@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.readers.saved_graph import read
 from parallel_epochs.pipeline.names import MASKS
-from tests.helpers.hostile import matches
+from tests.helpers.hostile import assert_refused, matches
 from tests.helpers.running import TOY, shell, train
 
 TRAIN, EVALUATE, PREDICT, PREPARE = "pipeline.train", "pipeline.evaluate", "pipeline.predict", "pipeline.prepare"
@@ -486,9 +486,7 @@ def test_a_level_of_vector_instructions_that_is_unknown_or_lacking_is_refused_fi
 def check_shell(place: Path, module: str, typed: str, message: str) -> None:
     """Run a command as a user does: one line, status 1, nothing written but a log."""
     before = listing(place)
-    failed = shell(module, *typed.split(), cwd=place)
-    line = failed.stderr.removesuffix("\n")
-    assert failed.returncode == 1 and matches(line, f"error: {message}") and "\n" not in line, failed.stderr
+    assert_refused(shell(module, *typed.split(), cwd=place), message)
     assert all(path.parts[0] == "outputs" for path in listing(place) - before)
 
 
@@ -534,10 +532,10 @@ def test_a_file_that_holds_no_graph_is_refused(content, message, tmp_path, monke
 def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):
     torch.save(ring(y=None), tmp_path / "graph.pt")
     failed = shell(TRAIN, "data=file", "data.path=graph.pt", cwd=tmp_path)
-    line = "error: graph.pt: there is no y; the file has x, edge_index, edge_attr, train_mask, valid_mask, " \
+    line = "graph.pt: there is no y; the file has x, edge_index, edge_attr, train_mask, valid_mask, " \
            "test_mask. Add what is missing"
-    assert (failed.returncode, failed.stderr.strip()) == (1, line)
-    assert [path.read_text().strip().endswith(line) for path in tmp_path.rglob("train.log")] == [True]
+    assert_refused(failed, line)
+    assert [path.read_text().strip().endswith(f"error: {line}") for path in tmp_path.rglob("train.log")] == [True]
 
 
 @pytest.mark.parametrize("column, message", [
