@@ -45,6 +45,8 @@ FORMAT = 4
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
+# Looks between two lines of the log: five minutes.
+LOOKS_PER_LINE = 1500
 DAY = 24 * 3600
 
 
@@ -87,8 +89,13 @@ def _load_propagated(config: DataConfig, cache_dir: str | Path, data: Graph, end
                  count(config.propagate, "hop"))
         write_propagated(writer, data, config.propagate)
 
+    def check(propagated: Graph) -> None:
+        if "hop_moments" not in propagated or propagated.num_nodes != data.num_nodes:
+            raise DamagedFile(f"{path} is of an earlier version, or damaged: it lacks hop_moments or nodes")
+
     content_hash = data.content_hash + ending
-    out = _keep(path_of(config, cache_dir, content_hash), write, again="averaging the features again", verify=verify)
+    path = path_of(config, cache_dir, content_hash)
+    out = _keep(path, write, again="averaging the features again", verify=verify, check=check)
     out.content_hash, out.on_disk = content_hash, data.on_disk
     return out
 
@@ -300,8 +307,9 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
     Raises:
         FileError: it cannot be read or written.
     """
-    waits = False
+    num_looks = 0
     while True:
+        is_damaged = False
         if store.is_store(path):
             try:
                 data = open_graph(path, verify=verify)
@@ -310,8 +318,12 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
                 return data
             except DamagedFile as error:
                 log.warning("%s; %s", error, again)
+                is_damaged = True
         try:
             with store.StoreWriter(path, path.name) as writer:
+                if store.is_store(path) and not is_damaged:  # another process has written it since the look above
+                    shutil.rmtree(writer.folder, ignore_errors=True)
+                    continue
                 try:
                     write(writer)
                 except ValueError:  # of the files: corrected ones are others, and nobody would go on with these
@@ -319,9 +331,9 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
                     raise
             return open_graph(path, verify=False)
         except InUse as error:
-            if not waits:
+            if num_looks % LOOKS_PER_LINE == 0:
                 log.info("data: waiting, as %s", error)
-            waits = True
+            num_looks += 1
             pulse.renew()
             time.sleep(WAITING)
 
@@ -330,7 +342,10 @@ def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
     """Write a graph with what :func:`pipeline.graph.structure.inspect` says of its edges."""
     found = {} if data.edge_index is None else {
         "structure": dataclasses.asdict(structure.inspect(data.edge_index))}
-    write_graph(writer, data, **found)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, writer.folder, ignore_errors=True)  # no other process goes on with a part of it
+        write_graph(writer, data, **found)
+        stack.pop_all()
 
 
 def _reader(config: DataConfig) -> ModuleType:

@@ -99,7 +99,8 @@ def pack(graph: Data) -> dict[str, Any]:
 
 def unpack(packed: Mapping[str, Any]) -> Graph:
     """Put a graph together again, its edges, if it has any, with their CSC."""
-    graph = Graph(**{key: value for key, value in packed.items() if key not in ("edges", "indptr", SCHEMA)})
+    graph = Graph(**{key: value for key, value in packed.items() if key not in (
+        "edges", "indptr", SCHEMA, "types", "store", "on_disk")})
     if "edges" in packed:
         graph.edge_index = from_csc(packed["edges"], packed["indptr"])
     if SCHEMA in packed:
@@ -134,8 +135,11 @@ def open_graph(path: Path, *, verify: bool = True) -> Graph:
         ValueError: its types are none.
     """
     tensors, values = open_store(path, verify=verify)
-    if verify and "edges" in tensors:
-        check_once(path, ranges.GRAPH_ARRAYS, partial(ranges.check_graph, path, tensors))
+    if verify:
+        bounds = {name: values.get(name) for name in ("num_nodes", "num_relations")}
+        check = partial(ranges.check_graph, path, {**bounds, **tensors})
+        # The record of a check does not know the bounds of triples.
+        check() if "triples" in tensors else check_once(path, ranges.GRAPH_ARRAYS, check)
     try:
         graph = unpack({**tensors, **values})
     except ValueError as error:

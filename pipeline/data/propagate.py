@@ -86,7 +86,7 @@ def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, most_by
             out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape) if math.prod(shape) else \
                 np.empty(shape, np.float32)
             arrays["hop_moments"].write(0, _write_hops(out, data, num_hops, step).numpy())
-    writer.finish(manifest["values"])
+    writer.finish(manifest["values"] | {"num_categories": data.num_categories})
 
 
 def _shape_of(data: Graph, num_hops: int) -> tuple[int, int]:

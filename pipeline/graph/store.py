@@ -1,6 +1,7 @@
 """Stores: a folder of arrays and a manifest, written once, opened in milliseconds, shared by processes."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.run import files, pulse
-from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, InUse
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,12 @@ class StoreWriter:
         self._exit = contextlib.ExitStack()
         with files.naming(self.folder, "made"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._exit.enter_context(files.lock(self.folder))
+        try:
+            self._exit.enter_context(files.lock(self.folder))
+        except FileError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            raise InUse(f"another process has just written {path}") from None
         if not self.folder.is_dir():
             raise InUse(f"another process has just written {path}")
         self._arrays = self._read_journal()
@@ -280,10 +286,10 @@ def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
             with files.open_file(path) as file:
                 if files.file_digest(file) != entry["blake2b"]:
                     raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was written with")
-    return torch.frombuffer(_map(path, size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(map_file(path, size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
 
-def _map(path: Path, size: int) -> mmap.mmap:
+def map_file(path: Path, size: int) -> mmap.mmap:
     """Map a file into memory: who writes there writes to a page of his own, and not to the file.
 
     No memory is set aside for such pages, or a file larger than memory could not be mapped.

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.incident import incident_rows, num_channels
 from parallel_epochs.pipeline.data.tables.fitted import Fitted
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
-from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
+from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter, map_file
 from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.run import words
 
@@ -407,8 +407,8 @@ def map_array(writer: StoreWriter, name: str) -> np.ndarray:
     """Map an array that is written into memory; an empty one is no file that can be mapped."""
     entry = writer.entry(name)
     shape = tuple(entry["shape"])
-    return np.memmap(writer.folder / f"{name}.bin", entry["dtype"], "c", shape=shape) if entry["size"] else \
-        np.empty(shape, entry["dtype"])
+    return np.frombuffer(map_file(writer.folder / f"{name}.bin", entry["size"]), entry["dtype"]).reshape(shape) \
+        if entry["size"] else np.empty(shape, entry["dtype"])
 
 
 def _write_features(writer: StoreWriter, kind: str, edge_dim: int, moments: Tensor | None) -> None:

@@ -1,5 +1,8 @@
 """Features averaged over the neighbours: the numbers, where they are kept, and what must not show in them."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +147,25 @@ def test_a_store_of_the_users_is_left_as_it_is(stored, tmp_path):
         data = load(StoreConfig(path=str(own), on_disk=on_disk, propagate=1), tmp_path / "cache")
         torch.testing.assert_close(data.x, propagate(stored, 1)[0], rtol=1e-5, atol=1e-6)
     assert {path.name: path.read_bytes() for path in own.iterdir()} == before
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_store_without_its_number_of_categories_has_none(on_disk, stored, tmp_path):
+    manifest = json.loads((Path(stored.store) / store.MANIFEST).read_text())
+    del manifest["values"]["num_categories"]
+    (Path(stored.store) / store.MANIFEST).write_text(json.dumps(manifest))
+    assert load(StoreConfig(path=str(stored.store), propagate=1, on_disk=on_disk), tmp_path).num_categories == 0
+
+
+def test_features_of_an_earlier_version_without_moments_are_averaged_again(tmp_path, caplog):
+    config = SyntheticProteinsConfig(**SMALL, propagate=1)
+    load(config, tmp_path)
+    (path,) = (tmp_path / "graphs").glob("*-hops-1.store")
+    manifest = json.loads((path / store.MANIFEST).read_text())
+    del manifest["arrays"]["hop_moments"]
+    (path / store.MANIFEST).write_text(json.dumps(manifest))
+    assert load(config, tmp_path).hop_moments is not None
+    assert "it lacks hop_moments or nodes; averaging the features again" in caplog.text
 
 
 def test_hidden_links_do_not_show_in_the_features(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.data import cache
-from parallel_epochs.pipeline.data.config import StoreConfig
+from parallel_epochs.pipeline.data.config import StoreConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.graph import ranges, store
@@ -22,6 +22,8 @@ from parallel_epochs.pipeline.graph.store import StoreWriter, open_store
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
 from tests.helpers import disks, running
 from tests.helpers.graphs import random_graph
+
+SMALL = SyntheticProteinsConfig(num_nodes=60, num_edges=600, num_groups=4, num_species=2, num_tasks=2)
 
 
 @pytest.fixture
@@ -335,3 +337,50 @@ def test_kills_while_a_store_is_written(tmp_path):
     for file in theirs.glob("*.bin"):
         assert file.read_bytes() == (ours / file.name).read_bytes()
     assert not list((tmp_path / "cache0" / "graphs").glob("*.part"))
+
+
+def test_triples_are_checked_whenever_they_are_opened(tmp_path):
+    with StoreWriter(tmp_path / "facts") as writer:
+        with writer.write(triples=((1, 3), torch.int64), triple_ptr=((4,), torch.int64)) as arrays:
+            arrays["triples"].write(0, np.array([0, 0, 999]))
+            arrays["triple_ptr"].write(0, np.array([0, 1, 1, 1]))
+        writer.finish({"num_nodes": 2, "num_relations": 1})
+    for _ in range(2):
+        with pytest.raises(DamagedFile, match="triples.bin is damaged: it names node 999, the graph has nodes 0 to 1"):
+            open_graph(tmp_path / "facts")
+
+
+def test_an_array_with_the_name_of_a_property_is_ignored(path):
+    manifest = json.loads((path / store.MANIFEST).read_text())
+    (path / store.MANIFEST).write_text(json.dumps(manifest | {"values": manifest["values"] | {"types": [1]}}))
+    assert open_graph(path).types.homogeneous
+
+
+def test_nothing_is_left_of_a_graph_that_the_disk_cannot_hold(tmp_path, monkeypatch):
+    def fail(self, first, values):
+        raise FileError("no space left", errno.ENOSPC)
+
+    monkeypatch.setattr(store.ArrayFile, "write", fail)
+    with pytest.raises(FileError):
+        cache.load(SMALL, tmp_path)
+    assert not list((tmp_path / "graphs").iterdir())
+
+
+def test_a_store_that_another_process_has_just_written_is_not_written_again(tmp_path, monkeypatch):
+    written: list = []
+    is_store = store.is_store
+
+    def look(path):
+        """Let another process write the store right after the first look."""
+        if not written:
+            written.append(path)
+            monkeypatch.setattr(store, "is_store", is_store)
+            cache.load(SMALL, tmp_path)
+            return False
+        return is_store(path)
+
+    monkeypatch.setattr(store, "is_store", look)
+    monkeypatch.setattr(cache, "prepare_as", lambda *args, _prepare=cache.prepare_as, **options: (
+        written.append("prepared"), _prepare(*args, **options))[1])
+    cache.load(SMALL, tmp_path)
+    assert written[1:] == ["prepared"] and [path.suffix for path in (tmp_path / "graphs").iterdir()] == [".store"]
