@@ -78,10 +78,11 @@ def call(name: str) -> None:
     """Be the command of that name."""
     command = COMMANDS[name]
 
-    @hydra.main(version_base="1.3", config_path=cli.CONF, config_name=command.schema)
-    def main(cfg: DictConfig) -> None:
+    def run(cfg: DictConfig) -> None:
         with cli.readable_errors():
             command.run(cfg)
 
+    run.__module__ = f"parallel_epochs.pipeline.{name}"  # by which Hydra names the job
+    main = hydra.main(version_base="1.3", config_path=cli.CONF, config_name=command.schema)(run)
     main.__module__ = "__main__"  # the file of the command, whose name the help shows
     cli.call(main, check=command.check, needs_data=command.needs_data)

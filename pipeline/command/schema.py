@@ -7,7 +7,7 @@ reads, and refuses any other that was given.
 import dataclasses
 import functools
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -211,12 +211,14 @@ def _is_same(value: object, usual: object) -> bool:
     return type(value) is type(usual) and value == usual
 
 
-def _flatten(values: dict[str, Any], known: Container[str], prefix: str = "") -> dict[str, Any]:
+def _flatten(values: dict[str, Any], known: Collection[str], prefix: str = "") -> dict[str, Any]:
     """Name the keys of nested mappings in full; a known key whose value is a mapping stays whole."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found |= _flatten(value, known, f"{name}.") if isinstance(value, dict) and name not in known else {name: value}
+        is_part = isinstance(value, dict) and name not in known and (value or any(
+            key.startswith(f"{name}.") for key in known))
+        found |= _flatten(value, known, f"{name}.") if is_part else {name: value}
     return found
 
 

@@ -31,6 +31,7 @@ FILE = "preprocessing.pt"
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
              "data.edges.time")
 
+
 def write_start(setup: Setup, folder: Path) -> None:
     """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
     if why_not(setup.config) is not None or files.is_there(folder / FILE):

@@ -122,7 +122,7 @@ def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tenso
         masks: which graphs are in the train, the valid and the test split, each [num_graphs], bool.
 
     Returns:
-        As :func:`pipeline.data.readers.ogb_graph.read_folder`, but ``x_tables`` and ``edge_tables``.
+        As :func:`pipeline.data.readers.ogb_graph.read`, but ``x_tables`` and ``edge_tables``.
     """
     ptr = np.concatenate([[0], np.cumsum(graphs.num_nodes)])
     data = Graph(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),

@@ -190,7 +190,7 @@ def _is_of_edges(value: object, edge_index: object) -> bool:
 
 
 def read_attributes(path: Path) -> dict:
-    """Read the attributes of a graph saved with torch.save; see :func:`read_file`. Those that are None are left out.
+    """Read the attributes of a graph saved with torch.save; see :func:`read`. Those that are None are left out.
 
     Raises:
         ValueError: no graph, or not one alone; the message begins with the path.

@@ -316,3 +316,15 @@ def test_an_exit_with_status_0_of_somebody_elses_code_is_an_error(monkeypatch, c
         os._exit(0)
     assert statuses == [1, 3, 0] and os._exit is exit_now
     assert caplog.text.count("os._exit(0) was called before there was a result") == 1
+
+
+def test_the_job_of_a_command_has_its_name(tmp_path):
+    """Hydra takes it from the module of a function that all these commands share."""
+    done = shell("pipeline.check", "data=digits", "--cfg", "hydra", cwd=tmp_path)
+    assert "    name: check\n" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("key", ["foo", "model.foo"])
+def test_an_unknown_key_without_a_value_below_it_is_refused(key):
+    with pytest.raises(Exception, match="Key 'foo' not in"):
+        composing.compose_config((f"+{key}={{}}",), "config")
