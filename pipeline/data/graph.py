@@ -138,8 +138,10 @@ def open_graph(path: Path, *, verify: bool = True) -> Graph:
     if verify:
         bounds = {name: values.get(name) for name in ("num_nodes", "num_relations")}
         check = partial(ranges.check_graph, path, {**bounds, **tensors})
-        # The record of a check does not know the bounds of triples.
-        check() if "triples" in tensors else check_once(path, ranges.GRAPH_ARRAYS, check)
+        if "triples" in tensors:  # the record of a check does not know their bounds
+            check()
+        else:
+            check_once(path, ranges.GRAPH_ARRAYS, check)
     try:
         graph = unpack({**tensors, **values})
     except ValueError as error:

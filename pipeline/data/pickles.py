@@ -25,16 +25,18 @@ def readable(path: Path) -> Iterator[Path | IO[bytes]]:
     Raises:
         ValueError: the stream is damaged, or holds operations that protocol 2 lacks.
     """
-    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
-    streams = [name for name in names if name.endswith("/data.pkl")]
-    stream = zipfile.ZipFile(path).read(streams[0]) if streams else b""
-    if stream[:1] != pickle.PROTO or stream[1:2] <= LAST_KNOWN:
+    if not zipfile.is_zipfile(path):
         yield path
         return
-    with tempfile.TemporaryFile() as file:
-        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(file, "w") as copy:
-            for name in names:
-                copy.writestr(name, to_protocol_2(stream) if name == streams[0] else archive.read(name))
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile() as file:
+        pickled = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+        stream = b"" if pickled is None else archive.read(pickled)
+        if stream[:1] != pickle.PROTO or stream[1:2] <= LAST_KNOWN:
+            yield path
+            return
+        with zipfile.ZipFile(file, "w") as copy:
+            for name in archive.namelist():
+                copy.writestr(name, to_protocol_2(stream) if name == pickled else archive.read(name))
         file.seek(0)
         yield file
 
