@@ -23,7 +23,7 @@ LIMITS = {"rooms": 28, "imports between rooms": 120, "rooms in models/": 11, "im
           "modules that import a configuration dataclass": 47, "comparisons of a component's name": 9,
           "lines of gnn/ that ask for the kind of graph": 15, "lines with config: Any": 14, "lines with : Any": 88,
           "predict from run, stops": 107, "predict from run, files": 32, "open_data from config, stops": 47,
-          "open_data from config, files": 17, "product lines": 61_400, "test lines": 34_900}
+          "open_data from config, files": 17, "product lines": 63_000, "test lines": 36_500}
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
