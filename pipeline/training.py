@@ -200,7 +200,6 @@ def _launch_ranks(config: RunConfig, folder: Path, command: str, stop: StopReque
         _write_start(folder, opened)
         threads = threads_per_rank(num_ranks, config.parallel.threads_per_rank)
         log.info("starting %d ranks of %s", num_ranks, count(threads, "thread"))
-        stop.defer()  # the ranks obey it
         with pulse.waiting("waiting for the ranks"):
             summary = launch(_train_launched, num_ranks, threads, stop, config, folder, command,
                              opened.data.content_hash, log_config)

@@ -37,15 +37,18 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
 
     Args:
         num_threads: threads of each rank.
+        stop: the ranks obey it; until they start, a signal raises an error here.
 
     Raises:
         RankError: a rank failed; its traceback is in the log.
-        Stopped: the watchdog ended the ranks.
+        Stopped: a signal came before the ranks started, or the watchdog ended them.
     """
     # The engine reports on failures at length; what the user needs of it is raised below.
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     start_rank_server()
+    _wait_for_server()
+    stop.defer()  # the ranks obey it
     board = pulse.board()
     board_folder = None if board is None else board.folder
     # The watchdog removes the board's folder, even if this process is killed. No other user may open either folder.
@@ -102,6 +105,13 @@ def start_rank_server() -> None:
                 raise
             raise ValueError(f"TMPDIR={tempfile.gettempdir()} is too long for the path of a socket: set TMPDIR to a "
                              "shorter path") from None
+
+
+def _wait_for_server() -> None:
+    """Wait until the process that ranks are forked from has made its imports. Until then a signal may end the wait."""
+    trial = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    trial.start()
+    trial.join()
 
 
 @contextlib.contextmanager

@@ -57,6 +57,8 @@ class Sign:
 _LAYOUT = struct.Struct("<qiidd88sd")
 _BEAT, _BEAT_OFFSET = struct.Struct("<idd88s"), 12
 _ALIVE, _ALIVE_OFFSET = struct.Struct("<d"), 120
+# The words for a process that has just taken its place.
+STARTING = "starting"
 # Seconds between two updates of `alive`.
 PERIOD = 0.25
 
@@ -142,7 +144,7 @@ class Pulse:
         """Take a place on a board."""
         now = time.monotonic()
         self.board, self._place = board, place
-        self._sign = Sign(os.getpid(), rank, State.LONG, now, now, "starting", now)
+        self._sign = Sign(os.getpid(), rank, State.LONG, now, now, STARTING, now)
         board.write(place, self._sign)
         self._trace = open(board.trace(place), "wb")  # noqa: SIM115 - open as long as a trace may be asked for
         faulthandler.register(TRACE_SIGNAL, file=self._trace, all_threads=True)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import parallel_epochs
-from parallel_epochs.pipeline.run.pulse import PERIOD, TRACE_SIGNAL, Board, Sign, State
+from parallel_epochs.pipeline.run.pulse import PERIOD, STARTING, TRACE_SIGNAL, Board, Sign, State
 
 log = logging.getLogger(__name__)
 ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
@@ -156,6 +156,9 @@ class Watchdog:
         if self._stop_signum and not any(sign.state == State.SAVING and not self._is_frozen(place)
                                          for place, sign in enumerate(signs)):
             self._stopping += elapsed
+            if self.launches and _are_starting(signs):  # there is nothing to save
+                self._end(f"stopped by {signal.Signals(self._stop_signum).name} while the ranks started", signs, [])
+                return True
             if self._stopping >= self.limits.stop_timeout:
                 name = signal.Signals(self._stop_signum).name
                 self._end(f"stopped by {name}; the current step did not end within {self._stopping:.0f} s: "
@@ -239,6 +242,12 @@ class Watchdog:
             return "there is no checkpoint yet"
         written, path = max(saved)
         return f"the last checkpoint is {path}, {max(time.time() - written, 0):.0f} s old"
+
+
+def _are_starting(signs: list[Sign]) -> bool:
+    """Tell whether some ranks exist and none has gone beyond its start."""
+    ranks = [sign for sign in signs if sign.rank >= 0 and sign.state != State.ABSENT]
+    return bool(ranks) and all(sign.doing.startswith(STARTING) for sign in ranks)
 
 
 def _patience(sign: Sign) -> int:

@@ -72,6 +72,18 @@ def test_a_silent_rank_is_named_and_those_that_wait_for_it_are_not(look, caplog,
     assert not caplog.text
 
 
+def test_a_request_to_stop_ends_ranks_that_only_start_at_once(board, tmp_path, kills):
+    dog = Watchdog(str(board.folder), str(tmp_path), True, os.getpid(), [signal.SIGINT], vars(Limits()))
+    dog._stop_signum = signal.SIGINT
+    assert not dog.look()  # nobody has started: the launcher stops by itself
+    for place, doing in enumerate(["starting", "starting, waiting for the other ranks"]):
+        board.write(place, Sign(1000 + place, place, State.LONG, 1.0, 1.0, "step 1", 1.0))
+        assert not dog.look()
+        board.write(place, Sign(1000 + place, place, State.LONG, 1.0, 1.0, doing, 1.0))
+    assert dog.look() and board.verdict["message"] == "stopped by SIGINT while the ranks started"
+    assert {pid for pid, signum in kills if signum == signal.SIGKILL} == {1000, 1001}
+
+
 def test_a_rank_without_an_interpreter_is_the_guilty_one_even_if_it_waits(look, board, caplog, kills, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").touch()
