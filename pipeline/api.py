@@ -28,7 +28,7 @@ from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import keys_of
-from parallel_epochs.pipeline.products import product_of
+from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
@@ -101,18 +101,18 @@ class Model:
 
     def _predict(self, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
         with _hidden_main(), torch.random.fork_rng():
-            return product_of(self.run.config.trainer.name).predict_in_memory(self.run, data, pairs)
+            return product_of(self.run.config).predict_in_memory(self.run, data, pairs)
 
     def vectors(self) -> np.ndarray:
         """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""
         config = self.run.config
-        product = product_of(config.trainer.name)
+        product = product_of(config)
         if not product.learns_vectors:
-            raise ValueError(f"{self.run.folder} was trained by trainer={product.name}, which learns no vectors: call "
-                             "predict()")
+            raise ValueError(f"{self.run.folder} was trained by trainer={config.trainer.name}, which learns no "
+                             "vectors: call predict()")
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
-            asked = product.predict_keys(str(self.run.folder), predictions=path)
+            asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
             with _hidden_main(), torch.random.fork_rng():
                 product.predict(cli.saved_run(asked, config), asked)
             return np.load(path)
@@ -126,9 +126,10 @@ class Model:
         Raises:
             ValueError: the model cannot predict other data, and says why; or another file is there.
         """
-        path, product = Path(path).expanduser(), product_of(self.run.config.trainer.name)
-        product.predict_keys(str(self.run.folder), overwrite=overwrite).check_output("export", path, self.run.config)
-        product.export(self.run, path)
+        path, config = Path(path).expanduser(), self.run.config
+        asked = product_keys(config.trainer.name).predict(str(self.run.folder), overwrite=overwrite)
+        asked.check_output("export", path, config)
+        product_of(config).export(self.run, path)
 
 
 def train(data: object = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
@@ -175,7 +176,7 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
     cli.register_schema()
     path = Path(path).expanduser()
     config, shared = cli.load_run(path, trusts=trust)
-    options = product_of(config.trainer.name).evaluate_keys(str(path), checkpoint=checkpoint, device=device)
+    options = product_keys(config.trainer.name).evaluate(str(path), checkpoint=checkpoint, device=device)
     return Model(cli.saved_run(options, config, shared))
 
 

@@ -54,7 +54,7 @@ def check(config: RunConfig) -> None:
     if num_ranks * BYTES_PER_RANK > available:
         raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, but "
                          f"this machine has {format_bytes(available)}")
-    product_of(config.trainer.name).check(config)
+    product_of(config).check(config)
 
 
 def check_new(config: RunConfig) -> None:
@@ -78,7 +78,7 @@ def prepare(config: RunConfig) -> None:
         OSError: a download failed.
     """
     download(config.data)
-    product = product_of(config.trainer.name)
+    product = product_of(config)
     for part in product.open_data(config, choose_device(config.device_name)).parts:
         product.prepare(part)
 
@@ -96,7 +96,7 @@ def describe_data(config: RunConfig) -> str:
     opened = open_data(config, choose_device(config.device_name))
     largest = max(opened.parts, key=lambda part: part.data.num_nodes)
     rows = inspection.describe(opened.data, opened.components)
-    if memory := product_of(config.trainer.name).memory_of(largest):
+    if memory := product_of(config).memory_of(largest):
         rows.append(("memory", memory))
     folder = Path(config.cache_dir)
     rows.append(("free disk", f"{format_bytes(free_space(folder))} at cache_dir={folder}"))
@@ -112,16 +112,17 @@ def find_baselines(config: RunConfig) -> str:
     Raises:
         ValueError: the configuration or the dataset is wrong, or no simple method is known for it.
     """
-    product = product_of(config.trainer.name)
-    if not product.has_baselines:
+    find = product_of(config).baselines
+    if find is None:
         raise ValueError(f"no simple method is known for trainer={config.trainer.name}: pipeline.baselines is for "
-                         + " and ".join(f"trainer={name}" for name, other in PRODUCTS.items() if other.has_baselines))
+                         + " and ".join(f"trainer={name}" for name, known in PRODUCTS.items()
+                                        if product_of(known.config()).baselines))
     part = open_data(config, torch.device("cpu")).parts[0]
     if part.number is not None or part.data.on_disk:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
         raise ValueError(f"{key}: pipeline.baselines needs one graph, in memory. Leave the key out")
     found = []
-    metric, baselines = product.baselines(part)
+    metric, baselines = find(part)
     for baseline in baselines:
         log.info("%s: %.1f s", baseline.name, baseline.seconds)
         found.append(baseline)
@@ -244,7 +245,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
         if not opens:
             opened = open_data(config, device, content_hash=content_hash)
         train = partial(_train_one, command=command, ranks=ranks, stop=stop)
-        summary = product_of(config.trainer.name).train_parts(train, opened, folder, ranks=ranks)
+        summary = product_of(config).train_parts(train, opened, folder, ranks=ranks)
         pulse.beat("summing up")
         if ranks.is_first:
             best = baseline_file.load_best(baseline_file.path_of(
@@ -260,7 +261,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
 def _say_what_next(config: RunConfig, folder: Path, *, is_compared: bool) -> None:
     quoted = shlex.quote(str(folder))
     log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted, quoted)
-    if product_of(config.trainer.name).has_baselines and not is_compared:
+    if product_of(config).baselines and not is_compared:
         log.info("is a simple method as good? python -m pipeline.baselines with the keys of this run tells")
 
 
@@ -275,7 +276,7 @@ def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,
         ValueError: the configuration is wrong, or the dataset is, or they do not fit each other.
     """
     check(config)
-    return product_of(config.trainer.name).open_data(config, device, content_hash=content_hash)
+    return product_of(config).open_data(config, device, content_hash=content_hash)
 
 
 def _write_start(folder: Path, opened: OpenData) -> None:
@@ -283,7 +284,7 @@ def _write_start(folder: Path, opened: OpenData) -> None:
     files.write_text(folder / "config.yaml", keys.to_yaml(opened.config))
     if opened.components is not None:
         files.write_json(folder / "components.json", opened.components.record())
-    product_of(opened.config.trainer.name).write_start(opened.parts[0], folder)
+    product_of(opened.config).write_start(opened.parts[0], folder)
 
 
 def _train_one(part: Part, folder: Path, *, command: str, ranks: Ranks, stop: StopRequest | None) -> dict:
@@ -307,7 +308,7 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
     Returns:
         The content of ``summary.json``.
     """
-    config, product, began = part.config, product_of(part.config.trainer.name), time.perf_counter()
+    config, product, began = part.config, product_of(part.config), time.perf_counter()
     pulse.beat("preparing the training", pulse.State.LONG)
     if ranks.is_first:
         product.report(part)
@@ -334,7 +335,7 @@ def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = 
                   stop: StopRequest | None = None, began: float | None = None) -> Session:
     """Build what keeps a run in its directory; see :class:`Session`."""
     config, tracker = part.config, find_tracker(part.config.tracker.name)
-    product = product_of(config.trainer.name)
+    product = product_of(config)
     open_tracker = None if tracker is None else partial(
         tracker, folder, name="/".join(folder.resolve().parts[-2:]), project=config.tracker.project,
         best="min" if trainer.about.lower_is_better else "max",

@@ -21,7 +21,7 @@ HEAD = """# The rooms, and who imports whom
 `python -m tools.architecture` draws this table from the code; a test compares them. Read the loop first,
 [`pipeline/loop.py`](../pipeline/loop.py), then [`pipeline/gnn/trainer.py`](../pipeline/gnn/trainer.py) and
 [`pipeline/gnn/build.py`](../pipeline/gnn/build.py). A room imports only rooms further down the table. Each product, a
-value of `trainer=`, is one room; [`pipeline/products/`](../pipeline/products/) has a class for each.
+value of `trainer=`, is one room; [`pipeline/products/`](../pipeline/products/) has a file for each.
 
 | room | what it is | imports |
 |---|---|---|

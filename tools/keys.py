@@ -97,9 +97,9 @@ def command_sections() -> Iterator[Section]:
     yield ("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,
            keys.entries(EvaluateConfig()))
     for name, product in PRODUCTS.items():
-        if own := [entry for entry in keys.entries(product.predict_keys()) if entry.name not in usual]:
-            commands = "predict" if product.evaluate_keys is EvaluateConfig else "evaluate` and `predict"
-            yield f"`{commands}` of a run of `trainer={name}`", product.predict_keys, iter(own)
+        if own := [entry for entry in keys.entries(product.predict()) if entry.name not in usual]:
+            commands = "predict" if product.evaluate is EvaluateConfig else "evaluate` and `predict"
+            yield f"`{commands}` of a run of `trainer={name}`", product.predict, iter(own)
     yield "`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())
 
 

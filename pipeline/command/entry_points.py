@@ -57,12 +57,12 @@ def _find_baselines(cfg: DictConfig) -> None:
 
 def _evaluate(cfg: DictConfig) -> None:
     run, asked = cli.open_run(cfg, predicts=False)
-    product_of(run.config.trainer.name).evaluate(run, asked)
+    product_of(run.config).evaluate(run, asked)
 
 
 def _predict(cfg: DictConfig) -> None:
     run, asked = cli.open_run(cfg, predicts=True)
-    product_of(run.config.trainer.name).predict(run, asked)
+    product_of(run.config).predict(run, asked)
 
 
 COMMANDS = {

@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerCo
 from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
 from parallel_epochs.pipeline.names import check_device
-from parallel_epochs.pipeline.products import PRODUCTS, Product, product_of
+from parallel_epochs.pipeline.products import PRODUCTS, Keys, keys_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 
@@ -52,7 +52,7 @@ def _join(name: str, classes: Iterable[type], open_parts: Mapping[str, type]) ->
 
 AnyRun = _join("AnyRun", (product.config for product in PRODUCTS.values()), OPEN_PARTS)
 AnyEvaluation = _join("AnyEvaluation", (part for product in PRODUCTS.values()
-                                        for part in (product.evaluate_keys, product.predict_keys)), {})
+                                        for part in (product.evaluate, product.predict)), {})
 
 
 def members() -> dict[str, dict[str, type]]:
@@ -82,7 +82,7 @@ def open_node(schema: type) -> DictConfig:
     return node
 
 
-def variants(product: Product) -> Iterator[RunConfig]:
+def variants(product: Keys) -> Iterator[RunConfig]:
     """Go through the usual configuration of a product with each member of each of its parts."""
     usual = product.config()
     yield usual
@@ -186,7 +186,7 @@ def _usual_of(cfg: DictConfig) -> RunConfig:
     Raises:
         ValueError: there is no such member.
     """
-    product = product_of(OmegaConf.select(cfg, "trainer.name"))
+    product = keys_of(OmegaConf.select(cfg, "trainer.name"))
     chosen: dict[str, Any] = {}
     for part, (name, schemas) in product.config.members.items():
         value = OmegaConf.select(cfg, f"{part}.{name}")
@@ -307,18 +307,18 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
     Raises:
         ValueError: a key is of the wrong type, not allowed, or read for other runs only; the message names it.
     """
-    product = product_of(config.trainer.name)
-    kind = product.predict_keys if predicts else product.evaluate_keys
+    product = config.trainer.name
+    kind = keys_of(product).predict if predicts else keys_of(product).evaluate
     own, usual = ({entry.name: entry.value for entry in keys.entries(schema())} for schema in (kind, AnyEvaluation))
     given = _flatten(cast(dict[str, Any], OmegaConf.to_container(cfg)), usual)
     for name in (name for name in usual if name not in own):
         if (value := given.pop(name)) != usual[name]:
-            owners = [f"trainer={other.name}" for other in PRODUCTS.values()
-                      if name in {entry.name for entry in keys.entries(other.predict_keys())}]
-            if f"trainer={product.name}" in owners:
+            owners = [f"trainer={other}" for other, known in PRODUCTS.items()
+                      if name in {entry.name for entry in keys.entries(known.predict())}]
+            if f"trainer={product}" in owners:
                 raise ValueError(f"{name}={value} is read by python -m pipeline.predict only. Leave it out")
             raise ValueError(f"{name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "
-                             f"has trainer={product.name}. Leave it out")
+                             f"has trainer={product}. Leave it out")
     options = OmegaConf.structured(kind)
     for name, value in given.items():
         OmegaConf.update(options, name, value)

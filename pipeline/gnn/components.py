@@ -47,7 +47,7 @@ def find_or_read(config: GNNConfig, data: Data, *, verify: bool) -> Components:
 
 def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,
                      ranks: Ranks = Ranks()) -> dict:
-    """Train a model for each component; the largest one's model predicts all other nodes.
+    """Train a model for all of the data, or one for each component: the largest one's model predicts all other nodes.
 
     Args:
         train_one: trains the model of a component in a folder.
@@ -57,6 +57,8 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
         the first.
     """
     data = opened.data
+    if opened.parts[0].number is None:
+        return train_one(cast(Setup, opened.parts[0]), folder)
     logits = torch.zeros(data.num_nodes, data.out_channels)
     predicted = torch.zeros(data.num_nodes, dtype=torch.bool)
     summaries, predict_largest = {}, None

@@ -45,7 +45,7 @@ def open_graph(config: RunConfig, **options) -> OpenData:
 
 def part_of(config: RunConfig, data: Data, device: torch.device = CPU) -> Part:
     """Return data as a part of a run that is trained on all of it."""
-    return (Setup if product_of(config.trainer.name).name == "gnn" else Part)(config, data, device)
+    return (Setup if config.trainer.name == "gnn" else Part)(config, data, device)
 
 
 def predict_all(config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = Ranks(), **parts) -> torch.Tensor:
@@ -63,7 +63,7 @@ def predict_all(config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = R
 def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ranks: Ranks = Ranks(),
                   stop: StopRequest | None = None) -> Trainer:
     """Build what trains on some data."""
-    return product_of(config.trainer.name).build(part_of(config, data, device), ranks=ranks, stop=stop)
+    return product_of(config).build(part_of(config, data, device), ranks=ranks, stop=stop)
 
 
 def build_task(config: RunConfig, data: Data):
@@ -114,13 +114,13 @@ def save(found: Restored, options) -> None:
 def evaluate(options) -> dict[str, float]:
     """Evaluate a run as `python -m pipeline.evaluate` does."""
     run, asked = _of_run(options, predicts=False)
-    return product_of(run.config.trainer.name).evaluate(run, asked)
+    return product_of(run.config).evaluate(run, asked)
 
 
 def predict(options) -> None:
     """Predict with a run as `python -m pipeline.predict` does."""
     run, asked = _of_run(options, predicts=True)
-    product_of(run.config.trainer.name).predict(run, asked)
+    product_of(run.config).predict(run, asked)
 
 
 def _of_run(options, *, predicts: bool):
