@@ -1,11 +1,9 @@
 """Graph networks (trainer=gnn) predict labels of nodes, graphs or links."""
 
 from parallel_epochs.pipeline.gnn import build, components, label_scores, memory, new_data, predict, smoothing
-from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
-from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.products.base import Product
 
-PRODUCT = Product[GNNConfig, Setup, GNNEvaluateConfig, GNNPredictConfig](
+PRODUCT: Product = Product(
     check=build.check, open_data=build.open_data, build=build.build_trainer, prepare=build.prepare,
     memory_of=memory.describe, report=build.report, write_start=new_data.write_start,
     write_best=label_scores.write_best, finish=smoothing.finish, train_parts=components.train_components,

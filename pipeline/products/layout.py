@@ -2,13 +2,11 @@
 
 from functools import partial
 
-from parallel_epochs.pipeline.config import EvaluateConfig
-from parallel_epochs.pipeline.data.opened import Part, open_whole
+from parallel_epochs.pipeline.data.opened import open_whole
 from parallel_epochs.pipeline.layout import build, predictions
-from parallel_epochs.pipeline.layout.config import LayoutConfig
 from parallel_epochs.pipeline.products.base import Product
 
-PRODUCT = Product[LayoutConfig, Part, EvaluateConfig, EvaluateConfig](
+PRODUCT: Product = Product(
     check=build.check, open_data=partial(open_whole, check=build.check_data, describe=build.describe),
     build=build.build_trainer, prepare=build.prepare, write_results=build.write_results,
     evaluate=predictions.evaluate, predict=predictions.predict)
