@@ -100,7 +100,7 @@ class Model:
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
     def _predict(self, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
-        with _hidden_main(), torch.random.fork_rng():
+        with _apart_from_the_caller():
             return product_of(self.run.config).predict_in_memory(self.run, data, pairs)
 
     def vectors(self) -> np.ndarray:
@@ -113,7 +113,7 @@ class Model:
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
             asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
-            with _hidden_main(), torch.random.fork_rng():
+            with _apart_from_the_caller():
                 product.predict(cli.saved_run(asked, config), asked)
             return np.load(path)
 
@@ -157,7 +157,7 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
                                                    in_sweep=False)
     if summary is None:
         command = shlex.join(["python", "-m", "pipeline.train", *given])
-        with _logging(folder, verbose=verbose) as log_config, _hidden_main(), torch.random.fork_rng():
+        with _logging(folder, verbose=verbose) as log_config, _apart_from_the_caller():
             summary = training.run(config, folder, command, log_config=log_config)
     return Result(folder, summary)
 
@@ -276,12 +276,16 @@ def _as_text(value: object) -> str:
 
 
 @contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep the processes of ranks from importing the user's program again, which may train at its top level."""
+def _apart_from_the_caller() -> Iterator[None]:
+    """Run with gradients and with random numbers of its own, also in the caller's ``torch.no_grad()``.
+
+    The processes of ranks do not import the user's program again, which may train at its top level.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        with torch.random.fork_rng(), torch.inference_mode(False):
+            yield
     finally:
         sys.modules["__main__"] = main
 

@@ -152,6 +152,14 @@ def test_the_users_random_numbers_go_on(result):
     assert torch.equal(torch.cat([found, torch.rand(3)]), expected)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_server_calls_without_gradients(mode, tmp_path):
+    with mode():
+        result = pe.train(graph(), "model=pyg", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS)
+        found = pe.load(tmp_path / "run").predict()
+    assert torch.equal(found, result.model.predict())
+
+
 def test_sparse_features_are_kept(tmp_path):
     data = graph()
     data.x = data.x.relu().to_sparse()
