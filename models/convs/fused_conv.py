@@ -89,7 +89,7 @@ class FusedConv(MessagePassing):
             return "aggr_module was replaced or has hooks"
         ours = _find_bases(type(self))[0]
         own = [step for step in _STEPS if step in vars(self) or getattr(type(self), step) is not getattr(ours, step)]
-        own += [walk for walk in _WALKS if walk in vars(self) or not _is_made_by_pyg(getattr(type(self), walk))]
+        own += [walk for walk in _WALKS if not _is_made_by_pyg(getattr(self, walk))]  # explainers set PyG's again
         return f"the class overrides {', '.join(own)}" if own else ""
 
     def _why_not_scriptable(self) -> str:
@@ -132,7 +132,8 @@ def _sign_constructor(cls):
 
 
 def _is_made_by_pyg(walk) -> bool:
-    return walk in (MessagePassing.propagate, MessagePassing.edge_updater) or walk.__module__.endswith(
+    walk = getattr(walk, "__func__", walk)  # a method of an object
+    return walk in (MessagePassing.propagate, MessagePassing.edge_updater) or getattr(walk, "__module__", "").endswith(
         ("_propagate", "_edge_updater"))
 
 

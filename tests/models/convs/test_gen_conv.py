@@ -157,8 +157,8 @@ def test_an_explainers_mask_counts(said, aggr):
 def test_an_explainer_of_pygs_gives_pygs_explanation():
     from torch_geometric.explain import Explainer, GNNExplainer
 
-    masks = []
-    for conv in pair(edge_dim=None):
+    masks, (ours, theirs) = [], pair(edge_dim=None)
+    for conv in (ours, theirs):
         torch.manual_seed(0)
         explainer = Explainer(conv, GNNExplainer(epochs=5), explanation_type="model", node_mask_type="object",
                               edge_mask_type="object", model_config=dict(mode="regression", task_level="node",
@@ -166,6 +166,8 @@ def test_an_explainer_of_pygs_gives_pygs_explanation():
         x, edge_index, _ = inputs()
         masks.append(explainer(x, edge_index).edge_mask)
     torch.testing.assert_close(*masks, rtol=1e-3, atol=1e-4)
+    ours.kernel = "fused"  # which can run again, although the explainer leaves PyG's `propagate` in the object
+    assert_same(ours, theirs, x, edge_index)
 
 
 @pytest.mark.parametrize("aggr, options", [("power", dict(p=2.0, learn_p=True)), ("power_sum", dict(p=1.5)),
