@@ -80,6 +80,8 @@ def test_bipartite_lazy_and_sparse_inputs(name):
     edge_index[1] %= 12
     ours, theirs = pair(name, sizes=((6, 4), 5), heads=2, edge_dim=3)
     assert_same(ours, theirs, (x, x[:12, :4]), edge_index, edge_attr)
+    ours, theirs = pair(name, sizes=((6, 4), 5), heads=2)
+    assert_same(ours, theirs, (x[:12], x[:, :4]), edge_index.flip(0))  # fewer sources than destinations
     ours, theirs = pair(name, heads=2)
     edges = edge_index.unique(dim=1).flip(0)
     assert_same(ours, theirs, x, torch.sparse_coo_tensor(edges, torch.ones(edges.size(1)), (N, N)).coalesce())

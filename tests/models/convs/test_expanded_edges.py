@@ -190,6 +190,18 @@ def test_wrong_relations_and_ends_are_errors():
         Relations(edges, relation, 3, 20, 5)
 
 
+def test_kept_edges_are_those_of_as_many_nodes():
+    edges, relation = draw(20, 60, 3)
+    torch.manual_seed(0)
+    ours = relation_conv.RGCNConv(4, 5, 3)
+    theirs = pyg.RGCNConv(4, 5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(22, 4)
+    for num_src, num_dst in ((20, 20), (20, 21), (22, 20)):
+        parts = x[:num_src], x[:num_dst]
+        torch.testing.assert_close(ours(parts, edges, relation), theirs(parts, edges, relation), rtol=1e-4, atol=1e-5)
+
+
 def test_a_layer_with_pygs_arguments_keeps_expanded_edges_until_the_relations_are_freed():
     edges, relation = uniform(20, 40, 3)
     relation[:4] = torch.tensor([5, -1, 5, 7])  # relations that the layer does not have

@@ -6,6 +6,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
+from tests.helpers.building import EvaluateConfig, evaluate, open_graph, open_trainer
 from tests.helpers.running import TOY, train
 
 
@@ -43,21 +44,29 @@ def test_averages_are_torchs_and_the_model_gets_its_own_weights_back():
         raise KeyboardInterrupt
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
     resumed = WeightAverage(model, 0.7)
+    loaded = {name: value.clone() for name, value in averages.items()}
     resumed.load(averages)
     ours.update(), resumed.update()
     assert all(torch.equal(value, ours.weights()[name]) for name, value in resumed.weights().items())
+    assert all(torch.equal(value, averages[name]) for name, value in loaded.items()), "a checkpoint is only read"
 
 
-def test_a_run_scores_and_saves_the_average_and_trains_without_it(configure, tmp_path, monkeypatch):
-    own = {}
+def test_a_run_scores_and_saves_the_average_and_trains_without_it(configure, tmp_path):
+    own, scores = {}, {}
     for name, more in (("plain", []), ("averaged", ["train.ema=0.9"])):
-        train(configure(*TOY, "train.epochs=3", *more), tmp_path / name)
+        scores[name] = train(configure(*TOY, "train.epochs=3", *more), tmp_path / name)
         own[name] = torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)
     plain, averaged = own["plain"]["model"], own["averaged"]["model"]
     assert all(torch.equal(value, own["averaged"]["trained"][name]) for name, value in plain.items())
     assert any(not torch.equal(value, averaged[name]) for name, value in plain.items())
     best = torch.load(tmp_path / "averaged" / "checkpoints" / "best.pt", weights_only=True)
     assert best["epoch"] != 3 or all(torch.equal(best["model"][name], value) for name, value in averaged.items())
+    again = evaluate(EvaluateConfig(str(tmp_path / "averaged"), device="cpu"))
+    assert again["test"] == pytest.approx(scores["averaged"]["test"], abs=1e-6) != scores["plain"]["test"]
+    config = configure(*TOY, "train.epochs=3", "train.ema=0.9")
+    with open_trainer(config, open_graph(config).parts[0].data) as trainer:
+        trainer.load(own["averaged"])
+        assert all(torch.equal(value, plain[name]) for name, value in trainer.model.state_dict().items())
 
 
 def test_no_average_is_the_default():

@@ -46,6 +46,21 @@ def test_the_error_by_hand():
     y = torch.tensor([[0], [0], [1], [1]])
     assert calibration_error(logits, y, are_classes=True) == pytest.approx((3 * (0.9 - 2 / 3) + 0.6) / 4)
     assert math.isnan(calibration_error(logits[:0], y[:0], are_classes=True))
+    near = torch.tensor([[0.88, 0.12], [0.92, 0.08]]).log()
+    assert calibration_error(near, torch.tensor([[0], [1]]), are_classes=True) == pytest.approx(0.9 - 0.5), "one bin"
+
+
+def test_the_error_of_tasks_is_that_of_the_label_1():
+    """Of two labels with probability .2, none is 1; that of .9 is 1; a label is unknown."""
+    logits = torch.tensor([[0.2, 0.9], [0.2, 0.5]]).logit()
+    y = torch.tensor([[0.0, 1.0], [0.0, torch.nan]])
+    assert calibration_error(logits, y, are_classes=False) == pytest.approx((2 * 0.2 + 0.1) / 3)
+
+
+def test_each_task_of_a_run_is_divided_by_its_own_temperature(tmp_path):
+    run = trained(tmp_path, graph(200, 400, kind="tasks"))
+    plain, scaled = predicted(run), predicted(run, calibrate=True)
+    assert scaled.temperatures.unique().numel() == 2 and torch.equal(scaled.rows, plain.rows / scaled.temperatures)
 
 
 def test_predictions_are_calibrated(tmp_path, caplog):

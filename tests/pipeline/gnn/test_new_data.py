@@ -13,8 +13,8 @@ from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.new_data import FILE
 from parallel_epochs.pipeline.run.checkpoint import load
 from parallel_epochs.pipeline.run.saved import SavedRun
-from tests.helpers.building import predicted
-from tests.helpers.running import train
+from tests.helpers.building import EvaluateConfig, evaluate, predicted
+from tests.helpers.running import rounds_of, train
 
 SMALL = ["data=file", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
          "partition.num_parts=2"]
@@ -179,6 +179,14 @@ def test_nan_is_refused(a_run, tmp_path):
 def test_keys_that_do_not_fit_the_run_are_refused(given, message, a_run):
     with pytest.raises(ValueError, match=message):
         predict(a_run, **given)
+
+
+def test_the_last_checkpoint_is_predicted_by_the_views_of_its_last_evaluation(tmp_path):
+    run = trained(tmp_path, graph(kind="values"), "evaluation=views", "evaluation.num_views=1", "train.epochs=3")
+    found = evaluate(EvaluateConfig(str(run.folder), checkpoint="last", device="cpu"))
+    assert found["valid"] == pytest.approx(rounds_of(run.folder)[-1]["valid"])
+    run = SavedRun(run.folder, run.config, run.settings, "last")
+    assert torch.equal(logits(run), logits(run, tmp_path / "graph.pt"))
 
 
 @pytest.mark.parametrize("overrides, message", [

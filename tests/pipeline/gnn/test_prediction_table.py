@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.gnn import ids as node_ids, table as tables
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
@@ -68,6 +69,13 @@ def predict(folder, **options):
                                                                for name, value in options.items()})
     restore.predict(options)
     return options
+
+
+def test_ids_are_those_of_the_type_with_labels_which_need_not_be_the_first():
+    types = GraphTypes(["item", "user"], [3, 2], [1, 1], [("user", "buys", "item")], labelled="user")
+    data = Graph(num_nodes=5, types=types, **pack_names(np.array(["a", "b", "c", "b", "a"])))
+    found = NodeKind(GNNConfig()).find(["a", "b"], data, data, GNNPredictConfig("run", output="o", output_nodes="ids"))
+    assert found.tolist() == [4, 3]
 
 
 @pytest.mark.parametrize("ending", READ)

@@ -35,6 +35,13 @@ def tensors(kept: object) -> dict[str, Tensor]:
     return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
 
 
+def test_a_fall_between_two_blocks_is_seen(monkeypatch):
+    monkeypatch.setattr(ranges, "CHECKED", 2)
+    for ptr in ([0, 1, 3, 2, 4], [0, 2, 1, 3, 4]):
+        with pytest.raises(DamagedFile, match="must not decrease"):
+            ranges.check_ends(Path("ptr.bin"), "ptr", torch.tensor(ptr), 4, "edges")
+
+
 def both_orders(configure, folder: Path) -> dict:
     edges = keep_both_orders(random_graph(30, 200, 0).edge_index, folder)
     return {"edges": edges.as_tensor(), "perm": edges.get_csr()[1]}

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, StepLR
 
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
+from parallel_epochs.pipeline.gnn.optimization import build_decay
 from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run.schedule import DECAYS, Cosine, DecayOptions, Linear, Plateau, Schedule, Stairs
 
@@ -108,6 +110,14 @@ def test_a_falling_learning_rate_is_torchs_from_the_end_of_the_warm_up_on(decay,
         optimizer.step(), theirs.step()
     assert ours.lr(13, 0) == ours.lr(20, 0) == pytest.approx(0.3 * last)
     assert decay(DecayOptions(0.3, first_step=4, last_step=4)).lr(4, 0) == 0.3, "the warm-up is all there is"
+
+
+def test_a_run_gives_its_decay_the_steps_and_the_direction_of_its_metric(configure):
+    schedule = Schedule(num_epochs=4, num_batches=5, warmup_steps=3)
+    for name, metric, lower in (("linear", "rmse", True), ("plateau", "rmse", True), ("plateau", "acc", False)):
+        config = configure(f"train.schedule={name}", "train.lr=0.5", "train.last_lr=0.25", "train.step_epochs=1")
+        decay = build_decay(config, SimpleNamespace(metric=metric), schedule)
+        assert decay._options == DecayOptions(0.5, 3, 20, 0.25, lower_is_better=lower)
 
 
 def test_stairs_are_torchs_and_count_the_epochs_before_a_round():
