@@ -192,25 +192,10 @@ def split_at_random(labelled: np.ndarray, fractions: tuple[float, float], seed: 
     return divide(shuffle(labelled, seed), len(labelled), *fractions)
 
 
-def split_by_time(labelled: np.ndarray, db: Database, source: Source, column: str,
-                  fractions: tuple[float, float]) -> list[Tensor]:
-    """Divide the labelled nodes in the order of their times, and of the table where these are equal.
-
-    Raises:
-        ValueError: times that are neither all numbers nor all dates.
-    """
-    (texts, times), = db.execute(
-        "SELECT count(*) FILTER (NOT coalesce(isfinite(TRY_CAST(time AS DOUBLE)), false)), "
-        "count(*) FILTER (TRY_CAST(time AS TIMESTAMP) IS NULL) FROM nodes WHERE time IS NOT NULL")
-    if texts and times:
-        name, row, (text,) = source.first_row(
-            db, f"{source.text(column)} IS NOT NULL AND TRY_CAST({source.text(column)} AS TIMESTAMP) IS NULL",
-            source.text(column))
-        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is not a date; times are numbers "
-                         "in every row, or dates such as 2024-05-31 (data.time_column)")
-    kind = "TIMESTAMP" if texts else "DOUBLE"
+def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions: tuple[float, float]) -> list[Tensor]:
+    """Divide the labelled nodes in the order of their times, and of the table where these are equal."""
     order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in db.stream(
-        f"SELECT number FROM nodes WHERE time IS NOT NULL ORDER BY time::{kind}, number"))])
+        "SELECT number FROM nodes WHERE time IS NOT NULL ORDER BY time::DOUBLE, number"))])
     if left_out := int(labelled.sum() - labelled[order].sum()):
         log.info("%s: %s nodes with a label have no time, and are in no split", source.name, f"{left_out:,}")
     return divide(order[labelled[order]].astype(np.int64), len(labelled), *fractions)

@@ -70,8 +70,10 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
     chosen += [f"{source.number('features', name)} AS f{place}" for place, name in enumerate(numbers.columns)]
     for kind, names in (("text", texts), ("category", categories), ("label", [name for _, name in labels])):
         chosen += [f"{source.text(name)} AS {kind}{place}" for place, name in enumerate(names)]
-    chosen += [f"{source.text(name)} AS {cell}" for cell, name in (("split", split_column), ("time", time_column))
-               if name is not None]
+    if split_column is not None:
+        chosen.append(f"{source.text(split_column)} AS split")
+    if time_column is not None:
+        chosen.append(f"{source.time(db, time_column, 'data.time_column', may_be_empty=True)} AS time")
     db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
     num_nodes, missing = _check(db, source, id_column, numbers)
     values, notes = read_categories(db, source, categories, limit=max_categories,

@@ -82,25 +82,6 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
              "FROM ids ORDER BY number", "numbering ids")
 
 
-def time_of(db: Database, source: Source, column: str) -> str:
-    """Write SQL for the times of the rows: numbers, or the seconds since 1970 of dates.
-
-    Raises:
-        ValueError: a row has no time, or the times are neither all numbers nor all dates; names the file and the row.
-    """
-    text = source.text(column)
-    number, seconds = f"TRY_CAST({text} AS DOUBLE)", f"epoch(TRY_CAST({text} AS TIMESTAMP))"
-    is_number = f"coalesce(isfinite({number}), false)"
-    (numbers,), = db.execute(f"SELECT count(*) FILTER ({is_number}) FROM {source.relation}", "reading times")
-    wrong = f"NOT {is_number}" if numbers else f"{seconds} IS NULL"
-    if found := source.find_row(db, wrong, text):
-        name, row, (value,) = found
-        problem = "is empty" if value is None else f"holds {value!r}"
-        raise ValueError(f"{name}: row {row}, column {column} {problem}; times are numbers in every row, or dates such "
-                         "as 2024-05-31 in every row (data.edges.time). Leave such rows out, or set data.split=random")
-    return number if numbers else seconds
-
-
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
          time: str | None, id_column: str | None, refuse_dangling: bool, empty: str,
          fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
@@ -137,7 +118,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
     if time is not None:
-        chosen.append(f"{time_of(db, source, time)} AS w")
+        chosen.append(f"{source.time(db, time, 'data.edges.time', may_be_empty=False)} AS w")
         kept.append("w")
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",

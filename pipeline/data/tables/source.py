@@ -23,6 +23,8 @@ NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "U
 NESTED = ("STRUCT", "MAP", "UNION")
 # The largest number of float32; what training computes in.
 LARGEST = "3.4028234663852886e38"
+# A time of day with an offset or the name of a zone behind it.
+ZONED = r":[0-9]{2}(\.[0-9]+)?\s*([zZ]|[+-][0-9:]+|[A-Za-z_]+(/[A-Za-z_+-]+)*)$"
 # Rows of SQLite that are read at a time.
 CHUNK = 1 << 16
 
@@ -73,6 +75,37 @@ class Source:
             raise ValueError(f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is not a "
                              "number")
         return f"CASE WHEN abs({value}) <= {LARGEST} THEN {value} END"
+
+    def time(self, db: Database, column: str, option: str, *, may_be_empty: bool) -> str:
+        """Write SQL for a cell as a time: a number, or of a date the seconds since 1970, in UTC where it has no zone.
+
+        Args:
+            option: the key that names the column, for messages.
+
+        Raises:
+            ValueError: the times are neither all numbers nor all dates; names the file and the row.
+        """
+        text = self.text(column)
+        # DuckDB reads no offset behind a blank, and drops every offset where it makes a time without a zone.
+        number, date = (f"TRY_CAST(regexp_replace({text}, '\\s+([+-][0-9:]+)$', '\\1') AS {kind})"
+                        for kind in ("DOUBLE", "TIMESTAMPTZ"))
+        known = [f"coalesce(isfinite({value}), false)" for value in (number, date)]
+        filled, = db.execute(f"SELECT count(*), count(*) FILTER ({known[0]}), count(*) FILTER ({known[1]}), count(*) "
+                             f"FILTER (NOT regexp_matches({text}, '{ZONED}')) FROM {self.relation} "
+                             f"WHERE {text} IS NOT NULL", "reading times")
+        are_numbers = filled[1] == filled[0] or filled[1] > 0 and not may_be_empty
+        wrong = f"NOT {known[0 if are_numbers else 1]}{f' AND {text} IS NOT NULL' if may_be_empty else ''}"
+        if found := self.find_row(db, wrong, text):
+            name, row, (value,) = found
+            problem = "is empty" if value is None else f"holds {value!r}, which is not a date" if not are_numbers else (
+                f"holds {value!r}, which is not a number")
+            raise ValueError(f"{name}: row {row}, column {column} {problem}; times are numbers in every row, or dates "
+                             f"such as 2024-05-31 or 2024-05-31 18:00+02:00 in every row ({option}). Correct the row, "
+                             "leave it out, or set data.split=random")
+        if not are_numbers:
+            log.info("%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC", self.name,
+                     column, f"{filled[3]:,}", f"{filled[0]:,}")
+        return number if are_numbers else f"epoch({date})"
 
     def is_wrong(self, option: str, column: str) -> str:
         """Write SQL for whether a cell is neither a number nor empty; nan counts as empty."""

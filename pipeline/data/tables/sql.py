@@ -58,6 +58,7 @@ class Database:
             self._connection = _connect(path, settings)
         with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets, where there is none
             self._connection.execute("SET enable_progress_bar = false")
+        self._connection.execute("SET TimeZone = 'UTC'")  # in which times with a zone are written; not the machine's
         # A path with a wildcard is looked up as a pattern before it is read. A database has a log beside it.
         allowed = {form for path in paths for form in (
             str(path.absolute()), pattern_of(path), f"{path.absolute()}.wal")}

@@ -19,7 +19,7 @@ import torch
 from parallel_epochs.pipeline.data import cache, content
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
-from parallel_epochs.pipeline.data.tables import to_store as tables
+from parallel_epochs.pipeline.data.tables import sql, to_store as tables
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.edges import plain_edges
@@ -307,17 +307,34 @@ def test_a_random_split_is_that_of_the_seed(tmp_path):
 
 
 @pytest.mark.parametrize("times", [["2020-05-01", "2019-01-01", "", "2021-12-31 10:00:00", "2021-12-31"],
-                                   ["10.5", "9", "", "1000", "100"]], ids=["dates", "numbers"])
-def test_a_split_by_time_learns_from_the_earliest(tmp_path, times):
+                                   ["2020-05-02T04:00+03:00", "2020-05-01 23:30:00Z", "", "2020-05-02 05:00",
+                                    "2020-05-01T22:00:00.5 -0600"],
+                                   ["10.5", "9", "", "1000", "100"]], ids=["dates", "offsets", "numbers"])
+def test_a_split_by_time_learns_from_the_earliest(tmp_path, caplog, times):
+    caplog.set_level(logging.INFO)
     nodes = "id,kind,when\n" + "".join(f"{name},u,{time}\n" for name, time in zip("abcde", times))
     nodes += f"f,,{times[1]}\n"  # which has no label, and so is in no split
     config = small(tmp_path, nodes, "source,target,p\na,b,1\n", {"path": "nodes.csv", "label": "kind"}, split="time",
                    time_column="when", train_fraction=0.5, valid_fraction=0.25)
     data = load(tmp_path, config)
     assert [data[mask].nonzero().flatten().tolist() for mask in MASKS] == [[0, 1], [4], [3]]
+    if times[1].endswith("Z"):
+        assert "the times in when are compared as instants; 1 of 5 have no zone and count as UTC" in caplog.text
     (tmp_path / "nodes.csv").write_text(nodes.replace(times[1], "soon"))
     with pytest.raises(ValueError, match="row [12], column when holds '.*', which is not a date; times are"):
         load(tmp_path, config)
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", None])
+def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path, monkeypatch, zone):
+    times = pd.Series(pd.date_range("2024-11-03 04:30", periods=4, freq="30min", tz="UTC"))  # the clock goes back
+    edges = pd.DataFrame({"source": list("abcd"), "target": list("bcde"),
+                          "w": times.dt.tz_convert(zone) if zone else times.dt.tz_localize(None)})
+    edges.to_parquet(tmp_path / "edges.parquet")
+    connect = sql._connect
+    monkeypatch.setattr(sql, "_connect", lambda *args: connect(*args).execute("SET TimeZone = 'America/New_York'"))
+    data = load(tmp_path, config_of(tmp_path, {}, {"path": "edges.parquet", "time": "w"}, split="time"))
+    assert sorted(set(data.edge_time.tolist())) == [time.timestamp() for time in times]
 
 
 @pytest.mark.parametrize(("cells", "columns", "metric", "y"), [
