@@ -7,9 +7,11 @@ See "Combining Label Propagation and Simple Models Out-performs Graph Neural Net
 
 from collections.abc import Callable
 
+import scipy.sparse as sp
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.structure import find_degrees
@@ -24,21 +26,38 @@ class NormalizedAdjacency:
     Args:
         edge_index: [2, num_edges], a tensor or an ``EdgeIndex``, whose self-loops and duplicates count.
         num_nodes: number of nodes.
+        weight: weights of the edges, not negative, of which A and D hold the sums. None: 1 each.
         kernel: as for :func:`models.messages.update_all`.
 
     Raises:
         IndexError: an edge has an end that is not in the graph.
     """
 
-    def __init__(self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int, *, kernel: str = "auto"):
+    def __init__(self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int, *,
+                 weight: Float[Tensor, " num_edges"] | None = None, kernel: str = "auto"):
         self._edges, self._kernel, self.num_nodes = edge_index, kernel, num_nodes
-        degree = find_degrees(edge_index, num_nodes).in_degree.float()
+        self._weight = None if weight is None else weight.unsqueeze(1)
+        degree = find_degrees(edge_index, num_nodes).in_degree.float() if weight is None else \
+            self._sum(torch.ones(num_nodes, 1)).squeeze(1)
         self._scale = degree.masked_fill(degree == 0, torch.inf).rsqrt().unsqueeze(1)
 
     def __matmul__(self, x: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
         """Return ``S x``."""
-        return update_all(self._edges, "copy_u", "sum", u=x * self._scale, num_src=self.num_nodes,
-                          num_dst=self.num_nodes, kernel=self._kernel).mul_(self._scale)
+        return self._sum(x * self._scale).mul_(self._scale)
+
+    def square_diagonal(self) -> Float[Tensor, "num_nodes one"]:
+        """Return the diagonal of ``S S``: what comes back to a node in two steps."""
+        src, dst = self._edges.as_tensor() if isinstance(self._edges, EdgeIndex) else self._edges
+        weight = torch.ones(len(src)) if self._weight is None else self._weight.squeeze(1)
+        matrix = sp.coo_array((weight.numpy(), (dst.numpy(), src.numpy())), shape=(self.num_nodes,) * 2).tocsr()
+        square = self._scale.square()
+        return torch.from_numpy(matrix.multiply(matrix.T) @ square.numpy()).mul_(square)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Return the sums over incoming edges, times their weights."""
+        message, e = ("copy_u", None) if self._weight is None else ("u_mul_e", self._weight)
+        return update_all(self._edges, message, "sum", u=x, e=e, num_src=self.num_nodes, num_dst=self.num_nodes,
+                          kernel=self._kernel)
 
 
 @torch.no_grad()

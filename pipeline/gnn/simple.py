@@ -33,6 +33,10 @@ MOST_ROWS = 10_000
 # Penalties of linear models, as scikit-learn's C; and how often features and labels are propagated.
 STRENGTHS, HOPS, STEPS = (0.01, 0.1, 1.0), (1, 2, 3), 50
 ALPHAS = (0.5, 0.8, 0.95)
+# Weights of the second step of label propagation in two, and that of the mean label.
+SECOND, PRIOR = (0.0, 0.5, 1.0, 3.0, 10.0, 30.0), 0.02
+# Columns of edges that are tried as weights one by one, at most.
+MOST_CHANNELS = 16
 # Probabilities this close to 0 and 1 are as good as certain.
 CERTAIN = 1e-6
 
@@ -69,6 +73,8 @@ def of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
     yield best(labels.mean_name, iter([labels.mean()]))[0]
     baseline, _ = best("label propagation", (labels.propagated(adjacency, alpha) for alpha in ALPHAS))
     yield without_train(baseline)
+    yield best("label propagation in two steps", (
+        columns for weight in _weights(data) for columns in labels.propagated_twice(data, weight)))[0]
     if not data.types.homogeneous:
         yield from _of_type(data, task, data.types)
         return
@@ -154,6 +160,23 @@ def _standardised(x: Tensor) -> Float[Tensor, "num_nodes channels"]:
     return (x - x.mean(0)) / x.std(0).nan_to_num().clamp(min=CERTAIN)
 
 
+def _weights(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
+    """Yield weights of the edges: equal ones; the sum of their features, and each feature, unless one is negative.
+
+    A self-loop weighs nothing, since it would give a node its own label.
+    """
+    src, dst = data.edge_index.as_tensor()
+    is_no_loop = (src != dst).float()
+    yield is_no_loop
+    features = data.get("edge_attr") if data.types.homogeneous else None
+    if features is None or not features.size(1) or bool((features < 0).any()):
+        return
+    yield features.float().sum(1) * is_no_loop
+    if 1 < features.size(1) <= MOST_CHANNELS:
+        for column in features.float().unbind(1):
+            yield column * is_no_loop
+
+
 def _propagations(adjacency: NormalizedAdjacency, x: Tensor) -> Iterator[Tensor]:
     """Yield the features after one, two, three steps along the edges (SGC, https://arxiv.org/abs/1902.07153)."""
     for _ in HOPS:
@@ -199,6 +222,21 @@ class Labels:
         labels = propagate(adjacency, self._y.nan_to_num() * known, alpha, STEPS, low=-torch.inf, high=torch.inf)
         weight = propagate(adjacency, known, alpha, STEPS)
         return torch.where(weight > CERTAIN, labels / weight, self._mean())
+
+    def propagated_twice(self, data: Data, weight: Tensor) -> Iterator[Float[Tensor, "num_nodes columns"]]:
+        """Predict the mean of the labels one and two steps away, without the node's own, once for each weight of the
+        second step.
+        """
+        adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight)
+        known, own = self._known.float(), adjacency.square_diagonal()
+        if bool((known == known[:, :1]).all()):
+            known = known[:, :1]
+        labels = self._y.nan_to_num() * known
+        first, among = adjacency @ labels, adjacency @ known
+        second, among_second = adjacency @ first - own * labels, adjacency @ among - own * known
+        prior = PRIOR * self._mean()
+        for share in SECOND:
+            yield (first + share * second + prior) / (among + share * among_second + PRIOR)
 
     def linear(self, strength: float) -> Callable[[], Any]:
         """Return what makes a linear model of scikit-learn's; `strength` is its C, or 1 / alpha."""

@@ -33,6 +33,19 @@ def adjacency(request):
                                NUM_NODES)
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_matrix_and_the_diagonal_of_its_square_by_hand(is_weighted):
+    edge_index, x, _, _ = graph()
+    weight = torch.rand(edge_index.size(1), generator=torch.Generator().manual_seed(1)) if is_weighted else None
+    dense = torch.zeros(NUM_NODES, NUM_NODES).index_put_(
+        (edge_index[1], edge_index[0]), torch.ones(edge_index.size(1)) if weight is None else weight, accumulate=True)
+    scale = dense.sum(1).clamp(min=1e-30).rsqrt() * (dense.sum(1) > 0)
+    dense = scale.unsqueeze(1) * dense * scale
+    ours = NormalizedAdjacency(edge_index, NUM_NODES, weight=weight)
+    torch.testing.assert_close(ours @ x, dense @ x)
+    torch.testing.assert_close(ours.square_diagonal(), (dense @ dense).diagonal().unsqueeze(1))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
 def test_label_propagation_is_pygs(alpha, adjacency):
     edge_index, probabilities, y, mask = graph()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run import baseline_file
 from tests.helpers import building
 from tests.helpers.graph_toys import write_graphs
+from tests.helpers.graphs import make_graph
 from tests.helpers.running import TOY, train
 from tests.helpers.typed_graphs import write_hetero
 
@@ -48,7 +50,8 @@ def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_p
     y = torch.arange(NUM_NODES) % 3
     found, setup = found_of(configure(*write_graph(tmp_path / "graph.pt", y)))
     own, sgc = "logistic regression on the node's own features", "logistic regression on propagated features (SGC)"
-    assert list(found) == ["most frequent label", "label propagation", own, sgc, "the same with Correct and Smooth"]
+    assert list(found) == ["most frequent label", "label propagation", "label propagation in two steps", own, sgc,
+                           "the same with Correct and Smooth"]
     assert found["most frequent label"]["test"] == pytest.approx(1 / 3)
     assert found[own]["test"] < 0.8 < 0.95 < min(found[name]["test"] for name in list(found)[1:] if name != own)
     assert math.isnan(found["label propagation"]["train"]) and not math.isnan(found[sgc]["train"])
@@ -62,11 +65,33 @@ def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_p
     assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
 
 
+def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
+    """A multigraph with self-loops, tasks with unknown labels, and one feature of edges for the weights."""
+    g = torch.Generator().manual_seed(0)
+    edges = torch.randint(20, (2, 60), generator=g)
+    edges = torch.cat([edges, edges.flip(0), torch.tensor([[3], [3]])], 1)
+    y = (torch.rand(20, 2, generator=g) < 0.5).float()
+    y[::5, 1] = torch.nan
+    data = make_graph(edges.t().tolist(), 20, y=y, edge_attr=torch.rand(edges.size(1), 1, generator=g))
+    data.train_mask, edges = torch.arange(20) < 12, data.edge_index.as_tensor().long()
+    weight = list(simple._weights(data))[1]
+    found = list(simple.Labels(data, SimpleNamespace(kind="tasks")).propagated_twice(data, weight))
+    dense = torch.zeros(20, 20).index_put_((edges[1], edges[0]), weight, accumulate=True).fill_diagonal_(0)
+    scale = dense.sum(1).rsqrt()
+    dense = scale.unsqueeze(1) * dense * scale
+    twice = (dense @ dense).fill_diagonal_(0)
+    known = (~y.isnan() & data.train_mask.unsqueeze(1)).float()
+    labels, prior = y.nan_to_num() * known, (y.nan_to_num() * known).sum(0) / known.sum(0)
+    for share, columns in zip(simple.SECOND, found, strict=True):
+        expected = ((dense + share * twice) @ labels + 0.02 * prior) / ((dense + share * twice) @ known + 0.02)
+        torch.testing.assert_close(columns, expected)
+
+
 def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path, caplog):
     caplog.set_level("INFO")
     found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", *MODEL))
     own = "logistic regression on the node's own features"
-    assert list(found) == ["most frequent label", "label propagation", own]
+    assert list(found) == ["most frequent label", "label propagation", "label propagation in two steps", own]
     assert "SGC and Correct and Smooth are left out" in caplog.text
     x, y = setup.data.x[:40, :5].numpy(), setup.data.y[:40, 0].numpy()
     x = (x - x.mean(0)) / x.std(0, ddof=1)
