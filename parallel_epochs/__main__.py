@@ -11,8 +11,12 @@ COMMANDS = {"train": "pipeline.train", "evaluate": "pipeline.evaluate", "predict
 
 def main() -> None:
     """Run a command without a look into the current folder, which may have a parallel_epochs/ of its own."""
+    usage = f"usage: parallel-epochs {' | '.join(COMMANDS)} ...; --help after it describes each"
+    if {"--help", "-h"} & set(sys.argv[1:2]):
+        print(usage)
+        return
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        sys.exit(f"usage: parallel-epochs {' | '.join(COMMANDS)} ...; --help after it describes each")
+        sys.exit(usage)
     # The processes that this one starts (ranks, Slurm jobs) shall not look there either.
     os.environ["PYTHONSAFEPATH"] = "1"
     runpy.run_module(f"parallel_epochs.{COMMANDS[sys.argv.pop(1)]}", run_name="__main__", alter_sys=True)

@@ -29,6 +29,7 @@ from parallel_epochs.pipeline.command import arguments, cli, folder as run_folde
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import keys_of
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
+from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
@@ -156,7 +157,7 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
     config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
                                                    in_sweep=False)
     if summary is None:
-        command = shlex.join(["python", "-m", "pipeline.train", *given])
+        command = f"{words.command_of('train')} {shlex.join(given)}".strip()
         with _logging(folder, verbose=verbose) as log_config, _apart_from_the_caller():
             summary = training.run(config, folder, command, log_config=log_config)
     return Result(folder, summary)

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, sweep
 from parallel_epochs.pipeline.command.entry_points import check_new
 from parallel_epochs.pipeline.config import explain_idle_keys
+from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.errors import Stopped
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def main(cfg: DictConfig) -> float | None:
             log.info("%s", idle)
         # In a sweep, what runs this member alone.
         typed = settings.overrides.task if settings.mode == RunMode.MULTIRUN else sys.argv[1:]
-        command = shlex.join(["python", "-m", "pipeline.train", *typed])
+        command = f"{words.command_of('train')} {shlex.join(typed)}".strip()
         log_config = cast(dict, OmegaConf.to_container(settings.job_logging, resolve=True))
         try:
             return training.run(config, folder, command, log_config=log_config).get("best_valid")

@@ -33,7 +33,7 @@ from parallel_epochs.pipeline.run.storage import check_room, free_space
 from parallel_epochs.pipeline.run.threads import restored_threads, threads_per_rank, use_threads
 from parallel_epochs.pipeline.run.tracker import find_tracker
 from parallel_epochs.pipeline.run.watchdog import Limits, watch
-from parallel_epochs.pipeline.run.words import count
+from parallel_epochs.pipeline.run.words import command_of, count
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +114,13 @@ def find_baselines(config: RunConfig) -> str:
     """
     find = product_of(config).baselines
     if find is None:
-        raise ValueError(f"no simple method is known for trainer={config.trainer.name}: pipeline.baselines is for "
+        raise ValueError(f"no simple method is known for trainer={config.trainer.name}: baselines is for "
                          + " and ".join(f"trainer={name}" for name, known in PRODUCTS.items()
                                         if product_of(known.config()).baselines))
     part = open_data(config, torch.device("cpu")).parts[0]
     if part.number is not None or part.data.on_disk:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
-        raise ValueError(f"{key}: pipeline.baselines needs one graph, in memory. Leave the key out")
+        raise ValueError(f"{key}: baselines needs one graph, in memory. Leave the key out")
     found = []
     metric, baselines = find(part)
     for baseline in baselines:
@@ -253,6 +253,10 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
             summary |= {"baseline": best} if best else {}
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
+            mask = opened.parts[0].data.get("train_mask")
+            for remark in summaries.remarks(summary, schedule=getattr(config.train, "schedule", ""),
+                                            num_labels=None if mask is None else int(mask.sum())):
+                log.info("%s", remark)
             _say_what_next(config, folder, is_compared=best is not None)
     ranks.wait()
     return summary
@@ -260,9 +264,10 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
 
 def _say_what_next(config: RunConfig, folder: Path, *, is_compared: bool) -> None:
     quoted = shlex.quote(str(folder))
-    log.info("next: python -m scripts.report %s, python -m pipeline.predict run=%s predictions=FILE", quoted, quoted)
+    written = "output=FILE.csv" if hasattr(PRODUCTS[config.trainer.name].predict, "output") else "predictions=FILE.npy"
+    log.info("next: %s %s, %s run=%s %s", command_of("report"), quoted, command_of("predict"), quoted, written)
     if product_of(config).baselines and not is_compared:
-        log.info("is a simple method as good? python -m pipeline.baselines with the keys of this run tells")
+        log.info("is a simple method as good? %s run=%s tells", command_of("baselines"), quoted)
 
 
 def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,

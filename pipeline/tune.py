@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
-from parallel_epochs.pipeline.run.words import count
+from parallel_epochs.pipeline.run.words import command_of, count
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -267,7 +267,7 @@ def main() -> None:
         Worker(study, search, Path(options.study), num_trials=options.trials, seed=options.sampler_seed,
                trust=options.trust, is_typed=bool(typed.fixed or typed.space)).work()
     except Stopped as stopped:
-        log.info("%s; continue with python -m pipeline.tune study=%s", stopped, options.study)
+        log.info("%s; continue with %s study=%s", stopped, command_of("tune"), options.study)
         sys.exit(EXIT_TRY_AGAIN)
     log.info("%s", tabulate(study))
     trials = study.get_trials(deepcopy=False)
@@ -277,7 +277,7 @@ def main() -> None:
         raise ValueError(f"no trial of {options.study} has a result: all {len(trials)} have failed{last}")
     best = study.best_trial
     log.info("best: trial %d, in %s", best.number, Path(options.study) / f"trial_{best.number:03d}")
-    log.info("%s", shlex.join(["python", "-m", "pipeline.train", *search.fixed, *best.user_attrs["overrides"]]))
+    log.info("%s %s", command_of("train"), shlex.join([*search.fixed, *best.user_attrs["overrides"]]))
 
 
 if __name__ == "__main__":

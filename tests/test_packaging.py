@@ -93,7 +93,8 @@ def test_modules_run_from_another_folder(install, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["fly"]])
-def test_the_console_command_explains_itself(install, tmp_path, arguments):
+@pytest.mark.parametrize("arguments, status", [([], 1), (["fly"], 1), (["--help"], 0)])
+def test_the_console_command_explains_itself(install, tmp_path, arguments, status):
     result = subprocess.run([install / "parallel-epochs", *arguments], cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 1 and "usage: parallel-epochs train | evaluate" in result.stderr
+    said = result.stderr if status else result.stdout
+    assert result.returncode == status and "usage: parallel-epochs train | evaluate" in said

@@ -28,6 +28,7 @@ from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.run import files, watchdog
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
+from parallel_epochs.pipeline.run.words import command_of
 
 if TYPE_CHECKING:
     from parallel_epochs.pipeline.run.checkpoint import Content
@@ -235,12 +236,13 @@ def check_command(module: str, check: Check | None, *, needs_data: bool = False,
         ValueError: names the argument or the key.
         HydraException: what Hydra does not compose.
     """
-    known = {entry.name for entry in keys.entries(schema.AnyEvaluation())} if _takes_a_run(module) \
+    takes_run = takes_a_run(module, sys.argv[1:] if given is None else given)
+    known = {entry.name for entry in keys.entries(schema.AnyEvaluation())} if takes_run \
         else schema.all_keys() | ({entry.name for entry in keys.entries(TuneConfig())} if _searches(module) else set())
     options = arguments.parse(sys.argv[1:] if given is None else given, known)
     options.multirun |= _searches(module)
-    arguments.check(options, {} if _takes_a_run(module) else config_groups(), known)
-    if _takes_a_run(module) or _searches(module):
+    arguments.check(options, {} if takes_run else config_groups(), known)
+    if takes_run or _searches(module):
         return
     _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
@@ -296,8 +298,10 @@ def _check_readers(overrides: list[str]) -> None:
         schema.check_readers(chosen[-1], overrides)
 
 
-def _takes_a_run(module: str) -> bool:
-    return module.rpartition(".")[2] in ("evaluate", "predict")
+def takes_a_run(module: str, given: list[str]) -> bool:
+    """Tell whether a command, by the name of its module and its arguments, is about a run that was trained."""
+    name = module.rpartition(".")[2]
+    return name in ("evaluate", "predict") or name == "baselines" and any(text.startswith("run=") for text in given)
 
 
 def _searches(module: str) -> bool:
@@ -327,6 +331,18 @@ def named_keys(overrides: list[str]) -> set[str]:
     return {override.lstrip("+").partition("=")[0] for override in overrides} & schema.all_keys()
 
 
+def read_config_of_run(cfg: DictConfig) -> RunConfig:
+    """Return the configuration of the run that `baselines run=DIR` names.
+
+    Raises:
+        ValueError: it is no run, or the command gives more keys.
+    """
+    more = [text for text in HydraConfig.get().overrides.task if text.partition("=")[0] not in ("run", "trust")]
+    if more:
+        raise ValueError(f"{more[0]}: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out")
+    return load_run(Path(cfg.run).expanduser(), trusts=cfg.trust)[0]
+
+
 def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateConfig]:
     """Read the configuration of the run that `evaluate` or `predict` is asked about.
 
@@ -337,9 +353,9 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateCo
         ValueError: no run is named, it is none, or a key does not fit it.
     """
     if OmegaConf.is_missing(cfg, "run") or not cfg.run:
-        command = "predict run=DIR predictions=FILE" if predicts else "evaluate run=DIR"
-        raise ValueError("One argument is missing: run=DIR, a run directory. For example: python -m "
-                         f"pipeline.{command}")
+        name = command_of("predict" if predicts else "evaluate")
+        raise ValueError("One argument is missing: run=DIR, a run directory. For example: "
+                         f"{name} run=DIR{' output=FILE.csv' * predicts}")
     config, shared = load_run(Path(cfg.run).expanduser(), trusts=cfg.trust)
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
@@ -410,7 +426,7 @@ def help_text(module: str, overrides: list[str]) -> str:
     """
     columns = min(shutil.get_terminal_size((USUAL, 0)).columns, WIDEST)
     lines = [f"python -m {module} [key=value ...]", ""]
-    if _takes_a_run(module):
+    if takes_a_run(module, overrides):
         return "\n".join([*lines, "Keys:", *format_entries(keys.entries(schema.AnyEvaluation()), columns)])
     if _searches(module):
         return "\n".join([

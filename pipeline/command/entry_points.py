@@ -1,5 +1,6 @@
 """The commands that do not train, one function each. ``python -m pipeline.NAME`` runs the file that has its name."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ def _describe_data(cfg: DictConfig) -> None:
 
 def _find_baselines(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
-    print(training.find_baselines(cli.read_config(cfg)))
+    print(training.find_baselines(cli.read_config_of_run(cfg) if "run" in cfg else cli.read_config(cfg)))
 
 
 def _evaluate(cfg: DictConfig) -> None:
@@ -77,12 +78,13 @@ COMMANDS = {
 def call(name: str) -> None:
     """Be the command of that name."""
     command = COMMANDS[name]
+    schema = "evaluate" if cli.takes_a_run(name, sys.argv[1:]) else command.schema
 
     def run(cfg: DictConfig) -> None:
         with cli.readable_errors():
             command.run(cfg)
 
     run.__module__ = f"parallel_epochs.pipeline.{name}"  # by which Hydra names the job
-    main = hydra.main(version_base="1.3", config_path=cli.CONF, config_name=command.schema)(run)
+    main = hydra.main(version_base="1.3", config_path=cli.CONF, config_name=schema)(run)
     main.__module__ = "__main__"  # the file of the command, whose name the help shows
     cli.call(main, check=command.check, needs_data=command.needs_data)

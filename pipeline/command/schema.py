@@ -23,6 +23,7 @@ from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import PRODUCTS, Keys, keys_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
+from parallel_epochs.pipeline.run.words import command_of
 
 log = logging.getLogger(__name__)
 
@@ -316,7 +317,7 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
             owners = [f"trainer={other}" for other, known in PRODUCTS.items()
                       if name in {entry.name for entry in keys.entries(known.predict())}]
             if f"trainer={product}" in owners:
-                raise ValueError(f"{name}={value} is read by python -m pipeline.predict only. Leave it out")
+                raise ValueError(f"{name}={value} is read by {command_of('predict')} only. Leave it out")
             raise ValueError(f"{name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "
                              f"has trainer={product}. Leave it out")
     options = OmegaConf.structured(kind)

@@ -27,6 +27,7 @@ from parallel_epochs.pipeline.command.journal import (
     readable_journal,
 )
 from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.words import command_of
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -84,8 +85,8 @@ def read_command(arguments: list[str]) -> tuple[dict, Search]:
         else:
             fixed.append(typed)
     if not own.get("study"):
-        raise ValueError("One argument is missing: study=DIR, the folder of the study. For example: python -m "
-                         "pipeline.tune study=DIR 'train.lr=tag(log,interval(1e-4,1e-2))'")
+        raise ValueError("One argument is missing: study=DIR, the folder of the study. For example: "
+                         f"{command_of('tune')} study=DIR 'train.lr=tag(log,interval(1e-4,1e-2))'")
     to_options(own)
     return own, Search(fixed, space)
 

@@ -31,6 +31,7 @@ from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.words import command_of
 
 # Keys of links alone.
 LINK = {"task.name": ("link",)}
@@ -122,7 +123,7 @@ class OGBConfig(DataConfig):
             return
         if self.folder is not None:
             check_folder(self.folder)
-        raise ValueError(f"{self.name} is not in data.root={self.root}. Run `python -m pipeline.prepare "
+        raise ValueError(f"{self.name} is not in data.root={self.root}. Run `{command_of('prepare')} "
                          f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
 
 

@@ -156,7 +156,7 @@ class LoaderConfig:
     # Hydra merges no mapping into a list: the default is none.
     num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop. -1: all. Or such "
                              "numbers for each relation, as in {buys: [10,5], default: [5,5]} (graphs with several "
-                             "types of nodes). Default: [15,10,5,5].",
+                             "types of nodes). Default: 15, 10, and 5 for each further layer of the model.",
                              when={"loader.name": ("neighbor",), "evaluation.method": ("neighbor",)})
     batch_size: int = key(1024, "Number of training nodes (neighbor) or graphs (graph) in a batch.", minimum=1,
                           when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)})
@@ -165,11 +165,6 @@ class LoaderConfig:
     backend: str = key("native", "Neighbour sampler. native: reproducible. pyg: PyG's NeighborLoader with pyg-lib or "
                        "torch_sparse, whose draws differ between runs.", choices=("native", "pyg"),
                        when={"loader.name": ("neighbor",)})
-
-    @property
-    def fan_outs(self) -> Any:
-        """Numbers of neighbours for each hop: a list, or lists by the names of relations."""
-        return [15, 10, 5, 5] if self.num_neighbors is None else self.num_neighbors
 
 
 TABLE = {"features.name": ("embedding",)}
@@ -362,9 +357,15 @@ class GNNConfig(RunConfig):
         return self.features.channels if self.features.name == "embedding" else 0
 
     @property
+    def fan_outs(self) -> Any:
+        """Numbers of neighbours for each hop: a list, or lists by the names of relations."""
+        usual = [15, 10, *[5] * (self.model.num_layers - 2)][:self.model.num_layers]
+        return usual if self.loader.num_neighbors is None else self.loader.num_neighbors
+
+    @property
     def evaluation_fan_outs(self) -> Any:
-        """Numbers of neighbours of an evaluation that samples, as in :attr:`LoaderConfig.fan_outs`."""
-        return self.evaluation.num_neighbors or self.loader.fan_outs
+        """Numbers of neighbours of an evaluation that samples, as in :attr:`fan_outs`."""
+        return self.evaluation.num_neighbors or self.fan_outs
 
     @property
     def predicts_links(self) -> bool:
@@ -405,7 +406,7 @@ class GNNConfig(RunConfig):
         if conv := getattr(self.model, "conv", ""):
             _check_conv(conv)
         if self.loader.name == "neighbor":
-            _check_num_neighbors("loader", self.loader.fan_outs, self.model.num_layers)
+            _check_num_neighbors("loader", self.fan_outs, self.model.num_layers)
         if self.evaluation.samples:
             _check_num_neighbors("evaluation" if self.evaluation.num_neighbors else "loader", self.evaluation_fan_outs,
                                  self.model.num_layers)

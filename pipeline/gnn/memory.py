@@ -155,6 +155,9 @@ def report(setup: Setup) -> None:
     if total > limit:
         log.warning("memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
                     format_bytes(limit))
+    elif num_parts > found.clusters_per_step and (whole := found.total(1)) <= limit:
+        log.info("memory: the whole graph fits too, with about %s a rank: partition=whole cuts no edges",
+                 format_bytes(whole))
 
 
 def describe(setup: Setup) -> str:

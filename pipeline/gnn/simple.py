@@ -204,6 +204,7 @@ class Labels:
         self.mean_name = "mean label" if self.are_values else "most frequent label"
         self.linear_name = "ridge regression" if self.are_values else "logistic regression"
         self._known = ~self._y.isnan() & self._mask.unsqueeze(1)
+        self._has_said = False
 
     def rows(self, columns: Tensor) -> Tensor:
         """Turn probabilities of binary tasks into logits, which the metrics take."""
@@ -261,6 +262,10 @@ class Labels:
         """
         chosen = self._mask.nonzero().squeeze(1)
         if len(chosen) > MOST_ROWS:
+            if not self._has_said:
+                self._has_said = True
+                log.info("baselines: linear models and forests are fitted to %s of %s training rows, drawn at random",
+                         f"{MOST_ROWS:,}", f"{len(chosen):,}")
             picked = stream("baselines", 0).choice(len(chosen), MOST_ROWS, replace=False)
             chosen = chosen[torch.from_numpy(np.sort(picked))]
         if self.are_classes:

@@ -83,6 +83,7 @@ class RunLog:
         self._bar: Bar | None = None
         self._pace: Pace | None = None
         self._seconds_left: float | None = None
+        self._trained = self._delayed = 0.0
         if folder is None:
             return
         self._path = path = folder / "metrics.jsonl"
@@ -108,6 +109,8 @@ class RunLog:
             status: of the run: "finished", "stopped" or "failed".
         """
         self.end_bar()
+        if self._delayed > max(1.0, 0.1 * self._trained):
+            log.info("training waited %.1f s of %.1f s for batches to be drawn", self._delayed, self._trained)
         if self._file is not None:
             with files.naming(self._path, "written"):
                 self._file.close()
@@ -126,13 +129,13 @@ class RunLog:
             self._tracker.log(record)
 
     def epoch_line(self, *, epoch: int, num_epochs: int, loss: float, seconds: float, evaluation_seconds: float | None,
-                   hidden: float, synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
+                   delayed: float, synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
         """Log one aligned line for an epoch.
 
         Args:
             epoch: passes over the graph so far, of `num_epochs`.
             seconds: of training, since the line before.
-            hidden: fraction of the time to draw clusters that no step waited for.
+            delayed: seconds of them in which steps waited for batches.
             synced: fraction of the time that communication took.
         """
         parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
@@ -143,8 +146,7 @@ class RunLog:
         if evaluation_seconds is not None:
             times += f" + {evaluation_seconds:.2f} s evaluation"
         parts.append(times)
-        if hidden < 0.9:
-            parts.append(f"{1 - hidden:.0%} of batch drawing delayed training")
+        self._trained, self._delayed = self._trained + seconds, self._delayed + delayed
         if synced is not None:
             parts.append(f"communication {synced:4.1%}")
         if self._pace is not None and epoch < num_epochs:

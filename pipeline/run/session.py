@@ -265,8 +265,9 @@ class Session:
         shown = None if scores is None else shown_scores(scores, trainer.about.metric)
         synced = numbers.sync_seconds / numbers.seconds if self.ranks.num_ranks > 1 else None
         self._open_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.about.num_epochs, loss=numbers.loss,
-                                 seconds=numbers.seconds, evaluation_seconds=evaluated, hidden=numbers.hidden,
-                                 synced=synced, scores=shown, is_best=progress.best_epoch == progress.epochs)
+                                 seconds=numbers.seconds, evaluation_seconds=evaluated, synced=synced, scores=shown,
+                                 delayed=(1 - numbers.hidden) * numbers.draw_seconds,
+                                 is_best=progress.best_epoch == progress.epochs)
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
         if scores is not None:
             self._save(trainer)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from parallel_epochs.pipeline.names import SPLITS, merit
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
 from parallel_epochs.pipeline.run.log import format_score, format_scores
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
@@ -77,6 +77,25 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
             ("wall time", f"{summary['wall_seconds']:.1f} s"),
             ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
             ("weights", summary["weights_sha256"][:16])]
+
+
+def remarks(summary: dict, *, schedule: str, num_labels: int | None) -> list[str]:
+    """Say what the numbers of a run suggest: that it ended too early, or fits its labels and not others.
+
+    Args:
+        schedule: train.schedule; a learning rate that falls to zero makes the last epoch the best one.
+        num_labels: number of training labels; None if it is not known.
+    """
+    found, valid, train = [], summary["best_valid"], summary["train"]
+    if summary["best_epoch"] == summary["data_epochs"] and summary["num_rounds"] > 1 and valid == valid \
+            and schedule in ("none", "plateau"):
+        found.append("the last epoch is the best one: the run was cut short, and a larger train.epochs may reach more")
+    if train is not None and summary["metric"] not in LOWER_IS_BETTER and train >= 0.99 and valid < train - 0.05:
+        labels = "" if num_labels is None else f" and {count(num_labels, 'training label')}"
+        found.append(f"the model overfits: {summary['metric']} is {format_score(train)} in training and "
+                     f"{format_score(valid)} in validation, with {summary['num_parameters']:,} parameters{labels}. Try "
+                     "more dropout, fewer channels or fewer layers")
+    return found
 
 
 def compare_to_baseline(summary: dict) -> str:

@@ -1,5 +1,6 @@
 """The page about one run."""
 
+from parallel_epochs.pipeline.run.words import command_of
 from parallel_epochs.scripts.report import charts, words
 from parallel_epochs.scripts.report.charts import Figures, Line
 from parallel_epochs.scripts.report.elements import (
@@ -102,7 +103,7 @@ def _command(run: Run) -> str:
         return copyable(command, "the command")
     if run.state.kind == "running":
         return ""
-    return paragraph("To continue the run:", "note") + copyable(f"python -m pipeline.train resume={run.folder}",
+    return paragraph("To continue the run:", "note") + copyable(f"{command_of('train')} resume={run.folder}",
                                                            "the command")
 
 

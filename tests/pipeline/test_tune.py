@@ -94,7 +94,7 @@ def test_a_command_is_split_into_keys_fixed_overrides_and_space():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["train.lr=1,2"], r"One argument is missing: study=DIR, .*python -m pipeline.tune study=DIR"),
+    (["train.lr=1,2"], r"One argument is missing: study=DIR, .*parallel-epochs tune study=DIR"),
     (["study=s"], "nothing to search: give a key several values"),
     (["study=s", "train.lrr=1,2"], "train.lrr"),
     (["study=s", "train.lr=interval(-1,1)"], "train.lr must be more than 0"),

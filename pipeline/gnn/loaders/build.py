@@ -120,7 +120,7 @@ def _nodes_of_clusters(config: GNNConfig, data: Data) -> tuple[int, str] | None:
 
 
 def _build_neighbor_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> NeighborLoader:
-    return NeighborLoader(data, config.loader.fan_outs, batch_size=config.loader.batch_size, seed=config.seed,
+    return NeighborLoader(data, config.fan_outs, batch_size=config.loader.batch_size, seed=config.seed,
                           backend=config.loader.backend, device=device)
 
 

@@ -29,6 +29,7 @@ from tests.helpers.hostile import assert_refused, matches
 from tests.helpers.running import TOY, shell, train
 
 TRAIN, EVALUATE, PREDICT, PREPARE = "pipeline.train", "pipeline.evaluate", "pipeline.predict", "pipeline.prepare"
+BASELINES = "pipeline.baselines"
 REPORT, BENCH = "scripts.report", "scripts.bench"
 MEMORY = "take at least <*> this machine has <*>"
 AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
@@ -214,7 +215,7 @@ COMMANDS = [
     (TRAIN, "data=ogb data.name=ogbn-mag", "data.name=ogbn-mag is unknown; choose one of ogbn-proteins, ogbn-arxiv, "
                                            "ogbn-products"),
     (TRAIN, "data=ogb data.folder=no", "data.folder=no does not exist or is not a folder"),
-    (TRAIN, "experiment=ogbn_proteins", "ogbn-proteins is not in data.root=dataset. Run `python -m pipeline.prepare "
+    (TRAIN, "experiment=ogbn_proteins", "ogbn-proteins is not in data.root=dataset. Run `parallel-epochs prepare "
                                         "+experiment=ogbn_proteins` on a machine with a network, or set data.folder"),
     # The other programs.
     (PREPARE, "partition.num_part=3", "partition.num_part is unknown; did you mean partition.num_parts?"),
@@ -247,8 +248,10 @@ LATER = [
      "data.num_neighbors"),
     (TRAIN, "hydra.run.dir=run", "<*>/run already holds a run: continue it with resume=<*>/run, or choose another "
                                  "directory"),
-    (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
-    (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
+    (BASELINES, "run=no", "no is not a run directory: it has no config.yaml"),
+    (BASELINES, "run=run device=cpu", "device=cpu: run=DIR takes all keys from DIR. Leave it out, or <*>"),
+    (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>"),
+    (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>"),
     (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),
     (EVALUATE, "run=run/config.yaml", "run=run/config.yaml is no run directory, and no model that export=FILE wrote: "
      "run/config.yaml is damaged: it cannot be read (UnpicklingError)"),
@@ -261,7 +264,7 @@ LATER = [
     (EVALUATE, "run=run predictions=folder", "predictions=folder is not a file: give the name of a file"),
     (EVALUATE, "run=run predictions=no/logits.pt", "predictions=no/logits.pt: the directory no does not exist"),
     (PREDICT, "run=run", "One argument is missing: predictions=FILE, or output=TABLE for a table"),
-    (PREDICT, "output=nodes.csv", "One argument is missing: run=DIR, a run directory. For example: python -m <*>"),
+    (PREDICT, "output=nodes.csv", "One argument is missing: run=DIR, a run directory. For example: parallel-<*>"),
     (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: the directory /dev/null does not exist"),
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),
     (REPORT, "no", "no is not a run directory: it does not exist"),

@@ -2,6 +2,8 @@
 
 import json
 import math
+import runpy
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,13 +144,15 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
     assert counts[number, -sum(data.edge_tables):].sum() == edges.sum() * len(data.edge_tables)
 
 
-def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog):
+def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog, capsys,
+                                                                                       monkeypatch):
     caplog.set_level("INFO")
     config = configure(*TOY, "train.epochs=1")
     summary = train(config, tmp_path / "before")
     assert "baseline" not in summary and "python -m pipeline.baselines" in caplog.text
-    table = training.find_baselines(config)
-    best = next(line for line in table.splitlines() if line.endswith("best validation"))
+    monkeypatch.setattr(sys, "argv", ["baselines", f"run={tmp_path / 'before'}"])
+    runpy.run_module("parallel_epochs.pipeline.baselines", run_name="__main__", alter_sys=True)
+    best = next(line for line in capsys.readouterr().out.splitlines() if line.endswith("best validation"))
     caplog.clear()
     summary = train(config, tmp_path / "after")
     assert summary["baseline"]["name"] in best and f"{summary['baseline']['valid']:.4f}" in best
@@ -158,8 +162,8 @@ def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(co
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["data.components=separate"], "data.components=separate: pipeline.baselines needs one graph, in memory"),
-    (["data.on_disk=true"], "data.on_disk=true: pipeline.baselines needs one graph, in memory"),
+    (["data.components=separate"], "data.components=separate: baselines needs one graph, in memory"),
+    (["data.on_disk=true"], "data.on_disk=true: baselines needs one graph, in memory"),
     (["trainer=node_embedding"], "no simple method is known for trainer=node_embedding")])
 def test_what_has_no_baselines_is_refused(configure, arguments, message):
     given = TOY if "trainer=node_embedding" not in arguments else [

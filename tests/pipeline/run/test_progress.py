@@ -102,12 +102,13 @@ def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path,
     log.start_bar(4, initial=0, epoch=0, num_epochs=20)
     line = dict(num_epochs=20, loss=0.5, seconds=1.234, synced=None, is_best=True)
     with caplog.at_level(logging.INFO):
-        log.epoch_line(epoch=1, evaluation_seconds=0.5, hidden=0.95, scores={"valid": 0.25}, **line)
-        log.epoch_line(epoch=20, evaluation_seconds=None, hidden=0.85, scores=None, **line)
-    log.close()
+        log.epoch_line(epoch=1, evaluation_seconds=0.5, delayed=0.9, scores={"valid": 0.25}, **line)
+        log.epoch_line(epoch=20, evaluation_seconds=None, delayed=0.2, scores=None, **line)
+        log.close()
     assert caplog.messages == [
         "epoch  1/20  loss  0.50000  valid 0.2500  best     1.23 s + 0.50 s evaluation  0 s left",
-        "epoch 20/20  loss  0.50000     1.23 s  15% of batch drawing delayed training"]
+        "epoch 20/20  loss  0.50000     1.23 s",
+        "training waited 1.1 s of 2.5 s for batches to be drawn"]
 
 
 @pytest.mark.parametrize("name", ["loss", "epochs", "wall_seconds", "valid"])

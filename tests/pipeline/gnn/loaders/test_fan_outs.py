@@ -136,3 +136,10 @@ def test_an_evaluation_of_relations_that_are_not_there_is_refused_when_the_data_
                        "evaluation=neighbor", "evaluation.num_neighbors={buy: [2,2], default: [1,1]}")
     with pytest.raises(ValueError, match="there is no relation buy; did you mean"):
         open_graph(config)
+
+
+@pytest.mark.parametrize("num_layers, fan_outs", [(1, [15]), (2, [15, 10]), (4, [15, 10, 5, 5]),
+                                                  (5, [15, 10, 5, 5, 5])])
+def test_as_many_numbers_are_usual_as_there_are_layers(configure, num_layers, fan_outs):
+    config = configure("loader=neighbor", "evaluation=neighbor", f"model.num_layers={num_layers}")
+    assert config.fan_outs == config.evaluation_fan_outs == fan_outs
