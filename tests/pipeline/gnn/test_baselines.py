@@ -2,8 +2,6 @@
 
 import json
 import math
-import runpy
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +16,7 @@ from parallel_epochs.pipeline.run import baseline_file
 from tests.helpers import building
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import make_graph
-from tests.helpers.running import TOY, train
+from tests.helpers.running import TOY, shell, train
 from tests.helpers.typed_graphs import write_hetero
 
 NUM_NODES = 150
@@ -144,15 +142,13 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
     assert counts[number, -sum(data.edge_tables):].sum() == edges.sum() * len(data.edge_tables)
 
 
-def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog, capsys,
-                                                                                       monkeypatch):
+def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog):
     caplog.set_level("INFO")
     config = configure(*TOY, "train.epochs=1")
     summary = train(config, tmp_path / "before")
     assert "baseline" not in summary and "python -m pipeline.baselines" in caplog.text
-    monkeypatch.setattr(sys, "argv", ["baselines", f"run={tmp_path / 'before'}"])
-    runpy.run_module("parallel_epochs.pipeline.baselines", run_name="__main__", alter_sys=True)
-    best = next(line for line in capsys.readouterr().out.splitlines() if line.endswith("best validation"))
+    table = shell("pipeline.baselines", f"run={tmp_path / 'before'}", cwd=tmp_path).stdout
+    best = next(line for line in table.splitlines() if line.endswith("best validation"))
     caplog.clear()
     summary = train(config, tmp_path / "after")
     assert summary["baseline"]["name"] in best and f"{summary['baseline']['valid']:.4f}" in best
