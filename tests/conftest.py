@@ -81,6 +81,14 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture
+def importable(monkeypatch):
+    """Let processes that a test starts find the tests' modules in this checkout."""
+    from tests.helpers.running import ROOT
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture
 def configure(tmp_path):
     """Compose a configuration as the command line would, with every cache under the test's folder."""
     from tests.helpers import composing

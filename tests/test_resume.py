@@ -7,7 +7,6 @@ loaded into a fresh trainer, goes on with the same bits. The slow part of the ma
 import functools
 import io
 import math
-import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import cli, schema as configuration
@@ -28,7 +26,6 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers import building as build, resume_cases
 from tests.helpers.resume_cases import ROWS, WRITE, product
 from tests.helpers.running import (
-    ROOT,
     finish,
     forked,
     kill_after_rounds,
@@ -38,6 +35,7 @@ from tests.helpers.running import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("importable")
 CPU = torch.device("cpu")
 # Two rounds, with an evaluation after the first. An episode of a node embedding is a part of an epoch.
 SHORT = {"node embedding": ["train.epochs=8", "train.eval_every=1"]}
@@ -45,12 +43,6 @@ SHORT = {"node embedding": ["train.epochs=8", "train.eval_every=1"]}
 # none, that of somebody's model once.
 OF_THE_PROCESS = ("hidden", "num_triples")
 LOOKS = {"layout": None, "layout of a graph": None, "custom": 0}
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The processes of ranks find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +66,7 @@ class Matrix:
         return [*data, *ROWS[row], *more]
 
     def _compose(self, row: str, *more: str) -> configuration.RunConfig:
-        with initialize_config_dir(cli.CONF, version_base="1.3"):
-            cfg = compose("config", [f"cache_dir={self.cache}", *self.overrides(row, *more)])
-        return configuration.to_object(cfg)
+        return cli.compose_config([f"cache_dir={self.cache}", *self.overrides(row, *more)])
 
     def _train(self, row: str, *more: str) -> Path:
         """Train without an interruption; returns the folder."""

@@ -7,10 +7,9 @@ import shutil
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -36,9 +35,7 @@ RNG = torch.Generator()
 def trained(tmp_path_factory):
     """A run of four epochs: its configuration, its summary and its folder, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        cfg = compose("config", [f"cache_dir={folder / 'cache'}", *TOY, "tracker=tensorboard"])
-    config = configuration.to_object(cfg)
+    config = cli.compose_config([f"cache_dir={folder / 'cache'}", *TOY, "tracker=tensorboard"])
     return config, train(config, folder / "run"), folder / "run"
 
 

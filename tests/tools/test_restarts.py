@@ -11,14 +11,8 @@ import yaml
 from tests.helpers.running import ROOT, TOY, finish, rounds_of, summary_of, train
 from tools import restarts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("importable")]
 RUN = [*TOY, "train.epochs=60", "train.eval_every=2"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The processes find this checkout, and not another one."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def strike(folder, cache, strike=restarts.Torchrun.kill_rank, *, overrides=(), **options) -> tuple[int, str]:

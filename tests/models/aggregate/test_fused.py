@@ -18,6 +18,7 @@ from parallel_epochs.models.messages import attention
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
+from tests.helpers.tensors import same_for_any_threads
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
               pytest.mark.usefixtures("poisoned_memory")]
@@ -242,29 +243,14 @@ def test_max_divides_the_gradient_among_ties():
 def test_threads_do_not_change_a_bit(aggr):
     edge_index, inputs, grad = graph(500, 400, 30_000, channels=40, edge_dim=9, hub=9_000)
     inputs |= dict(t=torch.tensor([0.7]), p=torch.tensor([2.0]), y=torch.tensor([0.2]))
-    before, results = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 2, 3, 2):
-            torch.set_num_threads(num_threads)
-            results.append(run(edge_index, inputs, grad, aggr=aggr, kernel="fused"))
-    finally:
-        torch.set_num_threads(before)
-    for result in results[1:]:
-        for name, value in result.items():
-            assert value is None or torch.equal(value, results[0][name]), name
+    same_for_any_threads(lambda: run(edge_index, inputs, grad, aggr=aggr, kernel="fused"))
 
 
 def test_y_is_summed_in_blocks_that_do_not_depend_on_threads():
     edge_index, inputs, grad = graph(50_000, 50_000, 60_000, channels=1, edge_dim=None)
     inputs["y"] = torch.tensor([0.2])
-    before, results = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 2):
-            torch.set_num_threads(num_threads)
-            results.append(run(edge_index, inputs, grad, aggr="softmax_sum", kernel="fused", learn="y")["y"])
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*results)
+    same_for_any_threads(lambda: run(edge_index, inputs, grad, aggr="softmax_sum", kernel="fused", learn="y")["y"],
+                         (1, 2))
 
 
 @pytest.mark.parametrize("t", [-1e4, -300.0, 0.0, 300.0, 1e4])

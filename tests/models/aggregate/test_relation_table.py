@@ -9,6 +9,7 @@ import torch
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, cpu, reference
 from tests.helpers.shapes import unchecked
+from tests.helpers.tensors import same_for_any_threads
 from tests.models.aggregate.test_fused import assert_close, check, graph, off_the_bounds, run
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
@@ -90,18 +91,9 @@ def test_blocks_of_the_reference(monkeypatch):
 @pytest.mark.parametrize("num_relations, channels", [(4, 40), (30_000, 16)])  # as many partial tables as chunks, and 16
 def test_threads_do_not_change_a_bit(num_relations, channels):
     edge_index, inputs, grad = related_graph(500, 400, 50_000, num_relations, 2, channels=channels, hub=9000)
-    before, results = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 2, 3, 2):
-            torch.set_num_threads(num_threads)
-            results.append(run(edge_index, inputs, grad, aggr="softmax", kernel="fused"))
-    finally:
-        torch.set_num_threads(before)
-    for result in results[1:]:
-        assert not [name for name, value in result.items() if value is not None and not torch.equal(
-            value, results[0][name])]
+    ours = same_for_any_threads(lambda: run(edge_index, inputs, grad, aggr="softmax", kernel="fused"))
     exact = run(edge_index, inputs, grad, aggr="softmax", kernel="reference", dtype=torch.float64)
-    assert_close(results[0], exact)
+    assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "reference"])

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, reference
+from tests.helpers.tensors import Largest
 from tests.models.aggregate.test_fused import LEARNS, graph, run
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
@@ -129,29 +129,16 @@ def test_blocks_change_nothing_but_rounding(aggr, order, features, monkeypatch):
             torch.testing.assert_close(ours[name], expected)
 
 
-class Sizes(TorchDispatchMode):
-    """Sees the number of elements of the largest floating-point result of any operator."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        results = function(*args, **(kwargs or {}))
-        for tensor in results if isinstance(results, (tuple, list)) else (results,):
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                self.largest = max(self.largest, tensor.numel())
-        return results
-
-
 @pytest.mark.parametrize("order", ["plain", "col"])
 def test_no_tensor_is_larger_than_a_block(order, monkeypatch):
     monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 100)
     edge_index, inputs, grad = graph(50, 50, 3000, channels=16, edge_dim=2)
     if order == "col":
         edge_index = EdgeIndex(edge_index, sparse_size=(50, 50)).sort_by("col").values
-    with Sizes() as sizes:
+    with Largest(torch.is_floating_point) as sizes:
         run(edge_index, inputs, grad, aggr="softmax", kernel="reference")
     # The features of all edges and those of all nodes are there anyway; messages of all edges would be 48,000.
-    assert sizes.largest <= 3000 * 2
+    assert sizes.elements <= 3000 * 2
 
 
 def test_gradients_of_gradients_through_blocks(monkeypatch):

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings, strategies as st
 from parallel_epochs.models.convs.activation import norm_relu_dropout
 from parallel_epochs.models.kernels.norm import LIBRARY, backward, forward
 from tests.helpers.operators import opcheck
+from tests.helpers.tensors import same_for_any_threads
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 
@@ -80,17 +81,13 @@ def test_any_number_of_threads_gives_the_same_bits():
     g = torch.Generator().manual_seed(0)
     norm, x = layer_norm(40, g), torch.randn(3000, 40, generator=g).requires_grad_()
     gradient = torch.randn(3000, 40, generator=g)
-    results, threads = [], torch.get_num_threads()
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            torch.manual_seed(0)
-            out = norm_relu_dropout(x, norm, dropout=0.1, training=True)
-            results.append((out, *torch.autograd.grad(out, [x, *norm.parameters()], gradient)))
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+    def compute():
+        torch.manual_seed(0)
+        out = norm_relu_dropout(x, norm, dropout=0.1, training=True)
+        return out, *torch.autograd.grad(out, [x, *norm.parameters()], gradient)
+
+    same_for_any_threads(compute, (1, 2, 3))
 
 
 def test_nan_is_not_hidden():

@@ -3,26 +3,13 @@
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from parallel_epochs.models.convs import relation_conv
 from parallel_epochs.models.convs.expanded_edges import Relations, convolve, multiply_segments
 from parallel_epochs.models.edge_index import from_csc
+from tests.helpers.tensors import Largest
 
 CHANNELS, OUT = 16, 24
-
-
-class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest result of any function of torch."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return out
 
 
 def draw(num_nodes: int, num_edges: int, num_relations: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch_geometric.nn as pyg
 from parallel_epochs.models.convs.expanded_edges import Relations
 from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes, TypedLinear
-from tests.models.convs.test_expanded_edges import Largest
+from tests.helpers.tensors import Largest
 
 CHANNELS, HEADS = 16, 4
 SIZES = {"a": 11, "b": 7, "c": 4}

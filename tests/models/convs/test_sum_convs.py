@@ -13,6 +13,7 @@ from parallel_epochs.models.networks.foreign import NUM_EDGES as NUM, LargestOfE
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import TOY, train
+from tests.helpers.tensors import same_for_any_threads
 
 NUM_NODES, NUM_DST, NUM_EDGES, CHANNELS, EDGE_DIM = 30, 13, 150, 6, 3
 WEIGHT, ATTR = "edge_weight", "edge_attr"
@@ -209,18 +210,12 @@ def test_gated_sums_have_the_same_bits_for_any_number_of_threads():
     attr, x = torch.randn(20_000, EDGE_DIM, generator=rng), torch.randn(400, CHANNELS, generator=rng)
     torch.manual_seed(0)
     conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 16, edge_dim=EDGE_DIM, kernel="fused")
-    before, found = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 4, 4):
-            torch.set_num_threads(num_threads)
-            conv.zero_grad()
-            out = conv(x, edges, attr)
-            out.square().sum().backward()
-            found.append([out.detach(), *(parameter.grad.clone() for parameter in conv.parameters())])
-    finally:
-        torch.set_num_threads(before)
-    for one, *others in zip(*found, strict=True):
-        assert all(torch.equal(one, other) for other in others)
+
+    def compute():
+        out = conv(x, edges, attr)
+        return out, *torch.autograd.grad(out.square().sum(), list(conv.parameters()))
+
+    same_for_any_threads(compute, (1, 4, 4))
 
 
 def test_gated_sums_say_why_the_kernel_cannot_run():

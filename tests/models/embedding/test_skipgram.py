@@ -10,6 +10,7 @@ from parallel_epochs.models.embedding import skipgram
 from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix, random_bits
 from parallel_epochs.pipeline.graph.walks import alias_tables
+from tests.helpers.tensors import same_for_any_threads
 
 
 def tables(num_rows, dim, optimizer="sgd", seed=0):
@@ -99,17 +100,13 @@ def test_any_number_of_threads_gives_the_same_bits():
     pairs = torch.from_numpy(rng.integers(10, size=(4000, 2)).astype(np.int32))
     negatives = Negatives(torch.ones(50), torch.zeros(50, dtype=torch.int32))
     tasks = [[PairBlock(i, 10 * i, 10 * ((i + 1) % 5), 10, 10, 800 * i, 800 * (i + 1))] for i in range(5)]
-    results, num_threads = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 4):
-            torch.set_num_threads(threads)
-            heads, tails = tables(50, 20)
-            loss = skipgram.train(heads, tails, tasks, pairs, negatives, SkipGramOptions(), lr=0.1, key=5)
-            results.append((heads.rows, tails.rows, loss))
-    finally:
-        torch.set_num_threads(num_threads)
-    for rows, others, loss in results[1:]:
-        assert torch.equal(rows, results[0][0]) and torch.equal(others, results[0][1]) and loss == results[0][2]
+
+    def compute():
+        heads, tails = tables(50, 20)
+        loss = skipgram.train(heads, tails, tasks, pairs, negatives, SkipGramOptions(), lr=0.1, key=5)
+        return heads.rows, tails.rows, loss
+
+    same_for_any_threads(compute, (1, 2, 3, 4))
 
 
 def test_the_key_decides():

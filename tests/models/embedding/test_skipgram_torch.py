@@ -1,6 +1,7 @@
 """Skip-gram by torch operations against autograd, and as a trainer in place of C++."""
 
 import copy
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer
 from tests.helpers import building as build
 from tests.helpers.communities import TIED, small_run, write_communities
 from tests.helpers.running import train
+from tests.helpers.tensors import threads
 from tests.models.embedding.test_skipgram import problem, tables
 
 
@@ -127,17 +129,12 @@ def test_a_row_that_all_pairs_move_does_not_diverge():
 def test_keys_and_blocks_draw_differently_and_threads_do_not_matter():
     pairs, negatives, block = problem()
     results = []
-    for key, number, threads in ((1, 4, 1), (1, 4, 2), (2, 4, 1), (1, 5, 1), (2**64 - 1, 4, 1)):
+    for key, number, count in ((1, 4, 1), (1, 4, 2), (2, 4, 1), (1, 5, 1), (2**64 - 1, 4, 1)):
         heads, tails = tables(45, 12)
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            skipgram_torch.train(heads, tails, [[copy.replace(block, number=number) if hasattr(copy, "replace") else
-                                                 type(block)(**{**vars(block), "number": number})]], pairs,
+        with threads(count):
+            skipgram_torch.train(heads, tails, [[dataclasses.replace(block, number=number)]], pairs,
                                  Negatives(negatives.accept, negatives.alias), SkipGramOptions(num_negatives=8),
                                  lr=0.05, key=key)
-        finally:
-            torch.set_num_threads(before)
         results.append(heads.rows)
     assert torch.equal(results[0], results[1])
     assert all(not torch.equal(results[0], other) for other in results[2:])

@@ -1,5 +1,6 @@
 """The fused attention beside its reference in float64: outputs, weights, gradients, dropout and bad input."""
 
+import functools
 import itertools
 import os
 import shutil
@@ -14,6 +15,7 @@ from parallel_epochs.models.messages import attention_fused, attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
 from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
+from tests.helpers.tensors import same_for_any_threads
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 NAMES = "message", "source", "target", "edge_attr", "loop_attr", "weight", "att"
@@ -61,14 +63,6 @@ def assert_close(ours, theirs, tolerance=2e-5):
             assert error < tolerance, (name, error)
 
 
-@pytest.fixture
-def nan_in_new_memory():
-    """Fill what torch.empty returns with NaN, so that no row stays unwritten."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def test_the_reference_is_the_formula():
     tensors, edge_index = problem("dot", num_loops=4)
     out = run(tensors, edge_index, torch.float64, score="dot", num_loops=4)
@@ -92,7 +86,7 @@ def test_the_reference_is_the_formula():
 @pytest.mark.parametrize("options", [
     dict(), dict(dropout=0.4), dict(edge_dropout=0.4, dropout=0.2), dict(num_loops=9), dict(negative_slope=-0.5),
     dict(num_loops=17, dropout=0.3)])
-def test_the_kernel_gives_the_references_numbers(score, edge_dim, options, nan_in_new_memory):
+def test_the_kernel_gives_the_references_numbers(score, edge_dim, options, poisoned_memory):
     tensors, edge_index = problem(score, edge_dim=edge_dim, num_loops=options.get("num_loops"))
     options = dict(score=score, seed=torch.tensor([7])) | options
     expected = run(tensors, edge_index, torch.float64, weights=True, **options)
@@ -155,18 +149,8 @@ def test_hubs_and_sizes_of_every_kind(score, heads, channels):
         tensors, edge_index = problem(score, heads, channels, num_src=50, num_dst=60, num_edges=2500, hub=True,
                                       edge_dim=edge_dim, num_loops=options.get("num_loops"))
         options = dict(score=score, seed=torch.tensor([2]), kernel="fused") | options
-        results = [run_on(threads, tensors, edge_index, **options) for threads in (1, 2)]
-        assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
-        assert_close(results[0], run(tensors, edge_index, torch.float64, **options | {"kernel": "auto"}), 4e-5)
-
-
-def run_on(threads, *arguments, **options):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return run(*arguments, **options)
-    finally:
-        torch.set_num_threads(before)
+        ours = same_for_any_threads(functools.partial(run, tensors, edge_index, **options), (1, 2))
+        assert_close(ours, run(tensors, edge_index, torch.float64, **options | {"kernel": "auto"}), 4e-5)
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -1,5 +1,6 @@
 """The kernels of messages against the reference in float64: the results and every gradient."""
 
+import functools
 import itertools
 import math
 import os
@@ -7,12 +8,12 @@ import shutil
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, edge_softmax, fused, ops, update_all
 from parallel_epochs.models.messages.inputs import read_call
 from tests.helpers.operators import opcheck
+from tests.helpers.tensors import Largest, same_for_any_threads
 from tests.models.messages.test_messages import DST, EDGES, SRC, cases, make_edges, make_operands
 
 pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
@@ -127,20 +128,12 @@ def test_sorted_edges_are_used_as_they_are(message, walk):
 
 
 def test_threads_do_not_change_a_bit():
-    rows, before = {"u": 300, "v": 40, "e": 6000}, torch.get_num_threads()
+    rows = {"u": 300, "v": 40, "e": 6000}
     for message, walk in (("u_mul_e", "sum"), ("copy_u", "mean"), ("u_sub_v", "max"), ("e_div_u", "prod"),
                           ("u_dot_v", "edges")):
-        operands, results = make_operands(message, (4, 16), (4, 16), rows), []
-        try:
-            for num_threads in (1, 2, 3):
-                torch.set_num_threads(num_threads)
-                results.append(run(hub_graph(), message, walk, operands, kernel="fused", num_src=300,
-                                   num_dst=40))
-        finally:
-            torch.set_num_threads(before)
-        for result in results[1:]:
-            for name, value in result.items():
-                assert torch.equal(value.view(torch.int32), results[0][name].view(torch.int32)), (message, walk, name)
+        call = functools.partial(run, hub_graph(), message, walk, make_operands(message, (4, 16), (4, 16), rows),
+                                 kernel="fused", num_src=300, num_dst=40)
+        same_for_any_threads(call, (1, 2, 3))
 
 
 def test_ties_divide_the_gradient():
@@ -237,19 +230,6 @@ def test_softmax_in_16_bits(dtype):
         exact = edge_softmax(hub_graph(), scores.double(), 40, kernel="reference")
         torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=2**-24)
         assert out.dtype == torch.autograd.grad(out.square().sum(), scores)[0].dtype == dtype
-
-
-class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest result of any function of torch."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **kwargs or {})
-        for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return out
 
 
 @pytest.mark.parametrize("message, right", [("copy_u", (4, 16)), ("u_mul_e", (4, 1)), ("u_add_v", (4, 16)),

@@ -9,6 +9,7 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.messages import cpu, reference
 from parallel_epochs.models.messages.several import reduce_several
 from parallel_epochs.pipeline.graph.edges import sort_edges
+from tests.helpers.tensors import same_for_any_threads
 
 NUM_SRC, NUM_DST = 90, 70
 EVERY = [parts for count in range(1, 5) for parts in itertools.combinations(cpu.PARTS, count)]
@@ -76,17 +77,13 @@ def test_sorted_edges_of_either_width_and_plain_ones_give_the_same_bits():
 
 
 def test_any_number_of_threads_gives_the_same_bits():
-    edges, found, before = graph(30_000, 9_000), [], torch.get_num_threads()
-    try:
-        for num_threads in (1, 4, 4):
-            torch.set_num_threads(num_threads)
-            values = torch.randn(NUM_SRC, 13, generator=torch.Generator().manual_seed(2)).requires_grad_()
-            out = torch.stack([*reduce_several(edges, values, NUM_DST, cpu.PARTS).values()])
-            out.square().sum().backward()
-            found.append((out.detach(), values.grad))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for many in found[1:] for one, other in zip(found[0], many, strict=True))
+    edges, values = graph(30_000, 9_000), torch.randn(NUM_SRC, 13, generator=torch.Generator().manual_seed(2))
+
+    def compute():
+        out = torch.stack([*reduce_several(edges, values.requires_grad_(), NUM_DST, cpu.PARTS).values()])
+        return out, *torch.autograd.grad(out.square().sum(), values)
+
+    same_for_any_threads(compute, (1, 4, 4))
 
 
 def test_gradients_have_gradients_and_no_gradient_needs_no_order_by_source():

@@ -22,18 +22,13 @@ from parallel_epochs.pipeline.data.readers.many import read_in_parallel
 from parallel_epochs.pipeline.run.launch import start_rank_server
 from tests.helpers import building
 from tests.helpers.reading import refuse, refuse_or_take_long, tell
-from tests.helpers.running import ROOT, train
+from tests.helpers.running import train
 from tools.strikes import is_alive
 
+pytestmark = pytest.mark.usefixtures("importable")
 TABLE = "smiles,active,size,split\nCCO,1,3,train\nc1ccccc1,0,6,train\nCC(=O)[O-],,4,valid\nN,1,1,test\n"
 RUN = ["task=graph", "loader=graph", "evaluation=exact", "model.num_layers=2", "model.hidden_channels=8",
        "train.epochs=2"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The processes that read find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def graph(number: int, **changed) -> Data:

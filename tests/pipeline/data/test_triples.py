@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data.cache import hash_content, load, read
 from parallel_epochs.pipeline.data.config import MathConfig, TriplesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.knowledge.build import describe
+from tests.helpers.tensors import same_for_any_threads
 
 ROWS = {"train": ["b\tlikes\ta", "a\tlikes\tc", "c\tknows\tb"], "valid": ["a\tknows\tb"], "test": ["b\tknows\tc"]}
 VARIANTS = {**MODELS, "transe2": scoring.TripleModel("transe", MODELS["transe"].query_tails,
@@ -251,12 +252,7 @@ def test_moduli_have_the_same_bits_for_any_number_of_threads():
         sums = distances.modulus_distances(queries, entities)
         return [sums, *torch.autograd.grad(sums.square().sum(), (queries, entities))]
 
-    alone = compute()
-    torch.set_num_threads(3)
-    try:
-        assert all(torch.equal(a, b) for a, b in zip(alone, compute()))
-    finally:
-        torch.set_num_threads(1)
+    same_for_any_threads(compute, (1, 3))
 
 
 def test_a_distance_of_zero_has_a_finite_gradient():

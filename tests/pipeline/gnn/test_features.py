@@ -1,7 +1,6 @@
 """Learned node features: a table beside the model, its sparse gradients, its optimizer, ranks and checkpoints."""
 
 import contextlib
-import os
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,12 @@ from parallel_epochs.pipeline.run.sync import GradientSync
 from tests.helpers import building as build, feature_cases, rank_cases
 from tests.helpers.building import EvaluateConfig, restore
 from tests.helpers.graphs import make_graph, random_graph
-from tests.helpers.running import ROOT, TOY, forked, status_of, train
+from tests.helpers.running import TOY, forked, status_of, train
 
+pytestmark = pytest.mark.usefixtures("importable")
 CPU = torch.device("cpu")
 TABLE = [*TOY, "features=embedding", "features.channels=6"]
 NEIGHBOR = ["loader=neighbor", "loader.num_neighbors=[3,2]", "loader.batch_size=50"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The ranks' processes find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def batch_of(nodes: list[int]) -> Data:

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.node_names import pack_names
@@ -50,9 +49,7 @@ def classes(tmp_path_factory):
 def run(classes, tmp_path_factory):
     """A run on the graph of three classes, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        cfg = compose("config", [*classes, *MODEL, f"cache_dir={folder / 'cache'}"])
-    train(configuration.to_object(cfg), folder / "run")
+    train(cli.compose_config([*classes, *MODEL, f"cache_dir={folder / 'cache'}"]), folder / "run")
     return folder / "run"
 
 

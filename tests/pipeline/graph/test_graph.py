@@ -10,6 +10,7 @@ from parallel_epochs.pipeline.graph.edges import counting_sort, sort_edges, tran
 from parallel_epochs.pipeline.graph.structure import Structure, hash_structure, inspect
 from parallel_epochs.pipeline.graph.subgraph import induce_with_scipy, induced_subgraph
 from tests.helpers.graphs import make_graph, random_graph
+from tests.helpers.tensors import threads
 
 # 0 - 1 - 2 and 3 - 4 in both directions, 5 alone, a self-loop at 4, and the edge 0 -> 1 twice.
 SIX = [(0, 1), (1, 0), (1, 2), (2, 1), (3, 4), (4, 3), (4, 4), (0, 1)]
@@ -87,15 +88,13 @@ def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 3))
-def test_native_and_scipy_subgraphs_are_the_same(num_nodes, num_pairs, seed, threads):
+def test_native_and_scipy_subgraphs_are_the_same(num_nodes, num_pairs, seed, count):
     data = random_graph(num_nodes, num_pairs, seed, symmetric=seed % 2 == 0)
     assert subgraph_module.can_run(data.edge_index), subgraph_module.LIBRARY.missing()
     rng = np.random.default_rng(seed)
     nodes = torch.from_numpy(rng.permutation(num_nodes)[:rng.integers(num_nodes + 1)])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    ours, position = subgraph_module.induce(data.edge_index, nodes)
-    torch.set_num_threads(before)
+    with threads(count):
+        ours, position = subgraph_module.induce(data.edge_index, nodes)
     expected, expected_position = induce_with_scipy(data.edge_index, nodes)
     assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(position, expected_position.long())
     for a, b in ((ours.get_csc(), expected.get_csc()), (ours.get_csr(), expected.get_csr())):

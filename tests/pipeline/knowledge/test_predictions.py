@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import read
 from parallel_epochs.pipeline.data.config import MathConfig
 from parallel_epochs.pipeline.knowledge import predictions as answers, questions
@@ -87,14 +88,9 @@ def test_equal_scores_are_in_the_order_of_the_entities_and_few_are_left():
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A run of each loss."""
-    from hydra import compose, initialize_config_dir
-
-    from parallel_epochs.pipeline.command import cli, schema as configuration
     folder = tmp_path_factory.mktemp("runs")
     for name, overrides in (("all", ["trainer.eval_sample=40"]), ("drawn", NEGATIVES)):
-        with initialize_config_dir(cli.CONF, version_base="1.3"):
-            cfg = compose("config", [*TOY, *overrides, f"cache_dir={folder / 'cache'}"])
-        train(configuration.to_object(cfg), folder / name)
+        train(cli.compose_config([*TOY, *overrides, f"cache_dir={folder / 'cache'}"]), folder / name)
     return folder
 
 

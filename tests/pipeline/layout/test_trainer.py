@@ -25,6 +25,7 @@ from tests.helpers import building
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.files import SHARED, needs_shared
 from tests.helpers.running import finish, rounds_of, summary_of, train
+from tests.helpers.tensors import threads
 
 KINDS = ("ant", "bee", "cat")
 
@@ -157,12 +158,8 @@ def test_approximate_neighbours_are_nearly_those():
     exact, found = (neighbors.find_neighbors(x, 10, how=how)[0] for how in ("exact", "approximate"))
     same = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(exact, found)])
     assert same > 0.95
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         again = neighbors.find_neighbors(x, 10, how="approximate")[0]
-    finally:
-        torch.set_num_threads(threads)
     assert np.array_equal(again, found)
 
 

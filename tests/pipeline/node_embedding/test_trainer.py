@@ -10,13 +10,12 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 import torch
-from hydra import compose, initialize_config_dir
 from sklearn.metrics import roc_auc_score
 
 from parallel_epochs.models.embedding import spectral
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.block_training import cosines
-from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig
@@ -317,9 +316,7 @@ def test_the_filter_is_the_one_of_its_definition():
 def trained(folder, tmp_path_factory):
     """A short run, which nothing may change."""
     path = tmp_path_factory.mktemp("trained")
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        cfg = compose("config", [*small_run(folder), "train.epochs=2", f"cache_dir={path / 'cache'}"])
-    train(configuration.to_object(cfg), path / "run")
+    train(cli.compose_config([*small_run(folder), "train.epochs=2", f"cache_dir={path / 'cache'}"]), path / "run")
     return path / "run"
 
 

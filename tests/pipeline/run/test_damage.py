@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import cli, folder as run_folder, schema as configuration
@@ -135,8 +134,7 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("damage")
 
     def configure(*overrides: str):
-        with initialize_config_dir(cli.CONF, version_base="1.3"):
-            return configuration.to_object(compose("config", [f"cache_dir={root / 'cache'}", *RUN, *overrides]))
+        return cli.compose_config([f"cache_dir={root / 'cache'}", *RUN, *overrides])
 
     train(configure(), root / "trained")
     return root, configure, train(configure("train.epochs=4"), root / "undisturbed")["weights_sha256"]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from parallel_epochs.pipeline.command import cli, schema as configuration
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN
 from tests.helpers import disks
@@ -41,8 +40,7 @@ def train_killed_while_saving(point: str, config, folder) -> None:
 def undisturbed(tmp_path_factory):
     """The configuration of a run, and what comes of it when nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = configuration.to_object(compose("config", [*RUN, f"cache_dir={folder / 'cache'}"]))
+    config = cli.compose_config([*RUN, f"cache_dir={folder / 'cache'}"])
     return config, train(config, folder / "run")
 
 

@@ -24,17 +24,13 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopp
 from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest
 from parallel_epochs.pipeline.run.threads import threads_per_rank
 from tests.helpers import guard_cases
-from tests.helpers.running import ROOT, TOY, forked, rounds_of, shell, status_of, summary_of, train
+from tests.helpers.running import TOY, forked, rounds_of, shell, status_of, summary_of, train
+from tests.helpers.tensors import threads
 from tools.strikes import is_alive
 
+pytestmark = pytest.mark.usefixtures("importable")
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The processes of ranks and commands find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture
@@ -96,8 +92,8 @@ def test_a_single_process_has_the_threads_asked_for(configure, tmp_path, monkeyp
     monkeypatch.setattr(NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args))
     monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     config = configure(*TOY, "train.epochs=1")
-    for threads, expected in ((0, before), (before + 1, before + 1)):
-        train(keys.replaced(config, {"parallel.threads_per_rank": threads}), tmp_path / str(expected))
+    for number, expected in ((0, before), (before + 1, before + 1)):
+        train(keys.replaced(config, {"parallel.threads_per_rank": number}), tmp_path / str(expected))
         assert seen == [expected] * 4 and torch.get_num_threads() == before
         seen.clear()
 
@@ -194,17 +190,13 @@ def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(ker
     config = configure(*TOY, "data.num_nodes=1200", "data.num_edges=24000", "model.hidden_channels=32",
                        "train.epochs=2",
                        f"kernel={kernel}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         whole = train(config, tmp_path / "whole")
         signalled(config, tmp_path / "stopped", 6)
         saved = checkpoint.load(tmp_path / "stopped" / "checkpoints" / "last.pt")
         assert saved["progress"]["step_in_round"] == 2 and "2 threads" in saved["arithmetic"]
         resumed = train(config, tmp_path / "stopped")
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
 
 

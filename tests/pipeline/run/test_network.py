@@ -21,14 +21,9 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers import rank_cases
 from tests.helpers.running import ROOT, TOY, start, wait_for_rounds
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of sockets")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of sockets"),
+              pytest.mark.usefixtures("importable")]
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=5000"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The ranks' processes find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
@@ -27,17 +26,12 @@ from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
-from tests.helpers.running import ROOT, TOY, finish, rounds_of, start, summary_of, train, wait_for_rounds
+from tests.helpers.running import TOY, finish, rounds_of, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
 from tools.strikes import is_alive, ranks_of
 
+pytestmark = pytest.mark.usefixtures("importable")
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The ranks' processes find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +107,7 @@ def computed(tmp_path_factory):
             overrides = ["+experiment=ogbg_molpcba", "model.num_layers=3", "model.hidden_channels=16",
                          "model.norm=layer", "loader.batch_size=7",
                          f"data.folder={write_graphs(folder / toy, 'ogbg-molpcba')}"]
-        with initialize_config_dir(cli.CONF, version_base="1.3"):
-            return configuration.to_object(compose("config", [*overrides, f"cache_dir={folder / 'cache'}"]))
+        return cli.compose_config([*overrides, f"cache_dir={folder / 'cache'}"])
 
     def open_case(num_ranks: int, toy: str | list[int], changes: dict):
         config = keys.replaced(base(toy if isinstance(toy, str) else "nodes"),

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph.partition import random_partition, whole_partition
 from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers.graphs import random_graph
+from tests.helpers.tensors import threads
 
 
 @settings(max_examples=30, deadline=None)
@@ -93,20 +94,17 @@ def test_leaving_early_stops_the_thread():
 
 def test_the_thread_beside_a_cpu_model_leaves_openmp_alone():
     loader = ClusterLoader(random_graph(30, 100, 0))
-    before, seen = torch.get_num_threads(), []
+    seen = []
 
     def draw(number):
         seen.append(torch.get_num_threads())
         return whole_partition(30)
 
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         with BackgroundRounds(rounds_of(loader, draw, [0])) as rounds:
             list(rounds.batches(0))
             assert seen == [1] and torch.get_num_threads() == 2
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_an_error_in_the_thread_reaches_the_consumer():

@@ -9,13 +9,12 @@ import sys
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chi2, chi2_contingency, chisquare
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import cli, folder, schema as configuration
+from parallel_epochs.pipeline.command import cli, folder
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, SeedOrder
@@ -30,6 +29,7 @@ from tests.helpers import building as build, rank_cases
 from tests.helpers.building import EvaluateConfig, restore
 from tests.helpers.graphs import make_graph, random_graph, task_graph
 from tests.helpers.running import ROOT, TOY, rounds_of, train
+from tests.helpers.tensors import threads
 
 BACKENDS = [pytest.param(True, id="native", marks=pytest.mark.skipif(LIBRARY.get() is None, reason="no C++ compiler")),
             pytest.param(False, id="numpy")]
@@ -37,8 +37,6 @@ BACKENDS = [pytest.param(True, id="native", marks=pytest.mark.skipif(LIBRARY.get
 
 def of_dtype(edge_index, dtype):
     return from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
-
-
 
 
 @settings(max_examples=40, deadline=None)
@@ -135,14 +133,10 @@ def test_a_draw_depends_on_nothing_but_key_hop_and_node(native):
     data = random_graph(300, 6000, 0)
     sampler = NeighborSampler(data.edge_index, [4, 3], native=native)
     together = sampler.sample(torch.arange(100), 7)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
+    for number in (1, 3):
+        with threads(number):
             again = sampler.sample(torch.arange(100), 7)
-            assert all(torch.equal(a, b) for a, b in zip(together, again))
-    finally:
-        torch.set_num_threads(before)
+        assert all(torch.equal(a, b) for a, b in zip(together, again))
     backwards = NeighborSampler(data.edge_index, [4], native=native).sample(torch.arange(100).flip(0), 7)
     of_node = [set(p.tolist()) for p in backwards[2].split(backwards[0].get_csc()[0][0].diff().tolist())][:100]
     (ptr, _), _ = together[0].get_csc()
@@ -330,9 +324,7 @@ def test_pygs_loader_is_refused_where_it_has_nothing_to_sample_with(configure, m
 def trained(tmp_path_factory):
     """A run of four epochs, which nothing may change."""
     path = tmp_path_factory.mktemp("trained")
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        cfg = compose("config", [*NEIGHBOR, "partition.num_parts=100000", f"cache_dir={path / 'cache'}"])
-    train(configuration.to_object(cfg), path / "run")
+    train(cli.compose_config([*NEIGHBOR, "partition.num_parts=100000", f"cache_dir={path / 'cache'}"]), path / "run")
     return path / "run"
 
 

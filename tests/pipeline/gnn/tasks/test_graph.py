@@ -35,13 +35,8 @@ from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import ROOT, rounds_of, train
 
+pytestmark = pytest.mark.usefixtures("importable")
 SMALL = ["model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "loader.batch_size=7"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The ranks' processes find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,10 @@
 import contextlib
 import copy
 import dataclasses
-import os
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from parallel_epochs.pipeline import config as effects, keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
@@ -23,8 +21,9 @@ from tests.helpers import building as build, building as restore
 from tests.helpers.building import EvaluateConfig, train_one
 from tests.helpers.files import OWN_NEGATIVES, SHARED, needs_shared, write_csv, write_links
 from tests.helpers.graphs import link_graph, make_graph
-from tests.helpers.running import ROOT, rounds_of, shell, summary_of, train
+from tests.helpers.running import rounds_of, shell, summary_of, train
 
+pytestmark = pytest.mark.usefixtures("importable")
 CPU = torch.device("cpu")
 SMALL = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
          "model.hidden_channels=8", "train.epochs=4", "task.pairs_per_step=60"]
@@ -40,20 +39,12 @@ def configure_links(configure, ogb_toy):
     return compose
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The ranks' processes find the tests' modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of two epochs: its configuration and its folder, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        cfg = compose("config", [*SMALL, f"data.folder={write_links(folder / 'toy')}", "train.epochs=2",
+    config = cli.compose_config([*SMALL, f"data.folder={write_links(folder / 'toy')}", "train.epochs=2",
                                  f"cache_dir={folder / 'cache'}"])
-    config = configuration.to_object(cfg)
     train(config, folder / "run")
     return config, folder / "run"
 

@@ -5,7 +5,6 @@ import collections
 import pandas as pd
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load_links
@@ -18,6 +17,7 @@ from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import train
+from tests.helpers.tensors import Largest
 from tests.helpers.typed_graphs import hetero_graph, write_hetero, write_typed_tables
 from tests.pipeline.gnn.tasks.test_link_parts import loader_of, named
 
@@ -67,17 +67,6 @@ def test_drawn_pairs_keep_the_source_and_end_in_the_type_of_the_target(name, num
     assert not wrong_of[True] and wrong_of[False]
 
 
-class Largest(TorchDispatchMode):
-    """Knows how many numbers the largest tensor has that an operation made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.numel = max(self.numel, out.numel() if isinstance(out, torch.Tensor) else 0)
-        return out
-
-
 @pytest.mark.parametrize("name", ["buys", "knows"])
 def test_drawing_takes_memory_of_the_size_of_a_cluster(name, graphs, monkeypatch):
     loader, largest = loader_of(graphs[name], 8, strict=True), Largest()
@@ -89,7 +78,7 @@ def test_drawing_takes_memory_of_the_size_of_a_cluster(name, graphs, monkeypatch
 
     monkeypatch.setattr(loader, "_draw_targets", watched)
     assert sum(len(batch.negatives) for batch in loader.batches(0, Share()))
-    assert 0 < largest.numel < graphs[name].num_nodes
+    assert 0 < largest.elements < graphs[name].num_nodes
 
 
 def test_only_edges_of_the_relation_and_its_reverse_are_hidden_from_a_batch(graphs):
