@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctr
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.saved import SavedRun
+
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -152,15 +155,16 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
         Stopped: a signal asked for it, such as Ctrl-C; with ``resume="auto"`` and the same folder it goes on.
     """
     cli.register_schema()
-    config, given = _configure(data, overrides, keys, folder)
-    is_named, folder = folder is not None or config.resumes, _make_folder(config, folder)
-    config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
-                                                   in_sweep=False)
-    if summary is None:
-        command = f"{words.command_of('train')} {shlex.join(given)}".strip()
-        with _logging(folder, verbose=verbose) as log_config, _apart_from_the_caller():
-            summary = training.run(config, folder, command, log_config=log_config)
-    return Result(folder, summary)
+    with _apart_from_the_caller():
+        config, given = _configure(data, overrides, keys, folder)
+        is_named, folder = folder is not None or config.resumes, _make_folder(config, folder)
+        config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
+                                                       in_sweep=False)
+        if summary is None:
+            command = f"{words.command_of('train')} {shlex.join(given)}".strip()
+            with _logging(folder, verbose=verbose) as log_config:
+                summary = training.run(config, folder, command, log_config=log_config)
+        return Result(folder, summary)
 
 
 def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", trust: bool = False) -> Model:
@@ -280,15 +284,21 @@ def _as_text(value: object) -> str:
 def _apart_from_the_caller() -> Iterator[None]:
     """Run with gradients and with random numbers of its own, also in the caller's ``torch.no_grad()``.
 
-    The processes of ranks do not import the user's program again, which may train at its top level.
+    Other threads wait, since Hydra, the log and the random numbers are those of the whole process. The processes of
+    ranks do not import the user's program again, which may train at its top level.
+
+    Raises:
+        ValueError: a class of the user's called sys.exit().
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        with torch.random.fork_rng(), torch.inference_mode(False):
+    with _LOCK, cli.failing_exit(), torch.random.fork_rng(), torch.inference_mode(False):
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
             yield
-    finally:
-        sys.modules["__main__"] = main
+        except SystemExit as error:
+            raise ValueError(cli.EXITED) from error
+        finally:
+            sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager

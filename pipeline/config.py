@@ -3,6 +3,7 @@
 Nothing here imports torch, so that ``--help`` answers at once.
 """
 
+import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from parallel_epochs.pipeline.names import (
 from parallel_epochs.pipeline.run import outputs
 
 _A_OR_NOTHING = {"graph": "a "}
+# Keys of `evaluate` and `predict` that name files to write.
+OUTPUTS = ("predictions", "output", "export")
 
 
 @dataclass
@@ -184,6 +187,17 @@ class EvaluateConfig:
     overwrite: bool = key(False, "Replace existing files that python -m pipeline.predict did not write. Files that the "
                           "command reads, and files of runs, stores and caches, are never replaced.")
 
+    def check_outputs(self, config: RunConfig) -> None:
+        """Check all files that are to be written; see :func:`check_output`.
+
+        Raises:
+            ValueError: names the key. Two keys may not name the same file.
+        """
+        written = [(name, Path(path)) for name in OUTPUTS if (path := getattr(self, name, None)) is not None]
+        outputs.check_distinct(written)
+        for name, path in written:
+            self.check_output(name, path, config)
+
     def check_output(self, name: str, path: Path, config: RunConfig) -> None:
         """Refuse a file that cannot be written or must not be replaced, before any long work.
 
@@ -194,12 +208,25 @@ class EvaluateConfig:
         Raises:
             ValueError: names the key, the file, and what it is.
         """
-        others = "predictions", "output", "export", *(["run"] if Path(self.run).is_dir() else [])
-        inputs = [(entry.name, Path(entry.value)) for entry in keys.entries(self)
-                  if entry.meaning.is_path and entry.value and entry.name not in others]
         ours = is_shared_model if name == "export" else is_prediction
-        outputs.check(name, path, ours=ours, reads=[*inputs, *config.data.sources()],
-                      cache=Path(config.cache_dir), overwrite=self.overwrite)
+        outputs.check(name, path, ours=ours, reads=self.sources(config), cache=Path(config.cache_dir),
+                      overwrite=self.overwrite)
+
+    def sources(self, config: RunConfig) -> list[tuple[str, Path]]:
+        """List the files, folders and patterns that the command reads, each with the key that names it.
+
+        Args:
+            config: of the run.
+        """
+        named = [(entry.name, Path(entry.value)) for entry in keys.entries(self) if entry.meaning.is_path
+                 and entry.value and entry.name not in OUTPUTS and not entry.name.startswith("data.")]
+        found = [(name, path) for name, path in named if name != "run" or not path.is_dir()] + config.data.sources()
+        new = {entry.name: entry.value for entry in keys.entries(self)
+               if entry.name.startswith("data.") and entry.value is not None}
+        if new:  # what is wrong with them is said when they are opened, before anything is written
+            with contextlib.suppress(ValueError):
+                found += keys.replaced(config, new).data.sources()
+        return found
 
 
 def is_shared_model(header: outputs.Header) -> bool:

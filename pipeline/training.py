@@ -297,7 +297,7 @@ def _train_one(part: Part, folder: Path, *, command: str, ranks: Ranks, stop: St
     train = partial(train_part, part, folder, command=command, ranks=ranks, stop=stop)
     if part.number is None:
         return train()
-    folder.mkdir(exist_ok=True)
+    files.own_folder(folder)
     if ranks.is_first:
         files.write_text(folder / "config.yaml", keys.to_yaml(part.config))
     summary = train()

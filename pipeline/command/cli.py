@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema, trust
 from parallel_epochs.pipeline.command.space import TuneConfig
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, settings
+from parallel_epochs.pipeline.config import OUTPUTS, EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.run import files, watchdog
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
 from parallel_epochs.pipeline.run.words import command_of
@@ -44,6 +44,8 @@ FIRST = ("train.epochs", "train.lr", "model.num_layers", "model.hidden_channels"
          "parallel.num_ranks", "device", "seed", "cache_dir")
 # Columns of the help: those of the terminal, but at most the widest; without a terminal the usual number.
 USUAL, WIDEST = 80, 120
+
+EXITED = "sys.exit() was called before there was a result; does the class of model.path call it?"
 
 log = logging.getLogger(__name__)
 
@@ -201,8 +203,7 @@ def _call_to_the_end(main: Callable[[], object]) -> None:
     except SystemExit as error:
         if error.code or _raiser_of(error) == "hydra._internal.utils":
             raise
-        raise ValueError("sys.exit() was called before there was a result; does the class of model.path call it?") \
-            from error
+        raise ValueError(EXITED) from error
 
 
 def _raiser_of(error: BaseException) -> str:
@@ -405,13 +406,11 @@ def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) 
     Raises:
         ValueError: names the key.
     """
-    outputs = {name: getattr(options, name) for name in ("predictions", "output", "export") if hasattr(options, name)}
-    if predicts and not any(outputs.values()):
-        table = ", or output=TABLE for a table" if "output" in outputs else ""
+    named = {name: getattr(options, name) for name in OUTPUTS if hasattr(options, name)}
+    if predicts and not any(named.values()):
+        table = ", or output=TABLE for a table" if "output" in named else ""
         raise ValueError(f"One argument is missing: predictions=FILE{table}")
-    for name, path in outputs.items():
-        if path is not None:
-            options.check_output(name, Path(path), config)
+    options.check_outputs(config)
     for name in ("output_nodes", "pairs", "triples"):
         if (path := getattr(options, name, None)) is not None and not Path(path).exists():
             text = keys.meaning_of(type(options), name).text.partition(". ")[0]

@@ -1,11 +1,15 @@
 """Summarises a sweep of `python -m pipeline.train -m` when it ends."""
 
+import contextlib
+import os
+import re
 import shlex
 import statistics
+import time
 from pathlib import Path
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files, words
@@ -19,8 +23,31 @@ begun: list[Path] = []
 class NoteFolder(Callback):
     """Notes where a sweep begins. Hydra tells of its end only if no member has failed."""
 
+    def on_run_start(self, config: DictConfig, **kwargs: object) -> None:
+        claim(config, config.hydra.run)
+
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
+        claim(config, config.hydra.sweep)
         begun.append(Path(config.hydra.sweep.dir))
+
+
+def claim(config: DictConfig, place: DictConfig) -> None:
+    """Make the directory of a run or a sweep that is named after the second of its start.
+
+    Two may start in the same second. The later one takes the next second.
+
+    Args:
+        config: as Hydra has composed it.
+        place: its part with the directory.
+    """
+    if not re.search(r"\$\{now:[^}]*%S", OmegaConf.to_yaml(place)) or config.get("resume") or "RANK" in os.environ:
+        return
+    while True:
+        with contextlib.suppress(FileExistsError):
+            Path(place.dir).mkdir(parents=True)
+            return
+        time.sleep(0.05)
+        OmegaConf.clear_cache(config)  # which holds the second
 
 
 def describe(folder: Path) -> str:

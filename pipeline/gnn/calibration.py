@@ -22,8 +22,8 @@ from parallel_epochs.pipeline.run.log import format_score
 
 log = logging.getLogger(__name__)
 
-# Natural logarithms between which that of a temperature is looked for.
-BOUNDS = (-5.0, 5.0)
+# The natural logarithm of a temperature is looked for at most this far from 0, and then from that of the logits' size.
+REACH = 5.0
 NUM_BINS = 15
 
 
@@ -52,9 +52,17 @@ def fit_temperatures(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor
 
 
 def _fit(loss: Callable, logits: Tensor) -> float:
-    best = minimize_scalar(lambda log_t: float(loss(logits / math.exp(log_t))), bounds=BOUNDS, method="bounded")
-    # Where all predictions are right, the likelihood grows to the bound.
-    return 1.0 if min(abs(best.x - bound) for bound in BOUNDS) < 0.1 else math.exp(best.x)
+    def at(log_t: float) -> float:
+        return float(loss(logits / math.exp(log_t)))
+
+    size = float((logits - logits.mean(-1, keepdim=True) if logits.dim() > 1 else logits).abs().mean())
+    for middle in (0.0, math.log(max(size, 1e-300))):
+        bounds = middle - REACH, middle + REACH
+        best = minimize_scalar(at, bounds=bounds, method="bounded")
+        # Where all predictions are right, the likelihood grows to the bound, or is 1 before.
+        if abs(best.x - middle) <= REACH - 0.1 and best.fun < min(map(at, bounds)):
+            return math.exp(best.x)
+    return 1.0
 
 
 def calibration_error(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor, "num_rows targets"], *,

@@ -161,9 +161,6 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
                          f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}")
     if asked.output is not None:
         tables.format_of("output", asked.output)
-        if asked.predictions is not None and Path(asked.predictions).resolve() == Path(asked.output).resolve():
-            raise ValueError(f"output={asked.output} and predictions={asked.predictions} name the same file. "
-                             "Give the logits another")
     given = kind.read(asked, str(run.folder), is_new=is_new)
     if is_new and asked.smooth not in (None, "none"):
         raise ValueError(f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "

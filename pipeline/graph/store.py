@@ -116,7 +116,8 @@ class StoreWriter:
         self.path, self.folder, self._key = path, path.with_name(f"{path.name}.part"), key
         self._exit = contextlib.ExitStack()
         with files.naming(self.folder, "made"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        files.own_folder(self.folder)
         try:
             self._exit.enter_context(files.lock(self.folder))
         except FileError as error:
@@ -125,6 +126,9 @@ class StoreWriter:
             raise InUse(f"another process has just written {path}") from None
         if not self.folder.is_dir():
             raise InUse(f"another process has just written {path}")
+        for left in self.folder.glob("work-*"):
+            if left.is_symlink():  # in a cache of somebody else's it may name a file of this user's
+                left.unlink()
         self._arrays = self._read_journal()
 
     def __enter__(self) -> "StoreWriter":
@@ -337,6 +341,8 @@ def check_once(path: Path, names: Iterable[str], check: Callable[[], object]) ->
 def _record_of(path: Path, names: Iterable[str]) -> Path:
     """Return the file that tells this user, on this machine, that some arrays of a store have been checked."""
     found = [(path / f"{name}.bin").stat() for name in names if files.is_there(path / f"{name}.bin")]
-    known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns] for file in found]
+    # Whoever changes a file in place can put the time of the change back, but not that of its inode.
+    known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns]
+             for file in found]
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "stores" / digest

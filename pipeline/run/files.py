@@ -6,6 +6,7 @@ Every error names the file.
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import math
@@ -155,6 +156,19 @@ def own_file(path: str, flags: int) -> int:
         raise
 
 
+def own_folder(folder: Path) -> None:
+    """Make a folder to write to, or find it; a link in somebody's folder may name another's.
+
+    Raises:
+        FileError: the path is a link, or no folder can be made there.
+    """
+    with naming(folder, "made"):
+        folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise FileError(f"{folder} is a symbolic link to {folder.resolve()}, and nothing is written through it. Put a "
+                        "folder in its place", errno.ELOOP)
+
+
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Lock a directory for this process. The system releases the lock however the process ends.
@@ -271,7 +285,7 @@ def remove_stale(path: Path) -> None:
     A living writer holds a lock on its file. Every machine and container that shares the disk sees the lock, while
     process numbers mean nothing outside of their own machine.
     """
-    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         # One that has gone meanwhile, is locked, or belongs to another user.
         with contextlib.suppress(OSError), open(temporary, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

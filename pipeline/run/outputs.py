@@ -92,6 +92,19 @@ def check(name: str, path: Path, *, ours: Callable[[Header], bool] = nothing,
                          f"another name, or {way_out} to replace it")
 
 
+def check_distinct(written: Iterable[tuple[str, Path]]) -> None:
+    """Refuse two arguments that name the same file to write.
+
+    Raises:
+        ValueError: names both.
+    """
+    seen: dict[Path, str] = {}
+    for name, path in written:
+        if other := seen.get(path.resolve()):
+            raise ValueError(f"{name}={path} and {other} name the same file. Give one of them another name")
+        seen[path.resolve()] = f"{name}={path}"
+
+
 def is_read(source: Path, path: Path) -> bool:
     """Tell whether a path is a file that is read, by any of its names, or fits the pattern of files that are read."""
     if source.is_file():

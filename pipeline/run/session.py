@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run import checkpoint, files, pulse
 from parallel_epochs.pipeline.run.contract import Step, Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.log import RunLog, format_score
@@ -143,7 +143,7 @@ class Session:
                 whole.
             FileError: a checkpoint cannot be read; it is left alone.
         """
-        self._checkpoints.mkdir(exist_ok=True)
+        files.own_folder(self._checkpoints)
         with self.ranks.first_then_others():  # the first repairs what is damaged
             saved = checkpoint.load_last(self._checkpoints)
         if saved is not None:

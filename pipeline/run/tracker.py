@@ -182,6 +182,7 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
+        files.own_folder(folder / "tensorboard")
         for old in (folder / "tensorboard").glob("events.out.tfevents.*"):
             old.unlink()
         self.last_epoch, self._began = 0, began

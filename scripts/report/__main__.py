@@ -59,9 +59,8 @@ def _check_outputs(options: Namespace, page: Path) -> None:
                  way_out="--overwrite")
     outputs.check("--output", page, ours=is_page, **rules)
     if options.figure is not None:
+        outputs.check_distinct([("--output", page), ("--figure", options.figure)])
         outputs.check("--figure", options.figure, ours=figures.is_figure, **rules)
-        if options.figure.resolve() == page.resolve():
-            raise ValueError(f"--figure={options.figure} is the file of the page. Give another name")
 
 
 def _figure(runs: list[Run], against: list[str] | None):

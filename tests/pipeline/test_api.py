@@ -1,10 +1,12 @@
 """Training and prediction from Python."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import networkx
 import numpy as np
@@ -255,3 +257,51 @@ def test_new_graphs_and_molecules_in_memory(tmp_path):
     assert result.model.predict([graph(7, 9, seed=9, masks=False), graph(4, 5, seed=8, masks=False)]).shape == (2, 1)
     with pytest.raises(ValueError, match="was trained on many graphs .data=graph_files.: give a list"):
         result.model.predict(Data(edge_index=torch.empty(2, 0, dtype=torch.int64)))
+
+
+def test_calls_in_threads_wait_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(lambda number: pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS), range(3)))
+        predicted = list(pool.map(lambda run: run.model.predict(), runs))
+    assert len({run.folder for run in runs}) == 3
+    assert len({run.summary["weights_sha256"] for run in runs}) == 1
+    assert all(torch.equal(predicted[0], other) for other in predicted)
+    assert sys.modules["__main__"].__name__ == "__main__" and hasattr(sys.modules["__main__"], "__file__")
+
+
+@pytest.mark.parametrize("exits, call, says", [
+    ("os._exit", "train()", "os._exit(0) was called before there was a result"),
+    ("sys.exit", "train()", "ValueError: sys.exit() was called before there was a result"),
+    ("os._exit", "train().model.predict()", "os._exit(0) was called before there was a result")])
+def test_a_class_cannot_end_the_program_as_if_all_were_well(exits, call, says, tmp_path):
+    (tmp_path / "mine.py").write_text(f"""import os, sys, torch
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+    def forward(self, x, edge_index):
+        if os.path.exists("run/summary.json"): {exits}(0)
+        return self.lin(x)
+    def state_dict(self, *args, **options):
+        if {"predict" not in call}: {exits}(0)
+        return super().state_dict(*args, **options)
+""")
+    torch.save(graph().to_dict(), tmp_path / "graph.pt")
+    program = f"""import parallel_epochs as pe
+def train():
+    return pe.train("graph.pt", model="custom", epochs=1, folder="run", **{{"model.path": "mine.Net"}})
+{call}
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path,
+                          env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert done.returncode == 1 and says in done.stdout + done.stderr and "went on" not in done.stdout, done.stderr
+
+
+def test_a_run_writes_through_no_link_in_its_folder(result, tmp_path):
+    theirs = shutil.copytree(result.folder, tmp_path / "theirs")
+    shutil.rmtree(theirs / "checkpoints")
+    (theirs / "checkpoints").symlink_to(result.folder / "checkpoints")
+    with pytest.raises(OSError, match=f"theirs/checkpoints is a symbolic link to {result.folder}/checkpoints, and"):
+        pe.train(resume=theirs, epochs=4)

@@ -193,7 +193,8 @@ class TablesConfig(DataConfig):
     def sources(self) -> list[tuple[str, Path]]:
         paths = [("data.edges.path", self.tables[0]), ("data.nodes.path", self.tables[1])]
         if self.schema is not None:
-            paths = [("data.schema", path) for path in self.all_tables()]
+            own = [Path(self.schema)] if isinstance(self.schema, str) else []
+            paths = [("data.schema", path) for path in (*own, *self.all_tables())]
         return [(name, path / "*" if path.is_dir() else path) for name, path in paths if path is not None]
 
     def all_tables(self) -> list[Path]:

@@ -1,8 +1,11 @@
 import json
+import os
 
 import pytest
+from hydra.core.utils import setup_globals
+from omegaconf import OmegaConf
 
-from parallel_epochs.pipeline.command.sweep import describe
+from parallel_epochs.pipeline.command.sweep import claim, describe
 
 
 def member(metric="acc", valid=0.5, test=0.25, command="train seed=0") -> dict:
@@ -29,3 +32,17 @@ def test_the_last_line_of_a_sweep(tmp_path, members, text):
         if summary is not None:
             (tmp_path / str(number) / "summary.json").write_text(json.dumps(summary))
     assert describe(tmp_path) == f"sweep in {tmp_path}: {text.format(tmp_path)}"
+
+
+@pytest.mark.parametrize("resume, ranks, pattern, num_folders", [
+    (None, None, "%Y-%S", 2), (None, None, "%Y", 0), ("DIR", None, "%S", 0), (None, "0", "%S", 0)])
+def test_two_that_start_in_one_second_have_two_folders(tmp_path, monkeypatch, resume, ranks, pattern, num_folders):
+    setup_globals()
+    monkeypatch.delenv("RANK", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("RANK", ranks)
+    for _ in range(2):
+        config = OmegaConf.create({"resume": resume, "place": {"dir": f"{tmp_path}/runs/${{now:{pattern}}}"}})
+        claim(config, config.place)
+        assert num_folders == 0 or os.path.isdir(config.place.dir)
+    assert len(list(tmp_path.glob("runs/*"))) == num_folders

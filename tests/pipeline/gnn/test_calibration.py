@@ -18,7 +18,7 @@ def classes(temperature, num_rows=20_000):
     return logits * temperature, torch.multinomial(logits.softmax(1), 1, generator=g)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [1e-5, 0.5, 1.0, 3.0, 2e5])
 def test_the_temperature_is_found(temperature):
     logits, y = classes(temperature)
     (found,) = fit_temperatures(logits, y, are_classes=True).tolist()
@@ -28,6 +28,15 @@ def test_the_temperature_is_found(temperature):
     assert torch.equal(scaled.argmax(1), logits.argmax(1))
     if temperature != 1:
         assert calibration_error(logits, y, are_classes=True) > 0.05
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_no_temperature_where_none_is_best(size):
+    logits, y = classes(1.0)
+    right = torch.nn.functional.one_hot(y[:, 0], 4) * size
+    wrong = -right
+    for found in (right, wrong, torch.zeros_like(logits)):
+        assert fit_temperatures(found, y, are_classes=True).tolist() == [1.0]
 
 
 def test_each_task_has_its_own_and_unknown_labels_do_not_count():

@@ -239,7 +239,6 @@ WRONG = [
     (dict(predictions="a.pt", embeddings=True), "embeddings=True is for a table of predictions. Give output=FILE"),
     (dict(predictions="a.pt", output_nodes="ids.csv"),
      "output_nodes=ids.csv is for a table of predictions. Give output=FILE"),
-    (dict(output="a.csv", predictions="./a.csv"), "output=a.csv and predictions=./a.csv name the same file"),
     (dict(output="a.csv", output_nodes="no.csv"), "output_nodes=no.csv does not exist"),
     (dict(output="a.csv", output_nodes="ids.txt"), "output_nodes=ids.txt: tables are one of"),
     (dict(output="a.csv", output_nodes="name.csv"), "name.csv has the columns name, size, but none called id"),

@@ -1,5 +1,6 @@
 """Stores: what is written is read, whoever is killed; what is damaged is named."""
 
+import contextlib
 import errno
 import json
 import os
@@ -82,10 +83,28 @@ def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, mo
     for _ in range(2):
         open_graph(path)
     assert len(checked) == 1
-    for number, changed in enumerate(("edges", "names_ptr"), start=2):
-        os.utime(path / f"{changed}.bin")
+    for number, (changed, put_back) in enumerate(
+            [("edges", False), ("names_ptr", False), ("indptr", True)], start=2):
+        file, before = path / f"{changed}.bin", (path / f"{changed}.bin").stat()
+        os.utime(file)
+        if put_back:  # as by who changes a number in place and hides it
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         open_graph(path)
         assert len(checked) == number
+
+
+@pytest.mark.parametrize("link", ["graph.part", "graph.part/work-tables", "graph.part/x.bin"])
+def test_a_writer_follows_no_link_in_a_foreign_cache(tmp_path, link):
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "x.bin").write_text("mine")
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(mine / "x.bin" if link.endswith("bin") else mine)
+    with contextlib.suppress(FileError), StoreWriter(tmp_path / "graph", "key") as writer:
+        (writer.folder / "work-tables").mkdir()
+        (writer.folder / "work-tables" / "x.bin").write_text("work")
+        writer.put("x", torch.ones(2))
+        writer.finish({})
+    assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("x.bin", "mine")]
 
 
 @pytest.mark.parametrize("entry", [{"dtype": "load"}, {"shape": [-2, -15]}, {"shape": ["a"]}, {"size": 12.0}])

@@ -11,11 +11,17 @@ import torch
 
 from parallel_epochs.pipeline.command.folder import refuse_files_of_others
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, is_prediction
-from parallel_epochs.pipeline.data.config import GraphFilesConfig
+from parallel_epochs.pipeline.data.config import FileConfig, GraphFilesConfig
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
-from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig
+from parallel_epochs.pipeline.gnn.config import (
+    GNNConfig,
+    GNNEvaluateConfig,
+    GNNPredictConfig,
+    NewDataConfig,
+    NewTableConfig,
+)
 from parallel_epochs.pipeline.keys import to_yaml
-from parallel_epochs.pipeline.run import outputs
+from parallel_epochs.pipeline.run import files, outputs
 
 
 def check(path: Path, **options) -> None:
@@ -153,6 +159,61 @@ def test_options_name_what_a_command_reads(tmp_path):
     with pytest.raises(ValueError, match=r"reads \(pairs="):
         options.check_output("predictions", tmp_path / "pairs.pt", config)
     EvaluateConfig(run=str(tmp_path)).check_output("predictions", tmp_path / "pairs.pt", config)
+
+
+SCHEMA = """
+nodes:
+  user: {path: users.csv, id: name}
+  item: {}
+edges:
+  buys: {path: buys.csv, source: {type: user, column: user}, target: {type: item, column: item}}
+"""
+
+
+def test_every_writer_knows_all_files_that_a_command_reads(tmp_path):
+    """Those of the training, new ones in their place, relative to either folder, and a schema with its tables."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shop.yaml").write_text(SCHEMA)
+    old, new = tmp_path / "old", tmp_path / "new"
+    single = TablesConfig(folder=str(old), edges=EdgeColumns(path="edges.csv"), nodes=NodeColumns(path="nodes.csv"))
+    typed = TablesConfig(schema=str(old / "shop.yaml"))
+    file = FileConfig(path=str(old / "graph.pt"))
+    table = NewTableConfig
+    for data, other, read in [
+            (single, NewDataConfig(), ["old/edges.csv", "old/nodes.csv"]),
+            (single, NewDataConfig(nodes=table(path="more.csv")), ["old/more.csv", "old/edges.csv"]),
+            (single, NewDataConfig(folder=str(new)), ["new/edges.csv", "new/nodes.csv"]),
+            (single, NewDataConfig(folder=str(new), edges=table(path="more.csv")), ["new/more.csv"]),
+            (typed, NewDataConfig(schema=str(new / "shop.yaml")), [
+                f"{folder}/{name}" for folder in ("old", "new") for name in ("shop.yaml", "users.csv", "buys.csv")]),
+            (typed, NewDataConfig(folder=str(new)), ["new/users.csv"]),
+            (file, NewDataConfig(path=str(new / "graph.pt")), ["old/graph.pt", "new/graph.pt"])]:
+        for path in read:
+            (tmp_path / path).exists() or (tmp_path / path).touch()
+        options, config = GNNPredictConfig(run=str(tmp_path), data=other, overwrite=True), GNNConfig(data=data)
+        for name in ("predictions", "output", "export"):
+            for path in read:
+                with pytest.raises(ValueError, match="is a file that this command reads"):
+                    options.check_output(name, tmp_path / path, config)
+            options.check_output(name, tmp_path / "more.csv", config)
+
+
+@pytest.mark.parametrize("first, second", [("output", "export"), ("predictions", "export"), ("predictions", "output")])
+def test_two_outputs_have_two_names(tmp_path, first, second):
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("a.csv", "link/a.csv"):
+        options = GNNPredictConfig(run=str(tmp_path), **{first: str(tmp_path / "a.csv"), second: str(tmp_path / name)})
+        with pytest.raises(ValueError, match="=.*csv and .*=.*csv name the same file"):
+            options.check_outputs(GNNConfig())
+
+
+@pytest.mark.parametrize("name", ["*.csv", "[ab].csv", "?.csv"])
+def test_the_name_of_an_output_is_no_pattern(tmp_path, name):
+    for left in (mine := tmp_path / ".a.csv.0.tmp", tmp_path / f".{name}.0.tmp"):
+        left.touch()
+    files.write_text(tmp_path / name, "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, name])
 
 
 def test_a_run_takes_no_folder_that_holds_files_of_others(tmp_path):
