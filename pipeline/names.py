@@ -3,6 +3,9 @@
 import re
 
 SPLITS = ("train", "valid", "test")
+# The split that a name means, of a folder, a file or a cell of a table.
+SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "valid", "validation": "valid",
+               "dev": "valid", "test": "test", "testing": "test"}
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
 # Pairs of nodes of a link task, each [num_pairs, 2]: those to be linked, and those of an evaluation that are not.
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")

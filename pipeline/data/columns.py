@@ -23,7 +23,6 @@ OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, 
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
 # How files begin that are not unzipped here.
 PACKED = {b"PK\x03\x04": "a zip archive", b"(\xb5/\xfd": "packed by zstd", b"7z\xbc\xaf": "a 7z archive"}
-BLANKS = r"\s+"
 
 
 class Unzipped(io.BufferedIOBase):
@@ -229,11 +228,6 @@ def read_names(path: Path) -> list[str]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
     return names
-
-
-def choose_separator(line: str, least: int = 1) -> str:
-    """Choose what separates the columns of a line: a tab or a comma that is there often enough, or blanks."""
-    return next((mark for mark in ("\t", ",") if line.strip().count(mark) >= least), BLANKS)
 
 
 def read_table(file: IO[bytes], name: str, separator: str, **options: object) -> "pd.DataFrame":

@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.data.readers.ogb_names import (
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.keys import key
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import SPLIT_NAMES
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
@@ -311,7 +311,7 @@ class GraphFilesConfig(ManyGraphsConfig):
 
     def sources(self) -> list[tuple[str, Path]]:
         return [("data.folder", Path(self.folder, split, f"*{suffix}"))
-                for split in ("", *SPLITS) for suffix in (".pt", ".pth")]
+                for split in ("", *SPLIT_NAMES) for suffix in (".pt", ".pth")]
 
     def check(self) -> None:
         super().check()

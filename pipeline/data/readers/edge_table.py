@@ -2,7 +2,6 @@
 
 import io
 import logging
-import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,31 +16,27 @@ from torch import Tensor
 
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.check import check_numbering
-from parallel_epochs.pipeline.data.columns import (
-    BLANKS,
-    choose_separator,
-    find_head,
-    open_unzipped,
-    read_lines,
-    read_table,
-)
+from parallel_epochs.pipeline.data.columns import read_bytes
 from parallel_epochs.pipeline.data.content import hash_parts
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.data.sniffer import COMMENT, COMMENTS, MATRIX_MARKET, RAGGED, read_rows, read_texts, sniff
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.names import MASKS
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-COMMENTS = ("#", "%")
-COMMENT = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
-# Ids that two columns have in a header and hardly in an edge.
+# Names of the columns of the two ids in a header, which two ids hardly have.
 HEADERS = {("source", "target"), ("from", "to"), ("src", "dst"), ("head", "tail"), ("subject", "object"),
-           ("fromnodeid", "tonodeid"), ("source_id", "target_id"), ("from_id", "to_id"), ("src_id", "dst_id"),
+           ("fromnodeid", "tonodeid"),
+           *((f"{first}{end}", f"{second}{end}") for end in ("_id", "_node")
+             for first, second in (("source", "target"), ("from", "to"), ("src", "dst"))),
            *((f"{stem}{first}", f"{stem}{first + 1}") for stem in ("id", "id_", "node", "node_", "protein")
              for first in (0, 1))}
+ADJACENCY = "An adjacency list has lines of several lengths: networkx.read_adjlist reads it"
+WEIGHTS = ("weight", "weights", "w", "value")
 SMALLEST, LARGEST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 
 
@@ -73,7 +68,7 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
     if table.suffix == ".mat":
         source, target, weight, y, names = _read_matlab(table)
     else:
-        source, target, weight, names = _read_sparse(table) if table.suffix == ".npz" else _read_edges(table, header)
+        source, target, weight, names = _read_sparse(table) if table.suffix == ".npz" else _read_text(table, header)
         if labels is not None:
             y, kinds = _read_labels(Path(labels), names)
     num_nodes = len(names)
@@ -89,29 +84,64 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
     return data
 
 
-def _read_edges(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
-    """Read two or three columns."""
-    table = _read_columns(path)
+def _read_text(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+    """Read two or three columns of a text, or a matrix in MatrixMarket's format."""
+    content = read_bytes(path)
+    if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(MATRIX_MARKET):
+        return _read_matrix_market(path, content)
+    table = _read_columns(path, content)
+    if header:
+        table = _choose_columns(path, table)
     if table.shape[1] not in (2, 3):
         raise ValueError(f"{path} has {count(table.shape[1], 'column')}: a line holds two ids and optionally a weight, "
-                         "separated by blanks, tabs or commas")
+                         "separated by blanks, tabs, commas or semicolons. With data.header=true, more columns may be "
+                         "there if two are called source and target")
     if header is None:
         _refuse_header(path, table)
-    elif header:
-        log.info("%s: the first line is left out as a header: %s", path, " ".join(table.iloc[0].fillna("")))
-        table = table.iloc[1:].reset_index(drop=True)
-        if table.empty:
-            raise ValueError(f"{path} holds no edges: its only line is left out by data.header=true")
     _refuse_cells(path, table)
     weight = None if table.shape[1] == 2 else _as_weights(path, table.iloc[:, 2])
     numbers, names = number_names(pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True))
     return numbers[:len(table)], numbers[len(table):], weight, names
 
 
+def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the header, and choose the columns of the ids and the weight by its names, or by place if it has none
+    that are known.
+    """
+    names = table.iloc[0].fillna("").tolist()
+    rows, ends = table.iloc[1:].reset_index(drop=True), _find_ends(names)
+    log.info("%s: the first line is left out as a header: %s", path, " ".join(names))
+    if rows.empty:
+        raise ValueError(f"{path} holds no edges: its only line is left out by data.header=true")
+    if ends is None:
+        if "" in names or "unnamed: 0" in (name.lower() for name in names):
+            raise ValueError(f"{path}: column {names.index('') + 1 if '' in names else 1} has no name in the header, "
+                             "as an index that pandas writes. Write the table with index=False, or call the columns of "
+                             "the ids source and target")
+        return rows
+    others = [place for place in range(len(names)) if place not in ends]
+    weights = [place for place in others if names[place].lower() in WEIGHTS] or (
+        [2] if ends == (0, 1) and others == [2] else [])
+    if len(weights) > 1:
+        raise ValueError(f"{path} has several columns of weights, {' and '.join(names[place] for place in weights)}: "
+                         "leave one of them")
+    log.info("%s: edges go from %s to %s%s; not used: %s", path, names[ends[0]], names[ends[1]],
+             "".join(f" with the weight {names[place]}" for place in weights),
+             ", ".join(repr(names[place]) for place in others if place not in weights) or "none")
+    return rows[[*ends, *weights]].set_axis(range(2 + len(weights)), axis=1)
+
+
+def _find_ends(names: list[str]) -> tuple[int, int] | None:
+    """Find the columns of the two ids by their names."""
+    lower = [name.lower() for name in names]
+    return next(((lower.index(first), lower.index(second)) for first, second in sorted(HEADERS)
+                 if lower.count(first) == lower.count(second) == 1), None)
+
+
 def _refuse_header(path: Path, table: pd.DataFrame) -> None:
     """Refuse a first line that names the columns: by its words, or since numbers follow in place of texts."""
     first, rest = table.iloc[0].fillna(""), table.iloc[1:]
-    looks = tuple(first.iloc[:2].str.lower()) in HEADERS
+    looks = _find_ends(first.tolist()) is not None
     for columns in ([0, 1], [2]):
         if not looks and len(rest) and columns[-1] < table.shape[1]:
             few, cells = rest.iloc[:100, columns], first.iloc[columns]
@@ -164,53 +194,54 @@ def _read_numbers(path: Path) -> tuple[Tensor, int]:
     return torch.from_numpy(pairs.astype(np.int32)), high + 1
 
 
-def _read_columns(path: Path) -> pd.DataFrame:
-    """Read a table of texts without a head: blanks, tabs or commas between the columns; comments at its beginning and
-    those that begin with # are left out.
+def _read_columns(path: Path, content: bytes) -> pd.DataFrame:
+    """Read a table of texts without a head; comments at its beginning, and lines that begin with # or %, are left
+    out.
     """
-    with open_unzipped(path) as file:
-        head, num_before = find_head(file, str(path), COMMENTS)
-        if not head:
-            raise ValueError(f"{path} holds no rows")
-        # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
-        content, num_comments = COMMENT.subn(b"", file.read())
-    if num_comments > num_before:
-        log.info("%s: %s lines begin with # and are left out as comments", path, f"{num_comments:,}")
-    separator = choose_separator(head)
-    table = read_table(io.BytesIO(content), str(path), separator, header=None, skiprows=num_before, dtype=str,
-                       skipinitialspace=True, keep_default_na=False)
-    return table if separator == BLANKS else table.apply(lambda column: column.str.rstrip())
+    dialect = sniff(content, str(path), comments=COMMENTS)
+    if dialect is None:
+        raise ValueError(f"{path} holds no rows")
+    # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
+    content, num_comments = COMMENT.subn(b"", content)
+    if num_comments > dialect.num_before:
+        log.info("%s: %s lines begin with # or %% and are left out as comments", path, f"{num_comments:,}")
+    try:
+        return read_texts(content, str(path), dialect)
+    except ValueError as error:
+        if found := RAGGED.search(str(error)):
+            raise ValueError(f"{path}: line {found[2]} has {found[3]} columns, and those before have {found[1]}. "
+                             f"{ADJACENCY}") from None
+        raise
 
 
 def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
-    """Refuse an empty cell, and one that a quotation mark made of several lines."""
+    """Refuse an empty cell, one of several lines, and one that a quotation mark begins and none ends."""
     empty = ((table == "") | table.isna()).to_numpy()
     if empty.any():
         row, column = (int(place[0]) for place in empty.nonzero())
         last = column == 2 and empty[:, 2].all()
         raise ValueError(f"{path}: column {column + 1} of edge {row + 1} is empty: " + (
             "leave out the separator at the ends of the lines" if last else
-            f"each line has {table.shape[1]} columns, as the first has"))
+            f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"))
     for column in table:
-        if (lines := table[column].str.contains("\n", regex=False)).any():
-            row = int(np.flatnonzero(lines)[0])
-            raise ValueError(f"{path}: edge {row + 1} holds an id of several lines, "
-                             f"{table[column].iloc[row][:40]!r}: close or double its quotation mark")
+        for wrong, what in ((table[column].str.contains("\n", regex=False), "an id of several lines"),
+                            (table[column].str.startswith('"'), "a quotation mark that begins no quoted cell")):
+            if wrong.any():
+                row = int(np.flatnonzero(wrong)[0])
+                raise ValueError(f"{path}: edge {row + 1} holds {what}, {table[column].iloc[row][:40]!r}: close or "
+                                 "double its quotation mark")
 
 
 def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Read an id and its labels a line, separated by blanks, tabs or commas; returns the labels of each node, and their
-    names.
+    """Read an id and its labels a line, separated as :func:`pipeline.data.sniffer.read_rows` tells; returns the labels
+    of each node, and their names.
     """
     place = {name: number for number, name in enumerate(names)}
     found: list[tuple[int, str]] = []
     unknown: list[str] = []
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line or line.startswith(COMMENTS):
-            continue
-        name, *labels = line.replace(",", " ").split()
+    for number, (name, *labels) in read_rows(path, place):
         if not labels:
-            raise ValueError(f"{path}: line {number} has no label: {line[:60]}")
+            raise ValueError(f"{path}: line {number} has no label: {name[:60]}")
         if name in place:
             found += [(place[name], label) for label in labels]
         else:
@@ -228,6 +259,24 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     y[nodes] = 0
     y[nodes, [column[label] for _, label in found]] = 1
     return y, np.array(kinds)
+
+
+def _read_matrix_market(path: Path,
+                        content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+    """Read an adjacency matrix in MatrixMarket's format. Its nodes are named by the numbers of their rows, from 1."""
+    try:
+        num_rows, num_columns, num_entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
+        dense = kind == "array"
+        limits.check_size(f"{path} unpacks to", 8 * num_rows * num_columns if dense else 0, limits.UNPACKED,
+                          limits.limit_in_memory())
+        if num_entries > len(content):  # which would be made room for
+            raise ValueError(f"it is cut short: it says that it has {num_entries:,} entries")
+        matrix = scipy.io.mmread(io.BytesIO(content))
+    except (ValueError, OverflowError, OSError, TypeError) as error:
+        raise ValueError(f"{path} is not a matrix in MatrixMarket's format that can be read: {error}") from None
+    source, target, weight, num_nodes = _as_edges(matrix, str(path))
+    log.info("%s is a matrix in MatrixMarket's format: %s nodes, named from 1", path, f"{num_nodes:,}")
+    return source, target, weight, np.arange(1, num_nodes + 1).astype(str)
 
 
 def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:

@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.data.readers.many import Graphs
 from parallel_epochs.pipeline.data.readers.saved_graph import read_attributes
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.graph.edges import plain_edges
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
 log = logging.getLogger(__name__)
 
@@ -88,15 +88,27 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
         return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES), key=lambda path: (
             [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", f"_{path.name}")], path.name))
 
-    beside, splits = list_files(folder), {split: folder / split for split in SPLITS if (folder / split).is_dir()}
+    beside, splits = list_files(folder), dict[str, Path]()
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    for inside in folders:
+        if split := SPLIT_NAMES.get(inside.name.lower()):
+            if split in splits:
+                raise ValueError(f"data.folder={folder} has {splits[split].name}/ and {inside.name}/: leave one folder "
+                                 f"of {split} graphs")
+            splits[split] = inside
+    if other := next((inside for inside in folders if splits and inside not in splits.values() and list_files(inside)),
+                     None):
+        raise ValueError(f"{other} holds graphs and is no split: name it train, valid or test, or move it out of "
+                         f"data.folder={folder}")
     if beside and splits:
-        raise ValueError(f"data.folder={folder} has {len(beside):,} files next to {', '.join(splits)}/: move them into "
-                         "one of these")
-    found = {split: list_files(inside) for split, inside in splits.items()} if splits else {"": beside}
+        raise ValueError(f"data.folder={folder} has {len(beside):,} files next to "
+                         f"{', '.join(inside.name for inside in splits.values())}/: move them into one of these")
     if splits and "train" not in splits:
-        raise ValueError(f"data.folder={folder} has {', '.join(splits)}/, but no train/")
+        raise ValueError(f"data.folder={folder} has {', '.join(inside.name for inside in splits.values())}/, but no "
+                         "train/")
+    found = {split: list_files(splits[split]) for split in SPLITS if split in splits} if splits else {"": beside}
     if not next(iter(found.values())):
-        raise ValueError(f"{folder / next(iter(found))} has no files *.pt: save each graph there by torch.save")
+        raise ValueError(f"{splits.get('train', folder)} has no files *.pt: save each graph there by torch.save")
     return found
 
 

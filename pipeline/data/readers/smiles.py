@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import many  # which keeps ogb from asking the network
 from parallel_epochs.pipeline.data.readers.many import Graphs
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
 
@@ -139,7 +139,7 @@ def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | 
 
 
 def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:
-    column = table[split_column]
+    column = table[split_column].map(lambda cell: SPLIT_NAMES.get(str(cell).strip().lower(), cell))
     if len(wrong := column[~column.isin(SPLITS)]):
         raise ValueError(f"{path}: row {wrong.index[0]} (from 0, below the header) of the column {split_column} is "
                          f"{wrong.iloc[0]!r}, not train, valid or test")

@@ -1,10 +1,10 @@
 """Knowledge graphs as people have them: training, validation and test triples in three tables of three columns."""
 
-import io
 import logging
 import re
 import tarfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -12,27 +12,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from parallel_epochs.pipeline.data.columns import (
-    choose_separator,
-    find_head,
-    open_unzipped,
-    read_bytes,
-    read_table,
-    unzip,
-)
+from parallel_epochs.pipeline.data.columns import open_unzipped, read_bytes, unzip
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.data.sniffer import RAGGED, read_texts, sniff
+from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Names that the file of a split may have, without its ending.
-STEMS = {"train": ("train",), "valid": ("valid", "dev", "val"), "test": ("test",)}
 ENDING = re.compile(r"\.(txt|tsv|del|csv)(\.gz)?$")
 ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")
-THREE = "a triple is a head, a relation and a tail, separated by tabs, commas or blanks"
+THREE = "a triple is a head, a relation and a tail, separated by tabs, commas, semicolons or blanks"
 COLUMNS = ("head", "relation", "tail")
 # A first line of these words is a header, and no triple.
 HEADS = (COLUMNS, ("h", "r", "t"), ("subject", "predicate", "object"), ("source", "relation", "target"))
@@ -61,8 +53,9 @@ def read(folder: str) -> Graph:
     """
     source = _source(Path(folder))
     log.info("triples: reading %s", source)
-    tables = {split: parse_triples(content, f"{source}/{name}")
-              for split, (name, content) in _read_files(source).items()}
+    found = {split: (content, f"{source}/{name}") for split, (name, content) in _read_files(source).items()}
+    quoted = all(b'"' not in content or is_quoted(content, name) for content, name in found.values())
+    tables = {split: parse_triples(content, name, quoted=quoted) for split, (content, name) in found.items()}
     names = pd.concat([table[column] for table in tables.values() for column in ("head", "tail")], ignore_index=True)
     numbers, entities = number_names(names)
     kinds, relations = number_names(pd.concat([table["relation"] for table in tables.values()], ignore_index=True))
@@ -105,7 +98,7 @@ def _source(folder: Path) -> Path:
 def _split_of(name: str) -> str | None:
     """Return the split that a file is of, by its name without folders."""
     stem = ENDING.sub("", name) if ENDING.search(name) else None
-    return next((split for split, stems in STEMS.items() if stem in stems), None)
+    return None if stem is None else SPLIT_NAMES.get(stem)
 
 
 def _find(names: list[str], source: Path) -> dict[str, str]:
@@ -150,11 +143,18 @@ def _is_head(table: pd.DataFrame) -> bool:
         rest[column].str.isdecimal().all() for column in ("head", "tail"))
 
 
-def parse_triples(content: bytes, name: str) -> pd.DataFrame:
-    """Read three columns of texts, separated by tabs, commas or blanks as the first line is.
+def is_quoted(content: bytes, name: str) -> bool:
+    """Tell whether a writer of CSV quoted cells of a table of triples."""
+    dialect = sniff(content, name, least=2)
+    return dialect is not None and dialect.quoted
+
+
+def parse_triples(content: bytes, name: str, *, quoted: bool | None = None) -> pd.DataFrame:
+    """Read three columns of texts, separated by tabs, commas, semicolons or blanks.
 
     Args:
         name: of the file, for messages.
+        quoted: whether cells are quoted as CSV; None: the table tells.
 
     Returns:
         Columns ``head``, ``relation`` and ``tail``; the index holds the numbers of the lines, from 0.
@@ -162,18 +162,21 @@ def parse_triples(content: bytes, name: str) -> pd.DataFrame:
     Raises:
         ValueError: it is empty, or a line has other than three columns; the message names it.
     """
-    first, _ = find_head(io.BytesIO(content), name)
-    if not first:
+    dialect = sniff(content, name, least=2)
+    if dialect is None:
         raise ValueError(f"{name} holds no triples")
+    dialect = replace(dialect, num_before=0, quoted=dialect.quoted and quoted is not False)
     try:  # with a column more than there should be: pandas would make an index of it
-        table = read_table(io.BytesIO(content), name, choose_separator(first, least=2), header=None, names=range(4),
-                           index_col=False, dtype=str, keep_default_na=False, quoting=3, skipinitialspace=True,
-                           skip_blank_lines=False)
+        table = read_texts(content, name, dialect, names=range(4), index_col=False, skip_blank_lines=False)
     except ValueError as error:
-        found = re.search(r"in line (\d+), saw (\d+)", str(error))
-        where = f"{name}, line {found[1]}: {found[2]} columns instead of three" if found else error
+        found = RAGGED.search(str(error))
+        where = f"{name}, line {found[2]}: {found[3]} columns instead of three" if found else error
         raise ValueError(f"{where}: {THREE}") from None
-    table = table.fillna("").apply(lambda column: column.str.rstrip())
+    table = table.fillna("")
+    if dialect.quoted:
+        if table.map(lambda cell: "\n" in cell).any(axis=None):
+            raise ValueError(f"{name}: a quoted name has several lines: close or double its quotation mark")
+        log.info("%s: cells are quoted, as in CSV; names are without the marks", name)
     empty = (table == "").to_numpy()
     wrong = (empty[:, :3].any(1) | ~empty[:, 3]) & ~empty.all(1)
     if wrong.any():

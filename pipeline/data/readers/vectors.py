@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.columns import (
-    BLANKS,
-    choose_separator,
     find_head,
     open_unzipped,
     read_bytes,
@@ -27,6 +25,7 @@ from parallel_epochs.pipeline.data.columns import (
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator, read_rows
 from parallel_epochs.pipeline.run import checkpoint, files, limits
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -206,7 +205,7 @@ def _read_table(path: Path) -> Found:
         head, num_before = find_head(file, str(path))
         if not head:
             raise ValueError(f"{path} holds no rows")
-        separator = choose_separator(head)
+        separator = choose_separator([head])
         first = _split(head, separator)
         limits.check_columns(str(path), len(first))
         is_head = not any(map(_is_number, first[1:] or first))
@@ -291,7 +290,7 @@ def _read_labels(path: Path, found: Found) -> np.ndarray:
     if suffix in ("idx", ".npy"):
         return _read_idx(path) if suffix == "idx" else _read_array(path).x
     lines = read_lines(path)
-    rows = [re.split(r"[\t,]|\s+", line) for line in lines if line]
+    rows = [] if found.names is None else [row for _, row in read_rows(path, set(map(str, found.names)))]
     if found.names is None or not rows or min(map(len, rows)) < 2:
         return np.array([line or None for line in lines], object)
     label_of = {row[0]: row[1] for row in rows}

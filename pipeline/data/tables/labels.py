@@ -16,15 +16,13 @@ from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
-from parallel_epochs.pipeline.names import MASKS, SPLITS
+from parallel_epochs.pipeline.names import MASKS, SPLIT_NAMES, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
 # Nodes whose labels are in memory at a time.
 BLOCK = 1 << 18
-# Texts that a cell of a split column may hold.
-NAMES = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 
 
 # Divides the nodes with a label, bool [num_nodes], into masks for training, validation and test.
@@ -170,12 +168,12 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     Raises:
         ValueError: a cell names no split.
     """
-    known = ", ".join(f"'{name}'" for name in NAMES)
+    known = ", ".join(f"'{name}'" for name in SPLIT_NAMES)
     if found := source.find_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
         name, row, (text,) = found
         raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
                          "test or empty (data.nodes.split_column)")
-    whens = " ".join(f"WHEN '{name}' THEN {number}" for name, number in NAMES.items())
+    whens = " ".join(f"WHEN '{name}' THEN {SPLITS.index(split)}" for name, split in SPLIT_NAMES.items())
     codes = np.concatenate([batch["code"] for batch in db.stream(
         f"SELECT (CASE lower(trim(split)) {whens} ELSE 3 END)::TINYINT AS code FROM nodes ORDER BY number")])
     if unlabelled := int(((codes < 3) & ~labelled).sum()):

@@ -9,14 +9,13 @@ import pytest
 
 from parallel_epochs.pipeline.data import content
 from parallel_epochs.pipeline.data.columns import (
-    BLANKS,
-    choose_separator,
     find_head,
     open_unzipped,
     read_bytes,
     read_lines,
     read_table,
 )
+from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator
 
 TEXT = b"# made by hand\n\na\tb\n1\t2\n"
 
@@ -47,9 +46,10 @@ def test_a_file_without_lines_has_no_head():
 
 @pytest.mark.parametrize("line, least, separator", [
     ("a\tb,c", 1, "\t"), ("a,b c", 1, ","), ("a b", 1, BLANKS), ("a, b c", 2, BLANKS), ("a,b,c", 2, ","),
-    ("a b\t", 1, BLANKS)])
+    ("a b\t", 1, BLANKS), ("a;x b;y", 1, BLANKS), ("New York;Rome\nBonn;Oslo", 1, ";"), ('"a, b"\tr\tc', 2, "\t"),
+    ('"a, b" r c', 2, BLANKS), ('5" x,6" y', 1, ",")])
 def test_the_first_line_tells_what_separates_columns(line, least, separator):
-    assert choose_separator(line, least) == separator
+    assert choose_separator(line.split("\n"), least) == separator
 
 
 def test_digests_are_those_that_kept_graphs_are_named_by(tmp_path):

@@ -26,7 +26,13 @@ def read(path, content=None, *, labels=None, header=None):
     ("a ,b\na,c \n", ["a", "b", "c"], [(0, 1), (0, 2)]),  # blanks around an id are none of it
     ('"a b",c\n', ["a b", "c"], [(0, 1)]),
     ("NA null\nnan NA\n", ["NA", "nan", "null"], [(0, 2), (1, 0)]),
-    ("1.5 2\n2 01\n", ["01", "1.5", "2"], [(1, 2), (2, 0)])])
+    ("1.5 2\n2 01\n", ["01", "1.5", "2"], [(1, 2), (2, 0)]),
+    ("a b\n% part two\nb %20\n", ["%20", "a", "b"], [(1, 2), (2, 0)]),
+    ('"a, ""b""";c\nc;"d e"\n', ['a, "b"', "c", "d e"], [(0, 1), (1, 2)]),
+    ('5" 6"\n', ['5"', '6"'], [(0, 1)]),
+    ("%%MatrixMarket matrix coordinate pattern symmetric\n% x\n3 3 2\n2 1\n3 2\n", ["1", "2", "3"],
+     [(0, 1), (1, 0), (1, 2), (2, 1)]),
+    ("%%MatrixMarket matrix array real general\n2 2\n0\n0\n1\n0\n", ["1", "2"], [(0, 1)])])
 def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
     assert read(tmp_path / "edges.txt", content)[1:] == (names, pairs)
 
@@ -43,7 +49,20 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
     ("a b 1\nb c True\n", "edge 2 has the weight 'True', which is not a finite number"),
     ("a,b,\nc,d,\n", "column 3 of edge 1 is empty: leave out the separator at the ends of the lines"),
     ("a b 1\nb c\n", "column 3 of edge 2 is empty: each line has 3 columns"),
-    ('a,"b\nc"\nd,e\n', r"edge 1 holds an id of several lines, 'b\\nc'")])
+    ('a,"b\nc"\nd,e\n', r"edge 1 holds an id of several lines, 'b\\nc'"),
+    ('a,"b\nc,d\n', "edge 1 holds a quotation mark that begins no quoted cell"),
+    ("target,source\na,b\n", "looks like a header"), ("x,Source,Target\na,b,3\n", "looks like a header"),
+    ("a b\nb c d\n", "line 2 has 3 columns, and those before have 2. An adjacency list"),
+    ("3 3\n2 3\n1 3\n1 2\n", "is a METIS graph"),
+    ("# x.py\n# GMT Fri\n#\n0 1 2\n", "is an adjacency list of networkx"),
+    ("0 1 {'weight': 3}\n", "is an edge list of networkx with dicts"), ('Creator "x"\ngraph [\n', "is GML"),
+    ("*Vertices 3\n", "is a Pajek file"), ("<graphml>", "is XML"), ('{"nodes": []}', "is JSON"), ("graph {", "is DOT"),
+    (b"PAR1\x15\xff", "is a Parquet file"), ("%%MatrixMarket matrix coordinate real general\n2 3 1\n1 1 1\n",
+                                             "must be square, not 2 x 3"),
+    ("%%MatrixMarket matrix coordinate real general\n3 3 99999999999999\n1 1 1\n", "is cut short"),
+    ("%%MatrixMarket matrix array real general\n9999999 9999999\n1\n", "unpacks to"),
+    ("%%MatrixMarket matrix coordinate complex general\n2 2 1\n1 2 1 1\n", "holds complex128"),
+    ("%%MatrixMarket matrix coordinate real skew-symmetric\n2 2 1\n2 1 1\n", "has the weight -1")])
 def test_what_would_be_read_as_something_else_is_refused(content, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "edges.txt", content)
@@ -54,7 +73,16 @@ def test_a_header_is_left_out_or_an_edge_as_the_key_says(tmp_path, caplog):
     path = tmp_path / "edges.txt"
     assert read(path, "source target\na b\n", header=True)[1:] == (["a", "b"], [(0, 1)])
     assert "the first line is left out as a header: source target" in caplog.text
-    assert read(path, header=False)[1] == ["a", "b", "source", "target"]
+    for text in (",source,target\n7,a,b\n", "w,target,id,source\n3,b,9,a\n", "Source_ID,Target_ID,x,y\na,b,1,2\n"):
+        found, *rest = read(path, text, header=True)
+        assert rest == [["a", "b"], [(0, 1)]] and (found.edge_attr is None) == (text[0] != "w"), text
+    assert "edges go from source to target with the weight w; not used: 'id'" in caplog.text
+    assert read(path, "source,target,score\na,b,3\n", header=True)[0].edge_attr.tolist() == [[3]]
+    for text, message in ((",a,b\n0,x,y\n", "column 1 has no name"), ("p,q,r,s\n1,2,3,4\n", "4 columns"),
+                          ("source,target,w,weight\na,b,1,2\n", "several columns of weights")):
+        with pytest.raises(ValueError, match=message):
+            read(path, text, header=True)
+    assert read(path, "source target\na b\n", header=False)[1] == ["a", "b", "source", "target"]
     assert read(path, "x y\n1 z\n")[1] == ["1", "x", "y", "z"]  # is no header: other ids are texts too
 
 
@@ -101,3 +129,19 @@ def test_stored_zeros_are_no_edges(tmp_path, caplog):
     matrix = sp.coo_array((np.array([1.0, 0.0]), ([0, 1], [1, 0])), shape=(2, 2))
     sp.save_npz(tmp_path / "a.npz", matrix)
     assert read(tmp_path / "a.npz")[2] == [(0, 1)] and "1 stored zeros are not edges" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["New York\ta,b\nNew\tvery good\n", '"New York",a,b\nNew,"very good"\n',
+                                  "New York;a;b\nNew;very good\n"])
+def test_labels_belong_to_the_whole_name(text, tmp_path):
+    (tmp_path / "labels").write_text(text)
+    data, names, _ = read(tmp_path / "edges.tsv", "New York\tNew\n", labels=str(tmp_path / "labels"))
+    assert names == ["New", "New York"] and unpack_names(data, "label_names") == ["a", "b", "very good"]
+    assert data.y.tolist() == [[0, 0, 1], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("text", ["a 1 2\nb 3\n", "a\t1 2\nb\t3\n", "a,1,2\nb,3\n", "a 1,2\nb 3\n"])
+def test_an_id_has_several_labels(text, tmp_path):
+    (tmp_path / "labels").write_text(text)
+    data = read(tmp_path / "edges", "a b\n", labels=str(tmp_path / "labels"))[0]
+    assert data.y.tolist() == [[1, 1, 0], [0, 0, 1]] and unpack_names(data, "label_names") == ["1", "2", "3"]

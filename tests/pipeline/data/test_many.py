@@ -1,6 +1,7 @@
 """Many graphs of the user's own: folders of files and tables of molecules, read in parallel."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,15 +71,22 @@ def test_files_are_in_the_order_of_their_names_however_the_disk_lists_them(step,
     assert [path.name for path in graph_files.find_files(tmp_path)[""]] == names
 
 
-def test_folders_are_splits(folder, tmp_path):
+@pytest.mark.parametrize("names", [("train", "valid", "test"), ("Training", "validation", "test"),
+                                   ("train", "val", "testing")])
+def test_folders_are_splits(names, folder, tmp_path):
     for number in range(12):
-        split = folder / ("train" if number < 7 else "valid" if number < 10 else "test")
+        split = folder / names[0 if number < 7 else 1 if number < 10 else 2]
         split.mkdir(exist_ok=True)
         (folder / f"graph_{number}.pt").rename(split / f"graph_{number}.pt")
     data = load(GraphFilesConfig(folder=str(folder)), tmp_path / "cache")
     for split, numbers in (("train", range(7)), ("valid", range(7, 10)), ("test", range(10, 12))):
         graphs = data[f"{split}_mask"].nonzero().flatten()
         assert data.x[data.ptr[graphs], 0].tolist() == list(numbers)
+    for other, message in (("more", "holds graphs and is no split"), ("dev", f"has dev/ and {names[1]}/")):
+        shutil.copytree(folder / names[1], folder / other)
+        with pytest.raises(ValueError, match=message):
+            graph_files.find_files(folder)
+        shutil.rmtree(folder / other)
 
 
 @pytest.mark.parametrize("labels, metric, dtype", [
