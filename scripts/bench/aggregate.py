@@ -17,6 +17,7 @@ from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.machine import Machine
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    beside,
     describe_extensions,
     extra_of_both,
     four_digits,
@@ -134,13 +135,7 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
     if not eager:
         row |= _compiled(lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None), backward, ours, b, repeat,
                          connected)
-    return row | _extra_memory(theirs, ours) | _beside_the_machine(case, data, lambda: ours(grad=False))
-
-
-def _extra_memory(theirs: Callable[[], object], ours: Callable[[], object]) -> dict:
-    row = extra_of_both(theirs, ours)
-    say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
-    return row | {"extra_ratio": round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)}
+    return row | extra_of_both(theirs, ours) | _beside_the_machine(case, data, lambda: ours(grad=False))
 
 
 def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict[str, Tensor]],
@@ -150,20 +145,17 @@ def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict
     Args:
         exact: the output, of the nodes with neighbours, and the gradients to compare with.
     """
-    columns = [f"{name}_{what}{unit}" for name, unit in (("compiled", "_s"), ("ours_beside_compiled", "_s"),
-                                                         ("compiled_ratio", "")) for what in ("median", "min", "max")]
     compiled = torch.compile(propagate)
     try:
         found = backward(compiled())
     except Exception as error:  # of whatever kind the compiler raises
         say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
-        return dict.fromkeys(columns, "")
+        return beside("compiled", None, ours, repeat, 9)
     found["out"] = found["out"][connected]
     compared = ("out", "x", "weight")
     assert_close({name: found[name] for name in compared if name in found},
                  {name: exact[name] for name in compared if name in found}, tolerance=1e-4)
-    return side_by_side(lambda: backward(compiled()), ours, repeat, inner=9, peer="compiled",
-                        others=("ours_beside_compiled", "compiled_ratio"))
+    return beside("compiled", lambda: backward(compiled()), ours, repeat, 9)
 
 
 def _numbers(case: Case, *shape: int, scale: float = 1.0) -> Tensor:

@@ -23,6 +23,7 @@ from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    beside,
     describe_extensions,
     extra_of_both,
     say,
@@ -198,8 +199,6 @@ def _measure(case: Case, data: Data, channels: int, repeat: int, library: Module
     row |= side_by_side(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges), repeat,
                         inner=9)
     row |= extra_of_both(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges))
-    row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
-    say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
     return row | _beside_dgl(case, library, data, theirs, channels, x, gradient, weight, exact["out"],
                              lambda: run(ours, data.edge_index, x, *edges), repeat)
 
@@ -229,10 +228,8 @@ def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, to
 def _beside_dgl(case: Case, library: ModuleType | None, data: Data, theirs: torch.nn.Module, channels: int, x: Tensor,
                 gradient: Tensor, weight: Tensor, exact: Tensor, ours: Callable[[], object], repeat: int) -> dict:
     """Time DGL's layer; empty columns where DGL does not have it or was left out."""
-    names = [f"{name}_{what}{unit}" for name, unit in (("dgl", "_s"), ("ours_beside_dgl", "_s"), ("dgl_ratio", ""))
-             for what in ("median", "min", "max")]
     if library is None or not case.dgl:
-        return dict.fromkeys(["dgl_setup_s", *names], "")
+        return {"dgl_setup_s": ""} | beside("dgl", None, ours, repeat, 9)
     src, dst = data.edge_index.as_tensor()
     graph = library.graph((src, dst), num_nodes=data.num_nodes)
     setup = seconds_of(graph.create_formats_)
@@ -245,8 +242,7 @@ def _beside_dgl(case: Case, library: ModuleType | None, data: Data, theirs: torc
         return out.detach()
 
     assert_close({"DGL's out": run()}, {"DGL's out": exact}, tolerance=1e-4)
-    return {"dgl_setup_s": round(setup, 4)} | side_by_side(run, ours, repeat, inner=9, peer="dgl",
-                                                          others=("ours_beside_dgl", "dgl_ratio"))
+    return {"dgl_setup_s": round(setup, 4)} | beside("dgl", run, ours, repeat, 9)
 
 
 @torch.no_grad()

@@ -1,8 +1,6 @@
 """Parameters, memory and time of a training step of models of any depth, each in its own process."""
 
-import multiprocessing
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
@@ -10,7 +8,7 @@ from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
-from parallel_epochs.scripts.bench.measure import assert_close, extra_mib, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import assert_close, call_apart, extra_mib, say, seconds_of, write_row
 from parallel_epochs.scripts.bench.pyg_rev import PyGRevGNN
 
 NUM_TASKS = 112
@@ -48,19 +46,15 @@ def bench_depth(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     _compare(num_nodes, num_edges, channels, place)
     for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models or [""])):
         for depth in layers:
-            # A new process for each model, as memory that other models left behind would count.
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-                row = process.submit(_measure, name, num_nodes, num_edges, channels, depth, repeat,
-                                     torch.get_num_threads(), place).result()
+            row = call_apart(_measure, name, num_nodes, num_edges, channels, depth, repeat, place)
             say(f"{name}, {depth} layers: {row['step_median_s']} s, {row['activations_mib']} MiB")
             write_row({"bench": "depth", "num_nodes": num_nodes, "num_edges": num_edges,
                        "channels": channels, "model": name, "layers": depth, **row})
 
 
 def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: int, repeat: int,
-             num_threads: int, place: torch.device) -> dict:
+             place: torch.device) -> dict:
     """Measure a training step. Weights, gradients and the two moments of Adam have their own column of memory."""
-    torch.set_num_threads(num_threads)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(place)
     torch.manual_seed(0)
     model, x = MODELS[name](channels, depth).to(place), torch.randn(num_nodes, 8).to(place)

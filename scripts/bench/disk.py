@@ -6,8 +6,6 @@ import statistics
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +19,10 @@ from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.graph.stream import LIBRARY, ClusterStream
 from parallel_epochs.pipeline.graph.subgraph import LIBRARY as SUBGRAPH, induced_subgraph
 from parallel_epochs.pipeline.names import MASKS
-from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.scripts.bench.graphs import PROTEINS
-from parallel_epochs.scripts.bench.measure import resident_mib, say, write_row
+from parallel_epochs.scripts.bench.measure import call_apart, check_figure, resident_mib, say, write_row
 
 NUM_CLASSES = 10
 # Number of edges that are drawn at a time.
@@ -53,9 +50,7 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
     if len(num_nodes) != len(num_edges):
         raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
                          "each for a graph")
-    if figure:
-        from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
-        outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
+    check_figure(figure, overwrite=overwrite)
     rows = []
     for nodes, edges in zip(num_nodes, num_edges):
         path = Path(folder) / f"random-{nodes}-{edges}-{edge_channels}-{channels}"
@@ -72,9 +67,7 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
         for round_ in range(repeat):
             for way in ways if fits else [way for way in ways if way in FROM_DISK]:
                 _cool(path) if way in FROM_DISK else _warm(path)
-                # Each measurement has its own process, so that memory that another one kept does not count.
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    measured = pool.submit(_measure, way, path, num_parts, torch.get_num_threads()).result()
+                measured = call_apart(_measure, way, path, num_parts)
                 rows.append({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
                              "num_parts": num_parts, "gb_read": round(size / 1e9, 3), "round": round_, **measured})
                 write_row(rows[-1])
@@ -84,9 +77,8 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
         _draw(rows, Path(figure))
 
 
-def _measure(way: str, path: Path, num_parts: int, threads: int) -> dict:
+def _measure(way: str, path: Path, num_parts: int) -> dict:
     """Measure an epoch read in one way: time, processor time, and peak memory without pages of files."""
-    torch.set_num_threads(threads)
     LIBRARY.get(), SUBGRAPH.get()  # compiled or loaded before the time is taken
     before, peak, ended = resident_mib("RssAnon"), [0.0], threading.Event()
 

@@ -1,6 +1,5 @@
 """DeepWalk on a graph with labels, compared with gensim on walks of the same distribution, in one run."""
 
-import contextlib
 import tempfile
 import time
 
@@ -9,12 +8,11 @@ import torch
 
 from parallel_epochs.models.embedding.skipgram_reference import GROUP
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.graph.walks import WalkSampler
 from parallel_epochs.pipeline.node_embedding.build import build_trainer
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe
 from parallel_epochs.scripts.bench.machine import measure
-from parallel_epochs.scripts.bench.measure import configure, import_peer, say, write_row
+from parallel_epochs.scripts.bench.measure import configure, import_peer, say, train_to_the_end, write_row
 
 
 def bench_embedding(path: str, dim: int = 128, distance: int = 2, repeat: int = 3) -> None:
@@ -51,7 +49,7 @@ def bench_embedding(path: str, dim: int = 128, distance: int = 2, repeat: int = 
     sampler = WalkSampler(data.edge_index, length=config.trainer.walk_length)
     for round_ in range(repeat):
         config.seed = round_
-        seconds, num_pairs, vectors = _train_ours(config, data)
+        seconds, num_pairs, vectors = train_to_the_end(build_trainer, config, data)  # the time includes the walks
         rows = {"ours": (seconds, num_pairs, vectors)}
         # As many walks as ours had. Both look equally far to both sides.
         num_walks = -(-num_pairs // (2 * distance * config.trainer.walk_length))
@@ -76,17 +74,3 @@ def bench_embedding(path: str, dim: int = 128, distance: int = 2, repeat: int = 
                 "of_machine": round(pairs / taken * operations[name] / machine.peak, 3),
                 **{f"micro_f1_{portion:g}": round(scores[f"micro_f1@{portion:g}"], 4)
                    for portion in config.trainer.portions}})
-
-
-def _train_ours(config, data) -> tuple[float, int, np.ndarray]:
-    """Train node vectors; the time includes the walks."""
-    start, num_pairs = time.perf_counter(), 0
-    with contextlib.closing(build_trainer(Part(config, data, torch.device("cpu")))) as trainer:
-        while trainer.progress.round < trainer.num_rounds:
-            for _ in trainer.steps():
-                pass
-            num_pairs += int(trainer.numbers().num_pairs)
-            trainer.progress.round += 1
-            trainer.progress.begin_round()
-        vectors = trainer.embedding().numpy()
-        return time.perf_counter() - start, num_pairs, vectors

@@ -2,10 +2,8 @@
 
 import resource
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.scripts.bench import convs
 from parallel_epochs.scripts.bench.convs import Case
-from parallel_epochs.scripts.bench.measure import assert_close, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import assert_close, call_apart, check_figure, say, seconds_of, write_row
 
 CASES = {"GCN": Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **convs.NO_LOOPS}),
          "GAT": Case("GATConv", heads=4, dgl="GATConv", kwargs=convs.NO_LOOPS)}
@@ -48,9 +45,7 @@ def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "", figure: st
     Raises:
         ValueError: the figure must not be replaced.
     """
-    if figure:
-        from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
-        outputs.check("--figure", Path(figure), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
+    check_figure(figure, overwrite=overwrite)
     compare(dgl)
     rows = []
     for chart, values in VALUES.items():
@@ -86,20 +81,18 @@ def compare(dgl: str) -> None:
 
 def run_apart(point: Point, repeat: int, memory_gib: int, dgl: str) -> float | str:
     """Measure a point in a process of its own; nothing if it does not fit into its memory."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        try:
-            return pool.submit(measure, point, repeat, memory_gib, dgl, torch.get_num_threads()).result()
-        except (MemoryError, BrokenProcessPool):
-            return ""
+    try:
+        return call_apart(measure, point, repeat, memory_gib, dgl)
+    except (MemoryError, BrokenProcessPool):
+        return ""
 
 
-def measure(point: Point, repeat: int, memory_gib: int, dgl: str, threads: int) -> float:
+def measure(point: Point, repeat: int, memory_gib: int, dgl: str) -> float:
     """Return the median seconds of a training step.
 
     Raises:
         MemoryError: it does not fit.
     """
-    torch.set_num_threads(threads)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_gib << 30,) * 2)
     try:
         step = make_step(point, dgl)

@@ -1,6 +1,5 @@
 """One GENConv layer of a res+ block with norm, activation, dropout and MLP, forward and backward."""
 
-
 import torch
 from torch_geometric.data import Data
 
@@ -34,7 +33,8 @@ def bench_layer(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     place = choose_device(device)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2, dtype=torch.int32 if full else torch.int64).to(place)
     if relations is not None:
-        _measure_all_relations(data, channels, relations, repeat)
+        for num_features in (0, 8):
+            _measure_relations(data, channels, relations, num_features, repeat)
         return
     torch.manual_seed(0)
     # The second of two layers is a whole block. PyG's copy has the same parameters.
@@ -79,11 +79,6 @@ def bench_layer(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     write_row(row | extra_of_both(theirs, ours))
 
 
-def _measure_all_relations(data: Data, channels: int, relations: int, repeat: int) -> None:
-    for num_features in (0, 8):
-        _measure_relations(data, channels, relations, num_features, repeat)
-
-
 def _measure_relations(data: Data, channels: int, num_relations: int, num_features: int, repeat: int) -> None:
     """Compare a convolution that reads relations from a table with the same one on one-hot columns."""
     torch.manual_seed(0)
@@ -114,8 +109,5 @@ def _measure_relations(data: Data, channels: int, num_relations: int, num_featur
     row = {"bench": "layer", "num_nodes": data.num_nodes, "num_edges": num_edges, "channels": channels,
            "relations": num_relations, "features": num_features}
     row |= side_by_side(theirs, ours, repeat, inner=5, peer="one_hot")
-    row |= {"one_hot_extra_mib": round(extra_mib(theirs), 1), "ours_extra_mib": round(extra_mib(ours), 1),
-            "one_hot_columns_mib": round(columns.nbytes / 2**20, 1), "ours_columns_mib": round(attr.nbytes / 2**20, 1)}
-    say(f"extra memory: one-hot {row['one_hot_extra_mib']:.1f} MiB, ours {row['ours_extra_mib']:.1f} MiB; features of "
-        f"the edges: {row['one_hot_columns_mib']:.1f} and {row['ours_columns_mib']:.1f} MiB")
-    write_row(row)
+    write_row(row | extra_of_both(theirs, ours, "one_hot") | {
+        "one_hot_columns_mib": round(columns.nbytes / 2**20, 1), "ours_columns_mib": round(attr.nbytes / 2**20, 1)})

@@ -1,6 +1,5 @@
 """LargeVis layouts of vectors with labels, compared with PaCMAP, UMAP and openTSNE in one run."""
 
-import contextlib
 import importlib.util
 import time
 from collections.abc import Callable
@@ -9,10 +8,9 @@ import numpy as np
 import torch
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.layout.build import build_trainer, classes_of
 from parallel_epochs.pipeline.layout.probe import trust, vote
-from parallel_epochs.scripts.bench.measure import configure, say, write_row
+from parallel_epochs.scripts.bench.measure import configure, say, train_to_the_end, write_row
 
 # For fewer than 4,096 points UMAP compares all pairs, and would compile its search for neighbours within its time.
 WARM = 5_000
@@ -70,13 +68,7 @@ def _lay_out(config, data, seed: int) -> np.ndarray:
     config.seed = seed
     fresh = data.clone()
     del fresh.content_hash  # nothing is kept of the neighbours
-    with contextlib.closing(build_trainer(Part(config, fresh, torch.device("cpu")))) as trainer:
-        while trainer.progress.round < trainer.num_rounds:
-            for _ in trainer.steps():
-                pass
-            trainer.progress.round += 1
-            trainer.progress.begin_round()
-        return trainer.embedding().numpy()
+    return train_to_the_end(build_trainer, config, fresh)[2]
 
 
 def _pacmap(x: np.ndarray, seed: int) -> np.ndarray:

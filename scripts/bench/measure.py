@@ -1,5 +1,6 @@
 """Tools of all benchmarks: time, extra memory, comparison of outputs, one CSV row per measurement."""
 
+import contextlib
 import csv
 import ctypes
 import gc
@@ -11,17 +12,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 import torch_geometric
 from torch import Tensor
 from torch_geometric import typing
 
+from parallel_epochs.pipeline.block_training.trainer import BlockTrainer
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import RunConfig
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.run import outputs
 
 STATUS = Path("/proc/self/status")
 _writer: csv.DictWriter | None = None  # that of the last row
@@ -112,19 +121,28 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
         b = statistics.median(seconds_of(ours) for _ in range(inner))
         rounds.append((a, b, a / b))
         say(f"round {round_ + 1}: {peer} {four_digits(a)} s, ours {four_digits(b)} s, ratio {a / b:.1f}")
-    columns = {}
-    for name, values in zip((peer, *others), zip(*rounds)):
-        unit = "" if name.endswith("ratio") else "_s"
-        columns |= {f"{name}_{what.__name__}{unit}": four_digits(what(values))
-                    for what in (statistics.median, min, max)}
-    return columns
+    return {name: value for column, values in zip((peer, *others), zip(*rounds))
+            for name, value in _spread(column, values).items()}
+
+
+def beside(peer: str, theirs: Callable[[], object] | None, ours: Callable[[], object], repeat: int, inner: int) -> dict:
+    """Time a further peer as :func:`side_by_side` does; empty columns where there is none."""
+    others = f"ours_beside_{peer}", f"{peer}_ratio"
+    if theirs is None:
+        return {name: "" for column in (peer, *others) for name in _spread(column, [0])}
+    return side_by_side(theirs, ours, repeat, inner, peer=peer, others=others)
+
+
+def _spread(column: str, values: Sequence[float]) -> dict:
+    unit = "" if column.endswith("ratio") else "_s"
+    return {f"{column}_{what.__name__}{unit}": four_digits(what(values)) for what in (statistics.median, min, max)}
 
 
 def spread_of(function: Callable[[], object], repeat: int) -> dict:
     """Return columns of a row with the median, smallest and largest seconds of a function."""
     seconds = [seconds_of(function) for _ in range(repeat)]
     say("seconds: " + ", ".join(f"{s:.2f}" for s in seconds))
-    return {f"ours_{what.__name__}_s": four_digits(what(seconds)) for what in (statistics.median, min, max)}
+    return _spread("ours", seconds)
 
 
 def four_digits(value: float) -> float:
@@ -161,9 +179,44 @@ def extra_mib(function: Callable[[], object]) -> float:
     return resident_mib("VmHWM") - before
 
 
-def extra_of_both(theirs: Callable[[], object], ours: Callable[[], object]) -> dict[str, float]:
+def extra_of_both(theirs: Callable[[], object], ours: Callable[[], object], peer: str = "pyg") -> dict[str, float]:
     """Return the columns of a row with the extra memory of two functions, see :func:`extra_mib`."""
-    return {"pyg_extra_mib": round(extra_mib(theirs), 1), "ours_extra_mib": round(extra_mib(ours), 1)}
+    theirs_mib, ours_mib = (round(extra_mib(function), 1) for function in (theirs, ours))
+    say(f"extra memory: {peer} {theirs_mib:.1f} MiB, ours {ours_mib:.1f} MiB")
+    return {f"{peer}_extra_mib": theirs_mib, "ours_extra_mib": ours_mib,
+            "extra_ratio": round(theirs_mib / max(ours_mib, 0.1), 1)}
+
+
+def call_apart(function: Callable, *arguments: object) -> Any:
+    """Call a function in a new process with as many threads, since memory that others left behind would count."""
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (torch.get_num_threads(),)) as process:
+        return process.submit(function, *arguments).result()
+
+
+def train_to_the_end(build: Callable[[Part], BlockTrainer], config: RunConfig,
+                     data: Graph) -> tuple[float, int, np.ndarray]:
+    """Train vectors without a run directory; returns the seconds, the number of pairs and the vectors."""
+    start, num_pairs = time.perf_counter(), 0
+    with contextlib.closing(build(Part(config, data, torch.device("cpu")))) as trainer:
+        while trainer.progress.round < trainer.num_rounds:
+            for _ in trainer.steps():
+                pass
+            num_pairs += int(trainer.numbers().num_pairs)
+            trainer.progress.round += 1
+            trainer.progress.begin_round()
+        vectors = trainer.embedding().numpy()
+    return time.perf_counter() - start, num_pairs, vectors
+
+
+def check_figure(path: str, *, overwrite: bool) -> None:
+    """Refuse to replace a file by a figure, unless it is one of ours.
+
+    Raises:
+        ValueError: names the file.
+    """
+    if path:
+        from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
+        outputs.check("--figure", Path(path), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float,

@@ -17,6 +17,7 @@ from parallel_epochs.scripts.bench.convs import import_dgl
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    beside,
     describe_extensions,
     extra_of_both,
     say,
@@ -124,26 +125,21 @@ def _measure_rgcn(graph: TypedGraph, channels: int, repeat: int, library: Module
 def _beside_fast(theirs: torch.nn.Module, graph: TypedGraph, run: Callable, expected: dict[str, Tensor],
                  ours: Callable[[], object], repeat: int) -> dict:
     """Time PyG's FastRGCNConv; empty columns where it gathers too much."""
-    names = [f"{name}_{what}{unit}" for name, unit in (("fast", "_s"), ("ours_beside_fast", "_s"), ("fast_ratio", ""))
-             for what in ("median", "min", "max")]
     needed = 4 * graph.edges.size(1) * theirs.in_channels * theirs.out_channels
     if needed > MOST_GATHERED:
         say(f"FastRGCNConv is left out: it gathers a matrix for each edge, {needed / 2**30:.1f} GiB")
-        return dict.fromkeys(names, "")
+        return beside("fast", None, ours, repeat, 3)
     fast = pyg.FastRGCNConv(theirs.in_channels, theirs.out_channels, theirs.num_relations, theirs.num_bases)
     fast.load_state_dict(theirs.state_dict())
     assert_close(run(fast, graph.edges, graph.relation), expected, TOLERANCE)
-    return side_by_side(lambda: run(fast, graph.edges, graph.relation), ours, repeat, inner=3, peer="fast",
-                        others=("ours_beside_fast", "fast_ratio"))
+    return beside("fast", lambda: run(fast, graph.edges, graph.relation), ours, repeat, 3)
 
 
 def _beside_dgl(theirs: torch.nn.Module, graph: TypedGraph, library: ModuleType | None, x: Tensor, gradient: Tensor,
                 expected: Tensor, ours: Callable[[], object], repeat: int) -> dict:
     """Time DGL's RelGraphConv; empty columns where DGL was left out."""
-    names = [f"{name}_{what}{unit}" for name, unit in (("dgl", "_s"), ("ours_beside_dgl", "_s"), ("dgl_ratio", ""))
-             for what in ("median", "min", "max")]
     if library is None:
-        return dict.fromkeys(names, "")
+        return beside("dgl", None, ours, repeat, 3)
     conv = importlib.import_module("dgl.nn").RelGraphConv(
         theirs.in_channels, theirs.out_channels, theirs.num_relations, "basis", theirs.num_bases)
     with torch.no_grad():
@@ -161,7 +157,7 @@ def _beside_dgl(theirs: torch.nn.Module, graph: TypedGraph, library: ModuleType 
         return out.detach()
 
     assert_close({"DGL's out": run()}, {"DGL's out": expected}, TOLERANCE)
-    return side_by_side(run, ours, repeat, inner=3, peer="dgl", others=("ours_beside_dgl", "dgl_ratio"))
+    return beside("dgl", run, ours, repeat, 3)
 
 
 def _measure_hgt(graph: TypedGraph, channels: int, repeat: int, library: ModuleType | None, *, heads: int,
@@ -227,10 +223,7 @@ def _expand(graph: TypedGraph, first: Callable[[Relations], Tensor]) -> tuple[Re
 
 def _compare(conv: str, graph: TypedGraph, channels: int, setup: float, theirs: Callable[[], object],
              ours: Callable[[], object], repeat: int) -> dict:
-    row = {"bench": "relations", "conv": conv, "graph": graph.name, "channels": channels,
-           "num_nodes": graph.num_nodes, "num_edges": graph.edges.size(1), "num_relations": len(graph.ends),
-           "pyg_with": describe_extensions(), "ours_setup_s": round(setup, 4)}
-    row |= side_by_side(theirs, ours, repeat, inner=3) | extra_of_both(theirs, ours)
-    row["extra_ratio"] = round(row["pyg_extra_mib"] / max(row["ours_extra_mib"], 0.1), 1)
-    say(f"extra memory: PyG {row['pyg_extra_mib']:.0f} MiB, ours {row['ours_extra_mib']:.1f} MiB")
-    return row
+    return {"bench": "relations", "conv": conv, "graph": graph.name, "channels": channels,
+            "num_nodes": graph.num_nodes, "num_edges": graph.edges.size(1), "num_relations": len(graph.ends),
+            "pyg_with": describe_extensions(), "ours_setup_s": round(setup, 4),
+            **side_by_side(theirs, ours, repeat, inner=3), **extra_of_both(theirs, ours)}

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from parallel_epochs.scripts.bench import aggregate, graphs, growth
+from parallel_epochs.scripts.bench import aggregate, graphs, growth, measure as measurements
 from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
@@ -46,7 +46,7 @@ def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
     def fail(*args, **kwargs):
         raise RuntimeError("no compiler\nis there")
 
-    for other in ("_extra_memory", "_beside_the_machine"):
+    for other in ("extra_of_both", "_beside_the_machine"):
         monkeypatch.setattr(aggregate, other, lambda *args: {})
     data, case, compile_ = graphs.proteins(200, 2000), aggregate.Case(channels=16), torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="eager"))
@@ -66,7 +66,8 @@ def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_growth_is_drawn_as_far_as_memory_lasts(tmp_path, monkeypatch, capsys):
     assert growth.run_apart(growth.Point("ours", "GCN", 300, 0.02, 8), 1, 2, "") > 0
-    monkeypatch.setattr(growth, "get_context", lambda method: get_context("fork"))  # which has the imports behind it
+    # A fork has the imports behind it.
+    monkeypatch.setattr(measurements, "get_context", lambda method: get_context("fork"))
     monkeypatch.setattr(growth, "VALUES", {growth.NODES: (300,), growth.DENSITY: (0.02,), growth.HIDDEN: (8, 16)})
     monkeypatch.setattr(growth, "START", {growth.NODES: 300, growth.DENSITY: 0.02, growth.HIDDEN: 8})
     growth.bench_growth(1, 2, figure=str(tmp_path / "growth.svg"))
