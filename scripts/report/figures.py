@@ -72,7 +72,7 @@ def save(figure, path: Path) -> None:
     Raises:
         ValueError: matplotlib does not write the format that the name ends in.
     """
-    import matplotlib.lines
+    import matplotlib
 
     format = path.suffix.removeprefix(".") or "svg"
     if format != "svg":
@@ -83,8 +83,6 @@ def save(figure, path: Path) -> None:
     text = io.StringIO()
     # Without the date and with fixed names of its parts, equal runs give equal figures.
     with matplotlib.rc_context({"svg.hashsalt": "report", "path.simplify_threshold": TOLERANCE}):
-        for line in figure.findobj(matplotlib.lines.Line2D):
-            line.recache(always=True)  # its path keeps the tolerance with which it was made
         figure.savefig(text, format="svg", dpi=150, metadata={"Date": None, "Creator": CREATOR})
     write_text(path, shorten(text.getvalue()))
 
