@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
@@ -26,6 +27,7 @@ from parallel_epochs.scripts.bench.measure import (
     beside,
     describe_extensions,
     extra_of_both,
+    make_step,
     say,
     seconds_of,
     side_by_side,
@@ -120,22 +122,11 @@ def _measure_step(data: Data, channels: int, repeat: int) -> dict:
     x = torch.randn(data.num_nodes, channels).to(place)
     y = (torch.rand(data.num_nodes, NUM_TASKS) < 0.3).float().to(place)
 
-    def make(model: torch.nn.Module) -> Callable[[], Tensor]:
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-
-        def step() -> Tensor:
-            optimizer.zero_grad()
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x, data.edge_index, data.edge_attr), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return step
-
     with torch.no_grad():  # without dropout, of which both draw other masks
         found, expected = (model.eval()(x, data.edge_index, data.edge_attr) for model in (ours, theirs))
     assert_close({"out": found}, {"out": expected}, tolerance=1e-4)
-    our_step, their_step = make(ours.train()), make(theirs.train())
+    our_step, their_step = (make_step(model.train(), lambda model=model: binary_cross_entropy_with_logits(
+        model(x, data.edge_index, data.edge_attr), y)) for model in (ours, theirs))
     return {"bench": "convs", "conv": STEP, "channels": channels, "num_nodes": data.num_nodes,
             "num_edges": data.num_edges, "pyg_with": describe_extensions(),
             **side_by_side(their_step, our_step, repeat, inner=5), **extra_of_both(their_step, our_step)}

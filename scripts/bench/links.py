@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
-from parallel_epochs.models import DeeperGCN, LinkModel
+from parallel_epochs.models import LinkModel
 from parallel_epochs.models.networks.common_neighbors import CommonNeighbors, Neighborhoods
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.config import GNNConfig
@@ -20,37 +19,10 @@ from parallel_epochs.pipeline.metrics import link_metric
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.scripts.bench.measure import assert_close, configure, say, write_row
+from parallel_epochs.scripts.bench.pyg_model import PyGBlocks
 
 # Scores of pairs without training, which the models are compared with.
 HEURISTICS = {name: COUNTS[name] for name in ("common neighbours", "resource allocation")}
-
-
-class PyGLinkEncoder(torch.nn.Module):
-    """The encoder of the recipe, built from PyG's modules: ``res+`` blocks of softmax GENConvs and batch norms.
-
-    Args:
-        model: model whose parameters are copied, with one-layer MLPs and without an encoder of `x`.
-    """
-
-    def __init__(self, model: DeeperGCN):
-        super().__init__()
-        channels, self.layers = model.num_columns, torch.nn.ModuleList()
-        for ours, normalise in zip(model.convs, model.norms, strict=True):
-            conv = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=1, norm="batch",
-                               bias=True)
-            conv.load_state_dict(ours.state_dict())
-            norm = torch.nn.BatchNorm1d(channels)
-            norm.load_state_dict(normalise.state_dict())
-            self.layers.append(pyg.DeepGCNLayer(conv, norm, torch.nn.ReLU(), block="res+", dropout=model.dropout))
-        # A DeepGCNLayer normalises before it convolves. The first block is a bare convolution, and its norm comes last.
-        for layer, norm in zip([*self.layers[1:], self.layers[0]], [layer.norm for layer in self.layers]):
-            layer.norm = norm
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        h = self.layers[0].conv(x, edge_index)
-        for layer in self.layers[1:]:
-            h = layer(h, edge_index)
-        return self.layers[0].norm(h).relu()
 
 
 def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_step: int = 4096, seeds: int = 3,
@@ -83,7 +55,7 @@ def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_ste
         config.seed = seed
         ours = _build(config, data)
         theirs = _build(config, data)
-        theirs.encoder = PyGLinkEncoder(theirs.encoder)
+        theirs.encoder = PyGBlocks(theirs.encoder)
         if seed == 0:
             _compare(ours, theirs, data)
         for name, model in (("ours", ours), ("PyG's modules", theirs)):

@@ -208,6 +208,18 @@ def train_to_the_end(build: Callable[[Part], BlockTrainer], config: RunConfig,
     return time.perf_counter() - start, num_pairs, vectors
 
 
+def make_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a function that takes a step of Adam on a loss."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
+
+
 def check_figure(path: str, *, overwrite: bool) -> None:
     """Refuse to replace a file by a figure, unless it is one of ours.
 

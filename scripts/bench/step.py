@@ -1,6 +1,7 @@
 """A training step of DyResGEN-112: forward, loss, backward and Adam, compared with the same model of PyG's modules."""
 
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.pipeline.run.ranks import choose_device
@@ -10,6 +11,7 @@ from parallel_epochs.scripts.bench.measure import (
     assert_close,
     extra_mib,
     extra_of_both,
+    make_step,
     say,
     side_by_side,
     spread_of,
@@ -36,15 +38,7 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
         return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").to(place)
 
     def stepper(model: torch.nn.Module, edge_index: torch.Tensor):
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-        def step() -> None:
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return step
+        return make_step(model, lambda: binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y))
 
     model = build(pyg_layers)
     pyg = PyGDeeperGCN(model).to(place)
@@ -75,7 +69,7 @@ def _compare(model: DeeperGCN, pyg: PyGDeeperGCN, data, x: torch.Tensor, plain: 
         for weight in shared.values():
             weight.grad = None
         # Reentrant checkpointing works with backward() alone.
-        torch.nn.functional.binary_cross_entropy_with_logits(logits, data.y).backward()
+        binary_cross_entropy_with_logits(logits, data.y).backward()
         sides.append({"logits": logits.detach(), **{name: weight.grad for name, weight in shared.items()}})
         side.train()
     assert_close(*sides, tolerance=1e-3)
