@@ -25,7 +25,6 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric import typing
 
-from parallel_epochs.pipeline.block_training.trainer import BlockTrainer
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.graph import Graph
@@ -193,7 +192,7 @@ def call_apart(function: Callable, *arguments: object) -> Any:
         return process.submit(function, *arguments).result()
 
 
-def train_to_the_end(build: Callable[[Part], BlockTrainer], config: RunConfig,
+def train_to_the_end(build: Callable[[Part], Any], config: RunConfig,
                      data: Graph) -> tuple[float, int, np.ndarray]:
     """Train vectors without a run directory; returns the seconds, the number of pairs and the vectors."""
     start, num_pairs = time.perf_counter(), 0
