@@ -212,7 +212,7 @@ def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
     known = ~y.isnan()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[known])
     loss.backward()
-    assert step.is_last and known.sum() == 5 and trainer.numbers().loss == pytest.approx(loss.item())
+    assert step.is_last and known.sum() == 5 and trainer.numbers.loss == pytest.approx(loss.item())
     for ours, theirs in zip(trainer.model.parameters(), before.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
 

@@ -103,7 +103,7 @@ class BlockTrainer(Trainer):
         self.score, self._tables, self._schedule, self._finish = score, tables, schedule, finish
         self._dim, self._seed, self._ranks, self._stop = dim, seed, ranks, stop or StopRequest()
         self._storage = storage
-        self._numbers: RoundNumbers | None = None
+        self.numbers: RoundNumbers | None = None
         self._finished: tuple[int, Tensor] | None = None
 
         # The number of threads changes no bit.
@@ -149,7 +149,7 @@ class BlockTrainer(Trainer):
                                          "train.lr")
             yield Step(progress.step, progress.step_in_round == len(self._schedule), stop)
         drawn = opened.draw_seconds
-        self._numbers = RoundNumbers(
+        self.numbers = RoundNumbers(
             loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start, num_pairs=opened.num_pairs,
             hidden=1 - min(waited / drawn, 1) if drawn else 1.0, draw_seconds=drawn, sync_seconds=synced)
 
@@ -211,11 +211,6 @@ class BlockTrainer(Trainer):
                 raise Stopped(self._stop.signum or signal.SIGTERM)
         progress.end_round(epochs=self.plan.epochs_after(progress.round + 1))
         return scores
-
-    def numbers(self) -> RoundNumbers:
-        """Return the numbers of the round that has just ended."""
-        assert self._numbers is not None, "a round has ended"
-        return self._numbers
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned, [num_nodes, dim], finished."""

@@ -71,7 +71,7 @@ def describe(folder: Path) -> str:
         return f"{text}; their metrics differ: {', '.join(sorted(metrics))}"
     metric = metrics.pop()
     if len({_without_seed(summary["command"]) for summary in results.values()}) == 1:
-        scores = [f"{name}{metric} {_mean_and_std([summary[key] for summary in results.values()])}"
+        scores = [f"{name}{metric} {mean_and_std([summary[key] for summary in results.values()])}"
                   for name, key in _scores(next(iter(results.values())))]
         return f"{text}; {', '.join(scores)}{' (mean ± standard deviation)' if len(results) > 1 else ''}"
     best = max(results, key=lambda member: merit(metric, results[member]["best_valid"]))
@@ -101,7 +101,8 @@ def _without_seed(command: str) -> tuple[str, ...]:
     return tuple(argument for argument in shlex.split(command) if not argument.startswith("seed="))
 
 
-def _mean_and_std(values: list[float]) -> str:
+def mean_and_std(values: list[float]) -> str:
+    """Format the mean and, for several values, their sample standard deviation (divided by n - 1)."""
     mean = format_score(statistics.fmean(values))
     decimals = len(mean.partition(".")[2])
     return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean

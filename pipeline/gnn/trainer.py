@@ -75,7 +75,7 @@ class GNNTrainer:
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
-        self._numbers: RoundNumbers | None = None
+        self.numbers: RoundNumbers | None = None
         self.rows: Tensor | None = None
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class GNNTrainer:
             progress.grad_norm = float(norm)
             yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
 
-        self._numbers = RoundNumbers(
+        self.numbers = RoundNumbers(
             loss=progress.mean_loss, lr=progress.lr, grad_norm=progress.grad_norm, seconds=time.perf_counter() - start,
             hidden=background.hidden, draw_seconds=background.busy_seconds, sync_seconds=self._sync.seconds)
 
@@ -206,11 +206,6 @@ class GNNTrainer:
         records = self.loader.measure(drawn, time.perf_counter() - start)
         return {kind: {"metric": self.about.metric, "round": self.progress.round, **values}
                 for kind, values in records.items()}
-
-    def numbers(self) -> RoundNumbers:
-        """Return the numbers of the round that has just ended."""
-        assert self._numbers is not None, "a round has ended"
-        return self._numbers
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned: the averages of the weights, where they are averaged."""

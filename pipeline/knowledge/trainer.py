@@ -65,7 +65,7 @@ class KnowledgeTrainer(Trainer):
                            num_parameters=sum(table.numel() for table in tables.parameters()))
         self._steps, self._probe, self._lr, self._last_lr = steps, probe, lr, last_lr
         self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()
-        self._numbers: RoundNumbers | None = None
+        self.numbers: RoundNumbers | None = None
 
     def steps(self) -> Iterator[Step]:
         """Train on the rest of this epoch; :meth:`state` is whole after each step."""
@@ -90,8 +90,8 @@ class KnowledgeTrainer(Trainer):
             progress.step += 1
             progress.step_in_round += 1
             yield Step(progress.step, progress.step_in_round == steps.num_steps, stop)
-        self._numbers = RoundNumbers(loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start,
-                                     draw_seconds=drawn, sync_seconds=synced, num_triples=num_triples)
+        self.numbers = RoundNumbers(loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start,
+                                    draw_seconds=drawn, sync_seconds=synced, num_triples=num_triples)
         self._explain_standstill()
 
     def _explain_standstill(self) -> None:
@@ -144,11 +144,6 @@ class KnowledgeTrainer(Trainer):
             Stopped: on all ranks, if one of them was asked to stop.
         """
         return self._probe.test(self.tables.score_all)
-
-    def numbers(self) -> RoundNumbers:
-        """Return the numbers of the epoch that has just ended."""
-        assert self._numbers is not None, "a round has ended"
-        return self._numbers
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned: ``entities`` [num_entities, dim] and ``relations``; see TripleTables."""

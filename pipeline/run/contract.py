@@ -132,7 +132,7 @@ class Trainer(Protocol):
     - `steps`: train the rest of this round; `state` is whole after each step.
     - `evaluate`: close the round; the metric of training, validation and, unless the product does so at the end, the
       test, the same on all ranks; None if no evaluation is due.
-    - `numbers`: of the round that has just ended.
+    - `numbers`: of the round that has just ended; None before.
     - `weights`: what was learned, as best.pt holds it; `fingerprint`: what ranks compare of it.
     - `state` and `load`: all that a resumed run needs to go on with the same bits.
     - `close`: end threads and let go of files. By default there are none.
@@ -140,6 +140,7 @@ class Trainer(Protocol):
 
     about: About
     progress: Progress
+    numbers: RoundNumbers | None
 
     @property
     def num_rounds(self) -> int:
@@ -150,7 +151,6 @@ class Trainer(Protocol):
 
     def steps(self) -> Iterator[Step]: ...
     def evaluate(self) -> dict[str, float] | None: ...
-    def numbers(self) -> RoundNumbers: ...
     def weights(self) -> dict: ...
     def fingerprint(self) -> dict: ...
     def state(self) -> dict: ...

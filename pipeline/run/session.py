@@ -257,7 +257,8 @@ class Session:
                         "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores,
                         **self._origin})
                     self._on_best()
-        numbers = trainer.numbers()
+        numbers = trainer.numbers
+        assert numbers is not None, "a round has ended"
         self._open_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers.record(),
                              **({} if scores is None else {"evaluation_seconds": evaluated}),
                              wall_seconds=time.perf_counter() - self._began, **(scores or {}))

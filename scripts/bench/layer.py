@@ -75,8 +75,7 @@ def bench_layer(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     # Without dropout, as both draw other masks. A ReLU decided by rounding changes a sum by one of its terms.
     assert_close(dict(zip(names, ours(), strict=True)), dict(zip(names, theirs(), strict=True)), tolerance=1e-3)
     model.train(), pyg.train()
-    row |= side_by_side(theirs, ours, repeat, inner=5)
-    write_row(row | extra_of_both(theirs, ours))
+    write_row(row | side_by_side(theirs, ours, repeat, inner=5) | extra_of_both(theirs, ours))
 
 
 def _measure_relations(data: Data, channels: int, num_relations: int, num_features: int, repeat: int) -> None:

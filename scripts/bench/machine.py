@@ -38,7 +38,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def seconds_to_gather(num_rows: int, channels: int, index: Tensor, rounds: int = 30) -> float:
+def seconds_to_gather(num_rows: int, channels: int, index: Tensor) -> float:
     """Return the fewest seconds in which this machine reads rows of a float32 table in a given order.
 
     Args:
@@ -55,7 +55,7 @@ def seconds_to_gather(num_rows: int, channels: int, index: Tensor, rounds: int =
                                ctypes.c_int64(index.numel()), ctypes.c_int64(width),
                                ctypes.c_int(torch.get_num_threads()), ctypes.c_void_p(out.data_ptr()))
 
-    return min(seconds_of(gather) for _ in range(rounds))
+    return min(seconds_of(gather) for _ in range(30))
 
 
 def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:

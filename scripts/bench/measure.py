@@ -200,7 +200,7 @@ def train_to_the_end(build: Callable[[Part], Any], config: RunConfig,
         while trainer.progress.round < trainer.num_rounds:
             for _ in trainer.steps():
                 pass
-            num_pairs += int(trainer.numbers().num_pairs)
+            num_pairs += int(trainer.numbers.num_pairs)
             trainer.progress.round += 1
             trainer.progress.begin_round()
         vectors = trainer.embedding().numpy()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
-from parallel_epochs.scripts.report.elements import NUM_COLOURS, escape, paragraph, swatch
+from parallel_epochs.scripts.report.elements import NUM_COLOURS, escape, swatch
 from parallel_epochs.scripts.report.layout import Layout
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.words import SPLITS, duration, metric_name, score, score_name
@@ -57,7 +57,7 @@ class Figures:
     xs: dict[str, dict[str, list]] = field(default_factory=dict)
     layout: Layout | None = None
 
-    def add(self, title: str, traces: list[dict], layout: dict, *, label: str, note: str = "", legend: str = "",
+    def add(self, title: str, traces: list[dict], layout: dict, *, label: str, legend: str = "",
             marks: list[dict] | None = None) -> str:
         """Add a chart, and return its element for the page.
 
@@ -68,7 +68,7 @@ class Figures:
         name = f"chart-{len(self.charts)}"
         self.charts.append({"id": name, "data": traces, "layout": layout, "marks": marks or []})
         return (f'<figure class="card" aria-labelledby="{name}-title"><figcaption><h3 id="{name}-title">'
-                f"{escape(title)}</h3>{paragraph(note, 'note') if note else ''}{legend}</figcaption>"
+                f"{escape(title)}</h3>{legend}</figcaption>"
                 f'<div class="drawing" id="{name}" role="img" aria-label="{escape(label)}"></div></figure>')
 
     def data(self) -> str:

@@ -2,6 +2,7 @@
 
 import statistics
 
+from parallel_epochs.pipeline.command.sweep import mean_and_std
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.scripts.report import charts, words
 from parallel_epochs.scripts.report.charts import Figures, Line
@@ -20,7 +21,7 @@ from parallel_epochs.scripts.report.elements import (
 )
 from parallel_epochs.scripts.report.runs import AXES, Run, comparable, differing, qualities, scores_of
 from parallel_epochs.scripts.report.single import Section, axis_switch, badge, graph_sections, warnings
-from parallel_epochs.scripts.report.sweep import leaderboard, mean_and_std, summary_of_sweep
+from parallel_epochs.scripts.report.sweep import leaderboard, summary_of_sweep
 
 SPEED_COLUMNS = {"step": "Steps", "epochs": "Epochs", "wall_seconds": "Wall time (s)"}
 MAX_KEYS = 12  # that differ and are shown at once

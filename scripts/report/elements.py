@@ -59,13 +59,13 @@ def paragraph(words: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(words)}</p>' if kind else f"<p>{escape(words)}</p>"
 
 
-def table(columns: list[Column], rows: list[list[Cell]], *, label: str, is_sortable: bool = True) -> str:
+def table(columns: list[Column], rows: list[list[Cell]], *, label: str) -> str:
     """Build a table whose first column names the rows.
 
     Args:
         label: description for screen readers.
     """
-    is_sortable = is_sortable and len(rows) > 1
+    is_sortable = len(rows) > 1
     head = "".join(_heading(column, is_sortable) for column in columns)
     body = "".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
     kind = ' class="brief"' if all(len(row[0].html) <= BRIEF for row in rows) else ""

@@ -3,8 +3,8 @@
 import statistics
 import textwrap
 
+from parallel_epochs.pipeline.command.sweep import mean_and_std
 from parallel_epochs.pipeline.names import merit
-from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.scripts.report.runs import Run, comparable, differing, groups, scores_of, short
 from parallel_epochs.scripts.report.words import setting
 
@@ -52,13 +52,6 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
             seen[key] = run.folder
             counted.append(run)
     return counted, warnings
-
-
-def mean_and_std(values: list[float]) -> str:
-    """Format the mean and, for several values, their sample standard deviation (divided by n - 1)."""
-    mean = format_score(statistics.fmean(values))
-    decimals = len(mean.partition(".")[2])
-    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
 
 def _seeds(runs: list[Run]) -> list[str]:
@@ -117,8 +110,7 @@ def _dataset(settings: dict) -> str:
 def _distinct(runs: list[Run], key: str) -> list:
     values = []
     for run in runs:
-        value = run.summary.get(key)
-        if value is not None and value not in values:
+        if (value := run.summary.get(key)) is not None and value not in values:
             values.append(value)
     return values
 

@@ -26,7 +26,7 @@ def train_rounds(trainer) -> list[dict[str, float]]:
     numbers = []
     while trainer.progress.round < trainer.num_rounds:
         list(trainer.steps())
-        numbers.append(trainer.numbers().record())
+        numbers.append(trainer.numbers.record())
         trainer.evaluate()
     return numbers
 

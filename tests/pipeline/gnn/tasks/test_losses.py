@@ -105,7 +105,7 @@ def train_rounds(config, data) -> tuple[list[float], torch.Tensor]:
         losses = []
         while trainer.progress.round < trainer.num_rounds:
             list(trainer.steps())
-            losses.append(trainer.numbers().loss)
+            losses.append(trainer.numbers.loss)
             trainer.evaluate()
         return losses, torch.cat([value.flatten() for value in trainer.weights().values()])
 
