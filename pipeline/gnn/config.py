@@ -237,7 +237,7 @@ class GNNParallelConfig(ParallelConfig):
                           choices=("none", "sqrt", "linear"))
 
 
-SMOOTHINGS = ("none", "label_propagation", "correct_and_smooth")
+SMOOTHINGS = ("none", "label_propagation", "correct_and_smooth", "two_step_propagation")
 
 
 @dataclass
@@ -252,9 +252,10 @@ class EvaluationConfig:
     num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
                              "relation and hop. Default: as in loader.num_neighbors.",
                              when={"evaluation.method": ("neighbor",)})
-    smooth: str = key("none", "Also report smoothed class predictions. label_propagation: spread training labels and "
-                      "predictions along the edges. correct_and_smooth: first correct the predictions by the errors of "
-                      "training nodes.", choices=SMOOTHINGS,
+    smooth: str = key("none", "Also report smoothed predictions. label_propagation: spread training labels and "
+                      "predictions of classes along the edges. correct_and_smooth: first correct the predictions by "
+                      "the errors of training nodes. two_step_propagation: mix the predictions, of classes or binary "
+                      "tasks, with the mean training labels one and two steps away.", choices=SMOOTHINGS,
                       changes_numbers=False)
 
     @property
@@ -531,8 +532,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     num_parts: int | None = key(None, "Number of clusters of a view. Default: as in the run.", minimum=1)
     num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
                              "relation and hop. Default: as in the run.")
-    smooth: str | None = key(None, "Smoothing of the predicted classes, beside those of the model. Default: as in the "
-                             "run.", choices=SMOOTHINGS)
+    smooth: str | None = key(None, "Smoothing of the predictions, beside those of the model. Default: as in the run.",
+                             choices=SMOOTHINGS)
     output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
                              "prediction and the scores; or a row for each pair: source, target and the probability "
                              "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)

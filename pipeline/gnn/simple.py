@@ -74,7 +74,7 @@ def of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:
     baseline, _ = best("label propagation", (labels.propagated(adjacency, alpha) for alpha in ALPHAS))
     yield without_train(baseline)
     yield best("label propagation in two steps", (
-        columns for weight in _weights(data) for columns in labels.propagated_twice(data, weight)))[0]
+        columns for weight in edge_weights(data) for columns in labels.propagated_twice(data, weight)))[0]
     if not data.types.homogeneous:
         yield from _of_type(data, task, data.types)
         return
@@ -160,7 +160,7 @@ def _standardised(x: Tensor) -> Float[Tensor, "num_nodes channels"]:
     return (x - x.mean(0)) / x.std(0).nan_to_num().clamp(min=CERTAIN)
 
 
-def _weights(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
+def edge_weights(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
     """Yield weights of the edges: equal ones; the sum of their features, and each feature, unless one is negative.
 
     A self-loop weighs nothing, since it would give a node its own label.

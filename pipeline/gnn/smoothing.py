@@ -1,14 +1,15 @@
-"""Predicted classes that are smoothed along the edges of the graph, beside those of the model itself."""
+"""Predictions that are smoothed along the edges of the graph, beside those of the model itself."""
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
@@ -17,6 +18,7 @@ from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple import SECOND, Labels, edge_weights
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.contract import Trainer
@@ -39,10 +41,11 @@ class Smoothed:
     """Smoothed predictions, and what they are worth.
 
     Attributes:
-        method: "label_propagation" or "correct_and_smooth".
+        method: a value of ``evaluation.smooth``.
         alphas: by their names, as chosen by the validation metric.
         scores: metric of the validation and the test split.
         rows: numbers of every class, [num_nodes, num_classes], of which the largest predicts; not quite probabilities.
+            Of binary tasks, numbers in (0, 1] that order the nodes.
     """
 
     method: str
@@ -89,7 +92,7 @@ def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
     The alphas are those with the best metric of the validation split. Of equal ones the smallest are chosen.
 
     Args:
-        logits: of all nodes, [num_nodes, num_classes].
+        logits: of all nodes, [num_nodes, out_channels].
 
     Raises:
         Stopped: a rank was asked to stop; all ranks raise it.
@@ -101,7 +104,8 @@ def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
             return None
         best: tuple[float, dict[str, float], Tensor] | None = None
         with borrowed_threads(ranks.num_local):
-            for alphas, rows in _try_alphas(setup, logits.softmax(1), look):
+            for alphas, rows in (_try_mixtures(setup, logits, look) if method == "two_step_propagation" else
+                                 _try_alphas(setup, logits.softmax(1), look)):
                 valid = task.score("valid", rows)
                 if best is None or valid > best[0]:
                     best = valid, alphas, rows
@@ -118,6 +122,35 @@ def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
 def describe_alphas(alphas: dict[str, float]) -> str:
     """Name the alphas of a smoothing with their values."""
     return ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
+
+
+def _try_mixtures(setup: Setup, logits: Tensor,
+                  look: Callable[[], object]) -> Iterator[tuple[dict[str, float], Tensor]]:
+    """Mix predictions with the labels one and two steps away, these the best by validation, with a growing share.
+
+    Probabilities of classes are mixed. Of binary tasks it is the ranks of the nodes, since their metrics read no more
+    than the order, and the scales of the two differ.
+    """
+    task = cast(NodeTask, setup.task)
+    labels, best = Labels(setup.data, task), None
+    with Bar("propagating labels", sum(1 for _ in edge_weights(setup.data)), "weights of edges") as bar:
+        for weight in edge_weights(setup.data):
+            for share, columns in zip(SECOND, labels.propagated_twice(setup.data, weight), strict=True):
+                look()
+                valid = task.score("valid", columns)
+                if best is None or valid > best[0]:
+                    best = valid, share, columns
+            bar.advance()
+    assert best is not None
+    _, second, columns = best
+    if labels.are_classes:
+        own, theirs = logits.double().softmax(1), columns.double()
+    else:
+        own, theirs = (torch.from_numpy(rankdata(rows.numpy(), axis=0) / len(rows)) for rows in (logits, columns))
+    for tenths in range(11):
+        look()
+        yield ({"propagation_share": tenths / 10, "second_step": second},
+               own.lerp(theirs, tenths / 10).float())
 
 
 def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tuple[dict[str, float], Tensor]]:

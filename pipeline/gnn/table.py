@@ -68,13 +68,14 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
             of binary tasks, or values.
         rows: [num_rows, out_channels]
         labels: names of the columns of `rows`; none where they have numbers.
-        smoothed: smoothed numbers of every class, as `rows`; none without them.
+        smoothed: smoothed numbers of every class or task, as `rows`; none without them.
     """
     name, score = SCORES[kind]
     names = range(rows.size(1)) if labels is None else labels
     found: Columns = {"class": _name_classes(rows, labels)} if name == "probability" else {}
     if smoothed is not None:
-        found["smoothed_class"] = _name_classes(smoothed, labels)
+        found |= {"smoothed_class": _name_classes(smoothed, labels)} if "class" in found else {
+            f"smoothed_{label}": column.numpy() for label, column in zip(names, smoothed.unbind(1), strict=True)}
     return found | {f"{name}_{label}": column.numpy()
                     for label, column in zip(names, score(rows).unbind(1), strict=True)}
 

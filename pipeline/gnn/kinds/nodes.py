@@ -111,8 +111,9 @@ class NodeKind(LabelKind):
         if not self.config.evaluation.smooths:
             return
         key = f"evaluation.smooth={self.config.evaluation.smooth}"
-        if (kind := kind_of(data.metric)) != "classes":
-            raise ValueError(f"{key} needs classes; this run learns {kind}. Leave it out")
+        takes = ("classes", "binary tasks") if self.config.evaluation.smooth == "two_step_propagation" else ("classes",)
+        if (kind := kind_of(data.metric)) not in takes:
+            raise ValueError(f"{key} needs {' or '.join(takes)}; this run learns {kind}. Leave it out")
         if not data.types.homogeneous:
             raise ValueError(f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
                              "it out")

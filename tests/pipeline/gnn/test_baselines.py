@@ -74,7 +74,7 @@ def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
     y[::5, 1] = torch.nan
     data = make_graph(edges.t().tolist(), 20, y=y, edge_attr=torch.rand(edges.size(1), 1, generator=g))
     data.train_mask, edges = torch.arange(20) < 12, data.edge_index.as_tensor().long()
-    weight = list(simple._weights(data))[1]
+    weight = list(simple.edge_weights(data))[1]
     found = list(simple.Labels(data, SimpleNamespace(kind="tasks")).propagated_twice(data, weight))
     dense = torch.zeros(20, 20).index_put_((edges[1], edges[0]), weight, accumulate=True).fill_diagonal_(0)
     scale = dense.sum(1).rsqrt()

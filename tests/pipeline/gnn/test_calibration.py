@@ -57,6 +57,8 @@ def test_the_error_by_hand():
     assert math.isnan(calibration_error(logits[:0], y[:0], are_classes=True))
     near = torch.tensor([[0.88, 0.12], [0.92, 0.08]]).log()
     assert calibration_error(near, torch.tensor([[0], [1]]), are_classes=True) == pytest.approx(0.9 - 0.5), "one bin"
+    far = torch.tensor([[0.91, 0.09], [0.97, 0.03]]).log()
+    assert calibration_error(far, torch.tensor([[1], [0]]), are_classes=True) == pytest.approx((0.91 + 0.03) / 2), "two"
 
 
 def test_the_error_of_tasks_is_that_of_the_label_1():

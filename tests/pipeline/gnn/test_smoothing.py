@@ -6,10 +6,13 @@ import re
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
 from torch_geometric import nn as pyg
 
 from parallel_epochs.pipeline.gnn import smoothing
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple import Labels, edge_weights
 from parallel_epochs.pipeline.run import stop as stops
 from parallel_epochs.pipeline.run.errors import Stopped
 from tests.helpers import building
@@ -69,6 +72,43 @@ def test_the_alphas_are_those_that_are_best_on_validation(method, graph, configu
     assert found.alphas["smoothing_alpha"] == best[1] and found.alphas.get("correction_alpha", 0.0) == best[0]
     torch.testing.assert_close(found.rows, tried[best])
     assert found.scores == {split: pytest.approx(setup.task.score(split, tried[best])) for split in ("valid", "test")}
+
+
+@pytest.mark.parametrize("kind", ["classes", "tasks"])
+def test_predictions_are_mixed_with_the_labels_two_steps_away(kind, configure, tmp_path):
+    g, classes = torch.Generator().manual_seed(1), torch.arange(NUM_NODES) % 3
+    y = classes if kind == "classes" else torch.eye(3)[classes][:, :2]
+    config = configure(*write_graph(tmp_path / "graph.pt", y=y), "evaluation.smooth=two_step_propagation")
+    setup = Setup(config, building.open_graph(config).parts[0].data, building.CPU)
+    shape = NUM_NODES, setup.task.out_channels
+    logits = torch.randn(shape, generator=g) + 2 * torch.eye(3)[classes][:, :shape[1]]
+    found = smoothing.smooth_rows(setup, logits)
+    labels, data = Labels(setup.data, setup.task), setup.data
+    tried = [columns for weight in edge_weights(data) for columns in labels.propagated_twice(data, weight)]
+    base = max(tried, key=lambda columns: setup.task.score("valid", columns))
+    own, theirs = (logits.softmax(1), base) if kind == "classes" else (
+        torch.from_numpy(rankdata(rows.numpy(), axis=0) / NUM_NODES).float() for rows in (logits, base))
+    share = found.alphas["propagation_share"]
+    torch.testing.assert_close(found.rows, (1 - share) * own + share * theirs)
+    scores = [setup.task.score("valid", (1 - tenth / 10) * own + tenth / 10 * theirs) for tenth in range(11)]
+    assert found.scores["valid"] == pytest.approx(max(scores)) and 0 < share == scores.index(max(scores)) / 10
+    assert found.scores["valid"] > setup.task.score("valid", logits)
+
+
+def test_a_table_of_binary_tasks_has_a_smoothed_column_for_each(configure, tmp_path):
+    y = torch.eye(3)[torch.arange(NUM_NODES) % 3][:, :2]
+    config = configure(*write_graph(tmp_path / "graph.pt", y=y), "evaluation.smooth=two_step_propagation")
+    found = train(config, tmp_path / "run")["smoothed"]
+    assert found["method"] == "two_step_propagation" and set(found) > {"propagation_share", "second_step", "test"}
+    asked = EvaluateConfig(run=str(tmp_path / "run"), predictions=str(tmp_path / "rows.pt"),
+                           output=str(tmp_path / "nodes.csv"))
+    building.evaluate(asked)
+    table, saved = pd.read_csv(tmp_path / "nodes.csv"), torch.load(tmp_path / "rows.pt")["smoothed"]
+    assert list(table) == ["id", "split", "smoothed_0", "smoothed_1", "score_0", "score_1"]
+    assert table["smoothed_1"].to_numpy() == pytest.approx(saved[:, 1].numpy())
+    test = (torch.arange(NUM_NODES) // 3 % 3 == 2).numpy()
+    auc = [roc_auc_score(y[test, task], table.loc[test, f"smoothed_{task}"]) for task in range(2)]
+    assert sum(auc) / 2 == pytest.approx(found["test"])
 
 
 def test_a_run_reports_smoothed_scores_beside_its_own(graph, configure, tmp_path, short, caplog):
