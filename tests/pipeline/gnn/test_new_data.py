@@ -1,6 +1,7 @@
 """A trained model on other data than those of its training."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,6 +197,8 @@ def test_runs_that_cannot_predict_other_data_say_why(overrides, message, a_run):
     run = SavedRun(a_run.folder, config, settings(config))
     with pytest.raises(ValueError, match=f"data.path=new.pt: .* cannot predict other data: .*{message}"):
         predict(run, "new.pt")
+    with pytest.raises(ValueError, match=f"export=model.pe: .* cannot predict other data: .*{message}"):
+        new_data.export(run, Path("model.pe"))
 
 
 def test_a_small_graph_needs_no_partition(tmp_path):
