@@ -1,10 +1,9 @@
-"""Forward by destination in Triton. Each edge is visited once.
+"""Forward by destination in Triton. Each edge is visited once, in the walk of models/kernels/walk.py.
 
-Rows and edges are cut together into chunks of equal length: row r is its edges and one closing item, so that the work
-of a chunk is bounded whatever the degrees are. A program takes one chunk and BLOCK_D channels. It finishes the rows
-that lie in its chunk. For a row that begins before or ends after the chunk, it leaves a partial state, and a second
-kernel merges these states in their order.
+A program takes one chunk and BLOCK_D channels.
 """
+
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -12,7 +11,6 @@ import triton.language as tl
 from parallel_epochs.models.aggregate.gpu_encode import (
     add_encoded,
     add_relations,
-    find_span,
     load_encoder,
     load_features,
     select_channels,
@@ -24,13 +22,19 @@ from parallel_epochs.models.aggregate.gpu_kinds import (
     merge_states,
     start_state,
 )
+from parallel_epochs.models.kernels.walk import Edges, merge, walk
+
+# The functions of both passes read and write this; see the arguments of :func:`forward`.
+Result = namedtuple("Result", "channel in_d param out stat stat2 partial KIND SAVE D BLOCK_D")
+Forward = namedtuple("Forward", (*Result._fields, "columns", "bias", "x", "attr", "table", "eps", "low", "high",
+                                 "FEATURES", "DOT", "FIRST", "K", "BLOCK_K"))
 
 
 @triton.jit
 def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param, out, stat, stat2, partial, eps, low,
-            high, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr,
-            WIDE: tl.constexpr, FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-            BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+            high, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
+            FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
+            BLOCK_D: tl.constexpr):
     """Aggregate the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
@@ -68,56 +72,50 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param,
         BLOCK_E: edges of a row that are read at a time.
         BLOCK_D: channels of a program.
     """
-    chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
-    parameter = tl.load(param).to(tl.float32)
-
-    for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
-        first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
-        base, total, weighted = start_state(KIND, BLOCK_D)
-        for block in range(first, last, BLOCK_E):
-            edge = block + tl.arange(0, BLOCK_E)
-            valid = edge < last
-            node = tl.load(src + edge, mask=valid, other=0).to(tl.int64)
-            attr_row = edge.to(tl.int64)
-            if position is not None:
-                attr_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, FIRST, K, BLOCK_K, D)
-            z = tl.load(x + node[:, None] * D + channel[None, :], mask=valid[:, None] & in_d[None, :], other=0.0)
-            z = add_relations(z.to(tl.float32) + b[None, :], attr, attr_row, valid, table, channel, in_d, FIRST, K, D)
-            z = add_encoded(z, features, columns, FEATURES, DOT, K)
-            bases, totals, weighteds = make_states(make_message(z, eps), valid[:, None], parameter, low, high, KIND)
-            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, parameter, KIND)
-        if begins & ends:
-            store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)
-        else:
-            store_state(partial, 2 * chunk + begins.to(tl.int32), channel, in_d, base, total, weighted, KIND, D)
+    walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
+         Forward(channel, in_d, tl.load(param).to(tl.float32), out, stat, stat2, partial, KIND, SAVE, D, BLOCK_D,
+                 columns, b, x, attr, table, eps, low, high, FEATURES, DOT, FIRST, K, BLOCK_K),
+         (), start_row, add_edges, store_row)
 
 
 @triton.jit
-def store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND: tl.constexpr,
-              SAVE: tl.constexpr, D: tl.constexpr):
-    """Write a row's result, and what backward needs of it, from its whole state."""
-    result, first, second = finish_state(base, total, weighted, degree, parameter, KIND)
-    offset = tl.cast(row, tl.int64) * D + channel
-    tl.store(out + offset, result, mask=in_d)
-    if SAVE and KIND != "add":
-        tl.store(stat + offset, first, mask=in_d)
-    if SAVE and KIND == "power":
-        tl.store(stat2 + offset, second, mask=in_d)
+def start_row(p, row):
+    """Return nothing of the row itself, and its state without edges."""
+    return (), start_state(p.KIND, p.BLOCK_D)
 
 
 @triton.jit
-def store_state(partial, slot, channel, in_d, base, total, weighted, KIND: tl.constexpr, D: tl.constexpr):
-    """Write a row's unfinished state into a slot of `partial`."""
-    to = partial + slot.to(tl.int64) * 3 * D + channel
-    tl.store(to + D, total, mask=in_d)
-    if KIND != "add":
-        tl.store(to, base.to(tl.float32, bitcast=True), mask=in_d)
-    if KIND != "add" and KIND != "max":
-        tl.store(to + 2 * D, weighted, mask=in_d)
+def add_edges(p, own, state, sums, edge, node, attr_row, valid):
+    """Merge the state of a row with the messages of a block of its edges."""
+    features = load_features(p, attr_row, valid)
+    z = tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=valid[:, None] & p.in_d[None, :], other=0.0)
+    z = add_relations(p, z.to(tl.float32) + p.bias[None, :], attr_row, valid)
+    z = add_encoded(p, z, features)
+    states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.low, p.high, p.KIND)
+    return merge_states(state, states, p.param, p.KIND), sums
+
+
+@triton.jit
+def store_row(p, at, state, degree, WHOLE: tl.constexpr):
+    """Write a row's result, and what backward needs of it, or its unfinished state."""
+    if WHOLE:
+        result, first, second = finish_state(state, degree, p.param, p.KIND)
+        offset = at * p.D + p.channel
+        tl.store(p.out + offset, result, mask=p.in_d)
+        if p.SAVE and p.KIND != "add":
+            tl.store(p.stat + offset, first, mask=p.in_d)
+        if p.SAVE and p.KIND == "power":
+            tl.store(p.stat2 + offset, second, mask=p.in_d)
+    else:
+        base, total, weighted = state
+        to = p.partial + at * 3 * p.D + p.channel
+        tl.store(to + p.D, total, mask=p.in_d)
+        if p.KIND != "add":
+            tl.store(to, base.to(tl.float32, bitcast=True), mask=p.in_d)
+        if p.KIND != "add" and p.KIND != "max":
+            tl.store(to + 2 * p.D, weighted, mask=p.in_d)
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
@@ -132,28 +130,23 @@ def merge_forward(ptr, cuts, rows, param, out, stat, stat2, partial, chunk_items
         chunk_items: number of items between two cuts inside of a long row.
         BLOCK_C: chunks whose states are read at a time.
     """
-    chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
-    row = tl.load(rows + tl.num_programs(0) + chunk)
-    first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
-    if begins & (ends == 0):
-        channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-        parameter = tl.load(param).to(tl.float32)
-        last_chunk = (first + degree + row) // chunk_items
-        base, total, weighted = start_state(KIND, BLOCK_D)
-        # The parts lie in slots 2 * chunk + 1, 2 * (chunk + 1), 2 * (chunk + 2) and so on.
-        for block in range(chunk, last_chunk + 1, BLOCK_C):
-            part = block + tl.arange(0, BLOCK_C)
-            there = (part <= last_chunk)[:, None] & in_d[None, :]
-            slot = 2 * part.to(tl.int64) + (part == chunk).to(tl.int64)
-            state = partial + slot[:, None] * 3 * D + channel[None, :]
-            totals = tl.load(state + D, mask=there, other=0.0)
-            bases, weighteds = totals, totals
-            if KIND == "max":
-                bases = tl.load(state, mask=there, other=0.0).to(tl.int32, bitcast=True)
-                bases = tl.where(there, bases, -1)
-            elif KIND != "add":
-                bases = tl.load(state, mask=there, other=-float("inf"))
-                weighteds = tl.load(state + 2 * D, mask=there, other=0.0)
-            base, total, weighted = merge_states(base, total, weighted, bases, totals, weighteds, parameter, KIND)
-        store_row(out, stat, stat2, row, channel, in_d, base, total, weighted, degree, parameter, KIND, SAVE, D)
+    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
+    merge(ptr, cuts, rows, chunk_items,
+          Result(channel, in_d, tl.load(param).to(tl.float32), out, stat, stat2, partial, KIND, SAVE, D, BLOCK_D),
+          start_row, add_states, store_row, WIDE, BLOCK_C)
+
+
+@triton.jit
+def add_states(p, state, slot, is_part):
+    """Merge the state of a row with those that some chunks kept."""
+    there = is_part[:, None] & p.in_d[None, :]
+    at = p.partial + slot[:, None] * 3 * p.D + p.channel[None, :]
+    totals = tl.load(at + p.D, mask=there, other=0.0)
+    bases, weighteds = totals, totals
+    if p.KIND == "max":
+        bases = tl.load(at, mask=there, other=0.0).to(tl.int32, bitcast=True)
+        bases = tl.where(there, bases, -1)
+    elif p.KIND != "add":
+        bases = tl.load(at, mask=there, other=-float("inf"))
+        weighteds = tl.load(at + 2 * p.D, mask=there, other=0.0)
+    return merge_states(state, (bases, totals, weighteds), p.param, p.KIND)

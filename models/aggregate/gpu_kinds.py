@@ -77,8 +77,10 @@ def find_slope(param, KIND: tl.constexpr):
 
 
 @triton.jit
-def merge_states(base, total, weighted, bases, totals, weighteds, param, KIND: tl.constexpr):
+def merge_states(state, states, param, KIND: tl.constexpr):
     """Merge a state [BLOCK_D] with a block of other states, along their first axis."""
+    base, total, weighted = state
+    bases, totals, weighteds = states
     if KIND == "add":
         return base, total + tl.sum(totals, 0), weighted
     elif KIND == "max":
@@ -93,8 +95,9 @@ def merge_states(base, total, weighted, bases, totals, weighteds, param, KIND: t
 
 
 @triton.jit
-def finish_state(base, total, weighted, degree, param, KIND: tl.constexpr):
+def finish_state(state, degree, param, KIND: tl.constexpr):
     """Return the results of :func:`models.aggregate.ops.forward`, which are zeros without messages."""
+    base, total, weighted = state
     empty = degree == 0
     divisor = tl.where(empty, 1.0, total)
     zero = tl.zeros_like(total)

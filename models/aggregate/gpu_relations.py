@@ -1,22 +1,22 @@
-"""The gradient of the table of relations in Triton: a walk over edges by relation, in chunks as in gpu_forward.py.
+"""The gradient of the table of relations in Triton: a walk over edges by relation, see models/kernels/walk.py.
 
 A relation may have any number of edges, and a table any number of rows. Sums over edges sorted by relation need neither
 atomics nor one table for each chunk, and have the same bits in every run.
 """
+
+from collections import namedtuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from parallel_epochs.models.aggregate.gpu_encode import (
-    add_encoded,
-    find_span,
-    load_encoder,
-    load_features,
-    select_channels,
-)
+from parallel_epochs.models.aggregate.gpu_backward import Messages, load_pairs, store_sum
+from parallel_epochs.models.aggregate.gpu_encode import add_encoded, load_encoder, load_features, select_channels
 from parallel_epochs.models.aggregate.gpu_kinds import differentiate, make_message
+from parallel_epochs.models.kernels.walk import Edges, walk
+
+Relations = namedtuple("Relations", (*Messages._fields, "src"))
 
 
 def sort_by_relation(attr: Tensor, rowptr: Tensor, dst: Tensor, position: Tensor | None,
@@ -63,36 +63,30 @@ def backward(pairs, x, ptr, cuts, rows, src, dst, position, attr, weight, bias, 
         grad_table: gradient for `table` [num_relations, D], float32; written for relations that lie in one chunk.
         partial: sums of the relations that several chunks share [2 * num_chunks, D], float32; written.
     """
-    chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
-    parameter = tl.load(param).to(tl.float32)
-    stride: tl.constexpr = D if KIND == "add" else 2 * D
+    walk(Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
+         Relations(channel, in_d, grad_table, partial, D, BLOCK_D, columns, b, tl.load(param).to(tl.float32), pairs, x,
+                   attr, table, eps, low, high, KIND, FEATURES, DOT, FIRST, K, BLOCK_K, src),
+         (), start_row, add_edges, store_sum)
 
-    for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
-        first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
-        row_offset = tl.cast(row, tl.int64) * D + channel
-        relation = tl.load(table + row_offset, mask=in_d, other=0.0)
-        row_sum = tl.zeros((BLOCK_D,), tl.float32)
-        for block in range(first, last, BLOCK_E):
-            edge = block + tl.arange(0, BLOCK_E)
-            valid = edge < last
-            there = valid[:, None] & in_d[None, :]
-            node = tl.load(src + edge, mask=valid, other=0).to(tl.int64)
-            other = tl.load(dst + edge, mask=valid, other=0).to(tl.int64)
-            attr_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-            features = load_features(attr, attr_row, valid, channel, in_d, FEATURES, DOT, FIRST, K, BLOCK_K, D)
-            first_of = tl.load(pairs + other[:, None] * stride + channel[None, :], mask=there, other=0.0)
-            second_of = first_of
-            if KIND != "add":
-                second_of = tl.load(pairs + other[:, None] * stride + D + channel[None, :], mask=there, other=0.0)
-            # In the order of the other passes, so that max finds its winners again.
-            z = tl.load(x + node[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32) + b[None, :]
-            z = add_encoded(z + relation[None, :], features, columns, FEATURES, DOT, K)
-            q, _ = differentiate(make_message(z, eps), first_of, second_of, parameter, low, high, KIND)
-            row_sum += tl.sum(tl.where(there & (z > 0.0), q, 0.0), 0)
-        if begins & ends:
-            tl.store(grad_table + row_offset, row_sum, mask=in_d)
-        else:
-            tl.store(partial + (2 * chunk + begins.to(tl.int32)).to(tl.int64) * D + channel, row_sum, mask=in_d)
+
+@triton.jit
+def start_row(p, row):
+    """Return the table's row of a relation, and an empty sum."""
+    relation = tl.load(p.table + tl.cast(row, tl.int64) * p.D + p.channel, mask=p.in_d, other=0.0)
+    return (relation,), (tl.zeros((p.BLOCK_D,), tl.float32),)
+
+
+@triton.jit
+def add_edges(p, own, state, sums, edge, other, attr_row, valid):
+    """Add the gradients of a block of edges to the sum of the relation."""
+    there = valid[:, None] & p.in_d[None, :]
+    node = tl.load(p.src + edge, mask=valid, other=0).to(tl.int64)
+    features = load_features(p, attr_row, valid)
+    first, second = load_pairs(p, other, there)
+    # In the order of the other passes, so that max finds its winners again.
+    z = tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=there, other=0.0).to(tl.float32) + p.bias[None, :]
+    z = add_encoded(p, z + own[0][None, :], features)
+    q, _ = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)
+    return (state[0] + tl.sum(tl.where(there & (z > 0.0), q, 0.0), 0),), sums

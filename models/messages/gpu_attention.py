@@ -13,6 +13,7 @@ from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu, gpu_backward
 from parallel_epochs.models.messages import attention_ops, gpu_attention_backward, gpu_attention_forward
+from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import Structure
 
 _LOG2_E = 1.4426950408889634
@@ -22,10 +23,11 @@ def _choose_blocks(message: Tensor, attr: Tensor | None, score: str, *, elements
     """Choose the block sizes of a pass in which a program holds `elements` = edges x channels of a head at a time."""
     heads, channels = message.shape[1:]
     edge_dim = 0 if attr is None else attr.size(1)
-    dot = edge_dim >= gpu.DOT_FROM and score != "gat"
+    kind = SCORES[score]
+    dot = edge_dim >= gpu.DOT_FROM and not kind.by_head
     block_c = max(16, triton.next_power_of_2(channels))
-    return dict(SCORE=score, DOT=dot, H=heads, C=channels, K=edge_dim, BLOCK_C=block_c,
-                BLOCK_E=16 if dot else max(4, min(32, elements // block_c)),
+    return dict(SCORE=score, BY_HEAD=kind.by_head, ENCODES=kind.encodes_messages, DOT=dot, H=heads, C=channels,
+                K=edge_dim, BLOCK_C=block_c, BLOCK_E=16 if dot else max(4, min(32, elements // block_c)),
                 BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)), num_warps=4 if dot or block_c > 128 else 1)
 
 
@@ -117,7 +119,7 @@ def _run_by_destination(nodes, edges, features, grads, num_positions, numbers, b
     if weight_sums is not None:
         total = gpu.sum_rows(weight_sums)
         rows, columns = weight.shape
-        grad_weight.copy_(total.view(rows, columns) if blocks["SCORE"] == "gat" else total.view(columns, rows).t())
+        grad_weight.copy_(total.view(rows, columns) if blocks["BY_HEAD"] else total.view(columns, rows).t())
 
 
 def _run_by_source(nodes, edges, features, grads, num_positions, numbers, blocks) -> None:

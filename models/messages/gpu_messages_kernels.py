@@ -1,14 +1,23 @@
 """Messages in Triton: reduced by destination in forward, recomputed by destination or by source in backward.
 
-Chunks and shared rows are as in models/aggregate/gpu_forward.py. A program has one chunk and a group of channels.
+The walk is that of models/kernels/walk.py. A program has one chunk and a group of channels.
 """
+
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
-from parallel_epochs.models.aggregate.gpu_encode import find_span
+from parallel_epochs.models.aggregate.gpu_backward import Sum, store_sum
+from parallel_epochs.models.kernels.walk import Edges, merge, walk
 
 INF = tl.constexpr(float("inf"))
+SIDES = ("left", "left_columns", "right", "right_columns", "LEFT", "RIGHT", "LEFT_WIDTH", "RIGHT_WIDTH", "OPERATION")
+# The functions of the passes read and write this; see the arguments of :func:`forward` and :func:`backward`.
+Result = namedtuple("Result", "channel in_d out stat partial REDUCE D BLOCK_D")
+Forward = namedtuple("Forward", (*Result._fields, *SIDES))
+Backward = namedtuple("Backward", (*Sum._fields, *SIDES, "factor", "out", "grad_edge", "REDUCE", "BY_SOURCE",
+                                   "ROW_SIDE", "EDGE_SIDE", "EDGE_WIDTH"))
 
 
 @triton.jit
@@ -20,28 +29,26 @@ def select_group(D: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_operand(x, columns, u_row, v_row, e_row, valid, channel, in_d, PLACE: tl.constexpr, WIDTH: tl.constexpr):
+def load_operand(p, x, columns, u_row, v_row, e_row, there, PLACE: tl.constexpr, WIDTH: tl.constexpr):
     """Read the values of a block of edges of the operand "u", "v" or "e" [BLOCK_E, BLOCK_D]."""
     row = e_row
     if PLACE == "u":
         row = u_row
     elif PLACE == "v":
         row = v_row
-    column = channel
+    column = p.channel
     if columns is not None:
-        column = tl.load(columns + channel, mask=in_d, other=0)
-    return tl.load(x + row[:, None] * WIDTH + column[None, :], mask=valid[:, None] & in_d[None, :],
-                   other=0.0).to(tl.float32)
+        column = tl.load(columns + p.channel, mask=p.in_d, other=0)
+    return tl.load(x + row[:, None] * WIDTH + column[None, :], mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_sides(left, left_columns, right, right_columns, u_row, v_row, e_row, valid, channel, in_d, LEFT: tl.constexpr,
-               RIGHT: tl.constexpr, LEFT_WIDTH: tl.constexpr, RIGHT_WIDTH: tl.constexpr):
+def load_sides(p, u_row, v_row, e_row, there):
     """Read both operands; the right one of a copy is its left one."""
-    a = load_operand(left, left_columns, u_row, v_row, e_row, valid, channel, in_d, LEFT, LEFT_WIDTH)
+    a = load_operand(p, p.left, p.left_columns, u_row, v_row, e_row, there, p.LEFT, p.LEFT_WIDTH)
     b = a
-    if RIGHT != "":
-        b = load_operand(right, right_columns, u_row, v_row, e_row, valid, channel, in_d, RIGHT, RIGHT_WIDTH)
+    if p.RIGHT != "":
+        b = load_operand(p, p.right, p.right_columns, u_row, v_row, e_row, there, p.RIGHT, p.RIGHT_WIDTH)
     return a, b
 
 
@@ -80,36 +87,12 @@ def differentiate(q, a, b, OPERATION: tl.constexpr, SIDE: tl.constexpr):
 
 
 @triton.jit
-def load_edges(other, position, block, last, BLOCK_E: tl.constexpr):
-    """Return the far ends of a block of edges, their rows in arrays of edges, and a mask of those that exist."""
-    edge = block + tl.arange(0, BLOCK_E)
-    valid = edge < last
-    node = tl.load(other + edge, mask=valid, other=0).to(tl.int64)
-    e_row = edge.to(tl.int64)
-    if position is not None:
-        e_row = tl.load(position + edge, mask=valid, other=0).to(tl.int64)
-    return node, e_row, valid
-
-
-@triton.jit
-def merge_states(best, ties, nans, bests, more_ties, more_nans):
+def merge_states(state, bests, more_ties, more_nans):
     """Merge the state of a row, its largest message and the numbers of ties and NaNs, with a block of others."""
+    best, ties, nans = state
     top = tl.maximum(best, tl.max(bests, 0))
     ties = tl.where(best == top, ties, 0.0) + tl.sum(tl.where(bests == top[None, :], more_ties, 0.0), 0)
     return top, ties, nans + tl.sum(more_nans, 0)
-
-
-@triton.jit
-def store_row(out, stat, row, channel, in_d, best, ties, nans, degree, REDUCE: tl.constexpr, D: tl.constexpr):
-    """Write a row's result from its whole state, and the number of ties."""
-    at = tl.cast(row, tl.int64) * D + channel
-    if REDUCE == "min":
-        best = -best
-    if REDUCE != "sum":
-        best = tl.where(nans > 0.0, float("nan"), tl.where(degree == 0, 0.0, best))
-        if stat is not None:
-            tl.store(stat + at, tl.where(degree == 0, 1.0, ties), mask=in_d)
-    tl.store(out + at, best, mask=in_d)
 
 
 @triton.jit
@@ -135,33 +118,50 @@ def forward(left, left_columns, right, right_columns, ptr, cuts, rows, src, posi
         REDUCE: "sum", "max" or "min".
         GROUP: channels of a program.
     """
-    chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = select_group(D, GROUP, BLOCK_D)
-    for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
-        first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
-        own = tl.zeros((BLOCK_E,), tl.int64) + row
-        ties, nans = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
-        best = tl.full((BLOCK_D,), 0.0 if REDUCE == "sum" else -INF, tl.float32)
-        for block in range(first, last, BLOCK_E):
-            node, e_row, valid = load_edges(src, position, block, last, BLOCK_E)
-            a, b = load_sides(left, left_columns, right, right_columns, node, own, e_row, valid, channel, in_d, LEFT,
-                              RIGHT, LEFT_WIDTH, RIGHT_WIDTH)
-            m = combine(a, b, OPERATION)
-            if REDUCE == "sum":
-                best += tl.sum(tl.where(valid[:, None], m, 0.0), 0)
-            else:
-                counts = tl.where(valid[:, None] & (m == m), 1.0, 0.0)
-                is_nan = tl.where(valid[:, None] & (m != m), 1.0, 0.0)
-                m = tl.where(counts > 0.0, -m if REDUCE == "min" else m, -INF)
-                best, ties, nans = merge_states(best, ties, nans, m, counts, is_nan)
-        if begins & ends:
-            store_row(out, stat, row, channel, in_d, best, ties, nans, degree, REDUCE, D)
-        else:
-            to = partial + (2 * chunk + begins.to(tl.int32)).to(tl.int64) * 3 * D + channel
-            tl.store(to, best, mask=in_d)
-            tl.store(to + D, ties, mask=in_d)
-            tl.store(to + 2 * D, nans, mask=in_d)
+    walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
+         Forward(channel, in_d, out, stat, partial, REDUCE, D, BLOCK_D, left, left_columns, right, right_columns, LEFT,
+                 RIGHT, LEFT_WIDTH, RIGHT_WIDTH, OPERATION),
+         (), start_row, add_edges, store_row)
+
+
+@triton.jit
+def start_row(p, row):
+    """Return the row, and its state without edges."""
+    best = tl.full((p.BLOCK_D,), 0.0 if p.REDUCE == "sum" else -INF, tl.float32)
+    return (row,), (best, tl.zeros((p.BLOCK_D,), tl.float32), tl.zeros((p.BLOCK_D,), tl.float32))
+
+
+@triton.jit
+def add_edges(p, own, state, sums, edge, node, e_row, valid):
+    """Merge the state of a row with the messages of a block of its edges."""
+    a, b = load_sides(p, node, tl.zeros_like(node) + own[0], e_row, valid[:, None] & p.in_d[None, :])
+    m = combine(a, b, p.OPERATION)
+    if p.REDUCE == "sum":
+        return (state[0] + tl.sum(tl.where(valid[:, None], m, 0.0), 0), state[1], state[2]), sums
+    else:
+        counts = tl.where(valid[:, None] & (m == m), 1.0, 0.0)
+        is_nan = tl.where(valid[:, None] & (m != m), 1.0, 0.0)
+        m = tl.where(counts > 0.0, -m if p.REDUCE == "min" else m, -INF)
+        return merge_states(state, m, counts, is_nan), sums
+
+
+@triton.jit
+def store_row(p, at, state, degree, WHOLE: tl.constexpr):
+    """Write a row's result and the number of ties, or its unfinished state."""
+    if WHOLE:
+        best, ties, nans = state
+        offset = at * p.D + p.channel
+        if p.REDUCE == "min":
+            best = -best
+        if p.REDUCE != "sum":
+            best = tl.where(nans > 0.0, float("nan"), tl.where(degree == 0, 0.0, best))
+            if p.stat is not None:
+                tl.store(p.stat + offset, tl.where(degree == 0, 1.0, ties), mask=p.in_d)
+        tl.store(p.out + offset, best, mask=p.in_d)
+    else:
+        for k in tl.static_range(3):
+            tl.store(p.partial + (at * 3 + k) * p.D + p.channel, state[k], mask=p.in_d)
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
@@ -175,28 +175,21 @@ def merge_forward(ptr, cuts, rows, out, stat, partial, chunk_items, REDUCE: tl.c
         chunk_items: number of items between two cuts inside of a long row.
         BLOCK_C: chunks whose states are read at a time.
     """
-    chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
-    row = tl.load(rows + tl.num_programs(0) + chunk)
-    first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
-    if begins & (ends == 0):
-        channel, in_d = select_group(D, GROUP, BLOCK_D)
-        last_chunk = (first + degree + row) // chunk_items
-        ties, nans = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
-        best = tl.full((BLOCK_D,), 0.0 if REDUCE == "sum" else -INF, tl.float32)
-        # The parts lie in slots 2 * chunk + 1, 2 * (chunk + 1), 2 * (chunk + 2) and so on.
-        for block in range(chunk, last_chunk + 1, BLOCK_C):
-            part = block + tl.arange(0, BLOCK_C)
-            there = (part <= last_chunk)[:, None] & in_d[None, :]
-            slot = 2 * part.to(tl.int64) + (part == chunk).to(tl.int64)
-            state = partial + slot[:, None] * 3 * D + channel[None, :]
-            if REDUCE == "sum":
-                best += tl.sum(tl.load(state, mask=there, other=0.0), 0)
-            else:
-                best, ties, nans = merge_states(
-                    best, ties, nans, tl.load(state, mask=there, other=-INF), tl.load(state + D, mask=there, other=0.0),
-                    tl.load(state + 2 * D, mask=there, other=0.0))
-        store_row(out, stat, row, channel, in_d, best, ties, nans, degree, REDUCE, D)
+    channel, in_d = select_group(D, GROUP, BLOCK_D)
+    merge(ptr, cuts, rows, chunk_items, Result(channel, in_d, out, stat, partial, REDUCE, D, BLOCK_D), start_row,
+          add_states, store_row, WIDE, BLOCK_C)
+
+
+@triton.jit
+def add_states(p, state, slot, is_part):
+    """Merge the state of a row with those that some chunks kept."""
+    there = is_part[:, None] & p.in_d[None, :]
+    at = p.partial + slot[:, None] * 3 * p.D + p.channel[None, :]
+    if p.REDUCE == "sum":
+        return state[0] + tl.sum(tl.load(at, mask=there, other=0.0), 0), state[1], state[2]
+    else:
+        return merge_states(state, tl.load(at, mask=there, other=-INF), tl.load(at + p.D, mask=there, other=0.0),
+                            tl.load(at + 2 * p.D, mask=there, other=0.0))
 
 
 @triton.jit
@@ -219,35 +212,46 @@ def backward(left, left_columns, right, right_columns, ptr, cuts, rows, other, p
             for each group of channels.
         ROW_SIDE, EDGE_SIDE: whether the operand is the left (1) or the right one (2), or has no gradient (0).
     """
-    chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
     channel, in_d = select_group(D, GROUP, BLOCK_D)
-    for row in range(tl.load(rows + chunk), tl.load(rows + tl.num_programs(0) + chunk) + 1):
-        first, last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
-        row_sum = tl.zeros((BLOCK_D,), tl.float32)
-        for block in range(first, last, BLOCK_E):
-            node, e_row, valid = load_edges(other, position, block, last, BLOCK_E)
-            u_row, v_row = node, tl.zeros((BLOCK_E,), tl.int64) + row
-            if BY_SOURCE:
-                u_row, v_row = v_row, u_row
-            a, b = load_sides(left, left_columns, right, right_columns, u_row, v_row, e_row, valid, channel, in_d, LEFT,
-                              RIGHT, LEFT_WIDTH, RIGHT_WIDTH)
-            there = valid[:, None] & in_d[None, :]
-            at = v_row[:, None] * D + channel[None, :]
-            q = tl.load(factor + at, mask=there, other=0.0)
-            if REDUCE != "sum":
-                q = tl.where(combine(a, b, OPERATION) == tl.load(out + at, mask=there, other=0.0), q, 0.0)
-            if ROW_SIDE != 0:
-                row_sum += tl.sum(tl.where(there, differentiate(q, a, b, OPERATION, ROW_SIDE), 0.0), 0)
-            if EDGE_SIDE != 0:
-                grad = tl.where(there, differentiate(q, a, b, OPERATION, EDGE_SIDE), 0.0)
-                if EDGE_WIDTH == D:
-                    tl.store(grad_edge + e_row[:, None] * D + channel[None, :], grad, mask=there)
-                else:
-                    tl.store(grad_edge + e_row * EDGE_WIDTH + tl.program_id(1), tl.sum(grad, 1), mask=valid)
-        if ROW_SIDE != 0:
-            if begins & ends:
-                tl.store(grad_row + tl.cast(row, tl.int64) * D + channel, row_sum, mask=in_d)
-            else:
-                slot = (2 * chunk + begins.to(tl.int32)).to(tl.int64)
-                tl.store(partial + slot * D + channel, row_sum, mask=in_d)
+    walk(Edges(ptr, cuts, rows, other, position, WIDE, BLOCK_E),
+         Backward(channel, in_d, grad_row, partial, D, BLOCK_D, left, left_columns, right, right_columns, LEFT, RIGHT,
+                  LEFT_WIDTH, RIGHT_WIDTH, OPERATION, factor, out, grad_edge, REDUCE, BY_SOURCE, ROW_SIDE, EDGE_SIDE,
+                  EDGE_WIDTH),
+         (), start_gradient, add_gradients, store_gradient)
+
+
+@triton.jit
+def start_gradient(p, row):
+    """Return the row, and an empty sum."""
+    return (row,), (tl.zeros((p.BLOCK_D,), tl.float32),)
+
+
+@triton.jit
+def add_gradients(p, own, state, sums, edge, node, e_row, valid):
+    """Add the gradients of a block of edges to the sum of their row, and write those of `e`."""
+    u_row, v_row = node, tl.zeros_like(node) + own[0]
+    if p.BY_SOURCE:
+        u_row, v_row = v_row, u_row
+    there = valid[:, None] & p.in_d[None, :]
+    a, b = load_sides(p, u_row, v_row, e_row, there)
+    at = v_row[:, None] * p.D + p.channel[None, :]
+    q = tl.load(p.factor + at, mask=there, other=0.0)
+    if p.REDUCE != "sum":
+        q = tl.where(combine(a, b, p.OPERATION) == tl.load(p.out + at, mask=there, other=0.0), q, 0.0)
+    row_sum = state[0]
+    if p.ROW_SIDE != 0:
+        row_sum += tl.sum(tl.where(there, differentiate(q, a, b, p.OPERATION, p.ROW_SIDE), 0.0), 0)
+    if p.EDGE_SIDE != 0:
+        grad = tl.where(there, differentiate(q, a, b, p.OPERATION, p.EDGE_SIDE), 0.0)
+        if p.EDGE_WIDTH == p.D:
+            tl.store(p.grad_edge + e_row[:, None] * p.D + p.channel[None, :], grad, mask=there)
+        else:
+            tl.store(p.grad_edge + e_row * p.EDGE_WIDTH + tl.program_id(1), tl.sum(grad, 1), mask=valid)
+    return (row_sum,), sums
+
+
+@triton.jit
+def store_gradient(p, at, state, degree, WHOLE: tl.constexpr):
+    """Write the sum of a row, or a part of it, if its operand has a gradient."""
+    if p.ROW_SIDE != 0:
+        store_sum(p, at, state, degree, WHOLE)
