@@ -1,7 +1,5 @@
 """The cases at the edge of a bound, where an off-by-one would hide: found by putting such faults in."""
 
-import contextlib
-import copy
 import itertools
 import math
 import os
@@ -29,7 +27,6 @@ from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
-from tests.helpers import building as build
 from tests.helpers.graphs import make_graph, random_graph, task_graph
 from tests.helpers.running import TOY, rounds_of, train
 
@@ -197,24 +194,6 @@ def test_splits_of_one_node_and_of_none():
     logits[5] = -logits[5]
     scores = NodeTask(data).scores(None, logits)
     assert scores["train"] == 1 and scores["valid"] == 0 and math.isnan(scores["test"])
-
-
-def test_a_step_follows_the_gradient_of_the_mean_over_the_labels(configure):
-    data = task_graph([3, 8, 20])
-    data.y[8, 0] = math.nan
-    config = configure("partition=whole", "model.num_layers=2", "model.hidden_channels=8", "model.dropout=0",
-                       "train.epochs=1")
-    with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
-        before = copy.deepcopy(trainer.model)
-        (step,) = trainer.steps()
-        (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
-    logits, y = before(batch.x, batch.edge_index, batch.edge_attr)[batch.train_mask], batch.y[batch.train_mask]
-    known = ~y.isnan()
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[known])
-    loss.backward()
-    assert step.is_last and known.sum() == 5 and trainer.numbers.loss == pytest.approx(loss.item())
-    for ours, theirs in zip(trainer.model.parameters(), before.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, monkeypatch):

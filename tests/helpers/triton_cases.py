@@ -170,13 +170,6 @@ def test_edge_index_is_used_as_it_is(order):
     assert_close(ours, exact)
 
 
-def test_max_divides_the_gradient_among_ties():
-    edge_index = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])  # nodes 0 (twice) and 1 tie
-    inputs = dict.fromkeys(("edge_attr", "weight", "bias", "t", "p", "y")) | {"x": torch.tensor([[3.0], [3.0], [1.0]])}
-    result = compute(edge_index, inputs, torch.tensor([[6.0]]), aggr="max")
-    torch.testing.assert_close(result["x"], torch.tensor([[4.0], [2.0], [0.0]]))
-
-
 def test_max_finds_ties_in_all_chunks_of_a_row():
     edge_index, inputs, grad = problem("max", None, 8, num_edges=320, hub=300)
     inputs["x"] = inputs["x"].sign().relu()

@@ -76,12 +76,6 @@ def test_the_other_metrics_are_those_of_scikit_learn(seed, num_rows, num_tasks, 
         assert ours(values, logits) == pytest.approx(np.mean(each) if each else math.nan, rel=1e-5, nan_ok=True)
 
 
-def test_f1_is_scikit_learns_micro_and_macro_average():
-    y, logits = labels_and_logits(0, 50, 3, 0, False)
-    assert micro_f1(y, logits) == pytest.approx(theirs.f1_score(y, logits > 0, average="micro"))
-    assert macro_f1_of_tasks(y, logits) == pytest.approx(theirs.f1_score(y, logits > 0, average="macro"))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 6))
 def test_metrics_of_rare_classes_are_those_of_scikit_learn(seed, num_rows, num_classes):

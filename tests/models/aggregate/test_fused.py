@@ -12,7 +12,6 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models import messages
 from parallel_epochs.models.aggregate import AGGREGATIONS, KERNEL, aggregate, backend, cpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
-from parallel_epochs.models.convs.gen_conv import GENConv
 from parallel_epochs.models.kernels import choose, sorting
 from parallel_epochs.models.messages import attention
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
@@ -281,19 +280,6 @@ def test_a_gradient_of_zero_gives_exactly_zero():
         assert name == "out" or value is None or (value == 0).all(), name
 
 
-# softmax_sg leaves out a part of the gradient on purpose.
-@pytest.mark.parametrize("aggr", [aggr for aggr in AGGREGATIONS if aggr != "softmax_sg"])
-def test_gradients_of_the_reference(aggr):
-    edge_index, inputs, _grad = graph(5, 4, 14, channels=3, edge_dim=2)
-    leaves = [inputs[name].double().requires_grad_() for name in ("x", "edge_attr", "weight", "bias")]
-    scalars = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (0.7, 1.6, 0.3)]
-
-    def f(x, e, w, b, t, p, y):
-        return aggregate(x, edge_index, e, w, b, aggr=aggr, t=t, p=p, y=y, num_dst=4, kernel="reference")
-
-    assert torch.autograd.gradcheck(f, (*leaves, *scalars))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_features(dtype):
     edge_index, inputs, grad = graph(40, 40, 500)
@@ -349,23 +335,6 @@ def check_operators(aggr, encoded, tests, related=False):
                      *(None if value is None else value.detach() for value in (attr, weight, bias, table)), t.detach(),
                      aggr, 1e-7, *POWER_RANGE, True, weight is not None, related)
     opcheck(ops.backward, arguments, test_utils=tests)
-
-
-def test_a_layer_inside_genconv():
-    edge_index, inputs, _ = graph(40, 40, 500)
-    conv = GENConv(16, 16, edge_dim=8, learn_t=True)
-    expected = conv(inputs["x"], edge_index, inputs["edge_attr"])
-    theirs = torch_geometric.nn.GENConv(16, 16, edge_dim=8, learn_t=True)
-    theirs.load_state_dict(conv.state_dict())
-    torch.testing.assert_close(expected, theirs(inputs["x"], edge_index, inputs["edge_attr"]), rtol=1e-5, atol=1e-5)
-
-
-def test_changing_a_plain_edge_index_is_noticed():
-    edge_index, inputs, _ = graph(40, 40, 500)
-    aggregate(inputs["x"], edge_index, kernel="fused")
-    edge_index[0] = 7
-    torch.testing.assert_close(aggregate(inputs["x"], edge_index, kernel="fused"),
-                               aggregate(inputs["x"], edge_index, kernel="reference"))
 
 
 def test_nothing_to_aggregate():

@@ -171,19 +171,25 @@ def _with_gradients(conv, x, index, attr):
         name: parameter.grad for name, parameter in conv.named_parameters() if parameter.requires_grad}
 
 
+MOLECULES = dict(node_tables=[119, 5, 12, 12, 10, 6, 6, 2, 2], edge_tables=[5, 6, 2], edge_dim=3, norm="batch")
 SEMI_GRADIENT = dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")
 RECIPES = {
     "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8)),
     "ogbn-arxiv": (491_176, (128, 128, 40, 28), SEMI_GRADIENT),
     "ogbn-products": (253_743, (100, 128, 47, 14), SEMI_GRADIENT),
     "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False)),
+    # With the row of a category that OGB has added since.
+    "ogbg-molhiv": (531_976 + 256, (9, 256, 1, 7), dict(num_mlp_layers=1, **MOLECULES)),
+    "ogbg-molpcba": (5_550_208 + 256, (9, 256, 128, 14), dict(
+        aggr="softmax_sg", learn_t=False, virtual_node="add", **MOLECULES)),
 }
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_parameter_counts_are_the_published_ones(name):
     count, sizes, options = RECIPES[name]
-    assert sum(p.numel() for p in DeeperGCN(*sizes, **options).parameters()) == count
+    with torch.device("meta"):
+        assert sum(p.numel() for p in DeeperGCN(*sizes, **options).parameters()) == count
 
 
 @pytest.mark.parametrize("block", ["res+", "res", "plain", "dense"])
@@ -279,14 +285,6 @@ def test_res_plus_is_the_published_order():
     h = model.convs[0](model.node_encoder(data.x), index)
     h = h + model.convs[1](model.norms[0](h).relu(), index)
     torch.testing.assert_close(model(data.x, index), model.head(model.norms[1](h).relu()))
-
-
-def test_every_parameter_of_every_block_gets_a_gradient():
-    data = random_graph(20, 60, 0)
-    for block in ("res+", "res", "plain", "dense"):
-        model = DeeperGCN(5, 8, 2, 3, edge_dim=3, block=block, aggr="softmax_sum", learn_t=True, learn_y=True)
-        model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
-        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("options, message", [

@@ -187,6 +187,8 @@ COMMANDS = [
                                          "the directed edges that 8,000 nodes can have"),
     (TRAIN, "data.num_nodes=100", "data.num_nodes=100 must be at least four times data.num_species=8 and four "
                                   "times data.num_groups=100; these two and data.num_tasks=16 must be at least 1"),
+    (TRAIN, "data.num_tasks=0", "data.num_nodes=8,000 must be at least four times data.num_species=8 and four times "
+                                "data.num_groups=100; these two and data.num_tasks=0 must be at least 1"),
     (TRAIN, "data=digits data.num_neighbors=1797", "data.num_neighbors must be between 1 and 1796, not 1797"),
     (TRAIN, "data=digits data.train_fraction=1",
      "data.train_fraction=1.0 and data.valid_fraction=0.2 must be positive, and their sum must be less than 1: the "

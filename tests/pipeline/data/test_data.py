@@ -78,15 +78,6 @@ def test_neighbours_tell_what_a_node_alone_does_not():
     assert auc(x) + 0.12 < auc(with_neighbours) and auc(with_neighbours) > 0.85
 
 
-@pytest.mark.parametrize("sizes, message", [
-    (dict(num_edges=10**9), "data.num_edges=1,000,000,000 must be between"),
-    (dict(num_groups=500), "data.num_nodes=600 must be at least four times"), (dict(num_tasks=0), "at least 1"),
-])
-def test_impossible_synthetic_sizes(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        synthetic.synthetic_proteins(**{**SMALL, **sizes})
-
-
 def test_dense_and_edgeless_synthetic_graphs():
     most = 40 * 39 // 4
     dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2,

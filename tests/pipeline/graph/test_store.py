@@ -319,18 +319,6 @@ def test_a_store_that_is_no_graph_with_labels(tmp_path, change, says):
         cache.load(StoreConfig(path=str(tmp_path / "s")), tmp_path / "cache")
 
 
-def test_a_damaged_store_of_the_cache_is_written_anew(configure, caplog):
-    config = configure("data.num_nodes=500", "data.num_edges=3000", "data.num_species=2", "data.num_groups=4",
-                       "data.on_disk=true")
-    data = cache.load(config.data, config.cache_dir)
-    _edit(cache.path_of(config.data, config.cache_dir, data.content_hash))
-    again = cache.load(config.data, config.cache_dir)
-    assert "x.bin is damaged" in caplog.text and "preparing the graph again" in caplog.text
-    assert torch.isfinite(again.x).all()
-    config.data.on_disk = False
-    assert torch.equal(again.x, cache.load(config.data, config.cache_dir).x)
-
-
 @pytest.mark.slow
 def test_kills_while_a_store_is_written(tmp_path):
     """SIGKILL at a random moment: no store, or a whole one; the next writer goes on."""

@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.knowledge.questions import Questions, answer
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig
-from tests.helpers.running import ROOT, TOY as GNN, shell, train
+from tests.helpers.running import TOY as GNN, train
 
 TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=1400",
        "data.num_valid=150", "data.num_test=150", "trainer.dim=8", "trainer.batch_size=200", "train.epochs=4",
@@ -246,17 +246,3 @@ def test_other_runs_take_no_questions(configure, tmp_path):
         restore.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions="x.pt", triples="q.tsv"))
     with pytest.raises(ValueError, match="filtered=False is read for runs of trainer=knowledge only"):
         restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), filtered=False))
-
-
-@pytest.mark.slow
-def test_the_commands(runs, tmp_path):
-    (tmp_path / "q.tsv").write_text(TEXT)
-    process = shell("pipeline.predict", f"run={runs / 'all'}", f"predictions={tmp_path / 'a.tsv'}",
-                    f"triples={tmp_path / 'q.tsv'}", "top=2", cwd=ROOT)
-    assert process.returncode == 0 and len((tmp_path / "a.tsv").read_text().splitlines()) == 1 + 2 + 2 + 1, \
-        process.stderr
-    process = shell("pipeline.predict", f"run={runs / 'all'}", f"predictions={tmp_path / 'a.tsv'}",
-                    f"triples={tmp_path / 'q.tsv'}", "top=0", cwd=ROOT)
-    assert process.returncode == 1 and "top must be at least 1" in process.stderr
-    process = shell("pipeline.evaluate", f"run={runs / 'all'}", cwd=ROOT)
-    assert process.returncode == 0 and "filtered ranks" in process.stdout

@@ -536,16 +536,6 @@ def test_sorting_spills_to_the_disk_under_the_limit(tmp_path):
         load(tmp_path, config_of(tmp_path, {}, parts, memory_limit="1MB", graph_seed=2))
 
 
-def test_a_damaged_store_is_made_again(tmp_path, caplog):
-    config = small(tmp_path)
-    x = load(tmp_path, config).x.clone()
-    store, = (tmp_path / "cache" / "graphs").iterdir()
-    content = bytearray((store / "x.bin").read_bytes())
-    content[0] ^= 1
-    (store / "x.bin").write_bytes(content)
-    assert torch.equal(load(tmp_path, config).x, x) and "damaged: its content does not have" in caplog.text
-
-
 def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeypatch):
     config = small(tmp_path)
     before = cache.hash_content(config)
