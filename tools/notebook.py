@@ -43,28 +43,16 @@ def execute(source: str, folder: Path) -> str:
     cells = [make[kind](text, id=f"cell-{number}") for number, (kind, text) in enumerate(cells_of(source))]
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
-    NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False,
+    NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True,
                    resources={"metadata": {"path": str(folder)}}).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = _joined(cell.outputs, folder)
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            for output in cell.outputs:
+                if output.output_type == "stream":  # files are named by their paths in the folder
+                    output.text = output.text.replace(f"{folder}/", "")
     notebook.metadata.language_info = {"name": "python"}
     return nbformat.writes(notebook) + "\n"
-
-
-def _joined(outputs: list, folder: Path) -> list:
-    """Join what a cell printed line by line, name files by their paths in the folder, and leave out stderr."""
-    found: list = []
-    for output in outputs:
-        if output.output_type == "stream":
-            output.text = output.text.replace(f"{folder}/", "")
-        if output.output_type != "stream":
-            found.append(output)
-        elif output.name == "stdout" and found and found[-1].get("name") == "stdout":
-            found[-1].text += output.text
-        elif output.name == "stdout":
-            found.append(output)
-    return found
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ class NeighborSampler:
 
     def _count_by_relation(self, nodes: Tensor, most: Tensor) -> Tensor:
         if self._library is None:
-            return RelationRows(self._indptr, nodes, cast(Tensor, self._relation), most).count_of_node()
+            return DrawnRows(self._indptr, nodes, self._relation, most).count_of_node()
         count = torch.empty(nodes.numel(), dtype=torch.int64)
         self._library.sampling_count_by_relation(
             *self._relations(most), pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(count),
@@ -101,8 +101,7 @@ class NeighborSampler:
     def _draw(self, nodes: Tensor, ptr: Tensor, key: int, most: int | Tensor) -> Tensor:
         """Draw positions of edges that enter each node."""
         if self._library is None:
-            return draw_with_numpy(self._indptr, nodes, ptr, key) if not isinstance(most, Tensor) else \
-                RelationRows(self._indptr, nodes, cast(Tensor, self._relation), most).draw(key)
+            return DrawnRows(self._indptr, nodes, self._relation, most).draw(key)
         position = torch.empty(int(ptr[-1]), dtype=torch.int64)
         rest = (pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(ptr), ctypes.c_uint64(key), pointer(position),
                 torch.get_num_threads())
@@ -143,40 +142,31 @@ class NeighborSampler:
         return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
 
 
-def draw_with_numpy(indptr: Int[Tensor, " num_nodes_plus_1"], nodes: Int[Tensor, " num_drawing"],
-                    ptr: Int[Tensor, " num_drawing_plus_1"], key: int) -> Int[Tensor, " num_drawn"]:
-    """Draw as sampling.cpp does: ``ptr[i + 1] - ptr[i]`` of the edges that enter node i, by Floyd's algorithm."""
-    nodes, count = nodes.numpy(), ptr.diff().numpy()
-    first = indptr.numpy()[nodes].astype(np.int64)
-    degree = indptr.numpy()[nodes + 1] - first
-    drawn = np.flatnonzero(_take(degree, count, nodes.astype(np.uint64), key))
-    begin = np.concatenate([[0], degree.cumsum()])
-    return torch.from_numpy(drawn + np.repeat(first - begin[:-1], count))
-
-
-class RelationRows:
+class DrawnRows:
     """The edges that enter some nodes, in rows of the same node and relation, as sampling.cpp draws from them.
 
     Args:
         indptr: first edge of each node [num_nodes + 1].
         nodes: those that draw, int64.
-        relation: the number of the relation of each edge, float32.
+        relation: the number of the relation of each edge, float32; none: a row for each node.
         most: the most edges of each relation that a node draws, int64 [num_relations]; -1 for all.
     """
 
-    def __init__(self, indptr: Tensor, nodes: Tensor, relation: Tensor, most: Tensor):
+    def __init__(self, indptr: Tensor, nodes: Tensor, relation: Tensor | None, most: int | Tensor):
+        most = torch.as_tensor(most).reshape(-1)
         self._num_nodes = len(nodes)
         first = indptr[nodes].long()
         degree = indptr[nodes + 1].long() - first
         owner = torch.repeat_interleave(torch.arange(len(nodes)), degree)
         self._position = torch.arange(len(owner)) + (first - degree.cumsum(0) + degree)[owner]
-        number = relation[self._position].long()
+        number = torch.zeros_like(owner) if relation is None else relation[self._position].long()
         keys, self._order = (owner * len(most) + number).sort(stable=True)
         rows, counts = keys.unique_consecutive(return_counts=True)
         self._owner, number = rows // len(most), rows % len(most)
         self._degree, limit = counts, most[number]
         self._count = torch.where(limit < 0, counts, torch.minimum(counts, limit))
-        self._id = (nodes[self._owner] | number + 1 << 32).numpy().astype(np.uint64)
+        row_id = nodes[self._owner] if relation is None else nodes[self._owner] | number + 1 << 32
+        self._id = row_id.numpy().astype(np.uint64)
 
     def count_of_node(self) -> Int[Tensor, " num_drawing"]:
         """Count the edges that each node draws."""

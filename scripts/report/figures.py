@@ -19,7 +19,7 @@ CREATOR = "parallel_epochs.scripts.report"  # in the metadata of every figure
 MAX_GROUPS = 2 * len(COLOURS)
 
 
-def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, ...] = ("loss", "valid")):
+def overlay(runs: list[Run], against: list[str] | None = None):
     """Several runs in one figure: loss and metric, a row each, against steps, epochs and wall time, a column each.
 
     Runs that differ in their seeds alone share a colour. Axes are logarithmic: a run that gets to the same quality k
@@ -28,7 +28,6 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
 
     Args:
         against: columns, some keys of AXES; all if not given.
-        keys: rows of each metric.
 
     Returns:
         The figure and the number of settings left out because nobody could tell so many lines apart.
@@ -36,7 +35,8 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
     against = against or list(AXES)
     shown, hidden = _shown(groups(runs))
     quality = next(reversed(qualities(runs)), None) if comparable(runs) and len(shown) > 1 else None
-    rows = [(metric, key) for metric in dict.fromkeys(run.metric for run in runs) for key in keys]
+    rows = [(metric, key) for metric in dict.fromkeys(run.metric for run in runs)
+            for key in ("loss", "valid")]
     figure, axes = _figure(len(rows), len(against))
     for row, (metric, key) in zip(axes, rows):
         for axis, x_key in zip(row, against):
@@ -54,10 +54,9 @@ def overlay(runs: list[Run], against: list[str] | None = None, keys: tuple[str, 
             if key == "valid" and quality is not None:
                 axis.axhline(quality, color="#999999", linewidth=0.8, linestyle=":", zorder=0)
             if key != "loss":
-                _leave_out_the_start(axis, [run for run in runs if run.metric == metric], key)
-        name = {"valid": "validation ", "test": "test "}.get(key, "")
-        of = f" ({metric_name(metric)})" if len(rows) > len(keys) else ""
-        row[0].set_ylabel(f"{name}{metric_name(metric)}" if name else f"training loss{of}")
+                _leave_out_the_start(axis, [run for run in runs if run.metric == metric])
+        of = f" ({metric_name(metric)})" if len(rows) > 2 else ""
+        row[0].set_ylabel(f"validation {metric_name(metric)}" if key == "valid" else f"training loss{of}")
     for column, x_key in enumerate(against):
         shared = x_key == "wall_seconds" and any(run.shares_cores for run in runs)
         axes[-1, column].set_xlabel(AXES[x_key] + (", ranks share cores" if shared else ""))
@@ -132,9 +131,9 @@ def _log_scale(axis) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
-def _leave_out_the_start(axis, runs: list[Run], key: str) -> None:
+def _leave_out_the_start(axis, runs: list[Run]) -> None:
     """Bound the axis of a metric: without the way from chance, which would press what differs into a strip."""
-    values = [value for run in runs for _, value in _points(run, "step", key)]
+    values = [value for run in runs for _, value in _points(run, "step", "valid")]
     if len(values) > 20:
         quantiles = statistics.quantiles(values, n=5)
         if runs[0].metric in LOWER_IS_BETTER:
