@@ -6,7 +6,7 @@ from functools import partial
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,16 +15,12 @@ from parallel_epochs.models.convs.activation import norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
-    NodeEncoder,
-    check_inputs,
     create_edge_encoder,
-    create_node_encoders,
-    encode_nodes,
     fold,
     prepare_edges,
 )
 from parallel_epochs.models.networks.gen_layers import create_conv
-from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.nearest import dilated_neighbors
 from parallel_epochs.models.networks.options import DeeperGCNOptions, takes_options
 from parallel_epochs.models.networks.virtual import VirtualNode, spread
@@ -32,7 +28,7 @@ from parallel_epochs.models.plain import is_plain
 from parallel_epochs.models.residual import BLOCKS, NORMS, recompute
 
 
-class DeeperGCN(torch.nn.Module):
+class DeeperGCN(GraphModel):
     """A stack of :class:`~models.convs.gen_conv.GENConv` layers between a linear encoder and a linear head.
 
     The block ``res+`` computes ``h + conv(dropout(relu(norm(h))))``, ``res`` computes ``h +
@@ -54,38 +50,19 @@ class DeeperGCN(torch.nn.Module):
     With `pool`, the nodes of each graph become one row in front of the head, and ``res+`` has no ReLU after its last
     norm, as in DeepGCN's models of whole graphs.
 
-    Args:
-        in_channels: Number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: Width of every layer.
-        out_channels: Number of classes or tasks.
-        num_layers: Number of convolutions.
-        options: See :class:`models.networks.options.DeeperGCNOptions`, given as keywords.
-
-    Raises:
-        ValueError: an argument has another type or is out of its range; the message begins with its name.
+    Its arguments are those of :class:`GraphModel`, and as keywords those of
+    :class:`models.networks.options.DeeperGCNOptions`.
     """
-
-    takes_int32_edges = True  # not every layer of PyG's does
 
     @takes_options(DeeperGCNOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  options: DeeperGCNOptions):
-        super().__init__()
-        num_categories, num_relations = options.num_categories, options.num_relations
-        block, virtual_node = options.block, options.virtual_node
-        self.block, self.dropout, self.pool, self.kernel = block, options.dropout, options.pool, options.kernel
-        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
-        self.num_relations = num_relations
-        self.gradient_checkpointing = options.gradient_checkpointing
+        super().__init__(in_channels, hidden_channels, options)
+        num_relations, block, virtual_node = options.num_relations, options.block, options.virtual_node
+        self.block, self.gradient_checkpointing = block, options.gradient_checkpointing
         self.fold_edge_encoder = options.fold_edge_encoder
         self.knn, self.knn_dilation, self.knn_epsilon = options.knn, options.knn_dilation, options.knn_epsilon
 
-        self.category_encoder: torch.nn.Linear | None = None
-        self.node_encoder: NodeEncoder | None = None
-        if options.encode_x:
-            self.category_encoder, self.node_encoder = create_node_encoders(
-                in_channels, num_categories, hidden_channels, **options.node_columns())
         if options.num_edge_features:
             self._create_edge_encoders(options.num_edge_features, hidden_channels, num_layers, options.edge_tables)
         if num_relations:
@@ -109,30 +86,15 @@ class DeeperGCN(torch.nn.Module):
             torch.nn.Linear(channels, channels) if tables is None else create_edge_encoder(edge_dim, channels, tables)
             for _ in range(num_layers))
 
-    def forward(
-        self,
-        x: Num[Tensor, "num_nodes in_channels_and_categories"],
-        edge_index: Int[Tensor, "2 num_edges"],
-        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
-        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
-        degree_ratio: Float[Tensor, " num_nodes"] | None = None,
-    ) -> Float[Tensor, "num_rows out_channels"]:
-        """Predict logits.
+    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None,
+                degree_ratio: Float[Tensor, " num_nodes"] | None = None) -> Tensor:
+        """Compute the inputs of the head [num_nodes, channels].
 
         Args:
-            x: [num_nodes, in_channels + num_categories]
-            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``; ignored with `knn`.
-            edge_attr: [num_edges, edge_dim] or none.
-            ptr: index of each graph's first node [num_graphs + 1], for virtual nodes and `pool`. None: one graph.
+            x, edge_attr, ptr: as for :meth:`forward`.
+            edge_index: as for :meth:`forward`; ignored with `knn`.
             degree_ratio: factors of sums [num_nodes] or None, see :class:`~models.convs.gen_conv.GENConv`.
-
-        Returns:
-            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
-
-        Raises:
-            ValueError: the features do not have the width that the model was built for.
         """
-        check_inputs(self, x, edge_attr)
         h = self.encode_nodes(x)
         edge_attr = None if edge_attr is None else self.encode_edges(edge_attr)
         state = None
@@ -150,12 +112,7 @@ class DeeperGCN(torch.nn.Module):
             h = self._activate(self.norms[-1], h)
         elif self.block == "res+":
             h = F.dropout(self.norms[-1](h), self.dropout, self.training)
-        return self.head(pool_graphs(h, ptr, self.pool))
-
-    def encode_nodes(self, x: Tensor) -> Tensor:
-        """Encode node features for the first layer [num_nodes, channels]."""
-        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
-        return F.dropout(h, self.input_dropout, self.training)
+        return h
 
     def encode_edges(self, edge_attr: Tensor) -> Tensor:
         """Encode edge features for all layers [num_edges, columns]. Relations stay in column 0."""

@@ -10,30 +10,25 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int, Num
 from torch import Tensor
-from torch.nn import functional as F
 
 from parallel_epochs.models.convs.activation import draw_mask, norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
-    check_inputs,
     create_edge_encoder,
-    create_node_encoders,
-    encode_nodes,
     fold,
     prepare_edges,
 )
 from parallel_epochs.models.networks.gen_layers import create_conv
-from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.options import EquilibriumOptions, takes_options
 from parallel_epochs.models.residual import NORMS, fix_statistics
 
 log = logging.getLogger(__name__)
 
 
-class EquilibriumGNN(torch.nn.Module):
+class EquilibriumGNN(GraphModel):
     """The fixed point of ``z = norm_2(relu(c + conv_2(dropout(relu(norm_1(c + u))))))`` with ``c = conv_1(z)``.
 
     `u` are the encoded nodes. Anderson acceleration searches the fixed point, beginning at zeros. Backward solves the
@@ -41,13 +36,8 @@ class EquilibriumGNN(torch.nn.Module):
     often it is applied. All applications drop the same elements and edges. If a search does not reach its tolerance,
     the step goes on with the best state that it found; the first time, a log line says so.
 
-    Args:
-        in_channels: Number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: Width of the block.
-        out_channels: Number of classes or tasks.
-        num_layers: Largest number of applications of the block in a search for the fixed point. Forward and backward
-            search once each.
-        options: See :class:`models.networks.options.EquilibriumOptions`, given as keywords.
+    Its arguments are those of :class:`GraphModel`, and as keywords those of
+    :class:`models.networks.options.EquilibriumOptions`.
 
     Attributes:
         residual: relative distance at the end of the last search in forward, comparable with `tolerance`.
@@ -56,23 +46,16 @@ class EquilibriumGNN(torch.nn.Module):
         ValueError: an argument has another type or is out of its range; the message begins with its name.
     """
 
-    takes_int32_edges = True  # not every layer of PyG's does
+    forward = torch.compiler.disable(GraphModel.forward)  # how often the block is applied depends on numbers
 
     @takes_options(EquilibriumOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  options: EquilibriumOptions):
-        super().__init__()
-        num_categories, num_features = options.num_categories, options.num_edge_features
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
-        self.num_relations, self.pool = options.num_relations, options.pool
+        super().__init__(in_channels, hidden_channels, options)
         self.max_applications, self.tolerance = num_layers, options.tolerance
-        self.dropout, self.kernel = options.dropout, options.kernel
-        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
         self.residual = 0.0
         self._has_said = False
-        self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, **options.node_columns())
-        if num_features:
+        if num_features := options.num_edge_features:
             self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
             self.edge_lins = torch.nn.ModuleList(torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(2))
         if options.num_relations:
@@ -82,29 +65,11 @@ class EquilibriumGNN(torch.nn.Module):
         self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(2))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
-    @torch.compiler.disable  # how often the block is applied depends on numbers
-    def forward(
-        self,
-        x: Num[Tensor, "num_nodes in_channels_and_categories"],
-        edge_index: Int[Tensor, "2 num_edges"],
-        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
-        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
-    ) -> Float[Tensor, "num_rows out_channels"]:
-        """Predict logits.
-
-        Args:
-            x: [num_nodes, in_channels + num_categories]
-            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
-            edge_attr: [num_edges, edge_dim] or none.
-            ptr: index of each graph's first node [num_graphs + 1], for `pool`. None: one graph.
-
-        Returns:
-            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
-        """
-        check_inputs(self, x, edge_attr)
+    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
+        """Compute the inputs of the head [num_nodes, channels]; see :meth:`forward`."""
         edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
         edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
-        u = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
+        u = self.encode_nodes(x)
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         mask = draw_mask(u, self.norms[0], dropout=self.dropout, training=self.training, kernel=self.kernel)
         maps = [None, None] if edge_attr is None or not hasattr(self, "edge_lins") else [
@@ -118,7 +83,7 @@ class EquilibriumGNN(torch.nn.Module):
             h = self.convs[1](h, edge_index, edge_attr, edge_encoder=maps[1], edge_table=tables[1])
             return self.norms[1]((c + h).relu()).to(u.dtype)
 
-        return self.head(pool_graphs(self._find_equilibrium(block, torch.zeros_like(u)), ptr, self.pool))
+        return self._find_equilibrium(block, torch.zeros_like(u))
 
     def _find_equilibrium(self, block: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         with torch.no_grad(), fix_statistics(self):

@@ -62,11 +62,6 @@ class GraphOptions:
     kernel: str = option("auto", "Implementation of the aggregation, the norm and the attention: auto, fused, "
                          "reference, or pyg for PyG's own layers (PyGModel).", is_key=False)
 
-    def node_columns(self) -> dict[str, Any]:
-        """Return what :func:`models.networks.encoders.create_node_encoders` has to know of the columns of `x`."""
-        types = {} if self.type_columns is None else {"type_columns": self.type_columns}
-        return {"tables": self.node_tables, **types}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(GraphOptions):

@@ -4,7 +4,7 @@
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,80 +12,44 @@ from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.expanded_edges import Relations, convolve
 from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes
-from parallel_epochs.models.networks.encoders import check_inputs, create_node_encoders, encode_nodes
-from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.options import HGTOptions, LayerOptions, RGCNOptions, takes_options
 from parallel_epochs.models.networks.pyg import ACTIVATIONS, create_norm
 
 
-class TypedModel(torch.nn.Module):
-    """The parts that models of typed graphs share: encoder, relations, norms, dropout and head.
+class TypedModel(GraphModel):
+    """The parts that models of typed graphs share: relations, norms and dropout.
 
     A subclass fills `layers` and computes one of them in :meth:`convolve`.
     """
 
-    takes_int32_edges = True  # not every layer of PyG's does
-
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
                  options: LayerOptions):
-        super().__init__()
-        num_categories, num_relations, edge_dim = options.num_categories, options.num_relations, options.edge_dim
-        if num_relations and not edge_dim:
-            raise ValueError(f"num_relations={num_relations} needs edge features whose first column is the number of a "
-                             f"relation, but edge_dim={edge_dim}")
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, edge_dim or 0
-        self.num_relations, self.num_types = num_relations, num_categories
-        self.pool, self.kernel, self.dropout = options.pool, options.kernel, options.dropout
-        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
-        self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, options.node_tables, options.type_columns)
+        if options.num_relations and not options.edge_dim:
+            raise ValueError(f"num_relations={options.num_relations} needs edge features whose first column is the "
+                             f"number of a relation, but edge_dim={options.edge_dim}")
+        super().__init__(in_channels, hidden_channels, options)
+        self.num_types = options.num_categories
         self.layers = torch.nn.ModuleList()
         self.norms = torch.nn.ModuleList(create_norm(options.norm, hidden_channels) for _ in range(num_layers))
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
-    def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
-                edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
-                ptr: Int[Tensor, " num_graphs_plus_1"] | None = None) -> Float[Tensor, "num_rows out_channels"]:
-        """Predict logits.
-
-        Args:
-            x: [num_nodes, in_channels + num_categories]
-            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
-            edge_attr: [num_edges, edge_dim]. Its first column is the number of the edge's relation if the model has
-                relations; nothing else is read.
-            ptr: index of each graph's first node [num_graphs + 1], for `pool`. None: one graph.
-
-        Returns:
-            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
-
-        Raises:
-            ValueError: features have other widths than the model was built for, or there are relations without
-                `edge_attr`.
-            IndexError: an edge has a relation or an end that does not exist.
-        """
-        check_inputs(self, x, edge_attr)
-        relation = self._read_relations(edge_index, edge_attr)
+    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
+        """Compute the inputs of the head [num_nodes, channels]. Only the relation is read of the features of edges."""
+        relation = cast(Tensor, edge_attr)[:, 0] if self.num_relations else torch.zeros(
+            edge_index.size(1), dtype=torch.int32, device=edge_index.device)
         kept, relation = drop_edges(edge_index, relation, dropout=self.edge_dropout, training=self.training)
         relations = Relations(kept, cast(Tensor, relation), max(self.num_relations, 1), x.size(0), x.size(0))
         types = NodeTypes.read(x, self.num_types) if self.num_types > 1 else None
-        h = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
+        h = self.encode_nodes(x)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             h = self.convolve(layer, norm, h, relations, types)
-        del relations, kept, relation  # of a whole graph they are large, as are the logits
-        return self.head(pool_graphs(h, ptr, self.pool))
+        return h
 
     def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
                  types: NodeTypes | None) -> Tensor:
         """Compute a layer with its norm and dropout."""
         raise NotImplementedError
-
-    def _read_relations(self, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
-        if not self.num_relations:
-            return torch.zeros(edge_index.size(1), dtype=torch.int32, device=edge_index.device)
-        if edge_attr is None:
-            raise ValueError(f"the model was built for num_relations={self.num_relations}, but edge_attr, whose first "
-                             "column is the number of each edge's relation, is missing")
-        return edge_attr[:, 0]
 
 
 class RGCN(TypedModel):
@@ -96,15 +60,8 @@ class RGCN(TypedModel):
     many. It is the model of Schlichtkrull et al. (2018, https://arxiv.org/abs/1703.06103). Edge features other than
     the relation are not read. A graph without relations has one.
 
-    Args:
-        in_channels: Number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: Width of every layer.
-        out_channels: Number of classes or tasks.
-        num_layers: Number of layers.
-        options: See :class:`models.networks.options.RGCNOptions`, given as keywords.
-
-    Raises:
-        ValueError: a name is unknown or a size is impossible. The message begins with the argument's name.
+    Its arguments are those of :class:`GraphModel`, and as keywords those of
+    :class:`models.networks.options.RGCNOptions`.
     """
 
     @takes_options(RGCNOptions)
@@ -165,15 +122,8 @@ class HGT(TypedModel):
     https://arxiv.org/abs/2003.01332) without its encoding of time. Edge features other than the relation are not read.
     A graph without relations has one, and a graph without node types has one.
 
-    Args:
-        in_channels: Number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: Width of every layer, all heads together.
-        out_channels: Number of classes or tasks.
-        num_layers: Number of layers.
-        options: See :class:`models.networks.options.HGTOptions`, given as keywords.
-
-    Raises:
-        ValueError: a name is unknown or a size is impossible. The message begins with the argument's name.
+    Its arguments are those of :class:`GraphModel`, and as keywords those of
+    :class:`models.networks.options.HGTOptions`.
     """
 
     @takes_options(HGTOptions)

@@ -8,25 +8,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from parallel_epochs.models.convs.activation import draw_mask, norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.gen_conv import GENConv
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
-    check_inputs,
     create_edge_encoder,
-    create_node_encoders,
-    encode_nodes,
     fold,
     prepare_edges,
 )
 from parallel_epochs.models.networks.gen_layers import create_conv
-from parallel_epochs.models.networks.heads import pool_graphs
+from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.options import RevGNNOptions, takes_options
 from parallel_epochs.models.residual import NORMS, fix_statistics
 
@@ -36,7 +32,7 @@ STREAM = torch.float64
 EdgeMap = tuple[Tensor, Tensor]
 
 
-class RevGNN(torch.nn.Module):
+class RevGNN(GraphModel):
     """Grouped reversible residual layers of :class:`~models.convs.gen_conv.GENConv` between two linear maps.
 
     The channels form g groups. A layer adds the output of a branch to each group: ``y_0 = x_0 + F_0(x_1 + ... +
@@ -49,18 +45,11 @@ class RevGNN(torch.nn.Module):
     backward recovers the input of a thousand layers, where sums in float32 would drift. The batch norms of a tied layer
     have one mean and variance for all depths.
 
-    Args:
-        in_channels: Number of node features, without the one-hot columns of `num_categories`.
-        hidden_channels: Width of every layer, all groups together.
-        out_channels: Number of classes or tasks.
-        num_layers: Number of reversible layers, each of num_groups convolutions.
-        options: See :class:`models.networks.options.RevGNNOptions`, given as keywords.
-
-    Raises:
-        ValueError: an argument has another type or is out of its range; the message begins with its name.
+    Its arguments are those of :class:`GraphModel`, and as keywords those of
+    :class:`models.networks.options.RevGNNOptions`.
     """
 
-    takes_int32_edges = True  # not every layer of PyG's does
+    forward = torch.compiler.disable(GraphModel.forward)  # a compiled graph keeps all that its backward reads
 
     @takes_options(RevGNNOptions)
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
@@ -68,16 +57,9 @@ class RevGNN(torch.nn.Module):
         num_groups = options.num_groups
         if hidden_channels % num_groups:
             raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}")
-        super().__init__()
-        num_categories, num_features = options.num_categories, options.num_edge_features
+        super().__init__(in_channels, hidden_channels, options)
         self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, options.reversible
-        self.dropout, self.kernel, self.pool = options.dropout, options.kernel, options.pool
-        self.input_dropout, self.edge_dropout = options.input_dropout, options.edge_dropout
-        self.num_columns, self.num_edge_columns = in_channels + num_categories, options.edge_dim or 0
-        self.num_relations = options.num_relations
-
-        self.category_encoder, self.node_encoder = create_node_encoders(
-            in_channels, num_categories, hidden_channels, **options.node_columns())
+        num_features = options.num_edge_features
         if num_features:
             self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
 
@@ -94,32 +76,13 @@ class RevGNN(torch.nn.Module):
         self.norm = NORMS[options.norm](hidden_channels)
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
-    @torch.compiler.disable  # a compiled graph keeps all that its backward reads
-    def forward(
-        self,
-        x: Num[Tensor, "num_nodes in_channels_and_categories"],
-        edge_index: Int[Tensor, "2 num_edges"],
-        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
-        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
-    ) -> Float[Tensor, "num_rows out_channels"]:
-        """Predict logits.
-
-        Args:
-            x: [num_nodes, in_channels + num_categories]
-            edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
-            edge_attr: [num_edges, edge_dim] or none.
-            ptr: index of each graph's first node [num_graphs + 1], for `pool`. None: one graph.
-
-        Returns:
-            [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
-        """
-        check_inputs(self, x, edge_attr)
+    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
+        """Compute the inputs of the head [num_nodes, channels]; see :meth:`forward`."""
         edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
         edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
-        h = F.dropout(encode_nodes(x, self.node_encoder, self.category_encoder), self.input_dropout, self.training)
+        h = self.encode_nodes(x)
         h = self._apply_layers(h.to(torch.promote_types(h.dtype, torch.float32)), edge_index, edge_attr)
-        h = norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
-        return self.head(pool_graphs(h, ptr, self.pool))
+        return norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
 
     def _apply_layers(self, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         groups = [group.contiguous() for group in h.chunk(self.num_groups, dim=1)]
