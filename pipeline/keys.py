@@ -35,6 +35,7 @@ class Meaning:
         shapes_graph: whether the prepared graph depends on it.
         hashed_if_given: whether the hash of a prepared graph counts it only if it is given. So do keys of later
             versions: graphs and runs of earlier ones keep their hash.
+        before: its value in runs that were saved before the key existed; none: the default.
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
         may_be_auto: whether it is a whole number or :data:`AUTO`.
@@ -50,6 +51,7 @@ class Meaning:
     changes_numbers: bool = True
     shapes_graph: bool = False
     hashed_if_given: bool = False
+    before: Any = None
     names_files: bool = False
     is_path: bool = False
     may_be_auto: bool = False

@@ -104,12 +104,14 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
                              "directory")
     saved = schema.load(folder / "config.yaml")
-    # The values that were to be chosen when the run began are chosen.
+    # The values that were to be chosen when the run began are chosen, and keys of later versions had no other value.
     values = {entry.name: entry.value for entry in keys.entries(saved)}
+    given = (named | shared.changed_keys(config)) - {"resume"}
     config = keys.replaced(config, {entry.name: values[entry.name] for entry in keys.entries(config)
-                                    if entry.value == keys.AUTO and entry.meaning.may_be_auto and entry.name in values})
+                                    if entry.name in values and (
+                                        entry.value == keys.AUTO and entry.meaning.may_be_auto
+                                        or entry.meaning.before is not None and entry.name not in given)})
     if resumes:
-        given = (named | shared.changed_keys(config)) - {"resume"}
         if unknown := given - {entry.name for entry in keys.entries(saved)}:
             raise ValueError(f"{folder} was trained with {saved.describe_members()}, which have no "
                              f"{', '.join(sorted(unknown))}")

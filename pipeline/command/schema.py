@@ -152,6 +152,9 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
             only; the message names it.
     """
     usual = _usual_of(cfg)
+    if is_saved:
+        usual = keys.replaced(usual, {entry.name: entry.meaning.before for entry in keys.entries(usual)
+                                      if entry.meaning.before is not None})
     typed = {argument.lstrip("+").partition("=")[0] for argument in arguments}
     replaced = [part for part in OPEN_PARTS if part in typed]
     typed |= {f"{name}.name" for name in typed - {"data"}}  # data.name is another key

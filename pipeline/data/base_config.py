@@ -24,7 +24,7 @@ class DataConfig:
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
         can_download: whether `python -m pipeline.prepare` downloads it, unless its ``folder`` is given.
-        makes_text_scores: whether its preparation makes features that are scores of texts.
+        folds_of_scores: folds of the training nodes, if some features are scores of texts; none otherwise.
         may_have_text_scores: whether such features may be there.
     """
 
@@ -50,12 +50,12 @@ class DataConfig:
                         "than memory).", changes_numbers=False)
 
     @property
-    def makes_text_scores(self) -> bool:
-        return False
+    def folds_of_scores(self) -> str | None:
+        return None
 
     @property
     def may_have_text_scores(self) -> bool:
-        return self.makes_text_scores
+        return self.folds_of_scores is not None
 
     def origin(self) -> str:
         """Return where the graph comes from, for messages."""

@@ -373,8 +373,8 @@ def hash_graph(config: DataConfig) -> str:
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT
-    if config.makes_text_scores:
-        shaping["scores"] = SCORES_FORMAT
+    if (folds := config.folds_of_scores) is not None:
+        shaping["scores"] = SCORES_FORMAT if folds == "rows" else [SCORES_FORMAT, folds]
     return _digest(shaping)
 
 

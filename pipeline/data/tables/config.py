@@ -149,6 +149,10 @@ class TablesConfig(DataConfig):
     valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
                                 "the test (data.split=random and time).", minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
+    score_folds: str = key("groups", "Folds of the models that score training nodes (text_features=scores). groups: "
+                           "nodes with many edges among themselves share a fold, so that few scores come from a model "
+                           "that saw the label of a neighbour. rows: at random, as in runs of earlier versions.",
+                           choices=("groups", "rows"), before="rows")
     memory_limit: str = key("4GB", "Memory that DuckDB may use. It writes what does not fit to files in cache_dir.",
                             changes_numbers=False)
     threads: int = key(0, "Number of threads of DuckDB. 0: as many as PyTorch uses.", minimum=0, below=1024,
@@ -222,8 +226,8 @@ class TablesConfig(DataConfig):
         return bool(self.nodes.features or self.text_columns() or self.nodes.categories or self.nodes.text_neighbors)
 
     @property
-    def makes_text_scores(self) -> bool:
-        return any(nodes.text_features == "scores" for nodes in self._all_nodes())
+    def folds_of_scores(self) -> str | None:
+        return self.score_folds if any(nodes.text_features == "scores" for nodes in self._all_nodes()) else None
 
     def _all_nodes(self) -> list[NodeColumns]:
         """Return the columns of every table of nodes."""

@@ -53,8 +53,8 @@ class Fitted:
 
     def _content(self) -> dict:
         columns, scores = vars(self.columns), self.columns.scores
-        if scores is not None:  # other tables have none of the nodes that these were fitted to
-            columns = columns | {"scores": {name: getattr(scores, name) for name in ("terms", "weights", "bias")}}
+        if scores is not None:  # other tables have other numbers of nodes
+            columns = columns | {"scores": {name: value for name, value in vars(scores).items() if name != "nodes"}}
         return vars(self) | {"columns": columns}
 
 
@@ -92,8 +92,8 @@ def _from_content(content: dict) -> Fitted:
     columns = content.pop("columns")
     scores = columns.pop("scores")
     if scores is not None:
-        width = scores["weights"].shape[1]
-        scores = TextScores(np.empty(0, np.int64), np.empty((0, width), np.float32), **scores)
+        own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
+        scores = TextScores(**{"nodes": np.empty(0, np.int64), "own": own, **scores})
     return Fitted(Columns(scores=scores, **columns), **content)
 
 

@@ -12,6 +12,7 @@ import torch
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
 from parallel_epochs.pipeline.data.tables.fitted import Columns
+from parallel_epochs.pipeline.data.tables.groups import Links, find_groups
 from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # Nodes that are in memory at a time with their features. Means are sums over such blocks: another number, other bits.
 BLOCK = 1 << 14
+# Groups of linked nodes, at least, that are divided into the folds of scores.
+NUM_GROUPS = 20
 
 
 @dataclass
@@ -197,13 +200,14 @@ def collect_ids(db: Database, place: int, neighbors: Neighbors) -> None:
 
 
 def fit(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *, found: Columns,
-        scored: Labels | None, seed: int) -> Columns:
+        scored: Labels | None, links: Links | None, seed: int) -> Columns:
     """Learn of a table what its features are made with.
 
     Args:
         texts: what computes the features of each column of text; it counts them here.
         found: what :func:`read` returned.
         scored: the labels, if texts become scores.
+        links: the edges, if linked nodes are to lie in one fold of the scores.
         seed: of the scores.
     """
     mean, std = _moments(db, numbers, num_nodes)
@@ -211,7 +215,7 @@ def fit(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
     return replace(found, mean=mean, std=std, texts=[text.counted() for text in texts],
-                   scores=None if scored is None else _fit_scores(db, texts, num_nodes, scored, seed))
+                   scores=None if scored is None else _fit_scores(db, texts, num_nodes, scored, links, seed))
 
 
 def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: Numbers, texts: list[TextFeatures],
@@ -258,7 +262,8 @@ def feature_blocks(db: Database, num_nodes: int, numbers: Numbers, texts: list[T
         yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
-def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, seed: int) -> TextScores:
+def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, links: Links | None,
+                seed: int) -> TextScores:
     """Fit the scores of texts to the training nodes, or to MAX_NODES of them drawn at random if there are more."""
     rng = stream("text scores", seed)
     fitted = np.flatnonzero(labels.masks[0].numpy())
@@ -270,8 +275,28 @@ def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels:
         terms.append(_terms(db, texts, first, last)[own])
         values.append(read_values(db, labels.metric, labels.columns, first, last)[own])
     first_id = next((place for place, text in enumerate(texts) if text.kind == "ids"), len(texts)) * NUM_HASHES
-    return fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng,
-                      first_id=first_id)
+    found = fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng,
+                       first_id=first_id, groups=None if links is None else
+                       find_groups(db, links, links.num_nodes // NUM_GROUPS)[links.first + fitted])
+    return replace(found, digests=_digests(db, texts)[fitted])
+
+
+def recognise(db: Database, texts: list[TextFeatures], fitted: Columns) -> Columns:
+    """Return what is known of columns of texts for other tables, in which nodes with scores of their own keep these.
+
+    Args:
+        texts: what computes the features of each column of text.
+        fitted: what a training has told.
+    """
+    return fitted if fitted.scores is None else replace(fitted, scores=fitted.scores.among(_digests(db, texts)))
+
+
+def _digests(db: Database, texts: list[TextFeatures]) -> np.ndarray:
+    """Compute a digest of the id and the texts of each node, int64 [num_nodes]; new edges leave it as it is."""
+    own = [f"coalesce(text{place}, '')" for place, text in enumerate(texts) if text.kind != "ids"]
+    cells = ", ".join([f"chr({ord(ID_SEPARATOR)})", "id", *own])
+    found = db.stream(f"SELECT md5_number_lower(concat_ws({cells})) AS digest FROM nodes ORDER BY number")
+    return np.concatenate([np.empty(0, np.int64), *(batch["digest"].view(np.int64) for batch in found)])
 
 
 def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp.csr_array:

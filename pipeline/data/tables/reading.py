@@ -10,6 +10,7 @@ from parallel_epochs.pipeline.data.tables import (
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
+from parallel_epochs.pipeline.data.tables.groups import Links
 from parallel_epochs.pipeline.data.tables.heads import require
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.scores import check_columns
@@ -77,13 +78,14 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
 
 
 def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: Labels | None, found: Columns, *,
-                   neighbors: list[tables_nodes.Neighbors],
+                   neighbors: list[tables_nodes.Neighbors], links: Links,
                    is_new: bool) -> tuple[tables_nodes.Numbers, list[TextFeatures], Columns]:
     """Learn what the features of nodes are made with, or go on with what other tables have told.
 
     Args:
         found: what :func:`read_nodes` returned.
         neighbors: by each table of edges, in each direction.
+        links: all edges.
         is_new: whether these tables tell.
 
     Returns:
@@ -95,10 +97,12 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
         texts.append(TextFeatures("ids", config.nodes.text_channels))
     if is_new:
         found = tables_nodes.fit(db, num_nodes, numbers, texts, found=found, seed=config.graph_seed,
+                                 links=links if config.score_folds == "groups" else None,
                                  scored=labels if config.nodes.text_features == "scores" else None)
     else:
         for text, counted in zip(texts, found.texts, strict=True):
             text.restore(*counted)
+        found = tables_nodes.recognise(db, texts, found)
     return numbers, texts, found
 
 

@@ -4,10 +4,11 @@ Stacking (Wolpert, Stacked Generalization, Neural Networks 5, 1992): what a mode
 better than what it says of others, so training nodes get the scores of models that were fitted without them.
 """
 
+import heapq
 import logging
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,6 +18,7 @@ from sklearn.svm import LinearSVC
 
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class TextScores:
     Attributes:
         nodes: that the models were fitted to, ascending, int64 [num_fitted].
         own: their scores, by the models that were fitted without them, float32 [num_fitted, columns].
+        digests: of their ids and texts, by which other tables tell them again, int64 [num_fitted].
         terms: that the models read, int64 [num_terms], of all.
         weights: weights of the models that were fitted to all of these nodes, float32 [num_terms, columns].
         bias: likewise, float32 [columns].
@@ -44,6 +47,21 @@ class TextScores:
     terms: np.ndarray
     weights: np.ndarray
     bias: np.ndarray
+    digests: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def among(self, digests: np.ndarray) -> "TextScores":
+        """Return the scores for other tables, in which the nodes that the models were fitted to keep their own.
+
+        Args:
+            digests: of all nodes of these tables, int64 [num_nodes].
+        """
+        order = np.argsort(self.digests)
+        nodes = np.flatnonzero(np.isin(digests, self.digests))
+        places = order[np.searchsorted(self.digests[order], digests[nodes])]
+        if len(nodes):
+            log.info("scores of texts: %s of the tables keep the scores of models that were fitted without them",
+                     count(len(nodes), "node"))
+        return replace(self, nodes=nodes, own=self.own[places], digests=digests[nodes])
 
     def transform(self, first: int, terms: sp.csr_array) -> np.ndarray:
         """Compute the scores of consecutive nodes, float32 [num_nodes, columns].
@@ -70,7 +88,7 @@ def check_columns(num_columns: int) -> None:
 
 
 def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metric: str, rng: np.random.Generator, *,
-               first_id: int | None = None) -> TextScores:
+               first_id: int | None = None, groups: np.ndarray | None = None) -> TextScores:
     """Fit linear models to training nodes: support vector machines to classes and to 0 and 1, ridge regression to
     other numbers.
 
@@ -81,6 +99,7 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
         rng: divides the nodes into folds.
         first_id: the first term that is an id of a neighbour. Such terms count if they are in one text, others if they
             are in two: a neighbour with one training node tells of the nodes beside this one.
+        groups: of the nodes, int64 [num_nodes]; those of a group are in one fold. None: each node is a group.
 
     Raises:
         ValueError: no two texts have a term in common.
@@ -95,7 +114,7 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
                          "hashed")
     start = time.perf_counter()
     terms = sp.csr_array(terms[:, kept])
-    fold = rng.permutation(len(nodes)) % NUM_FOLDS
+    fold = rng.permutation(len(nodes)) % NUM_FOLDS if groups is None else divide_groups(groups, rng)
     own = np.zeros((len(nodes), num_columns), np.float32)
     weights, bias = np.zeros((len(kept), num_columns), np.float32), np.zeros(num_columns, np.float32)
     for number in range(NUM_FOLDS + 1):  # the last ones see all nodes
@@ -113,6 +132,24 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
     axis = None if metric in CLASS_METRICS else 0
     mean, std = own.mean(axis), np.maximum(own.std(axis), 1e-6)
     return TextScores(nodes, (own - mean) / std, kept, weights / std, (bias - mean) / std)
+
+
+def divide_groups(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Divide nodes into folds of about equal size: large groups first, each into the smallest fold.
+
+    Args:
+        groups: of the nodes, int64 [num_nodes].
+
+    Returns:
+        The fold of each node, int64 [num_nodes].
+    """
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(sizes))
+    fold, filled = np.empty(len(sizes), np.int64), [(0, number) for number in range(NUM_FOLDS)]
+    for place in order[np.argsort(-sizes[order], kind="stable")]:
+        size, fold[place] = filled[0]
+        heapq.heapreplace(filled, (size + int(sizes[place]), int(fold[place])))
+    return fold[group]
 
 
 def _target(labels: np.ndarray, metric: str, column: int) -> np.ndarray:

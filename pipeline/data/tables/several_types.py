@@ -32,6 +32,7 @@ from parallel_epochs.pipeline.data.tables import (
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
+from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.nodes import Numbers
 from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
@@ -204,9 +205,13 @@ def _learn_features(db: Database, own: ReadNodes, tables: TableSchema, nodes: di
                  for table in edges for kind, other, start, end in ((table.source, table.target, "s", "t"),
                                                                     (table.target, table.source, "t", "s"))
                  if kind == own.name]
+    first = dict(zip(nodes, np.cumsum([0, *(other.num_nodes for other in nodes.values())]).tolist()))
+    links = Links(" UNION ALL ".join(LINKS.format(f"{table.part}.joined", first[table.source], first[table.target])
+                                     for table in edges),
+                  sum(other.num_nodes for other in nodes.values()), first[own.name])
     with db.part(own.part):
         _, texts, columns = learn_features(db, own.num_nodes, tables.nodes[own.name], own.labels, own.columns,
-                                           neighbors=neighbors, is_new=is_new)
+                                           neighbors=neighbors, links=links, is_new=is_new)
     return dataclasses.replace(own, texts=texts, columns=columns)
 
 

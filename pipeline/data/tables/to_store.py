@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.data.tables import (
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack
+from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.heads import members
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
@@ -125,7 +126,7 @@ def _write_features(db: Database, writer: StoreWriter, num_nodes: int, config: T
     """Write ``x`` and, of the tables of a training, what is learned of them."""
     both_ends = [tables_nodes.Neighbors("joined", *ends) for ends in ("st", "ts")]
     numbers, texts, found = learn_features(db, num_nodes, config, labels, fitted.columns, neighbors=both_ends,
-                                           is_new=is_new)
+                                           links=Links(LINKS.format("joined", 0, 0), num_nodes), is_new=is_new)
     if is_new:
         writer.put(FITTED, dataclasses.replace(fitted, columns=found).pack())
     if config.has_features:

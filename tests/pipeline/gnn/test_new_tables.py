@@ -31,6 +31,8 @@ CASES = {
     "logarithms of sums": [*EDGES, *LABEL], "counts": [*EDGES, *LABEL, "data.node_features=counts"],
     "degrees": ["data.edges.path=edges.parquet", *LABEL], "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
     "ids of neighbours": [*NUMBERS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_channels=8"],
+    "scores": [*TEXTS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_features=scores",
+               "task.text_scores=2"],
     "values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]"],
     "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
 
@@ -130,15 +132,26 @@ def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
         assert new.x[60:, 0].min() > old.x[:, 0].max(), "the new ones are far beyond those of the training"
 
 
-def test_scores_of_texts_are_those_of_the_models_of_the_training(tmp_path):
+def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them(tmp_path):
+    """Also in another order, with new neighbours; a node of another text under an old id is another node."""
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *TEXTS, *LABEL, "data.nodes.text_features=scores",
-                  "task.text_scores=2")
-    old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "old")))
-    others = ~old.train_mask
-    assert torch.equal(old.x[others], new.x[others]) and not torch.equal(old.x, new.x)
+    run = trained(tmp_path, tmp_path / "old", *CASES["scores"])
+    old = restored(run).setup.data
+    changed = int(old.train_mask.nonzero()[3])
+
+    def turn(table):
+        table.loc[changed, "about"] = "alpha"
+        return pd.concat([table.iloc[:1].assign(id="new"), table])[::-1]
+
+    write(tmp_path / "new", nodes=turn,
+          edges=lambda table: pd.concat([table.iloc[:1].assign(source="new", target="n1"), table]))
+    new = restored(run, tmp_path / "new").setup.data.x[:60].flip(0)
+    same = old.train_mask.clone()
+    same[changed] = False
+    assert torch.equal(new[same], old.x[same]) and not torch.equal(new[changed], old.x[changed])
     kept = unpack(checkpoint.load(run.folder / new_data.FILE)["fitted"]).columns.scores
-    assert kept.weights.shape == (len(kept.terms), 3) and not len(kept.nodes), "no row of the training is kept"
+    assert kept.weights.shape == (len(kept.terms), 3) and len(kept.digests) == int(old.train_mask.sum())
+    assert not len(kept.nodes), "no row of the training is kept"
 
 
 def test_an_exported_model_reads_tables(tmp_path):

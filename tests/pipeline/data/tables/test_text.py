@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import torch
@@ -12,7 +13,9 @@ from sklearn.svm import LinearSVC
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.tables import scores as tables_scores
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
-from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, fit_scores
+from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
+from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, divide_groups, fit_scores
+from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -51,6 +54,46 @@ def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
         torch.testing.assert_close(part @ part.T / part.size(1), torch.from_numpy(expected @ expected.T))
 
 
+def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
+    """Linked nodes have like texts, and labels are noise: a model that has seen a node tells its label by the score of
+    its neighbour.
+    """
+    table, number = packages(), np.arange(200)
+    table["text"], table["split"] = [f"a w{pair} x{pair}" for pair in number // 2], "train"
+    table.loc[[0, 1], "split"] = "valid"
+    kinds, told = table["kind"].map(sorted(KINDS).index).to_numpy()[2:], {}
+    for folds in ("rows", "groups"):
+        (tmp_path / folds).mkdir()
+        x = scores_of(tmp_path / folds, table, {"label": "kind"}, folds=folds,
+                      edges="".join(f"n{one},n{one + 1}\n" for one in number[::2])).numpy()
+        told[folds] = (x.argmax(1)[number ^ 1][2:] == kinds).mean()
+    assert told["rows"] > 0.7 and told["groups"] < 0.4, told
+
+
+def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path):
+    """Two grids with an edge between them, and nodes without edges; a hub is linked to all nodes of the first."""
+    grid = np.arange(100).reshape(10, 10)
+    ends = [np.stack([part[:, :-1].ravel(), part[:, 1:].ravel()]) for part in (grid, grid.T, grid + 100, grid.T + 100)]
+    ends += [np.array([[99], [100]]), np.stack([np.full(100, 200), np.arange(100)])]
+    source, target = np.concatenate(ends, axis=1)
+    with Database(tmp_path, "1GB", 1) as db:
+        edges = pa.record_batch({"s": source, "t": target})
+        db.fill("joined", edges.schema, iter([edges]))
+        group = find_groups(db, Links(LINKS.format("joined", 3, 3), 206), 25)
+        assert np.array_equal(group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25))
+    sizes = np.bincount(group)
+    assert sizes.max() <= 25 and (sizes[group[[0, 1, 2, 204, 205]]] == 1).all()
+    is_inner = source != 200
+    assert (group[source + 3] == group[target + 3])[is_inner].mean() > 0.6
+
+
+def test_folds_hold_whole_groups_and_about_as_many_nodes():
+    groups = np.repeat(np.arange(40), np.arange(40))[np.random.default_rng(0).permutation(780)]
+    fold = divide_groups(groups, np.random.default_rng(1))
+    assert len(set(zip(groups.tolist(), fold.tolist()))) == 39
+    assert np.bincount(fold, minlength=NUM_FOLDS).min() > 150
+
+
 def test_ids_of_neighbours_are_refused_for_links():
     typed = {"nodes": {"a": {}, "b": {"text_neighbors": True}}, "edges": {"has": {"path": "e.csv", "source": "a",
                                                                                    "target": "b"}}}
@@ -87,12 +130,14 @@ def packages(num_nodes: int = 200) -> pd.DataFrame:
                          "length": rng.normal(size=num_nodes)})
 
 
-def scores_of(folder, table: pd.DataFrame, labels: dict, **columns) -> torch.Tensor:
+def scores_of(folder, table: pd.DataFrame, labels: dict, *, edges: str = "n0,n1\n", folds: str = "rows",
+              **columns) -> torch.Tensor:
     table.to_csv(folder / "nodes.csv", index=False)
-    (folder / "edges.csv").write_text("source,target\nn0,n1\n")
+    (folder / "edges.csv").write_text(f"source,target\n{edges}")
     nodes = NodeColumns(path="nodes.csv", text_features="scores", split_column="split",
                         **{"text": ["text"]} | labels | columns)
-    config = TablesConfig(folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"))
+    config = TablesConfig(folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"),
+                          score_folds=folds)
     return cache.load(config, folder / "cache").x
 
 

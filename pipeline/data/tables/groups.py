@@ -1,0 +1,85 @@
+"""Groups of nodes with many edges among themselves. DuckDB holds the edges, which may exceed memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from parallel_epochs.models.kernels.hash import mix
+from parallel_epochs.pipeline.data.tables.sql import Database
+
+# Rounds of merging: in each, a quarter of the pairs of groups may merge.
+NUM_ROUNDS = 32
+# The edges of a joined table, with what is added to the numbers of their ends.
+LINKS = "SELECT s::BIGINT + {1} AS s, t::BIGINT + {2} AS t FROM {0} WHERE s IS NOT NULL AND t IS NOT NULL"
+# The group that each one joins: that with the most edges to it, in relation to all edges of that group.
+BEST = """SELECT guest, best.number AS host FROM (
+    SELECT guest, max({{'rate': num / volume, 'number': host}}) AS best FROM between
+    JOIN sizes AS g ON guest = g.number JOIN sizes AS h ON host = h.number
+    JOIN (SELECT guest AS number, sum(num) AS volume FROM between GROUP BY ALL) AS v ON host = v.number
+    WHERE NOT g.hosts AND h.hosts AND g.size + h.size <= {largest} GROUP BY guest)
+    ORDER BY host, best.rate DESC, guest"""
+
+
+@dataclass(frozen=True)
+class Links:
+    """All edges of a graph, as they stand in the database.
+
+    Attributes:
+        sql: a query of their ends, ``s`` and ``t``, numbers among all nodes of the graph.
+        num_nodes: of the graph.
+        first: number of the first node of the type with labels.
+    """
+
+    sql: str
+    num_nodes: int
+    first: int = 0
+
+
+def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
+    """Merge nodes along their edges into groups of bounded size.
+
+    In each round a hash divides the groups into hosts and guests, and guests join hosts while there is room. Hubs have
+    many edges, so that they take in few nodes that have another neighbour.
+
+    Args:
+        largest: number of nodes of a group at most.
+
+    Returns:
+        The number of each node's group, int64 [num_nodes], the same on every machine.
+    """
+    num_nodes = links.num_nodes
+    group, numbers = np.arange(num_nodes), np.arange(num_nodes)
+    db.drop("between")
+    db.stage("between", f"SELECT s AS guest, t AS host, count(*) AS num FROM (SELECT s, t FROM ({links.sql}) UNION ALL "
+             f"SELECT t, s FROM ({links.sql})) WHERE s <> t GROUP BY ALL", "grouping nodes", ordered=False)
+    for round_ in range(NUM_ROUNDS):
+        size = np.bincount(group, minlength=num_nodes)
+        hosts = mix((numbers + num_nodes * round_).astype(np.uint64)) % 2 > 0
+        _fill(db, "sizes", number=numbers, size=size, hosts=hosts)
+        found = db.fetch(BEST.format(largest=largest))
+        guest, host = found["guest"].to_numpy(), found["host"].to_numpy()
+        into = numbers.copy()
+        into[guest] = np.where(_fit(host, size[guest], largest - size[host]), host, guest)
+        group = into[group]
+        _fill(db, "joins", number=numbers, joined=into)
+        db.stage("merged", "SELECT g.joined AS guest, h.joined AS host, sum(num)::BIGINT AS num FROM between "
+                 "JOIN joins AS g ON guest = g.number JOIN joins AS h ON host = h.number WHERE g.joined <> h.joined "
+                 "GROUP BY ALL", "grouping nodes", ordered=False)
+        db.drop("between")
+        db.execute("ALTER TABLE merged RENAME TO between")
+    return group
+
+
+def _fit(host: np.ndarray, size: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Tell which guests fit into the room of their hosts, those of a host in turn."""
+    total = np.cumsum(size)
+    is_first = np.append(True, host[1:] != host[:-1])[:len(host)]
+    before = np.maximum.accumulate(np.where(is_first, total - size, 0))
+    return total - before <= room
+
+
+def _fill(db: Database, name: str, **columns: np.ndarray) -> None:
+    db.drop(name)
+    batch = pa.record_batch(columns)
+    db.fill(name, batch.schema, iter([batch]))
