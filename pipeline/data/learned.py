@@ -163,5 +163,5 @@ def with_labels(learned: Learned, data: Graph, origin: str, num_rows: int) -> Gr
             shape, torch.nan)
         for mask in MASKS:
             data[mask] = torch.zeros(num_rows, dtype=torch.bool)
-    data.metric, data.out_channels = learned.metric, learned.out_channels
+    data.metric, data.out_channels, data.split_is_known = learned.metric, learned.out_channels, False
     return data.update(learned.label_names)

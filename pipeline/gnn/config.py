@@ -516,6 +516,9 @@ class NewDataConfig:
                              "to which the paths of its tables are relative (data=tables).", is_path=True)
     schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables).",
                              is_path=True)
+    unknown: str | None = key(None, "What is done with categories and relations that the training did not see "
+                              "(data=tables). error: refuse the table. empty: take the cell for empty and log how "
+                              "many. Default: as in the run.", choices=("error", "empty"))
     nodes: NewTableConfig = field(default_factory=NewTableConfig)
     edges: NewTableConfig = field(default_factory=NewTableConfig)
 
@@ -543,6 +546,11 @@ class GNNEvaluateConfig(EvaluateConfig):
                                    "all nodes.", is_path=True)
     embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "
                            "linear layer.")
+    skip_unknown: bool = key(False, "Leave out the rows of output_nodes and pairs that name no node, and log how many. "
+                             "Otherwise such a row is an error.")
+    columns: str = key("all", "Columns of output for classes. class: the likeliest one and its probability. top3: the "
+                       "three likeliest and their probabilities. all: the likeliest one and the probability of each.",
+                       choices=("class", "all", "top3"))
     pairs: str | None = key(None, "File with the pairs to predict: a table with the columns source and target, which "
                             "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
                             "the test split (task=link).", is_path=True)

@@ -1,5 +1,6 @@
 """The ids of nodes that a user reads and writes: names, or numbers where there are none."""
 
+import logging
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.errors import one_line
+from parallel_epochs.pipeline.run.words import count
+
+log = logging.getLogger(__name__)
 
 ID = "id"
 
@@ -76,22 +80,45 @@ def look_up(wanted: Sequence[str], ids: np.ndarray) -> np.ndarray:
     return np.array([place.get(id_, -1) for id_ in wanted], dtype=np.int64)
 
 
-def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None) -> np.ndarray:
+def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: bool = False) -> np.ndarray:
     """Look nodes up by their ids.
 
     Args:
         ids: of all nodes.
         path: of the table that lists the wanted ones, for messages.
+        skips: whether ids that no node has are left out.
 
     Raises:
         ValueError: names the first id that no node has.
     """
     places = look_up(wanted, ids)
-    if (unknown := places < 0).any():
+    unknown = places < 0
+    if skips:
+        return places[~skip(unknown, f"output_nodes={path}")]
+    if unknown.any():
         row = int(np.argmax(unknown))
         raise ValueError(f"output_nodes={path}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the "
-                         f"{len(ids):,} nodes of the run are called {', '.join(map(str, ids[:3]))}, ...")
+                         f"{len(ids):,} nodes of the run are called {', '.join(map(str, ids[:3]))}, ...; "
+                         "skip_unknown=true leaves such rows out")
     return places
+
+
+def skip(unknown: np.ndarray, key: str) -> np.ndarray:
+    """Log how many rows are left out because they name no node, and return these rows.
+
+    Args:
+        unknown: which they are, bool [num_rows].
+        key: names the table in messages.
+
+    Raises:
+        ValueError: no row is left.
+    """
+    if unknown.all():
+        raise ValueError(f"{key}: none of the {len(unknown):,} rows names a node of the run")
+    if unknown.any():
+        log.info("%s: %s left out: they name no node of the run (skip_unknown=true)", key,
+                 count(int(unknown.sum()), "row"))
+    return unknown
 
 
 def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:

@@ -90,6 +90,9 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     if run.shared is not None and (missing := config.data.missing_others(given)):
         raise ValueError(f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}")
     if not given:
+        if new.unknown is not None:
+            raise ValueError(f"data.unknown={new.unknown} is for other tables than those of the training. Name such "
+                             "tables, or leave it out")
         return {}
     key, value = next(iter(given.items()))
     if reason := why_not(config):
@@ -98,6 +101,8 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
         raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
                          f"data by {' or '.join(known)}")
     config.data.check_others(given, folder)
+    if new.unknown is not None:
+        given["data.unknown"] = new.unknown
     return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
 
 

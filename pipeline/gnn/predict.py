@@ -121,6 +121,8 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
     changes = {f"evaluation.{name}": value for name in EVALUATION if (value := getattr(asked, name)) is not None}
     opened = _open(run, state, keys.replaced(run.config, new | changes), is_new=bool(new))
     setup = cast(Setup, opened.parts[0])
+    if asked.columns != "all" and setup.task.kind != "classes":
+        raise ValueError(f"columns={asked.columns} is for classes, and this run learns {setup.task.kind}. Leave it out")
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)
@@ -161,6 +163,10 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
                          f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}")
     if asked.output is not None:
         tables.format_of("output", asked.output)
+    if asked.columns != "all" and asked.output is None:
+        raise ValueError(f"columns={asked.columns} is for a table of predictions. Give output=FILE")
+    if asked.skip_unknown and asked.output_nodes is None and asked.pairs is None:
+        raise ValueError("skip_unknown=true is for tables of ids. Give output_nodes=FILE or pairs=FILE")
     given = kind.read(asked, str(run.folder), is_new=is_new)
     if is_new and asked.smooth not in (None, "none"):
         raise ValueError(f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "

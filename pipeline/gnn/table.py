@@ -57,7 +57,8 @@ class Table:
                 bar.advance()
 
 
-def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: Tensor | None = None) -> Columns:
+def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: Tensor | None = None,
+                  chosen: str = "all") -> Columns:
     """Make the columns that say which labels some rows predict.
 
     Scores are computed in float64 and rounded to float32: in float32 the last bit depends on the memory layout of the
@@ -69,18 +70,27 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
         rows: [num_rows, out_channels]
         labels: names of the columns of `rows`; none where they have numbers.
         smoothed: smoothed numbers of every class or task, as `rows`; none without them.
+        chosen: which columns classes have, as the key ``columns`` says.
     """
     name, score = SCORES[kind]
     names = range(rows.size(1)) if labels is None else labels
-    found: Columns = {"class": _name_classes(rows, labels)} if name == "probability" else {}
+    scores, are_classes = score(rows), kind == "classes"
+    found: Columns = {}
     if smoothed is not None:
-        found |= {"smoothed_class": _name_classes(smoothed, labels)} if "class" in found else {
+        found = {"smoothed_class": _name(smoothed.argmax(1), labels)} if are_classes else {
             f"smoothed_{label}": column.numpy() for label, column in zip(names, smoothed.unbind(1), strict=True)}
-    return found | {f"{name}_{label}": column.numpy()
-                    for label, column in zip(names, score(rows).unbind(1), strict=True)}
+    if chosen == "top3":
+        values, best = scores.topk(min(3, rows.size(1)))
+        for place, (one, value) in enumerate(zip(best.unbind(1), values.unbind(1), strict=True), 1):
+            found |= {f"class_{place}": _name(one, labels), f"{name}_{place}": value.numpy()}
+        return found
+    if are_classes:
+        found = {"class": _name(rows.argmax(1), labels)} | found
+    if chosen == "class":
+        return found | {name: scores.amax(1).numpy()}
+    return found | {f"{name}_{label}": column.numpy() for label, column in zip(names, scores.unbind(1), strict=True)}
 
 
-def _name_classes(rows: Tensor, labels: list[str] | None) -> np.ndarray:
-    """Return the likeliest class of each row, by its name if it has one."""
-    best = rows.argmax(1).numpy()
-    return best if labels is None else np.array(labels, object)[best]
+def _name(classes: Tensor, labels: list[str] | None) -> np.ndarray:
+    """Return classes by their names if they have some, otherwise by their numbers."""
+    return classes.numpy() if labels is None else np.array(labels, object)[classes.numpy()]

@@ -53,7 +53,7 @@ def _fill(db: Database, table: str, names: Sequence[str] | np.ndarray) -> None:
 
 
 def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, refuse_empty: bool,
-         known: Sequence[Sequence[str]] | None = None) -> tuple[list[list[str]], list[str]]:
+         known: Sequence[Sequence[str]] | None = None, unknown: str = "error") -> tuple[list[list[str]], list[str]]:
     """Number the values of columns of categories, which are ``category0``... in the table of nodes.
 
     Args:
@@ -61,6 +61,7 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
         refuse_empty: whether an empty cell is an error; it is in no category otherwise.
         known: the values of each column of the tables of a training, in the order of their numbers; none: those of
             this table.
+        unknown: what is done with a value that is not `known`: "error" refuses it, "empty" takes the cell for empty.
 
     Returns:
         The values of each column, in the order of their numbers, and what to report of each.
@@ -74,7 +75,7 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
         if known is not None:
             names = known[place]
             _fill(db, f"categories{place}", names)
-            _refuse_unknown(db, source, cell, column, place, names)
+            notes += _check_unknown(db, source, cell, column, place, names, unknown)
         else:
             names = _number_column(db, source, cell, column, place, limit)
         (empty,), = db.execute(
@@ -104,18 +105,25 @@ def _number_column(db: Database, source: Source, cell: str, column: str, place: 
     return names
 
 
-def _refuse_unknown(db: Database, source: Source, cell: str, column: str, place: int, known: Sequence[str]) -> None:
-    """Refuse a value that the tables of the training do not have. Beside numbers, nan is no value."""
+def _check_unknown(db: Database, source: Source, cell: str, column: str, place: int, known: Sequence[str],
+                   unknown: str) -> list[str]:
+    """Refuse a value that the tables of the training do not have, or count such rows. Beside numbers, nan is no value.
+    """
     are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
     is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
-    found = db.execute(f"SELECT {cell}, count(*), min(number) FROM nodes ANTI JOIN categories{place} ON {cell} = name "
-                       f"WHERE {cell} IS NOT NULL AND {is_value} GROUP BY {cell} ORDER BY 3 LIMIT 1")
+    found = db.execute(f"SELECT {cell}, count(*), sum(count(*)) OVER (), min(number) FROM nodes ANTI JOIN "
+                       f"categories{place} ON {cell} = name WHERE {cell} IS NOT NULL AND {is_value} "
+                       f"GROUP BY {cell} ORDER BY 4 LIMIT 1")
+    if found and unknown == "empty":
+        return [f"{column}: {count(int(found[0][2]), 'cell', 'cells')} with categories that the training did not see, "
+                f"such as {found[0][0]!r}, taken for empty"]
     if found:
-        (value, times, _), = found
+        (value, times, _, _), = found
         name, row, _ = cast(tuple, source.first_row(db, f"{source.text(column)} = {literal(value)}"))
         raise ValueError(f"{name}: row {row}, column {column} holds {value!r}, a category that the "
                          f"training did not see; {count(times, 'row')} in all {'has' if times == 1 else 'have'} it. "
-                         "Empty such cells, or train with rows of this category")
+                         "Empty such cells, set data.unknown=empty, or train with rows of this category")
+    return []
 
 
 def one_hot(db: Database, sizes: Sequence[int], first: int, last: int) -> np.ndarray:

@@ -135,6 +135,9 @@ class TablesConfig(DataConfig):
     empty: str = key("zero", "What to do with empty cells in columns of numbers. zero: read them as 0, or as the mean "
                      "in standardised columns. flag: do that, and add a feature that is 1 for such cells. error: "
                      "refuse the table.", choices=("zero", "flag", "error"), shapes_graph=True)
+    unknown: str = key("error", "What predict does with categories and relations of other tables that the training did "
+                       "not see. error: refuse the table. empty: take the cell for empty and log how many.",
+                       choices=("error", "empty"), changes_numbers=False)
     metric: str | None = key(None, "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
                              "numbers, rocauc for several columns of 0 and 1.", shapes_graph=True)
     split: str | None = key(None, "How labelled nodes, or the links of task=link, are split. column: by "

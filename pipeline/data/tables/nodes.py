@@ -49,7 +49,7 @@ class Numbers:
 
 def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, texts: list[str], categories: list[str],
          max_categories: int, labels: list[tuple[str, str]], split_column: str | None,
-         time_column: str | None, fitted: Columns | None = None) -> Columns:
+         time_column: str | None, fitted: Columns | None = None, unknown: str = "error") -> Columns:
     """Make the table of nodes of what their table holds, numbered in its order.
 
     Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``category0``..., ``label0``..., ``split`` and
@@ -62,6 +62,7 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
         labels: the columns of labels, each with the key that names it.
         split_column, time_column: those of the split and of the time, if they are needed.
         fitted: what is known of the columns of the table of a training; none: this one tells.
+        unknown: what is done with categories that are not known, see :func:`categories.read`.
 
     Returns:
         What this table tells of its columns before all of them are read, or `fitted`.
@@ -81,7 +82,7 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
     num_nodes, missing = _check(db, source, id_column, numbers)
     values, notes = read_categories(db, source, categories, limit=max_categories,
                                     refuse_empty=numbers.empty == "error",
-                                    known=None if fitted is None else fitted.categories)
+                                    known=None if fitted is None else fitted.categories, unknown=unknown)
     notes = _report(db, source, numbers, missing, None if fitted is None else fitted.flagged) + notes
     log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
     if fitted is not None:

@@ -62,7 +62,8 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
     found = tables_nodes.read(db, nodes, config.nodes.id, numbers_of(config),
                               texts=[name for name, _ in config.text_columns()], categories=config.nodes.categories,
                               max_categories=config.nodes.max_categories, labels=labels, split_column=split_column,
-                              time_column=config.time_column if kind == "time" and labels else None, fitted=fitted)
+                              time_column=config.time_column if kind == "time" and labels else None, fitted=fitted,
+                              unknown=config.unknown)
     num_nodes = tables_nodes.count(db, f"{path} holds no rows")
     if not labels:
         return num_nodes, None, found

@@ -85,7 +85,7 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
 def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
          time: str | None, id_column: str | None, refuse_dangling: bool, empty: str,
          fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
-         limit: RelationLimit = ONE_HOT) -> list[int]:
+         limit: RelationLimit = ONE_HOT, unknown: str = "error") -> list[int]:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -100,6 +100,8 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
         fitted: what was learned of the tables of a training; none: this table tells.
         nodes: the tables of nodes that edges come from, and that they go to.
         limit: of the relations.
+        unknown: what is done with a relation that the training did not see: "error" refuses it, "empty" takes the cell
+            for empty.
 
     Returns:
         The places of the columns of numbers whose empty cells get a column.
@@ -113,7 +115,8 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
     if relation is not None:
         kind = source.text(relation)
-        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes, limit)
+        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes, limit,
+                          unknown)
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
@@ -124,14 +127,14 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
     missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty,
-                      nodes=nodes)
+                      nodes=nodes, may_be_empty=fitted is not None)
     if fitted is not None:
         return fitted.flagged
     return [place for place, count in enumerate(missing) if count] if empty == "flag" else []
 
 
 def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None,
-                      nodes: tuple[str, str], limit: RelationLimit) -> None:
+                      nodes: tuple[str, str], limit: RelationLimit, unknown: str) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
 
     Args:
@@ -146,10 +149,12 @@ def _number_relations(db: Database, source: Source, column: str, ids: list[str],
         db.fill("relations", schema, iter([pa.record_batch(
             [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())], schema=schema)]))
         joined = " AND ".join(f"{id} IN (SELECT id FROM {own})" for id, own in zip(ids, nodes))  # others are dropped
-        if found := source.find_row(db, f"{kind} NOT IN (SELECT name FROM relations) AND {joined}", kind):
+        is_new = f"{kind} NOT IN (SELECT name FROM relations) AND {joined}"
+        if unknown == "error" and (found := source.find_row(db, is_new, kind)):
             name, row, (text,) = found
+            mend = "set data.unknown=empty, " if limit is ONE_HOT else ""
             raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
-                             "not see. Leave such edges out, or train with edges of this relation")
+                             f"not see. Leave such edges out, {mend}or train with edges of this relation")
         return
     db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
              "collecting relations")
@@ -172,7 +177,7 @@ def num_relations(db: Database) -> int:
 
 
 def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], *,
-            id_column: str | None, refuse_dangling: bool, empty: str, nodes: tuple[str, str]) -> list[int]:
+            id_column: str | None, refuse_dangling: bool, empty: str, nodes: tuple[str, str], may_be_empty: bool) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     ids = [source.text(column) for column in ends]
     counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
@@ -202,7 +207,7 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
     if loops:
         notes.append(words.count(loops, 'self-loop'))
     log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
-    if dangling == rows:
+    if dangling == rows and (rows or not may_be_empty):
         hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
         raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
     return missing[:len(values)]
@@ -424,9 +429,11 @@ def _pieces(db: Database, num_nodes: int) -> Iterator[_Piece]:
         rows = [*left, {name: column[:cut] for name, column in batch.items()}]
         yield _Piece({name: np.concatenate([part[name] for part in rows]) for name in batch}, first, last)
         left, first = [{name: column[cut:] for name, column in batch.items()}], last
-    if left:
-        columns = {name: np.concatenate([part[name] for part in left]) for name in left[0]}
-        yield _Piece(columns, first, num_nodes)
+    if not left:  # there are no edges
+        empty = db.fetch("SELECT * FROM sorted LIMIT 0")
+        left = [{name: empty[name].to_numpy() for name in empty.column_names}]
+    columns = {name: np.concatenate([part[name] for part in left]) for name in left[0]}
+    yield _Piece(columns, first, num_nodes)
 
 
 def _merge(piece: _Piece, num_added: int, num_relations: int, *,

@@ -92,7 +92,8 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
                                           None if fitted is None else fitted.columns)
     flagged = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
                                 id_column=config.nodes.id if config.nodes.path is not None else None,
-                                refuse_dangling=config.dangling == "error", empty=config.empty, fitted=fitted)
+                                refuse_dangling=config.dangling == "error", empty=config.empty, fitted=fitted,
+                                unknown=config.unknown)
     on_stage("sorting edges")
     tables_edges.sort(db, len(values), flagged, has_times=config.edges.time is not None, both=both)
     values += [("empty", values[place][1]) for place in flagged]

@@ -83,7 +83,7 @@ class LabelKind(Kind):
             found = {ID: ids[own], "split": splits_of(predicted.graph, own)}
             smoothed = None if predicted.smoothed is None else predicted.smoothed[rows]
             return self.describe(own, predicted.graph, asked) | found | (
-                label_columns(predicted.task.kind, predicted.rows[rows], labels, smoothed)
+                label_columns(predicted.task.kind, predicted.rows[rows], labels, smoothed, asked.columns)
                 if self.is_labelled(predicted.graph, asked) else {}) | (
                 {} if embeddings is None else {"embedding": embeddings[rows].numpy()})
 
@@ -127,11 +127,11 @@ def check_metric(chosen: str | None, metric: str) -> None:
 
 
 def splits_of(data: Data, chosen: np.ndarray) -> np.ndarray:
-    """Return the split of some nodes, or graphs, as text; "none" for those of no split."""
+    """Return the split of some nodes, or graphs, as text; "none" for those of no split, "unknown" in other data."""
     number = torch.full((len(chosen),), len(SPLITS), dtype=torch.uint8)
     for split, mask in enumerate(MASKS):
         number[data[mask][torch.from_numpy(chosen)]] = split
-    return np.array([*SPLITS, "none"], object)[number.numpy()]
+    return np.array([*SPLITS, "none" if data.get("split_is_known", True) else "unknown"], object)[number.numpy()]
 
 
 def labels_of(data: Data, num_columns: int) -> list[str] | None:

@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
-from parallel_epochs.pipeline.gnn.ids import ids_of as node_ids, look_up, read_texts
+from parallel_epochs.pipeline.gnn.ids import ids_of as node_ids, look_up, read_texts, skip
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -110,7 +110,7 @@ class LinkKind(Kind):
             return None
         own = link_relation_of(data)
         if isinstance(given, pd.DataFrame):
-            return number_pairs(given, ids_of(whole), str(asked.pairs), own)
+            return number_pairs(given, ids_of(whole), str(asked.pairs), own, skips=asked.skip_unknown)
         return number_ends(given, data.num_nodes, own)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
@@ -229,40 +229,47 @@ def number_ends(pairs: Tensor, num_nodes: int, own: LinkRelation | None) -> Int[
     return pairs.long() + first_nodes(own)
 
 
-def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str,
-                 own: LinkRelation | None = None) -> Int[Tensor, "num_pairs 2"]:
+def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str, own: LinkRelation | None = None, *,
+                 skips: bool = False) -> Int[Tensor, "num_pairs 2"]:
     """Find the nodes that a table of pairs names; those of a relation have ids that are unique within a type.
 
     Args:
         table: as :func:`read_pairs` returns it.
         ids: of all nodes.
         path: of the table, for messages.
+        skips: whether rows with ids that no node has are left out.
 
     Raises:
         ValueError: names the first id that no node has, and one that looks alike; or a row pairs a node with itself.
     """
-    if own is None:
-        return _look_up(table, ids, path, "the run")
-    columns = [_look_up(table[[name]], ids[nodes.start:nodes.stop], path, f"the type of the {name}s of {own.name}")
-               for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
-    pairs = torch.cat(columns, dim=1) + first_nodes(own)
-    _refuse_loops(table, (pairs[:, 0] == pairs[:, 1]).numpy(), path)
-    return pairs
+    sides = [(table, ids, "the run")] if own is None else [
+        (table[[name]], ids[nodes.start:nodes.stop], f"the type of the {name}s of {own.name}")
+        for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
+    numbers = torch.cat([_look_up(*side, path, skips=skips) for side in sides], dim=1)
+    unknown = (numbers < 0).any(1)
+    if skips:
+        skip(unknown.numpy(), f"pairs={path}")
+    if own is not None:
+        numbers += first_nodes(own)
+        _refuse_loops(table, ((numbers[:, 0] == numbers[:, 1]) & ~unknown).numpy(), path)
+    return numbers[~unknown]
 
 
-def _look_up(table: pd.DataFrame, ids: np.ndarray, path: str, whose: str) -> Int[Tensor, "num_pairs num_columns"]:
+def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, path: str, *,
+             skips: bool) -> Int[Tensor, "num_pairs num_columns"]:
     """Find the places of ids among those of some nodes.
 
     Args:
         whose: nodes these are, for messages.
+        skips: whether ids that no node has get the place -1.
     """
     numbers = np.stack([look_up(table[column].tolist(), ids) for column in table], axis=1)
     unknown = numbers < 0
-    if unknown.any():
+    if unknown.any() and not skips:
         row = int(np.argmax(unknown.any(1)))
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
-        more = f"; {rows:,} rows name such nodes" if rows > 1 else ""
+        more = (f"; {rows:,} rows name such nodes" if rows > 1 else "") + "; skip_unknown=true leaves such rows out"
         raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is not one of the "
                          f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}")
     return torch.from_numpy(numbers)

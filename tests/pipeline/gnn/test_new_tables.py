@@ -257,14 +257,33 @@ def test_a_preparation_of_before_that_was_killed_is_completed(tmp_path):
     (dict(nodes=lambda table: table.drop(columns="age")), "data.nodes.features=age: "),
     (dict(nodes=lambda table: table.assign(size="much")), "row 1, column size holds 'much', which is not a finite num"),
     (dict(nodes=lambda table: pd.concat([table, table.iloc[:1]])), "the id 'n0' of row 1 is there 2 times"),
-    (dict(edges=lambda table: table.iloc[:0]), "none of its 0 rows names two nodes"),
     (dict(edges=lambda table: table.assign(target="nobody")), "none of its 300 rows names two nodes"),
-], ids=["category", "relation", "column", "number", "twice", "no edges", "other ids"])
+], ids=["category", "relation", "column", "number", "twice", "other ids"])
 def test_tables_that_do_not_fit_are_refused(changes, says, everything, tmp_path):
     write(tmp_path / "new", **changes)
     with pytest.raises(ValueError) as error:
         restored(everything, tmp_path / "new")
     assert says in str(error.value), error.value
+
+
+def test_categories_and_relations_that_the_training_did_not_see_count_as_empty_on_request(everything, tmp_path, caplog):
+    caplog.set_level("INFO")
+    new = dict(nodes=lambda table: table.replace("red", "green"), edges=lambda table: table.replace("likes", "hates"))
+    write(tmp_path / "new", **new)
+    write(tmp_path / "bare", **{name: lambda table: table.replace({"color": {"red": ""}, "kind": {"likes": ""}})
+                                for name in new})
+    found = predicted(everything, data=NewDataConfig(folder=str(tmp_path / "new"), unknown="empty"))
+    assert torch.equal(found.rows, restored(everything, tmp_path / "bare").rows)
+    assert "color: 21 cells with categories that the training did not see, such as 'green', taken for empty" in caplog.text
+    with pytest.raises(ValueError, match="data.unknown=empty is for other tables than those of the training"):
+        predicted(everything, data=NewDataConfig(unknown="empty"))
+
+
+def test_nodes_without_an_edge_are_predicted(everything, tmp_path):
+    write(tmp_path / "new", num_nodes=4, edges=lambda table: table.iloc[:0])
+    found = restored(everything, tmp_path / "new")
+    assert found.rows.shape == (4, 3) and found.rows.isfinite().all()
+    assert torch.equal(found.rows[:1], restored(everything, tmp_path / "new").rows[:1])
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,23 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
     assert np.array_equal(scores, logits.double().softmax(1).float().numpy())  # nine digits are a float32
 
 
+@pytest.mark.parametrize("columns", ["class", "top3"])
+def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
+    (tmp_path / "ids.csv").write_text("id\n7\nnobody\n3\n")
+    predict(run, output=tmp_path / "all.csv")
+    predict(run, output=tmp_path / "some.csv", output_nodes=tmp_path / "ids.csv", columns=columns, skip_unknown=True)
+    whole, some = pd.read_csv(tmp_path / "all.csv").loc[[7, 3]], pd.read_csv(tmp_path / "some.csv")
+    scores = whole.filter(like="probability").to_numpy()
+    assert some["id"].tolist() == [7, 3]
+    if columns == "class":
+        assert list(some) == ["id", "split", "class", "probability"]
+        assert some["class"].tolist() == scores.argmax(1).tolist()
+        assert some["probability"].tolist() == scores.max(1).tolist()
+    else:
+        assert np.array_equal(some[["class_1", "class_2", "class_3"]], (-scores).argsort(1))
+        assert np.array_equal(some[["probability_1", "probability_2", "probability_3"]], -np.sort(-scores))
+
+
 @pytest.mark.parametrize("model, methods", [
     ([], ["exact", "views", "neighbor"]), pytest.param(["model=revgnn"], ["exact"], marks=pytest.mark.slow),
     pytest.param(["model=equilibrium"], ["exact"], marks=pytest.mark.slow),
