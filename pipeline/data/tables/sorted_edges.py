@@ -177,7 +177,8 @@ def num_relations(db: Database) -> int:
 
 
 def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], *,
-            id_column: str | None, refuse_dangling: bool, empty: str, nodes: tuple[str, str], may_be_empty: bool) -> list[int]:
+            id_column: str | None, refuse_dangling: bool, empty: str, nodes: tuple[str, str],
+            may_be_empty: bool) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     ids = [source.text(column) for column in ends]
     counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]

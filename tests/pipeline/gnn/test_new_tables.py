@@ -274,7 +274,7 @@ def test_categories_and_relations_that_the_training_did_not_see_count_as_empty_o
                                 for name in new})
     found = predicted(everything, data=NewDataConfig(folder=str(tmp_path / "new"), unknown="empty"))
     assert torch.equal(found.rows, restored(everything, tmp_path / "bare").rows)
-    assert "color: 21 cells with categories that the training did not see, such as 'green', taken for empty" in caplog.text
+    assert "color: 21 cells with categories that the training did not see, such as 'green', taken" in caplog.text
     with pytest.raises(ValueError, match="data.unknown=empty is for other tables than those of the training"):
         predicted(everything, data=NewDataConfig(unknown="empty"))
 
