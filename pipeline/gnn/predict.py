@@ -121,8 +121,7 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
     changes = {f"evaluation.{name}": value for name in EVALUATION if (value := getattr(asked, name)) is not None}
     opened = _open(run, state, keys.replaced(run.config, new | changes), is_new=bool(new))
     setup = cast(Setup, opened.parts[0])
-    if asked.columns != "all" and setup.task.kind != "classes":
-        raise ValueError(f"columns={asked.columns} is for classes, and this run learns {setup.task.kind}. Leave it out")
+    setup.kind.refuse_columns(asked, setup.task)
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
     with fitting(state):
         load_weights(state["model"], setup.model, setup.table)

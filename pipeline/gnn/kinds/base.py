@@ -187,6 +187,11 @@ class Kind(ABC):
         """
         return None
 
+    def refuse_columns(self, asked: GNNPredictConfig, task: Task) -> None:
+        """Refuse columns of the likeliest classes where no classes are learned."""
+        if asked.columns != "all" and task.kind != "classes":
+            raise ValueError(f"columns={asked.columns} is for classes, and this run learns {task.kind}. Leave it out")
+
     def refuse_nodes(self, asked: GNNPredictConfig, run: str) -> None:
         """Refuse the keys of tables that have a row for each node."""
         for name, value in asked.keys_of_nodes().items():
