@@ -74,7 +74,7 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
     """
     name, score = SCORES[kind]
     names = range(rows.size(1)) if labels is None else labels
-    scores, are_classes = score(rows), kind == "classes"
+    scores, are_classes = score(rows), name == "probability"
     found: Columns = {}
     if smoothed is not None:
         found = {"smoothed_class": _name(smoothed.argmax(1), labels)} if are_classes else {
