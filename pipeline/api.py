@@ -141,9 +141,10 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
     """Train as ``python -m pipeline.train`` does with the same keys.
 
     Args:
-        data: a ``torch_geometric.data.Data`` or a dict of its attributes, a SciPy matrix, a NetworkX graph, or a pair
-            of tables (nodes, edges) of pandas or Arrow, which are kept in files of the cache; a path of a file that
-            torch.save wrote; or the name of a dataset ("digits"). None: what the keys say.
+        data: a ``torch_geometric.data.Data``, a ``HeteroData`` or a dict of its attributes, a SciPy matrix, a NetworkX
+            graph, a pair of tables (nodes, edges) of pandas or Arrow, or the content of data.schema with such tables
+            as paths, which are kept in files of the cache; a path of a file that torch.save wrote; or the name of a
+            dataset ("digits"). None: what the keys say.
         overrides: further arguments of the command, as "partition=metis" or "+experiment=digits".
         folder: the run directory. None: a new one below outputs/.
         verbose: print the log. It is written to ``train.log`` in any case.

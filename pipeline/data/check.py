@@ -106,8 +106,11 @@ def check_edge_index(edge_index: Tensor) -> None:
     """
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or not _is_integer(edge_index):
         turned = edge_index.dim() == 2 and edge_index.size(1) == 2 and _is_integer(edge_index)
+        is_matrix = edge_index.dim() == 2 and edge_index.size(0) == edge_index.size(1)
+        mend = ": save edge_index.t()" if turned else (
+            ": of an adjacency matrix save its nonzero().t()" if is_matrix else "")
         raise ValueError(f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
-                         f"{list(edge_index.shape)}{': save edge_index.t()' if turned else ''}")
+                         f"{list(edge_index.shape)}{mend}")
 
 
 def check_range(edge_index: Tensor, num_nodes: int) -> None:

@@ -42,6 +42,23 @@ def pack_names(names: np.ndarray, key: str = "names") -> dict[str, Tensor]:
             f"{key}_ptr": torch.from_numpy(ptr)}
 
 
+def check_names(names: Tensor, ptr: Tensor, num_nodes: int) -> None:
+    """Refuse tensors that are no names, or those of another number of nodes; see :func:`pack_names`.
+
+    Raises:
+        ValueError: they are none.
+    """
+    fits = names.dtype == torch.uint8 and ptr.dtype == torch.int64 and names.dim() == ptr.dim() == 1 \
+        and len(ptr) == num_nodes + 1 and int(ptr[0]) == 0 and int(ptr[-1]) == len(names) and bool(
+            (ptr.diff() >= 0).all())
+    try:
+        different = len(set(unpack_names(Data(names=names, names_ptr=ptr)))) if fits else 0
+    except UnicodeDecodeError:
+        different = 0
+    if different < num_nodes:
+        raise ValueError(f"names and names_ptr are not {num_nodes:,} different names in UTF-8: leave them out")
+
+
 def unpack_names(data: Data, key: str = "names") -> list[str]:
     """Return the names of the nodes; their numbers where they have none."""
     if key not in data:

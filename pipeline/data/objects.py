@@ -2,18 +2,23 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 import scipy.sparse
 import torch
+import yaml
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.utils import from_networkx, from_scipy_sparse_matrix
+from torch_geometric.utils import from_networkx
 
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS
+from parallel_epochs.pipeline.data.node_names import pack_names
+from parallel_epochs.pipeline.data.readers.edge_table import as_edges, as_weights, merge, refuse_negative
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import install_command
 
@@ -34,16 +39,51 @@ def keys_of(data: Any, cache_dir: Path) -> dict[str, str]:
         return {"data": data}
     if isinstance(data, (str, Path)):
         return {"data": "file", "data.path": str(data)}
+    folder = cache_dir.absolute() / "given"
     if are_tables(data):
-        return {"data": "tables", **{f"data.{name}.path": str(path)
-                                     for name, path in write_tables(data, cache_dir.absolute() / "given").items()}}
+        paths = write_tables(data, folder)
+        return {"data": "tables", **{f"data.{name}.path": str(path) for name, path in paths.items()}}
+    if is_schema(data):
+        return {"data": "tables", "data.schema": str(write_schema(data, folder))}
     attributes = attributes_of(data)
-    content = {name: _parts_of(value) if isinstance(value, Tensor) else value for name, value in attributes.items()}
-    path = cache_dir.absolute() / "given" / f"{checkpoint.digest(content)[:24]}.pt"
+    path = folder / f"{checkpoint.digest(_parts_of(attributes))[:24]}.pt"
     if not files.is_there(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, lambda file: torch.save(attributes, file))
     return {"data": "file", "data.path": str(path)}
+
+
+def is_schema(data: Any) -> bool:
+    """Tell whether data are the content of data.schema, with tables in place of paths."""
+    return isinstance(data, Mapping) and "edge_index" not in data and isinstance(data.get("edges"), Mapping)
+
+
+def write_schema(data: Mapping, folder: Path) -> Path:
+    """Write the tables of a schema as Parquet, and the schema with their paths as YAML; returns the path of the latter.
+
+    Raises:
+        ValueError: a table cannot be written.
+    """
+    def plain(value: Any, name: str) -> Any:
+        if _is_table(value):
+            return str(_keep(_to_parquet(value, name), folder, ".parquet"))
+        if isinstance(value, Mapping):
+            return {str(key): plain(item, str(key) if key != "path" else name) for key, item in value.items()}
+        return str(value) if isinstance(value, Path) else value
+
+    try:
+        return _keep(yaml.safe_dump(plain(data, "data"), sort_keys=False).encode(), folder, ".yaml")
+    except yaml.YAMLError as error:
+        raise ValueError(f"the schema holds what is neither a table nor a text, a number or a list: {error}") from None
+
+
+def _keep(content: bytes, folder: Path, ending: str) -> Path:
+    """Keep content in a file whose name it tells."""
+    path = folder / f"{hashlib.blake2b(content, digest_size=12).hexdigest()}{ending}"
+    if not files.is_there(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(path, partial(_write, content))
+    return path
 
 
 def are_tables(data: Any) -> bool:
@@ -70,16 +110,8 @@ def write_tables(data: Any, folder: Path) -> dict[str, Path]:
     Raises:
         ValueError: a table cannot be written as Parquet.
     """
-    found = {}
-    for name, table in zip(("nodes", "edges"), data, strict=True):
-        if table is None:
-            continue
-        content = _to_parquet(table, name)
-        found[name] = path = folder / f"{hashlib.blake2b(content, digest_size=12).hexdigest()}.parquet"
-        if not files.is_there(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_atomically(path, partial(_write, content))
-    return found
+    return {name: _keep(_to_parquet(table, name), folder, ".parquet")
+            for name, table in zip(("nodes", "edges"), data, strict=True) if table is not None}
 
 
 def _write(content: bytes, file: BinaryIO) -> None:
@@ -104,32 +136,74 @@ def _to_parquet(table: Any, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def _parts_of(tensor: Tensor) -> Any:
-    """Return a tensor as it is, or the tensors that a sparse one is made of."""
-    if tensor.layout == torch.strided:
-        return tensor
-    tensor = tensor.to_sparse_coo().coalesce()
-    return [tensor.indices(), tensor.values(), list(tensor.shape)]
+def _parts_of(value: Any) -> Any:
+    """Put the tensors that a sparse one is made of in its place, for :func:`pipeline.run.checkpoint.digest`."""
+    if isinstance(value, dict):
+        return {key: _parts_of(item) for key, item in value.items()}
+    if not isinstance(value, Tensor) or value.layout == torch.strided:
+        return value
+    value = value.to_sparse_coo().coalesce()
+    return [value.indices(), value.values(), list(value.shape)]
 
 
 def attributes_of(data: Any) -> dict[str, Any]:
-    """Return the attributes of a graph: a ``Data``, a dict of its attributes, a SciPy matrix or a NetworkX graph.
+    """Return the attributes of a graph: a ``Data``, a ``HeteroData``, a dict of the attributes of one of them, a SciPy
+    matrix or a NetworkX graph.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is none of these, or its weights are none.
     """
-    if isinstance(data, HeteroData):
-        raise ValueError("a HeteroData is not supported: give the Data that its to_homogeneous() returns")
-    if isinstance(data, Data):
+    if isinstance(data, (Data, HeteroData)):
         return {name: value for name, value in data.to_dict().items() if value is not None}
-    if isinstance(data, dict):
+    if isinstance(data, dict) and not any(map(_is_table, data.values())):
         return data
     if scipy.sparse.issparse(data):
-        edge_index, weight = from_scipy_sparse_matrix(data)
-        return {"edge_index": edge_index, "edge_attr": weight.float(), "num_nodes": data.shape[0]}
+        if hasattr(data, "check_format"):
+            data.check_format(full_check=True)
+        source, target, weight, num_nodes = as_edges(data, "the SciPy matrix")
+        edge_index, edge_attr = merge(source, target, weight, num_nodes, "the SciPy matrix")
+        ones = torch.ones(edge_index.size(1))
+        return {"edge_index": edge_index, "edge_attr": ones if edge_attr is None else edge_attr[:, 0],
+                "num_nodes": num_nodes}
     if hasattr(data, "adjacency") and hasattr(data, "nodes"):  # of NetworkX, which need not be installed
-        return attributes_of(from_networkx(data))
+        return _of_networkx(data)
     if _is_table(data):
         raise ValueError("data is one table: give a pair (nodes, edges) of tables, or (None, edges)")
-    raise ValueError(f"data is a {type(data).__name__}; give a torch_geometric Data, a dict of its attributes, a SciPy "
-                     "matrix, a NetworkX graph, a pair of tables (nodes, edges), a path, or the name of a dataset")
+    if isinstance(data, (dict, list, tuple)) and any(_is_table(item) or isinstance(item, dict) and any(
+            map(_is_table, item.values())) for item in (data.values() if isinstance(data, dict) else data)):
+        raise ValueError('several tables are given as data.schema is, with a table as each path: {"nodes": {"user": '
+                         '{"path": users, "id": "name"}, ...}, "edges": {"buys": {"path": bought, "source": {"type": '
+                         '"user", "column": "by"}, "target": ...}}}. A pair (nodes, edges) is for one type of nodes')
+    raise ValueError(f"data is a {type(data).__name__}; give a torch_geometric Data, a HeteroData, a dict of its "
+                     "attributes, a SciPy matrix, a NetworkX graph, a pair of tables (nodes, edges), a schema of "
+                     "tables, a path, or the name of a dataset")
+
+
+def _of_networkx(graph: Any) -> dict[str, Any]:
+    """Return the attributes of a NetworkX graph, with the names of its nodes unless they are their numbers."""
+    nodes, what = list(graph), "the NetworkX graph"
+    names = [str(node) for node in nodes]
+    if (again := pd.Series(names, dtype=str).duplicated()).any():
+        raise ValueError(f"{what} has two nodes that are called {names[int(again.argmax())]!r} as text: rename one of "
+                         "them")
+    if any("weight" in edge for *_, edge in graph.edges(data=True)):
+        graph = graph.copy()
+        for *_, edge in graph.edges(data=True):  # what has none weighs 1, as in NetworkX
+            edge.setdefault("weight", 1)
+    try:
+        found = attributes_of(from_networkx(graph))
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{what} cannot be read: {error or type(error).__name__}. Give all nodes the same attributes, "
+                         "and all edges") from None
+    weight = found.pop("weight", None) if not {"edge_attr", "edge_weight"} & set(found) else None
+    if weight is not None:
+        weight = as_weights(what, pd.Series(weight.tolist() if isinstance(weight, Tensor) else weight))
+        refuse_negative(what, weight)
+        found["edge_attr"] = torch.from_numpy(weight.astype(np.float32)).unsqueeze(1)
+    source, target = found["edge_index"].numpy()
+    if graph.is_multigraph() and not set(found) - {"edge_index", "edge_attr", "num_nodes", "x", "y"}:
+        edge_index, edge_attr = merge(source, target, weight, len(nodes), what)
+        found |= {"edge_index": edge_index, **({} if edge_attr is None else {"edge_attr": edge_attr})}
+    if nodes == list(range(len(nodes))):
+        return found
+    return found | {"num_nodes": len(nodes), **pack_names(np.array(names))}

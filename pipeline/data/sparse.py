@@ -3,6 +3,7 @@
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,30 @@ def coalesce(key: str, value: Tensor) -> Tensor:
     checked = checked.coalesce()
     check_tensor(key, checked.values())
     return checked
+
+
+def with_edges(saved: dict[str, Any], name: str) -> dict[str, Any]:
+    """Add ``edge_index``, and ``edge_attr`` where its values are not all 1, to attributes that have only ``adj_t``, the
+    transposed adjacency matrix that PyG's ToSparseTensor makes.
+
+    Args:
+        name: of the graph or the relation, for the log.
+
+    Raises:
+        ValueError: it is no sparse matrix of torch.
+    """
+    if "edge_index" in saved or "adj_t" not in saved:
+        return saved
+    value = saved["adj_t"]
+    if not isinstance(value, Tensor) or value.layout == torch.strided:
+        raise ValueError(f"there is no edge_index, and adj_t is {type(value).__name__}, not a sparse tensor: save "
+                         "data.edge_index, [2, num_edges]")
+    adjacency = coalesce("adj_t", value.detach())
+    log.info("%s: the edges are those of adj_t, from its columns to its rows", name)
+    saved = {key: item for key, item in saved.items() if key != "adj_t"} | {"edge_index": adjacency.indices().flip(0)}
+    if "edge_attr" not in saved and "edge_weight" not in saved and bool((adjacency.values() != 1).any()):
+        saved["edge_attr"] = adjacency.values()
+    return saved
 
 
 def densify(x: Tensor, folder: Path, origin: str) -> Tensor:

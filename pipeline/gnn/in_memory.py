@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.objects import are_tables, attributes_of, write_tables
+from parallel_epochs.pipeline.data.objects import are_tables, attributes_of, is_schema, write_schema, write_tables
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 
 
@@ -20,7 +20,8 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
     """Name the files of data; those in memory are written into a folder that is removed at the end.
 
     Args:
-        data: what :func:`attributes_of` takes, a pair of tables, a list of SMILES or of graphs, or a path.
+        data: what :func:`attributes_of` takes, a pair of tables, the schema of several, a list of SMILES or of graphs,
+            or a path.
         source: the keys `data` of the run.
         folder: of the run, for messages.
 
@@ -34,6 +35,8 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
         if are_tables(data):
             paths = {name: str(path) for name, path in write_tables(data, Path(scratch)).items()}
             yield NewDataConfig(nodes=NewTableConfig(paths.get("nodes")), edges=NewTableConfig(paths["edges"]))
+        elif is_schema(data):
+            yield NewDataConfig(schema=str(write_schema(data, Path(scratch))))
         elif isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
             path, name = Path(scratch, "molecules.csv"), getattr(source, "smiles_column", "smiles")
             text = io.StringIO()

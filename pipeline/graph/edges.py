@@ -93,16 +93,19 @@ def choose_weight(edge_attr: Tensor | None) -> Tensor | None:
 
 
 def check_weight(edge_attr: Tensor | None, origin: str) -> None:
-    """Refuse edge weights that float32 cannot add up: walks, spectral factors and layouts divide by their sums.
+    """Refuse negative edge weights, and those that float32 cannot add up: walks, spectral factors and layouts divide
+    by their sums.
 
     Raises:
-        ValueError: names the dataset and the largest weight.
+        ValueError: names the dataset and the weight.
     """
     if edge_attr is None or edge_attr.size(1) > 1 or not edge_attr.numel():
         return
     low, high = (float(bound) for bound in torch.aminmax(edge_attr))
     if low < 0:
-        return  # these are no weights
+        edge = int((edge_attr[:, 0] < 0).nonzero()[0])
+        raise ValueError(f"{origin}: edge {edge:,} of the prepared graph has the weight {float(edge_attr[edge, 0]):g}; "
+                         "weights must not be negative. Leave them out to learn from the edges alone")
     if not math.isfinite(high):
         raise ValueError(f"{origin}: edge_attr, the weight of each edge, holds {high:g}: give finite weights")
     if high == 0:

@@ -17,7 +17,11 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline.data import objects
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.readers import saved_graph
 from tests.helpers.running import ROOT, finish, summary_of
+from tests.helpers.typed_tables import SCHEMA, write_tables as write_typed
 from tests.pipeline.gnn.test_new_data import graph
 from tests.pipeline.gnn.test_new_tables import write
 
@@ -69,6 +73,46 @@ def test_graphs_of_other_libraries(data, tmp_path):
     assert vectors.shape == (50, 8) and vectors.dtype == np.float32 and np.isfinite(vectors).all()
 
 
+def test_names_and_weights_of_networkx_are_kept(tmp_path):
+    found = networkx.Graph([("b", "a"), ("c", "b")])
+    found.edges["b", "a"]["weight"] = 2.5  # the other one weighs 1
+    given = objects.attributes_of(found)
+    torch.save(given, tmp_path / "graph.pt")
+    data = saved_graph.read(tmp_path / "graph.pt")
+    names = unpack_names(data)
+    assert {(names[a], names[b]): weight for (a, b), weight in zip(
+        data.edge_index.t().tolist(), data.edge_attr[:, 0].tolist())} == {
+        ("a", "b"): 2.5, ("b", "a"): 2.5, ("b", "c"): 1, ("c", "b"): 1} and names == ["b", "a", "c"]
+    assert set(objects.attributes_of(networkx.path_graph(3))) == {"edge_index", "num_nodes"}  # names are the numbers
+    for key, wrong in (("names", given["names"][1:]), ("names_ptr", given["names_ptr"].flip(0)),
+                       ("names", torch.zeros_like(given["names"]))):
+        torch.save(given | {key: wrong}, tmp_path / "wrong.pt")
+        with pytest.raises(ValueError, match="are not 3 different names in UTF-8"):
+            saved_graph.read(tmp_path / "wrong.pt")
+
+
+@pytest.mark.parametrize("kind", ["HeteroData", "tables"])
+def test_several_types_in_memory_train_what_their_files_train(kind, tmp_path):
+    keys = {"model": "rgcn", "cache_dir": tmp_path / "cache", **OPTIONS}
+    if kind == "HeteroData":
+        data, number = HeteroData(), torch.arange(60)
+        data["user"].x, data["user"].y, data["item"].num_nodes = torch.rand(60, 3), number % 3, 20
+        data["user", "buys", "item"].edge_index = torch.stack([number, number % 20])
+        for place, mask in enumerate(("train_mask", "val_mask", "test_mask")):
+            data["user"][mask] = number % 7 % 3 == place
+        torch.save(data, tmp_path / "graph.pt")
+        by_files = pe.train(tmp_path / "graph.pt", folder=tmp_path / "files", **keys)
+    else:
+        write_typed(tmp_path)
+        path = {"data.schema": SCHEMA, "data.folder": tmp_path}
+        by_files = pe.train("tables", folder=tmp_path / "files", **path, **keys)
+        data = {part: {name: {**columns, **({"path": pd.read_csv(tmp_path / columns["path"], dtype=str)} if columns.get(
+            "path") else {})} for name, columns in SCHEMA[part].items()} for part in SCHEMA}
+    found = pe.train(data, folder=tmp_path / "memory", **keys)
+    assert found.summary["weights_sha256"] == by_files.summary["weights_sha256"]
+    assert torch.equal(found.model.predict(data), by_files.model.predict())
+
+
 def test_links(tmp_path):
     result = pe.train(graph(masks=False), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS)
     found = result.model.predict(pairs=torch.tensor([[0, 1], [2, 3]]))
@@ -109,8 +153,11 @@ def test_tables_in_memory_train_what_their_files_train(tmp_path):
 
 @pytest.mark.parametrize("data, message", [
     (pd.DataFrame({"source": [1]}), r"data is one table: give a pair \(nodes, edges\) of tables"),
+    (scipy.sparse.coo_array(np.array([[0, -1.0], [1, 0]])), "edge 1 has the weight -1"),
+    (networkx.Graph([(1, "1")]), "two nodes that are called '1' as text"),
+    ({"user": pd.DataFrame({"id": [1]})}, "several tables are given as data.schema is"),
     ((None, pd.DataFrame({"source": [1, "a"]})), "the table of edges cannot be written as Parquet: "),
-    (3, "data is a int; give a torch_geometric Data"), (HeteroData(), "give the Data that its to_homogeneous"),
+    (3, "data is a int; give a torch_geometric Data"), (HeteroData(), "holds a HeteroData without types of nodes"),
     ("none.pt", "data.path=none.pt does not exist")])
 def test_data_of_no_kind_are_refused(data, message, tmp_path):
     with pytest.raises(ValueError, match=message):
@@ -289,6 +336,9 @@ class Net(torch.nn.Module):
 """)
     torch.save(graph().to_dict(), tmp_path / "graph.pt")
     program = f"""import parallel_epochs as pe
+from parallel_epochs.pipeline.data import objects
+from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.readers import saved_graph
 def train():
     return pe.train("graph.pt", model="custom", epochs=1, folder="run", **{{"model.path": "mine.Net"}})
 {call}

@@ -72,7 +72,7 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
         if labels is not None:
             y, kinds = _read_labels(Path(labels), names)
     num_nodes = len(names)
-    edge_index, edge_attr = _merge(source, target, weight, num_nodes, table)
+    edge_index, edge_attr = merge(source, target, weight, num_nodes, table)
     data = Graph(edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names))
     if y is not None:
         data.y, data.metric = torch.from_numpy(y), "micro_f1"
@@ -99,7 +99,7 @@ def _read_text(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray,
     if header is None:
         _refuse_header(path, table)
     _refuse_cells(path, table)
-    weight = None if table.shape[1] == 2 else _as_weights(path, table.iloc[:, 2])
+    weight = None if table.shape[1] == 2 else as_weights(path, table.iloc[:, 2])
     numbers, names = number_names(pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True))
     return numbers[:len(table)], numbers[len(table):], weight, names
 
@@ -160,8 +160,10 @@ def _is_number(text: object) -> bool:
     return True
 
 
-def _as_weights(path: Path, cells: pd.Series) -> np.ndarray:
-    """Turn the third column into numbers that float32 can hold."""
+def as_weights(path: object, cells: pd.Series) -> np.ndarray:
+    """Turn a column of weights into numbers that float32 can hold."""
+    if pd.api.types.is_complex_dtype(cells):
+        raise ValueError(f"{path} holds {cells.dtype}; weights are real numbers")
     weight = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
     size = np.abs(weight)
     wrong = ~(size <= LARGEST) | (size > 0) & (size < SMALLEST)
@@ -172,6 +174,13 @@ def _as_weights(path: Path, cells: pd.Series) -> np.ndarray:
             "float32 rounds to 0: scale all weights")
         raise ValueError(f"{path}: edge {row + 1} has the weight {cells.iloc[row]!r}, which {why}")
     return weight
+
+
+def refuse_negative(path: object, weight: np.ndarray) -> None:
+    """Refuse negative weights; the message of the error begins with `path`."""
+    if len(wrong := np.flatnonzero(weight < 0)):
+        raise ValueError(f"{path}: edge {wrong[0] + 1} has the weight {weight[wrong[0]]:g}; weights must not be "
+                         "negative")
 
 
 def _read_numbers(path: Path) -> tuple[Tensor, int]:
@@ -274,7 +283,7 @@ def _read_matrix_market(path: Path,
         matrix = scipy.io.mmread(io.BytesIO(content))
     except (ValueError, OverflowError, OSError, TypeError) as error:
         raise ValueError(f"{path} is not a matrix in MatrixMarket's format that can be read: {error}") from None
-    source, target, weight, num_nodes = _as_edges(matrix, str(path))
+    source, target, weight, num_nodes = as_edges(matrix, str(path))
     log.info("%s is a matrix in MatrixMarket's format: %s nodes, named from 1", path, f"{num_nodes:,}")
     return source, target, weight, np.arange(1, num_nodes + 1).astype(str)
 
@@ -289,7 +298,7 @@ def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
         there = ", ".join(key for key in content if not key.startswith("__"))
         raise ValueError(f"{path} has no `network`; there is {there}")
     network = content["network"]
-    source, target, weight, num_nodes = _as_edges(network, f"{path}: network")
+    source, target, weight, num_nodes = as_edges(network, f"{path}: network")
     labels = None
     if "group" in content:
         group = content["group"]
@@ -313,11 +322,11 @@ def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
     except (ValueError, EOFError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a matrix that scipy.sparse.save_npz wrote: "
                          f"{str(error).strip().partition(chr(10))[0]}") from None
-    source, target, weight, num_nodes = _as_edges(matrix, str(path))
+    source, target, weight, num_nodes = as_edges(matrix, str(path))
     return source, target, weight, np.arange(num_nodes).astype(str)
 
 
-def _as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
+def as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
     """Turn an adjacency matrix into edges, their weights if not all are 1, and the number of nodes.
 
     Args:
@@ -337,12 +346,14 @@ def _as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if network.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {network.dtype}; weights are real numbers")
     check_numbering(name, network.shape[0], network.nnz)
+    network = sp.csr_array(network).tocoo()  # which adds up places that are there several times
     source, target = (place.astype(np.int64) for place in network.coords)
     weight = network.data.astype(np.float64)
-    if len(wrong := np.flatnonzero(~(np.abs(weight) <= LARGEST))):
+    if len(wrong := np.flatnonzero(~(np.abs(weight) <= LARGEST) | (weight != 0) & (np.abs(weight) < SMALLEST))):
         place = wrong[0]
         raise ValueError(f"{name}: row {source[place]}, column {target[place]} holds {weight[place]:g}; weights are "
-                         f"finite numbers of float32, which ends at {LARGEST:.2g}")
+                         f"finite numbers of float32, which are between {SMALLEST:.2g} and {LARGEST:.2g}: scale all "
+                         "weights")
     if (stored := weight != 0).all():
         return source, target, None if (weight == 1).all() else weight, network.shape[0]
     log.info("%s: %s stored zeros are not edges and are left out", name, f"{int((~stored).sum()):,}")
@@ -350,12 +361,11 @@ def _as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return source, target, None if (weight == 1).all() else weight, network.shape[0]
 
 
-def _merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num_nodes: int,
-           path: Path) -> tuple[Tensor, Tensor | None]:
+def merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num_nodes: int,
+          path: object) -> tuple[Tensor, Tensor | None]:
     """Make edges that are there several times one."""
-    if weight is not None and (weight < 0).any():
-        edge = int(np.flatnonzero(weight < 0)[0])
-        raise ValueError(f"{path}: edge {edge + 1} has the weight {weight[edge]:g}; weights must not be negative")
+    if weight is not None:
+        refuse_negative(path, weight)
     matrix = sp.coo_array((np.ones(len(source)) if weight is None else weight, (source, target)),
                           shape=(num_nodes, num_nodes)).tocsr()
     merged = matrix.tocoo()

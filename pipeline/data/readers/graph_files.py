@@ -23,13 +23,14 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import many
 from parallel_epochs.pipeline.data.readers.many import Graphs
 from parallel_epochs.pipeline.data.readers.saved_graph import read_attributes
+from parallel_epochs.pipeline.data.sparse import with_edges
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
 log = logging.getLogger(__name__)
 
-USED = ("x", "edge_index", "edge_attr", "y", "num_nodes")
+USED = ("x", "edge_index", "adj_t", "edge_attr", "y", "num_nodes")
 SUFFIXES = (".pt", ".pth")
 
 
@@ -134,7 +135,7 @@ def read_graph(path: Path, like: dict[str, int] | None = None, *, needs_labels: 
 
 
 def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
-    labels = ("y",) if needs_labels else ()
+    labels, saved = ("y",) if needs_labels else (), with_edges(saved, "a graph")
     if missing := [key for key in ("edge_index", *labels) if key not in saved]:
         raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
     tensors = {key: saved[key] for key in ("x", "edge_index", "edge_attr", *labels) if key in saved}

@@ -13,6 +13,7 @@ from torch_geometric.data import HeteroData
 from parallel_epochs.pipeline.data.check import check, check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.join_types import NodesOfType, Relation, join_parts
+from parallel_epochs.pipeline.data.sparse import with_edges
 from parallel_epochs.pipeline.names import MASKS
 
 LABELS = ("y", *MASKS)
@@ -112,6 +113,10 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
 
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Return the edges of a relation and their features."""
+    try:
+        store = with_edges(store, f"{origin}: {'.'.join(name)}")
+    except ValueError as error:
+        raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
     if "edge_index" not in store:
         raise ValueError(f"{origin}: the relation {'.'.join(name)} has no edge_index; it has "
                          f"{', '.join(store) or 'nothing'}")

@@ -21,9 +21,10 @@ from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, Glo
 from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.node_names import check_names
 from parallel_epochs.pipeline.data.pickles import readable
 from parallel_epochs.pipeline.data.readers.hetero import join_hetero
-from parallel_epochs.pipeline.data.sparse import coalesce
+from parallel_epochs.pipeline.data.sparse import coalesce, with_edges
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
@@ -32,7 +33,8 @@ from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, 
 
 log = logging.getLogger(__name__)
 
-USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *MASKS)
+NAMES = ("names", "names_ptr")  # see :func:`pipeline.data.node_names.pack_names`
+USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *NAMES, *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # Classes that a saved graph may be made of. Other classes could run code.
 CLASSES = [AttrType, Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, HeteroData, BaseStorage, EdgeStorage,
@@ -109,6 +111,7 @@ def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str 
     """Make a graph of its attributes; the message of an error begins with `path`."""
     split, time_column = splitting.split, splitting.time_column
     try:
+        saved = with_edges(saved, path)
         for other, name in OTHER_NAMES.items():
             if name not in saved and other in saved:
                 check_tensor(other, saved[other])
@@ -130,6 +133,9 @@ def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str 
             raise ValueError(f"there is no {', '.join(missing)}; the file has {', '.join(saved) or 'nothing'}. Add "
                              f"what is missing{hint}")
         data = _as_data(saved, splitting.mask_column)
+        if all(isinstance(saved.get(key), Tensor) for key in NAMES):
+            check_names(saved["names"], saved["names_ptr"], data.num_nodes)
+            data.update({key: saved[key] for key in NAMES})
         return data if times is None else data.update({"edge_time": times})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -246,7 +252,8 @@ def _explain_class(name: str) -> str:
         return ("holds a SciPy matrix: save torch.sparse_csr_tensor(m.indptr, m.indices, m.data, m.shape), where m is "
                 "its tocsr()")
     if name.endswith(".SparseTensor"):
-        return "holds a SparseTensor: save its to_torch_sparse_csr_tensor()"
+        return ("holds a SparseTensor: save its to_torch_sparse_csr_tensor() in its place, as in "
+                "data.adj_t = data.adj_t.to_torch_sparse_csr_tensor()")
     return f"names {name}, which is not loaded, as it could run code: save a torch_geometric Data of tensors"
 
 
@@ -277,7 +284,7 @@ def _num_graphs(saved: tuple | list) -> int:
 
 
 def _as_data(saved: dict, mask_column: int | None) -> Graph:
-    tensors = {key: saved[key] for key in USED if key in saved and key not in ("metric", "num_nodes")}
+    tensors = {key: saved[key] for key in USED if key in saved and key not in ("metric", "num_nodes", *NAMES)}
     for key, value in tensors.items():
         if key == "x" and isinstance(value, Tensor) and value.layout in SPARSE:
             tensors[key] = coalesce(key, value.detach())

@@ -104,3 +104,27 @@ def test_a_rewritten_stream_means_the_same(value):
         stream = to_protocol_2(pickle.dumps(value, protocol))
         assert pickle.loads(stream) == value and stream[:2] == b"\x80\x02"
         assert {operation.proto for operation, _, _ in pickletools.genops(stream)} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_transposed_adjacency_matrix_stands_for_edges(weighted, tmp_path):
+    data = graph()
+    weights = {"edge_weight": data.edge_attr[:, 0]} if weighted else {}
+    del data.edge_attr
+    with warnings.catch_warnings(action="ignore"):
+        torch.save(T.ToSparseTensor(attr="edge_weight")(Data(**data.to_dict(), **weights)), tmp_path / "adj_t.pt")
+        torch.save(HeteroData({"a": {"num_nodes": 6}, ("a", "to", "a"): {"adj_t": torch.load(
+            tmp_path / "adj_t.pt", weights_only=False).adj_t}}), tmp_path / "typed.pt")
+    torch.save(Data(**data.to_dict(), **weights), tmp_path / "edges.pt")
+    found, wanted = (file.read(tmp_path / name, needs_labels=False) for name in ("adj_t.pt", "edges.pt"))
+
+    def weight_of(graph) -> dict:
+        values = [1] * 14 if graph.edge_attr is None else graph.edge_attr[:, 0].tolist()
+        return dict(zip(map(tuple, graph.edge_index.t().tolist()), values))
+
+    assert weight_of(found) == weight_of(wanted) and (found.edge_attr is None) != weighted
+    typed = file.read(tmp_path / "typed.pt", reverse_relations=False, needs_labels=False)
+    assert weight_of(typed).keys() == weight_of(wanted).keys()
+    torch.save({"x": data.x, "adj_t": torch.eye(6)}, tmp_path / "dense.pt")
+    with pytest.raises(ValueError, match="there is no edge_index, and adj_t is .*, not a sparse tensor"):
+        file.read(tmp_path / "dense.pt")
