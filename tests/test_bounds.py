@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.graph.components import find_components, select_component, split_components
-from parallel_epochs.pipeline.graph.partition import Partition, measure_partition, random_partition, regroup
+from parallel_epochs.pipeline.graph.partition import Partition, measure_partition, random_partition
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.structure import hash_structure
 from parallel_epochs.pipeline.names import SPLITS
@@ -33,11 +33,6 @@ from tests.helpers.running import TOY, rounds_of, train
 
 def sizes_of(partition: Partition) -> list[int]:
     return partition.ptr.diff().tolist()
-
-
-def test_micro_clusters_of_one_size_are_regrouped_into_clusters_of_one_size():
-    micro = Partition(torch.arange(60), torch.arange(0, 61, 3))
-    assert sizes_of(regroup(micro, 4, stream("test", 0))) == [15, 15, 15, 15]
 
 
 def test_edges_are_counted_in_any_blocks():
@@ -119,23 +114,6 @@ def test_views_of_more_clusters_than_nodes_have_one_node_each():
                          round_=0)
     assert sizes == [1] * 120
     torch.testing.assert_close(rows, data.x[:, :2])
-
-
-def test_the_clusters_of_all_views_are_dealt_out_to_the_ranks(monkeypatch):
-    data, dealt = task_graph(list(range(20))), []
-    monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: None)
-    monkeypatch.setattr(Ranks, "max_", lambda self, tensor: None)
-
-    def predict(batch):
-        dealt[-1].append(batch.num_nodes)
-        return batch.n_id, batch.x[:, :2]
-
-    for rank in range(3):
-        dealt.append([])
-        predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=5, num_parts=2, seed=0,
-                      round_=0,
-                      ranks=Ranks(rank, 3))
-    assert [len(of_rank) for of_rank in dealt] == [4, 3, 3] and sum(map(sum, dealt)) == 5 * 40
 
 
 def test_no_more_batches_than_asked_for_are_made_ahead():

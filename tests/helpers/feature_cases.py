@@ -5,29 +5,11 @@ import resource
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn.config import GNNConfig as Config
 from parallel_epochs.pipeline.gnn.features import NodeTable
-from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import sum_rows
 
 CPU = torch.device("cpu")
-
-
-def tampered(ranks: Ranks, stop: StopRequest, config: Config, folder, content_hash: str) -> None:
-    """Train; before the third step one number of rank 1's table changes in its last bits."""
-    step = GNNTrainer._step
-
-    def tamper_then_step(self, batch, lr):
-        if self.progress.step == 2:
-            self.table.weight.data[-1, -1] += 1e-6
-        return step(self, batch, lr)
-
-    if ranks.rank == 1:
-        GNNTrainer._step = tamper_then_step
-    training._train_launched(ranks, stop, config, folder, "test", content_hash, None)
 
 
 class TwoAlike(Ranks):

@@ -1,6 +1,5 @@
 """What test_ranks.py lets every rank do; the processes import it by name."""
 
-import copy
 
 import torch
 import torch.distributed as dist
@@ -9,7 +8,6 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.config import GNNConfig as Config
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.run.checkpoint import digest
 from parallel_epochs.pipeline.run.ranks import Ranks, join
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import GradientSync
@@ -80,17 +78,6 @@ def poisoned(ranks: Ranks, stop: StopRequest, config: Config, folder, content_ha
     if ranks.rank == 1:
         NodeTask.loss = nan_once
     training._train_launched(ranks, stop, config, folder, "test", content_hash, None)
-
-
-def drift(ranks: Ranks, stop: StopRequest) -> None:
-    """The ranks compare their weights, one of which has moved by itself."""
-    join(CPU)
-    weights = {"weight": torch.ones(3)}
-    ranks.assert_equal(digest(weights), "the weights")
-    if ranks.rank == 2:
-        weights = copy.deepcopy(weights)
-        weights["weight"][1] += 1e-7
-    ranks.assert_equal(digest(weights), "the weights")
 
 
 def fail(ranks: Ranks, stop: StopRequest) -> None:

@@ -1,5 +1,6 @@
 """Cases for the Triton kernels, run by test_gpu.py in a process of their own: on a GPU, or interpreted on a CPU."""
 
+import functools
 from itertools import pairwise
 
 import pytest
@@ -39,9 +40,10 @@ def compute(edge_index, inputs, grad, *, aggr, dtype=torch.float32, exact=False)
     return {name: None if value is None else value.cpu() for name, value in results.items()}
 
 
-def problem(aggr, features, channels, num_edges=60, **options):
-    edge_index, inputs, grad = graph(12, 9, num_edges, channels=channels, encoded=features == "encoded",
-                                     edge_dim=features if isinstance(features, int) else None, **options)
+def problem(aggr, features, channels, num_relations=None, *, num_edges=60, **options):
+    draw = graph if num_relations is None else functools.partial(related_graph, num_relations=num_relations)
+    edge_index, inputs, grad = draw(12, 9, num_edges, channels=channels, encoded=features == "encoded",
+                                    edge_dim=features if isinstance(features, int) else None, **options)
     if aggr.startswith("power"):  # whose slope is steepest at 0
         inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
         inputs["x"] += 0.125
@@ -96,16 +98,8 @@ def test_a_row_of_many_chunks(aggr, features):
                  compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
 
 
-def related_problem(aggr, features, channels, num_relations, num_edges=60, **options):
-    edge_index, inputs, grad = related_graph(12, 9, num_edges, num_relations, features, channels=channels, **options)
-    if aggr == "power":
-        inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
-        inputs["x"] += 0.125
-    return edge_index, inputs | dict(t=torch.tensor([-1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2])), grad
-
-
 def check_relations(aggr, *sizes, dtype=torch.float32, **options):
-    edge_index, inputs, grad = related_problem(aggr, *sizes, **options)
+    edge_index, inputs, grad = problem(aggr, *sizes, **options)
     ours = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
     assert_close(ours, compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
     again = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
@@ -127,7 +121,7 @@ def test_a_relation_of_many_chunks():
 def test_wrong_relations():
     if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
         for wrong in (-1.0, 5.0, 0.5, float("nan")):
-            edge_index, inputs, grad = related_problem("add", 2, 8, 5)
+            edge_index, inputs, grad = problem("add", 2, 8, 5)
             inputs["edge_attr"][3, 0] = wrong
             with pytest.raises(IndexError, match="at edge 3, but relations are the whole numbers 0 to 4"):
                 compute(edge_index, inputs, grad, aggr="add")

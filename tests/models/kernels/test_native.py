@@ -17,10 +17,11 @@ from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.shipped import find_included
 from parallel_epochs.models.messages import attention_ops, cpu as messages
+from parallel_epochs.models.messages.attention import SCORES
 from parallel_epochs.pipeline.graph import walks
 from tests.helpers.running import ROOT
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
-from tests.models.messages import test_several
+from tests.models.messages import test_attention, test_several
 from tests.models.messages.test_fused import WALKS, check_hubs
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
@@ -137,11 +138,11 @@ def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
 
 @pytest.fixture(params=LEVELS)
 def width(request, monkeypatch):
-    """A level, under which the aggregation, the norm and the messages are compiled."""
+    """A level, under which the aggregation, the norm, the messages and attention are compiled."""
     if LEVELS.index(request.param) > LEVELS.index(native.find_simd()):
         pytest.skip(f"this processor has no {request.param}")
     monkeypatch.setenv(native.SIMD_VARIABLE, request.param)
-    for module in (cpu, norm, messages):
+    for module in (cpu, norm, messages, attention_ops):
         library = module.LIBRARY
         monkeypatch.setattr(module, "LIBRARY", NativeLibrary(library.name, library.source, otherwise=""))
         assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
@@ -176,6 +177,14 @@ def test_other_widths_of_messages(width):
         check_hubs(left, right, ("v_div_u", "e_sub_u"), WALKS)
     for channels in (5, 64):
         test_several.test_sizes_ties_and_hubs(700, 200, channels)
+
+
+@pytest.mark.slow
+@needs_x86
+def test_other_widths_of_attention(width):
+    for score in SCORES:
+        for heads in (3, 17):
+            test_attention.test_hubs_and_sizes_of_every_kind(score, heads, 5)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from parallel_epochs.models import structure
-from parallel_epochs.models.kernels import native
 from parallel_epochs.models.kernels.hash import draw_factors
 from parallel_epochs.models.messages import attention_fused, attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
@@ -210,18 +209,3 @@ def test_operators_and_compile(score):
     leaves["loop_attr"] = torch.ones(5, 3)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(leaves), call(leaves))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["portable", "avx2"])
-def test_every_level_of_vector_instructions(level, monkeypatch):
-    if list(native.SIMD_NEEDS).index(level) >= list(native.SIMD_NEEDS).index(native.find_simd()):
-        pytest.skip("the other tests run under it, or the processor lacks it")
-    monkeypatch.setenv(native.SIMD_VARIABLE, level)
-    library = attention_ops.LIBRARY
-    other = native.NativeLibrary(library.name, library.source, otherwise="")
-    if other.missing():
-        pytest.skip(other.missing())
-    monkeypatch.setattr(attention_ops, "LIBRARY", other)
-    for score, heads in itertools.product(SCORES, (3, 17)):
-        test_hubs_and_sizes_of_every_kind(score, heads, 5)

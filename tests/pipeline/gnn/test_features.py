@@ -8,13 +8,9 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import config as effects
-from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.features import KEY, NodeTable, load_weights, refuse_sparse_modules, weights_of
 from parallel_epochs.pipeline.run import checkpoint
-from parallel_epochs.pipeline.run.errors import RankError
-from parallel_epochs.pipeline.run.launch import launch
-from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import GradientSync
 from tests.helpers import building as build, feature_cases, rank_cases
 from tests.helpers.building import EvaluateConfig, restore
@@ -106,15 +102,6 @@ def test_ranks_compare_a_table_by_its_sums(configure):
         before = checkpoint.digest(trainer.fingerprint())
         trainer.table.weight.data[-1, -1] += 1e-6
         assert checkpoint.digest(trainer.fingerprint()) != before
-
-
-@pytest.mark.slow
-def test_a_tampered_table_is_found(configure, tmp_path):
-    config = configure(*TABLE, "parallel.num_ranks=2", "parallel.check_every=1")
-    (tmp_path / "run").mkdir()
-    content_hash = load(config.data, config.cache_dir).content_hash
-    with pytest.raises(RankError, match="the weights of rank 1 differ"):
-        launch(feature_cases.tampered, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -312,26 +312,6 @@ def test_the_weights_are_those_of_a_graph_in_memory(configure, options):
         assert scores == pytest.approx(expected, abs=1e-6)
 
 
-OPTIONS = [
-    [],
-    ["partition=metis", "partition.clusters_per_step=2"],
-    ["partition=metis_random", "train.label_input=0.5"],
-    ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
-    ["features=embedding", "features.channels=4", "evaluation=exact"],
-    ["partition=whole", "partition.num_parts=1"],
-    ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=neighbor"],
-    ["model=pyg", "model.conv=SAGEConv"],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
-def test_the_weights_are_those_of_the_run_in_memory(configure, tmp_path, options):
-    digests = {on_disk: running.train(configure(*SMALL, *options, f"data.on_disk={on_disk}"), tmp_path / str(on_disk))[
-        "weights_sha256"] for on_disk in ("false", "true")}
-    assert digests["false"] == digests["true"]
-
-
 def of_components(which: str, options: list[str], folder) -> list[str]:
     torch.save(three_components(), folder / "graph.pt")
     return [*(part for part in SMALL if not part.startswith("data.")), *options, "data=file", "partition.num_parts=2",

@@ -239,12 +239,6 @@ def test_learning_rates(configure):
 
 
 @pytest.mark.slow
-def test_weights_that_part_stop_the_run():
-    with pytest.raises(RankError, match="rank . failed: the weights of rank 2 differ from those of rank 0"):
-        launch(rank_cases.drift, 4, 1, StopRequest())
-
-
-@pytest.mark.slow
 def test_a_failing_rank_is_named_with_its_traceback(caplog):
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1 failed: KeyError: 'a reason'"):

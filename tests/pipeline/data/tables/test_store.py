@@ -468,28 +468,6 @@ def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, whole, monkeyp
         assert not made  # all tables were there
 
 
-@pytest.mark.slow
-def test_kills_at_random_moments(tmp_path, whole):
-    """Eight processes, each killed at a random moment; then the store is made of what they have left."""
-    config, name, expected, _ = whole
-    start = time.monotonic()
-    cache.load(config, tmp_path / "timed")
-    seconds = time.monotonic() - start
-    rng, num_kills, num_stores = np.random.default_rng(0), 0, 0
-    while num_kills < 8:
-        cache_dir = tmp_path / f"killed-{num_stores}"
-        pid = forked(cache.load, config, cache_dir)
-        time.sleep(seconds * rng.random())
-        os.kill(pid, signal.SIGKILL)
-        killed = status_of(pid) == -signal.SIGKILL
-        num_kills += killed
-        if not killed or num_kills % 4 == 0:  # the process was done before, or four kills on the way to a store
-            cache.load(config, cache_dir)
-            store, = (cache_dir / "graphs").iterdir()
-            assert store.name == name and content_of(store) == expected
-            num_stores += 1
-
-
 @pytest.mark.parametrize("megabytes", [6, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
 def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes, whole):
     """Wherever the room ends, in DuckDB or in an array: an error of one line, and with more room the same store."""

@@ -207,11 +207,6 @@ def test_batches_are_a_function_of_seed_round_and_share():
     whole = batches(loader, 3, Share(draw=1))
     rest = batches(NeighborLoader(data, [2, 2], batch_size=8, seed=5), 3, Share(draw=1, first=2))
     assert len(whole) == 4 and all(same(a, b) for a, b in zip(whole[2:], rest, strict=True))
-    others = [batches(NeighborLoader(data, [2, 2], batch_size=8, seed=seed, purpose=purpose), round_, Share(draw=draw))
-              for seed, purpose, round_, draw in ((6, "train", 3, 1), (5, "evaluation", 3, 1), (5, "train", 2, 1),
-                                                  (5, "train", 3, 0))]
-    for other in others:
-        assert not any(same(a, b) for a, b in zip(whole, other, strict=True))
 
 
 def test_the_order_of_the_seeds_is_another_for_each_seed_purpose_round_and_draw():
