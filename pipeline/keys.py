@@ -211,16 +211,18 @@ def check_rules(config: "DataclassInstance", rules: Iterable[Rule]) -> None:
     for rule in rules:
         if rule.key not in values or not all(fits(*item) for item in rule.when.items()) or fits(rule.key, rule.needs):
             continue
-        given = " with ".join(f"{_short(name)}={_as_typed(values[name])}" for name in rule.when)
-        needed = rule.text or f"{_short(rule.key)}={' or '.join(map(_as_typed, rule.needs))}"  # type: ignore[arg-type]
+        given = " with ".join(f"{_short(name)}={as_typed(values[name])}" for name in rule.when)
+        needed = rule.text or f"{_short(rule.key)}={' or '.join(map(as_typed, rule.needs))}"  # type: ignore[arg-type]
         raise ValueError(f"{given} needs {needed}{', since ' * bool(rule.why)}{rule.why}; this run has "
-                         f"{_short(rule.key)}={_as_typed(values[rule.key])}")
+                         f"{_short(rule.key)}={as_typed(values[rule.key])}")
 
 
-def _as_typed(value: object) -> str:
+def as_typed(value: object) -> str:
     """Format a value as one would type it on the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

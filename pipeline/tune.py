@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from parallel_epochs.pipeline.command import arguments, cli, space, trust
+from parallel_epochs.pipeline.command import cli, space, trust
 from parallel_epochs.pipeline.command.journal import hold
 from parallel_epochs.pipeline.command.space import Search
 from parallel_epochs.pipeline.names import merit
@@ -145,7 +145,7 @@ class Worker:
             pass
         is_resumed = any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
         overrides = [f"resume={folder}", *["trust=true"] * self._trust] if is_resumed else \
-            [*self._search.fixed, *chosen, f"hydra.run.dir={arguments.quoted(str(folder))}"]
+            [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
         log.info("trial %d: %s", trial.number, " ".join(chosen))
         start, is_pruned = time.perf_counter(), False
         with tempfile.TemporaryFile("w+") as output:
@@ -227,6 +227,11 @@ def read_summary(folder: Path) -> dict | None:
         log.warning("%s", error)
         return None
     return summary if "best_valid" in summary else None
+
+
+def _quote(value: str) -> str:
+    return value if value.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum() \
+        else "'" + value.replace("'", "\\'") + "'"
 
 
 def _end_with(parent: int) -> Callable[[], None]:

@@ -471,7 +471,8 @@ def format_entries(entries: Iterable[keys.Entry], columns: int | None = None) ->
     for entry in entries:
         choices = f" ({' | '.join(entry.meaning.choices)})" if entry.meaning.choices else ""
         condition = f" [{entry.meaning.condition}]" if entry.meaning.condition else ""
-        rows.append((f"{entry.name}={_as_typed(entry.value)}", f"{entry.meaning.text}{choices}{condition}"))
+        value = entry.value if isinstance(entry.value, float) else keys.as_typed(entry.value)  # 0.0 is no whole number
+        rows.append((f"{entry.name}={value}", f"{entry.meaning.text}{choices}{condition}"))
     width = max(len(left) for left, _ in rows)
     if columns is None:
         return [f"  {left:<{width}}  {right}" for left, right in rows]
@@ -483,12 +484,3 @@ def _wrap(left: str, text: str, columns: int, *, indent: int) -> list[str]:
     """Break a text into lines behind its title."""
     return textwrap.wrap(text, columns, initial_indent=left, subsequent_indent=" " * indent, break_long_words=False,
                          break_on_hyphens=False)
-
-
-def _as_typed(value: object) -> str:
-    """Format a value as one would type it on the command line."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    return str(value)

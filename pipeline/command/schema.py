@@ -131,13 +131,6 @@ def check_readers(product: str, names: Iterable[str]) -> None:
                              "out")
 
 
-def _owners(key: str) -> str:
-    """Name the members of a part that have a key, as on the command line."""
-    part = key.partition(".")[0]
-    return " and ".join(f"{part}={name}" for name, kind in members()[part].items()
-                        if key in {entry.name for entry in keys.entries(kind(), f"{part}.")})
-
-
 def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool = False) -> RunConfig:
     """Turn a composed configuration into the dataclass of its product, every interpolation resolved.
 
@@ -163,7 +156,7 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         read = {entry.name: entry.value for entry in keys.entries(usual)}
         unread = {name: values.pop(name) for name in list(values) if name in all_keys() - read.keys()}
         config = _merge(usual, {name: value for name, value in values.items()
-                                if not _is_same(value, read.get(name, ...))})
+                                if value != read.get(name, ...) or type(value) is not type(read[name])})
     except OmegaConfBaseException as error:
         # Typed values have been checked before: only for a file the message may lack the key.
         message, key = one_line(error), error.full_key
@@ -208,11 +201,10 @@ def _refuse_unread(config: RunConfig, refused: dict[str, Any]) -> None:
     """
     check_readers(config.trainer.name, (f"{name}={value}" for name, value in refused.items()))
     for name in refused:
-        raise ValueError(f"{name} is a key of {_owners(name)} alone")
-
-
-def _is_same(value: object, usual: object) -> bool:
-    return type(value) is type(usual) and value == usual
+        part = name.partition(".")[0]
+        owners = [f"{part}={member}" for member, kind in members()[part].items()
+                  if name in {entry.name for entry in keys.entries(kind(), f"{part}.")}]
+        raise ValueError(f"{name} is a key of {' and '.join(owners)} alone")
 
 
 def _flatten(values: dict[str, Any], known: Collection[str], prefix: str = "") -> dict[str, Any]:
