@@ -13,7 +13,7 @@ from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import cpu
 from parallel_epochs.models.aggregate.cpu import KINDS
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
-from parallel_epochs.models.kernels.operator import operator
+from parallel_epochs.models.kernels.operator import differentiate_again, operator
 from parallel_epochs.models.structure import Structure
 
 __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forward"]
@@ -23,7 +23,15 @@ _DIFFERENTIABLE = (0, 2, 3, 4, 5, 6)
 _NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
 
 
-@operator("aggregate")
+def allocate_outputs(x, edges, aggr, save):
+    """Allocate the three results of :func:`forward`."""
+    shape = (edges[0].size(0) - 1, x.size(1))
+    num_stats = _NUM_STATS[aggr] if save else 0
+    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
+    return tuple(x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+@operator("aggregate", allocate_outputs)
 def forward(
     x: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
     table: Tensor | None, param: Tensor, aggr: str, eps: float, low: float, high: float, save: bool,
@@ -59,20 +67,20 @@ def forward(
     return outputs
 
 
-def allocate_outputs(x, edges, aggr, save):
-    """Allocate the three results of :func:`forward`."""
-    shape = (edges[0].size(0) - 1, x.size(1))
-    num_stats = _NUM_STATS[aggr] if save else 0
-    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
-    return tuple(x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+def allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table):
+    """Allocate the six results of :func:`backward`."""
+    nothing = x.new_empty((0,))
+    return (
+        x.new_empty(x.shape),
+        (attr.new_empty if table is None else attr.new_zeros)(attr.shape) if need_attr else nothing,
+        weight.new_empty(weight.shape) if need_weight else nothing.clone(),
+        weight.new_empty((weight.size(0),)) if need_weight else nothing.clone(),
+        table.new_empty(table.shape) if need_table else nothing.clone(),
+        x.new_empty(param.shape, dtype=torch.float32),
+    )
 
 
-@forward.register_fake
-def _(x, edges, attr, weight, bias, table, param, aggr, eps, low, high, save):
-    return allocate_outputs(x, edges, aggr, save)
-
-
-@operator("aggregate_backward")
+@operator("aggregate_backward", allocate_gradients)
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor, edges: Sequence[Tensor | None],
     attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
@@ -98,25 +106,6 @@ def backward(
     cpu.backward(grad, out, stat, stat2, x, Structure(*edges), attr, weight, bias, table, param, aggr, eps, low, high,
                  grads)
     return grads
-
-
-def allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table):
-    """Allocate the six results of :func:`backward`."""
-    nothing = x.new_empty((0,))
-    return (
-        x.new_empty(x.shape),
-        (attr.new_empty if table is None else attr.new_zeros)(attr.shape) if need_attr else nothing,
-        weight.new_empty(weight.shape) if need_weight else nothing.clone(),
-        weight.new_empty((weight.size(0),)) if need_weight else nothing.clone(),
-        table.new_empty(table.shape) if need_table else nothing.clone(),
-        x.new_empty(param.shape, dtype=torch.float32),
-    )
-
-
-@backward.register_fake
-def _(grad, out, stat, stat2, x, edges, attr, weight, bias, table, param, aggr, eps, low, high, need_attr, need_weight,
-      need_table):
-    return allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
 
 
 def _setup_context(ctx, inputs, output):
@@ -160,10 +149,7 @@ def _differentiate_twice(ctx, grad):
     rows = attr if attr is None or position is None else attr.index_select(0, position)
     out = aggregate_edges(x.index_select(0, src), dst, rows, weight, bias, table, param, param, 0.0, aggr=ctx.aggr,
                           eps=eps, num_dst=grad.size(0), limits=(low, high))
-    needed = [i for i, at in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[at]]
-    grads = torch.autograd.grad(out, [inputs[i] for i in needed], grad, create_graph=True, allow_unused=True)
-    grads = dict(zip(needed, grads, strict=True))
-    return [grads.get(i) for i in range(len(inputs))]
+    return differentiate_again(ctx, _DIFFERENTIABLE, out, inputs, grad)
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

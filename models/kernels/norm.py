@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
-from parallel_epochs.models.kernels.operator import operator
+from parallel_epochs.models.kernels.operator import differentiate_again, operator
 
 NormProblem = read_structure(Path(__file__).with_name("norm.h"), "NormProblem")
 LIBRARY = NativeLibrary("fused norm", Path(__file__).with_name("norm.cpp"),
@@ -20,7 +20,11 @@ def _call(function, x, seed, eps, dropout, **tensors) -> None:
                                eps=eps, dropout=dropout)))
 
 
-@operator("norm_relu_dropout")
+def _allocate_outputs(x):
+    return x.new_empty(x.shape), x.new_empty(x.size(0)), x.new_empty(x.size(0))
+
+
+@operator("norm_relu_dropout", _allocate_outputs)
 def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
             dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ``dropout(relu(layer_norm(x)))``.
@@ -41,16 +45,11 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
     return out, mean, scale
 
 
-def _allocate_outputs(x):
-    return x.new_empty(x.shape), x.new_empty(x.size(0)), x.new_empty(x.size(0))
+def _allocate_gradients(x, weight):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
-@forward.register_fake
-def _(x, weight, bias, seed, eps, dropout):
-    return _allocate_outputs(x)
-
-
-@operator("norm_relu_dropout_backward")
+@operator("norm_relu_dropout_backward", _allocate_gradients)
 def backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, seed: Tensor,
              eps: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`forward` for x, weight and bias from the gradient `grad` of its result."""
@@ -59,15 +58,6 @@ def backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tenso
     _call(LIBRARY.get().norm_backward, x, seed, eps, dropout, weight=weight, bias=bias, mean=mean, scale=scale,
           gradient=grad, **dict(zip(names, grads, strict=True)))
     return grads
-
-
-def _allocate_gradients(x, weight):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
-
-
-@backward.register_fake
-def _(grad, x, mean, scale, weight, bias, seed, eps, dropout):
-    return _allocate_gradients(x, weight)
 
 
 def _setup_context(ctx, inputs, output):
@@ -93,11 +83,7 @@ def _differentiate_twice(ctx, grad):
     ones, zeros = torch.ones_like(bias), torch.zeros_like(weight)
     kept = forward(torch.zeros_like(x), zeros, ones, seed, ctx.eps, ctx.dropout)[0]
     out = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, ctx.eps).relu() * kept
-    inputs = x, weight, bias
-    needed = [i for i in range(3) if ctx.needs_input_grad[i]]
-    grads = torch.autograd.grad(out, [inputs[i] for i in needed], grad, create_graph=True)
-    grads = dict(zip(needed, grads, strict=True))
-    return [grads.get(i) for i in range(3)]
+    return differentiate_again(ctx, range(3), out, (x, weight, bias), grad)
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

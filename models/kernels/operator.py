@@ -1,6 +1,7 @@
 """torch custom operators whose calls in eager mode go straight to their kernels."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +32,16 @@ class Operator:
         definition: the custom operator, for :func:`torch.library.opcheck` and the like.
     """
 
-    def __init__(self, name: str, cpu_kernel: Callable):
+    def __init__(self, name: str, cpu_kernel: Callable, allocate: Callable):
         self.definition = torch.library.custom_op(f"{NAMESPACE}::{name}", cpu_kernel, mutates_args=(),
                                                   device_types="cpu")
-        self.register_fake = self.definition.register_fake
+        signature, wanted = inspect.signature(cpu_kernel), list(inspect.signature(allocate).parameters)
+
+        @self.definition.register_fake
+        def fake(*args, **keywords):
+            given = signature.bind(*args, **keywords).arguments
+            return allocate(*(given[name] for name in wanted))
+
         self._kernels = {"cpu": cpu_kernel}
         self._function: Any = None
 
@@ -74,9 +81,28 @@ class Operator:
         return (self._function.apply if self._function else self.definition)(*args)
 
 
-def operator(name: str) -> Callable[[Callable], Operator]:
-    """Make an :class:`Operator` of a function, its kernel on the CPU. Arguments must be given by position."""
-    return lambda cpu_kernel: Operator(name, cpu_kernel)
+def operator(name: str, allocate: Callable) -> Callable[[Callable], Operator]:
+    """Make an :class:`Operator` of a function, its kernel on the CPU. Arguments must be given by position.
+
+    Args:
+        allocate: returns empty tensors for the results; its arguments are some of the operator's, by their names.
+    """
+    return lambda cpu_kernel: Operator(name, cpu_kernel, allocate)
+
+
+def differentiate_again(ctx, places: Sequence[int], outputs: Any, inputs: Sequence[Tensor | None],
+                        gradients: Any) -> list[Tensor | None]:
+    """Compute, in plain torch, the gradients of an operator's inputs, which have gradients themselves if that is on.
+
+    Args:
+        places: where the operator's arguments have the inputs. One that needs no gradient gets none.
+        outputs, gradients: results of plain torch and their gradients, as :func:`torch.autograd.grad` takes them.
+    """
+    needed = [i for i, at in enumerate(places) if ctx.needs_input_grad[at]]
+    grads = torch.autograd.grad(outputs, [inputs[i] for i in needed], gradients,  # type: ignore[misc]
+                                create_graph=torch.is_grad_enabled(), allow_unused=True)
+    found = dict(zip(needed, grads, strict=True))
+    return [found.get(i) for i in range(len(inputs))]
 
 
 def _device_of(args: tuple) -> str:

@@ -13,7 +13,13 @@ LIBRARY = NativeLibrary("edge sorting", Path(__file__).with_name("sorting.cpp"),
                         otherwise="layers run in plain torch instead")
 
 
-@operator("sort_edges")
+def _allocate(edge_index, num_src, num_dst):
+    num_edges = edge_index.size(1)
+    sizes = (num_dst + 1, num_edges, num_edges, num_src + 1, num_edges, num_edges)
+    return [edge_index.new_empty((size,)) for size in sizes]
+
+
+@operator("sort_edges", _allocate)
 def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     """Sort edges by destination and by source. Edges of the same node keep their order.
 
@@ -50,17 +56,6 @@ def check_ends(edge_index: Tensor, num_src: int | None, num_dst: int | None) -> 
         if least < 0 or greatest >= num_nodes:
             raise IndexError(f"edge_index[{row}] has values from {least} to {greatest}, but there are {num_nodes} such "
                              f"nodes")
-
-
-def _allocate(edge_index, num_src, num_dst):
-    num_edges = edge_index.size(1)
-    sizes = (num_dst + 1, num_edges, num_edges, num_src + 1, num_edges, num_edges)
-    return [edge_index.new_empty((size,)) for size in sizes]
-
-
-@sort_edges.register_fake
-def _(edge_index, num_src, num_dst):
-    return _allocate(edge_index, num_src, num_dst)
 
 
 def hash_tensor(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from parallel_epochs.models import notice
 from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
-from parallel_epochs.models.kernels.operator import operator
+from parallel_epochs.models.kernels.operator import differentiate_again, operator
 from parallel_epochs.models.messages.attention_reference import attend
 from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import Structure
@@ -29,7 +29,16 @@ def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
     return message.is_cuda or SCORES[score].by_source[attr is not None and attr.size(1) > 0]
 
 
-@operator("attention")
+def allocate_outputs(message: Tensor, target: Tensor, num_positions: int,
+                     return_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty tensors for what :func:`forward` computes."""
+    num_dst, heads = target.size(0), message.size(1)
+    shapes = (num_dst, *message.shape[1:]), (num_dst, heads), (num_positions if return_weights else 0, heads)
+    out, lse, weights = (message.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return out, lse, weights
+
+
+@operator("attention", allocate_outputs)
 def forward(
     message: Tensor, source: Tensor | None, target: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None,
     loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str, slope: float,
@@ -68,22 +77,16 @@ def forward(
     return out, lse, weights
 
 
-def allocate_outputs(message: Tensor, target: Tensor, num_positions: int,
-                     return_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return empty tensors for what :func:`forward` computes."""
-    num_dst, heads = target.size(0), message.size(1)
-    shapes = (num_dst, *message.shape[1:]), (num_dst, heads), (num_positions if return_weights else 0, heads)
-    out, lse, weights = (message.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return out, lse, weights
+def allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr) -> list[Tensor]:
+    """Return tensors for what :func:`backward` computes."""
+    given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
+    return [message.new_empty(0) if tensor is None else
+            # Removed edges are not visited.
+            tensor.new_zeros(tensor.shape) if tensor is attr or tensor is loop_attr else tensor.new_empty(tensor.shape)
+            for tensor in given]
 
 
-@forward.register_fake
-def _(message, source, target, edges, attr, loop_attr, weight, att, seed, score, slope, dropout, edge_dropout,
-      num_positions, return_weights):
-    return allocate_outputs(message, target, num_positions, return_weights)
-
-
-@operator("attention_backward")
+@operator("attention_backward", allocate_gradients)
 def backward(
     grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor,
     edges: Sequence[Tensor | None], attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
@@ -112,21 +115,6 @@ def backward(
     _call(LIBRARY.get().attention_backward, message, source, target, order, attr, loop_attr, weight,
           att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
     return grads
-
-
-def allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr) -> list[Tensor]:
-    """Return tensors for what :func:`backward` computes."""
-    given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
-    return [message.new_empty(0) if tensor is None else
-            # Removed edges are not visited.
-            tensor.new_zeros(tensor.shape) if tensor is attr or tensor is loop_attr else tensor.new_empty(tensor.shape)
-            for tensor in given]
-
-
-@backward.register_fake
-def _(grad, out, lse, message, source, target, edges, attr, loop_attr, weight, att, seed, score, slope, dropout,
-      edge_dropout, num_positions, need_attr):
-    return allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
 
 
 def _call(function, message, source, target, order, attr, loop_attr, weight, att, seed, score, slope, dropout,
@@ -194,12 +182,8 @@ def _differentiate_by_reference(ctx, grad, grad_weights):
                          edge_dropout=edge_dropout, num_dst=target.size(0), num_positions=num_positions)
         given = [(result, value) for result, value in zip(results, (grad, grad_weights), strict=True)
                  if value is not None]
-        needed = [i for i, at in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[at]]
-        grads = torch.autograd.grad([result for result, _ in given], [inputs[i] for i in needed],
-                                    [value for _, value in given], create_graph=torch.is_grad_enabled(),
-                                    allow_unused=True)
-    grads = dict(zip(needed, grads, strict=True))
-    return [grads.get(i) for i in range(len(inputs))]
+        return differentiate_again(ctx, _DIFFERENTIABLE, [result for result, _ in given], inputs,
+                                   [value for _, value in given])
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

@@ -18,7 +18,16 @@ _NUM_STATS = {"max": 1, "min": 1, "prod": 2}
 _EXP, _PRODUCT = Message("e", "exp", "v"), Message("e", "mul", "g")
 
 
-@operator("update_all")
+def allocate_rows(u, v, e, edges, message, reduce, save):
+    """Return empty tensors for what :func:`update_all` computes."""
+    indptr = edges[0]
+    shape = (indptr.size(0) - 1, *_message_shape(message, u, v, e))
+    num_stats = _NUM_STATS.get(reduce, 0) if save else 0
+    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
+    return tuple(indptr.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+@operator("update_all", allocate_rows)
 def update_all(
     u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
     reduce: str, save: bool,
@@ -47,21 +56,11 @@ def update_all(
     return out, stat, stat2
 
 
-def allocate_rows(u, v, e, edges, message, reduce, save):
-    """Return empty tensors for what :func:`update_all` computes."""
-    indptr = edges[0]
-    shape = (indptr.size(0) - 1, *_message_shape(message, u, v, e))
-    num_stats = _NUM_STATS.get(reduce, 0) if save else 0
-    shapes = (shape, *(shape if i < num_stats else (0,) for i in range(2)))
-    return tuple(indptr.new_empty(shape, dtype=torch.float32) for shape in shapes)
+def _allocate_edges(u, v, e, ends, message, dtype):
+    return ends.new_empty((ends.size(1), *_message_shape(message, u, v, e)), dtype=dtype)
 
 
-@update_all.register_fake
-def _(u, v, e, edges, num_src, message, reduce, save):
-    return allocate_rows(u, v, e, edges, message, reduce, save)
-
-
-@operator("apply_edges")
+@operator("apply_edges", _allocate_edges)
 def apply_edges(
     u: Tensor | None, v: Tensor | None, e: Tensor | None, ends: Tensor, edges: Sequence[Tensor | None], num_src: int,
     num_dst: int, message: str, dtype: torch.dtype,
@@ -84,16 +83,7 @@ def apply_edges(
     return out
 
 
-def _allocate_edges(u, v, e, ends, message, dtype):
-    return ends.new_empty((ends.size(1), *_message_shape(message, u, v, e)), dtype=dtype)
-
-
-@apply_edges.register_fake
-def _(u, v, e, ends, edges, num_src, num_dst, message, dtype):
-    return _allocate_edges(u, v, e, ends, message, dtype)
-
-
-@operator("edge_softmax")
+@operator("edge_softmax", lambda scores: scores.new_empty(scores.shape))
 def edge_softmax(scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], num_src: int) -> Tensor:
     """Compute the softmax of scores [num_edges, *heads] over the edges of each destination.
 
@@ -111,12 +101,7 @@ def edge_softmax(scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], n
     return _apply_unsorted(_EXP, operands, ends, 1 / sums)
 
 
-@edge_softmax.register_fake
-def _(scores, ends, edges, num_src):
-    return scores.new_empty(scores.shape)
-
-
-@operator("edge_softmax_backward")
+@operator("edge_softmax_backward", lambda out: out.new_empty(out.shape))
 def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, edges: Sequence[Tensor | None],
                           num_src: int) -> Tensor:
     """Compute the gradient of :func:`edge_softmax` from that of its result."""
@@ -128,11 +113,6 @@ def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, edges: Sequen
     return _apply_unsorted(_PRODUCT, operands, ends, sums)
 
 
-@edge_softmax_backward.register_fake
-def _(grad, out, ends, edges, num_src):
-    return out.new_empty(out.shape)
-
-
 def _apply_unsorted(message, operands, ends, second):
     scores = operands["e"]
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
@@ -142,7 +122,14 @@ def _apply_unsorted(message, operands, ends, second):
     return out
 
 
-@operator("messages_backward")
+def allocate_gradients(u, v, e, needed):
+    """Return empty tensors for what :func:`backward` computes."""
+    like = next(tensor for tensor in (u, v, e) if tensor is not None)
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) if name in needed
+                 else like.new_empty((0,)) for name, tensor in zip("uve", (u, v, e)))
+
+
+@operator("messages_backward", allocate_gradients)
 def backward(
     grad: Tensor, out: Tensor | None, stat: Tensor | None, stat2: Tensor | None,
     u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
@@ -194,18 +181,6 @@ def find_factors(grad, out, stat, stat2, reduce):
 def sum_to(gradient: Tensor, operand: Tensor) -> Tensor:
     """Sum a gradient [num_nodes, *shape] over the dimensions in which the operand was broadcast."""
     return gradient.sum_to_size(align(operand, gradient.dim() - 1).shape).reshape(operand.shape)
-
-
-def allocate_gradients(u, v, e, needed):
-    """Return empty tensors for what :func:`backward` computes."""
-    like = next(tensor for tensor in (u, v, e) if tensor is not None)
-    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) if name in needed
-                 else like.new_empty((0,)) for name, tensor in zip("uve", (u, v, e)))
-
-
-@backward.register_fake
-def _(grad, out, stat, stat2, u, v, e, edges, num_src, message, reduce, needed):
-    return allocate_gradients(u, v, e, needed)
 
 
 def named(u, v, e) -> dict[str, Tensor]:

@@ -38,7 +38,17 @@ def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tupl
     return {name: part.to(values.dtype) for name, part in zip(parts, found, strict=True)}
 
 
-@operator("several")
+def _extremes(parts: str) -> list[str]:
+    return [name for name in parts.split() if name in EXTREMES]
+
+
+def _allocate(values, edges, parts, save):
+    shape = (edges[0].numel() - 1, *values.shape[1:])
+    return (values.new_empty(len(parts.split()), *shape),
+            values.new_empty(len(_extremes(parts)) if save else 0, *shape))
+
+
+@operator("several", _allocate)
 def several(values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`reduce_several`.
 
@@ -58,22 +68,7 @@ def several(values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bo
     return results, ties
 
 
-def _extremes(parts: str) -> list[str]:
-    return [name for name in parts.split() if name in EXTREMES]
-
-
-def _allocate(values, edges, parts, save):
-    shape = (edges[0].numel() - 1, *values.shape[1:])
-    return (values.new_empty(len(parts.split()), *shape),
-            values.new_empty(len(_extremes(parts)) if save else 0, *shape))
-
-
-@several.register_fake
-def _(values, edges, parts, save):
-    return _allocate(values, edges, parts, save)
-
-
-@operator("several_backward")
+@operator("several_backward", lambda values: torch.empty_like(values, memory_format=torch.contiguous_format))
 def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, edges: Sequence[Tensor | None],
              parts: str) -> Tensor:
     """Compute the gradient of the values of :func:`several`.
@@ -86,11 +81,6 @@ def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, ed
     out = torch.empty_like(values, memory_format=torch.contiguous_format)
     _call(edges[3], edges[4], values, results=dict(zip(names, results)), gradients=gradients, out=out)
     return out
-
-
-@backward.register_fake
-def _(gradient, results, ties, values, edges, parts):
-    return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
 def _call(ptr: Tensor, other: Tensor, values: Tensor, *, results: dict[str, Tensor],
