@@ -22,12 +22,3 @@ enum Aggregation { SOFTMAX = 0, SOFTMAX_SG = 1, POWER = 2, ADD = 3, MAX = 4 };
 static Encoder make_encoder(const AggregationProblem& p) {
   return {Features(p.features), p.channels, p.edge_dim, p.attr, p.weight, p.bias, p.num_relations, p.table};
 }
-
-static Sorted sorted_edges(const AggregationProblem& p) {
-  return {p.num_rows,
-          p.num_others,
-          p.num_edges,
-          {p.ptr, bool(p.ptr_wide)},
-          {p.other, bool(p.other_wide)},
-          {p.position, bool(p.position_wide)}};
-}

@@ -24,14 +24,7 @@ struct GatedProblem {  // gated.py reads its fields from here
 
 class Gated {
  public:
-  explicit Gated(const GatedProblem& p_)
-      : p(p_),
-        edges{p_.num_rows,
-              p_.num_others,
-              p_.num_edges,
-              {p_.ptr, bool(p_.ptr_wide)},
-              {p_.other, bool(p_.other_wide)},
-              {p_.position, bool(p_.position_wide)}} {}
+  explicit Gated(const GatedProblem& p_) : p(p_), edges(sorted_edges(p_)) {}
 
   int forward() {  // rows are destinations
     return walk([&](int, int64_t row, int64_t channel, int lanes, const Weights& weights) ALWAYS {

@@ -93,6 +93,17 @@ struct Sorted {
   }
 };
 
+// The edges of a problem, whose structure has fields of these names.
+template <class Problem>
+Sorted sorted_edges(const Problem& p) {
+  return {p.num_rows,
+          p.num_others,
+          p.num_edges,
+          {p.ptr, bool(p.ptr_wide)},
+          {p.other, bool(p.other_wide)},
+          {p.position, bool(p.position_wide)}};
+}
+
 // Edges `begin` ... `end` - 1 of a tile, all of one row.
 struct Segment {
   int64_t row;

@@ -31,15 +31,6 @@ struct MessageProblem {
   Operand edge_out;
 };
 
-static Sorted sorted_edges(const MessageProblem& p) {
-  return {p.num_rows,
-          p.num_others,
-          p.num_edges,
-          {p.ptr, bool(p.ptr_wide)},
-          {p.other, bool(p.other_wide)},
-          {p.position, bool(p.position_wide)}};
-}
-
 // Walks edges that are not sorted, of which nothing is reduced: every tile is one segment.
 struct UnsortedWalk {
   const Sorted& edges;  // `position` has the row of each edge
