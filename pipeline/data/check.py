@@ -23,6 +23,9 @@ SPARSE_NUMBERING = 10
 SPARSE_EDGES, FEW_NODES = 1000, 10_000_000
 # The root of what float32 ends at.
 LARGEST_SQUARED = 1.8e19
+# Above it, float32 does not hold every whole number.
+LARGEST_WHOLE = 1 << 24
+ROUNDED = "%s: float32 rounds %s whole numbers above 2^24, such as %s to %s: different ones may become equal. %s"
 # The degree of a node, in place of features, and where its edges begin.
 BYTES_PER_NODE = 12
 
@@ -188,6 +191,25 @@ def check_features(key: str, value: Tensor) -> None:
         # Training computes in float32, which holds less than float64.
         beyond = " in float32, which ends at 3.4e38" if math.isfinite(found) else ""
         raise ValueError(f"{key} is not finite{beyond}: row {row}, column {column} holds {found:g}")
+
+
+def as_float32(key: str, value: Tensor) -> Tensor:
+    """Convert numbers to float32. The log says where whole numbers above 2**24 lose digits, and may become equal.
+
+    Args:
+        key: of the numbers, for the log.
+    """
+    converted = value.float()
+    if value.dtype in (torch.float64, torch.int32, torch.int64) and value.layout == torch.strided and value.numel():
+        # Numbers are compared in their own type. The largest of int64 has no equal there.
+        exact = value.double() if value.is_floating_point() else value
+        lost = (exact.abs() > LARGEST_WHOLE) & (exact == exact.round() if value.is_floating_point() else True)
+        lost &= converted.to(exact.dtype) != exact
+        if count_lost := int(lost.sum()):
+            place = tuple(lost.nonzero()[0].tolist())
+            log.warning(ROUNDED, key, f"{count_lost:,}", f"{exact[place]:,.0f}", f"{converted[place]:,.0f}",
+                        "Subtract a constant or divide before saving, to keep their differences")
+    return converted
 
 
 def find_large(key: str, value: Tensor) -> str | None:

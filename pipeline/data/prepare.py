@@ -10,7 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
 from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as walks
-from parallel_epochs.pipeline.data.check import check, check_vectors
+from parallel_epochs.pipeline.data.check import as_float32, check, check_vectors
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.join_types import refuse_untyped_edges
@@ -70,7 +70,9 @@ def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bo
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
-        edge_attr = edge_attr.float()
+        edge_attr = as_float32(f"{origin}: edge_attr", edge_attr)
+    elif edge_attr is not None and edge_attr.is_floating_point():
+        as_float32(f"{origin}: edge_attr", edge_attr)  # it is converted when the means of equal edges are known
     if to_undirected and edge_attr is None:
         edge_index = with_reverse(plain_edges(edge_index), num_nodes)
     elif to_undirected:
@@ -128,7 +130,7 @@ def _node_features(data: Graph, edge_index: EdgeIndex, edge_attr: Tensor | None,
     if not data.types.homogeneous:
         x, x_source = data.x if data.x is not None else torch.empty(data.num_nodes, 0), "data"
     elif data.x is not None:
-        x, x_source = data.x if "x_tables" in data else data.x.float(), "data"
+        x, x_source = data.x if "x_tables" in data else as_float32("x", data.x), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"
         x = incident_features(edge_index, edge_attr, kind, None if learned is None else learned.edges)
@@ -156,7 +158,7 @@ def _take_labels(data: Graph) -> dict:
         y = torch.where(torch.stack([data[mask].bool() for mask in MASKS]).any(0).unsqueeze(1), y, 0).long()
         out_channels = int(y.max()) + 1
     elif data.metric in VALUE_METRICS:
-        y = y.float()
+        y = as_float32("y", y)
     return {"y": y, "out_channels": out_channels, **{key: data[key].bool() for key in MASKS}}
 
 

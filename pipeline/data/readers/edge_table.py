@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.edge_index import INT32_END
-from parallel_epochs.pipeline.data.check import check_numbering
+from parallel_epochs.pipeline.data.check import as_float32, check_numbering
 from parallel_epochs.pipeline.data.columns import read_bytes
 from parallel_epochs.pipeline.data.content import hash_parts
 from parallel_epochs.pipeline.data.graph import Graph
@@ -373,4 +373,6 @@ def merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num
         log.info("%s: %s rows repeat an edge of another row and were merged with it%s", path, f"{dropped:,}",
                  "" if weight is None else "; their weights were added")
     edge_index = torch.from_numpy(np.stack(merged.coords).astype(np.int64))
-    return edge_index, None if weight is None else torch.from_numpy(merged.data.astype(np.float32)).unsqueeze(1)
+    if weight is None:
+        return edge_index, None
+    return edge_index, as_float32(f"{path}: weights", torch.from_numpy(merged.data)).unsqueeze(1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import (
+    as_float32,
     check_edge_index,
     check_features,
     check_metric,
@@ -164,7 +165,7 @@ def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
 
 
 def _as_features(key: str, value: Tensor) -> Tensor:
-    value = value.detach().float()
+    value = as_float32(key, value.detach())
     value = value.unsqueeze(1) if value.dim() == 1 else value
     if value.dim() != 2 or not value.size(1):
         raise ValueError(f"{key} must have two dimensions and at least one column, not the shape {list(value.shape)}")

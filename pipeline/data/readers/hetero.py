@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
 
-from parallel_epochs.pipeline.data.check import check, check_edge_index, check_tensor
+from parallel_epochs.pipeline.data.check import as_float32, check, check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.join_types import NodesOfType, Relation, join_parts
 from parallel_epochs.pipeline.data.sparse import with_edges
@@ -129,7 +129,8 @@ def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Ten
             check_tensor("edge_attr", edge_attr)
             if edge_attr.dim() > 2:
                 raise ValueError(f"edge_attr must have 2 dimensions, not the shape {list(edge_attr.shape)}")
-            edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr).detach().float()
+            edge_attr = as_float32(f"{origin}: {'.'.join(name)}: edge_attr", edge_attr.detach().view(
+                len(edge_attr), *edge_attr.shape[1:] or (1,)))
     except ValueError as error:
         raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
     return edge_index.detach(), edge_attr

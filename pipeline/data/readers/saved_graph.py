@@ -18,7 +18,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from parallel_epochs.pipeline.data.check import check_numbering, check_tensor
+from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import check_names
@@ -309,7 +309,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
         raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
     for mask in MASKS:
         tensors[mask] = _as_mask(mask, tensors[mask], num_nodes, mask_column)
-    return Graph(y=y if metric in CLASS_METRICS else y.float(), num_nodes=num_nodes, metric=metric, **tensors)
+    return Graph(y=y if metric in CLASS_METRICS else as_float32("y", y), num_nodes=num_nodes, metric=metric, **tensors)
 
 
 def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int:

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from parallel_epochs.pipeline.data.check import as_float32
 from parallel_epochs.pipeline.data.columns import (
     find_head,
     open_unzipped,
@@ -281,7 +282,10 @@ def _as_vectors(x: np.ndarray, path: Path) -> Tensor:
     if x.ndim < 2 or x.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds an array of {x.dtype} of the shape {list(x.shape)}: vectors are numbers, a row "
                          "each")
-    return torch.from_numpy(np.ascontiguousarray(x.reshape(len(x), math.prod(x.shape[1:])), np.float32))
+    x = x.reshape(len(x), math.prod(x.shape[1:]))
+    if x.dtype in (np.float64, np.int32, np.int64):
+        return as_float32(str(path), torch.from_numpy(np.require(x, requirements=["C", "W"])))
+    return torch.from_numpy(np.ascontiguousarray(x, np.float32))
 
 
 def _read_labels(path: Path, found: Found) -> np.ndarray:

@@ -66,6 +66,8 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
         names = pack_names(number_values(db, source, "label0", columns[0], "classes"), "label_names")
     else:
         source.refuse_wrong_numbers(db, option, columns)
+        source.warn_rounded(db, "nodes", {f"TRY_CAST(label{place} AS DOUBLE)": column for place, column in enumerate(
+            columns)}, "Subtract a constant from the labels to keep their differences")
         if metric in TASK_METRICS:
             _refuse_other_than_binary(db, source, option, columns)
         names = pack_names(np.asarray(columns), "label_names")

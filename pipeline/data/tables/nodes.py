@@ -80,6 +80,8 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
         chosen.append(f"{source.time(db, time_column, 'data.time_column', may_be_empty=True)} AS time")
     db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
     num_nodes, missing = _check(db, source, id_column, numbers)
+    source.warn_rounded(db, "nodes", {f"f{place}": name for place, name in enumerate(numbers.columns) if not (
+        numbers.standardize or name in numbers.log1p)}, "data.nodes.standardize=true scales them before")
     values, notes = read_categories(db, source, categories, limit=max_categories,
                                     refuse_empty=numbers.empty == "error",
                                     known=None if fitted is None else fitted.categories, unknown=unknown)

@@ -126,6 +126,8 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
+    source.warn_rounded(db, "joined", {f"v{place}": column for place, (_, column) in enumerate(values)},
+                        "Subtract a constant to keep their differences")
     missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty,
                       nodes=nodes, may_be_empty=fitted is not None)
     if fitted is not None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, cast
 
+import numpy as np
 import pyarrow as pa
 
+from parallel_epochs.pipeline.data.check import LARGEST_WHOLE, ROUNDED
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
 from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, read_head, separator_of
@@ -165,6 +167,22 @@ class Source:
         name, row, _ = cast(tuple, self.first_row(db, condition))
         raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are affected. "
                          "data.empty=zero takes them for zeros")
+
+    def warn_rounded(self, db: Database, table: str, columns: dict[str, str], mend: str) -> None:
+        """Say in the log which columns hold whole numbers that float32 rounds.
+
+        Args:
+            table: a stage with the numbers.
+            columns: SQL for a number of it, and the name of the column.
+        """
+        lost = [f"FILTER (abs({number}) > {LARGEST_WHOLE} AND {number} = floor({number}) AND "
+                f"{number}::FLOAT <> {number})" for number in columns]
+        chosen = [f"count(*) {which}, min({number}) {which}" for number, which in zip(columns, lost)]
+        counts, = db.execute(f"SELECT {', '.join(chosen)} FROM {table}", "reading numbers") if columns else [()]
+        for column, count, first in zip(columns.values(), counts[::2], counts[1::2]):
+            if count:
+                log.warning(ROUNDED, f"{self.name}: column {column}", f"{count:,}", f"{first:,.0f}",
+                            f"{float(np.float32(first)):,.0f}", mend)
 
     def report_empty(self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
         """Say what becomes of the empty cells of a column of numbers.

@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.data.config import (
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.readers import ogb_node, synthetic
+from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.graph.edges import adjacency
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS, SPLITS
@@ -329,3 +330,35 @@ def test_a_file_without_masks_is_divided(tmp_path, split):
         assert other.train_mask.nonzero().flatten().tolist() != parts[0]
     with pytest.raises(ValueError, match="there is no train_mask, .*; the file has .*data.split=random"):
         load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["x", "edge_attr", "y"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_whole_numbers_that_float32_rounds_are_said(key, dtype, tmp_path, caplog):
+    number = torch.arange(6)
+    values = {"x": torch.rand(6, 2), "edge_attr": torch.rand(6, 1), "y": torch.rand(6)}
+    masks = {mask: number % 3 == place for place, mask in enumerate(MASKS)}
+    for base, said in ((2**24, True), (2**20, False)):
+        caplog.clear()
+        torch.save({**values, **masks, "edge_index": torch.stack([number, number.roll(1)]), "metric": "rmse",
+                    key: (base + number).to(dtype).view(values[key][:, :1].shape if key != "y" else (6,))},
+                   tmp_path / f"{base}.pt")
+        load(FileConfig(path=str(tmp_path / f"{base}.pt")), tmp_path / "cache")
+        what = f"{key}: float32 rounds 3 whole numbers above 2^24, such as 16,777,217 to 16,777,216"
+        assert (what in caplog.text) == said
+
+
+def test_whole_numbers_of_tables_that_float32_rounds_are_said(tmp_path, caplog):
+    pytest.importorskip("duckdb")
+    (tmp_path / "n.csv").write_text("id,a,b,c\n" + "".join(f"{i},{2**24 + i},{i},{2**24 + i}\n" for i in range(6)))
+    (tmp_path / "e.csv").write_text("source,target,w\n" + "".join(f"{i},{(i + 1) % 6},{2**24 + i}\n" for i in range(6)))
+    for standardize in (False, True):
+        caplog.clear()
+        data = load(TablesConfig(folder=str(tmp_path), metric="rmse", train_fraction=0.5, nodes=NodeColumns(
+            "n.csv", features=["a", "b"], label="c", standardize=standardize), edges=EdgeColumns("e.csv", weight="w")),
+            tmp_path / "cache")
+        assert ("n.csv: column a: float32 rounds 3 whole" in caplog.text) != standardize
+        assert "column b" not in caplog.text
+        assert len(data.x[:, 0].unique()) == (6 if standardize else 3)
+        assert all(f"{name}.csv: column {column}: float32 rounds 3 whole numbers" in caplog.text
+                   for name, column in (("n", "c"), ("e", "w")))
