@@ -12,6 +12,8 @@ import yaml
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.command.folder import resolve
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
@@ -46,6 +48,17 @@ def test_a_run_is_evaluated_predicted_and_continued(name, folder):
     status, output = finish(["train.epochs=3"], run, folder / "cache")
     assert status == 0, output
     assert [record["epochs"] for record in rounds_of(run)][-1] == 3 and summary_of(run)["data_epochs"] == 3
+
+
+def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
+    path = folder / "runs" / "gnn_of_tables" / "config.yaml"
+    saved, usual = schema.load(path), TablesConfig()
+    assert (saved.data.score_folds, saved.data.link_negatives) == ("rows", "all")
+    (tmp_path / "checkpoints").mkdir(), (tmp_path / "checkpoints" / "last.pt").touch()
+    (tmp_path / "config.yaml").write_text(path.read_text())
+    later = {f"data.{name}": getattr(usual, name) for name in ("score_folds", "link_negatives")}
+    assert set(later.values()) == {"groups", "sides"}
+    assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
 
 
 def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):

@@ -46,6 +46,10 @@ class DataConfig:
                              choices=("sum", "log_sum", "counts"), shapes_graph=True)
     propagate: int = key(0, "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
                          "computed once on the whole graph and standardised.", minimum=0, below=100)
+    link_negatives: str = key("sides", "Pairs without a link that are drawn for validation and test, where the dataset "
+                              "has none. sides: in a bipartite graph, the ends are of different sides, as those of a "
+                              "link are. all: of any two nodes, as in runs of earlier versions.",
+                              choices=("sides", "all"), before="all", when={"task.name": ("link",)})
     on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
                         "than memory).", changes_numbers=False)
 

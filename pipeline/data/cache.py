@@ -163,13 +163,15 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
     split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
-                      chosen.valid_fraction, chosen.graph_seed, config.node_features)
+                      chosen.valid_fraction, chosen.graph_seed, config.node_features, config.link_negatives)
     # Links that are hidden must not show in the features: they are averaged over the edges that are left.
     num_hops = config.propagate
     hops = [num_hops] if num_hops else []
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
-    chosen_split = *dataclasses.astuple(split)[:-1], config.node_features == "log_sum"
+    chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
     named = [] if relation is None else [{"relation": relation}]
+    if relation is None and split.negatives != "all":
+        named = [split.negatives]
     content_hash = content_hash or _digest([hash_graph(config), chosen_split, LINKS_FORMAT, *hops, *named])
 
     def check_relation(data: Graph) -> None:

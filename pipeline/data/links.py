@@ -10,8 +10,10 @@ import logging
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_pairs
@@ -47,6 +49,7 @@ class LinkSplit:
         train_fraction, valid_fraction: of the links; the rest is for the test.
         seed: of a random order, and of the pairs that are drawn.
         node_features: how features are made of edges, see :func:`pipeline.data.incident.incident_features`.
+        negatives: "sides" draws pairs without a link of a bipartite graph across its sides, "all" of any two nodes.
     """
 
     kind: str
@@ -54,6 +57,7 @@ class LinkSplit:
     valid_fraction: float
     seed: int
     node_features: str
+    negatives: str = "all"
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,11 @@ def _make_pairs(split: LinkSplit, links: Tensor, masks: list[Tensor], num_nodes:
     train, valid, test = (links[mask] for mask in masks)
     rng = stream("unlinked pairs", split.seed)
     if own is None:
-        negatives = draw_unlinked(rng, len(valid) + len(test), links, num_nodes, origin).split([len(valid), len(test)])
+        number, side = len(valid) + len(test), find_sides(links, num_nodes) if split.negatives == "sides" else None
+        drawn = None if side is None else draw_across(rng, number, links, side)
+        if drawn is None:
+            drawn = draw_unlinked(rng, number, links, num_nodes, origin)
+        negatives = drawn.split([len(valid), len(test)])
     else:
         negatives = tuple(draw_unlinked_targets(rng, pairs, links, own, origin) for pairs in (valid, test))
     return {"train_pairs": train, "valid_pairs": valid, "valid_negatives": negatives[0], "test_pairs": test,
@@ -223,10 +231,61 @@ def draw_unlinked(rng: np.random.Generator, count: int, links: Int[Tensor, "num_
         raise ValueError(f"{origin}: {num_free:,} pairs of its {num_nodes:,} nodes are not linked, but validation and "
                          f"test need {count:,}, one for each of their links. Raise data.train_fraction, or give a "
                          "graph with fewer edges")
-    chosen = torch.from_numpy(_draw_different(rng, count, num_free))
-    numbers = chosen + torch.searchsorted(linked - torch.arange(len(linked)), chosen, right=True)
+    numbers = _draw_free(rng, count, linked, num_free)
     low = torch.searchsorted(row_starts, numbers, right=True) - 1
     return torch.stack([low, numbers - row_starts[low] + low + 1], dim=1)
+
+
+def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor, " num_nodes"] | None:
+    """Find the two sides of a bipartite graph: 0 and 1, and -1 for nodes without a link; none of any other graph.
+
+    In its double cover, which links each node's first copy to the second copies of its neighbours, both copies of a
+    node are in one component if and only if the node is on a cycle of odd length.
+    """
+    source, target = links.t().numpy()
+    ends = np.concatenate([source, target]), np.concatenate([target, source]) + num_nodes
+    cover = scipy.sparse.coo_array((np.ones(len(ends[0]), np.bool_), ends), shape=(2 * num_nodes,) * 2)
+    copies = connected_components(cover, directed=False)[1].reshape(2, num_nodes)
+    is_linked = np.zeros(num_nodes, bool)
+    is_linked[links.flatten().numpy()] = True
+    if (copies[0] == copies[1])[is_linked].any():
+        return None
+    return torch.from_numpy(np.where(is_linked, (copies[0] > copies[1]).astype(np.int64), -1))
+
+
+def draw_across(rng: np.random.Generator, count: int, links: Int[Tensor, "num_links 2"],
+                side: Int[Tensor, " num_nodes"]) -> Int[Tensor, "count 2"] | None:
+    """Draw different pairs without a link of nodes of different sides, as :func:`draw_unlinked` does of any nodes.
+
+    They go from the side that all links come from; otherwise from the smaller node, as links do. None: there are not so
+    many.
+    """
+    nodes = [(side == number).nonzero().squeeze(1) for number in (0, 1)]
+    place = torch.empty_like(side)
+    for own in nodes:
+        place[own] = torch.arange(len(own))
+    ends = torch.where(side[links[:, :1]] == 0, links, links.flip(1))
+    linked = (place[ends[:, 0]] * len(nodes[1]) + place[ends[:, 1]]).sort().values
+    num_free = len(nodes[0]) * len(nodes[1]) - len(linked)
+    if num_free < count:
+        log.warning("links: the graph is bipartite, and %s pairs across its sides have no link: pairs within a side, "
+                    "which are easy to tell from links, are drawn too", f"{num_free:,}")
+        return None
+    numbers = _draw_free(rng, count, linked, num_free)
+    log.info("links: the graph is bipartite, with sides of %s and %s nodes; pairs without a link are drawn across them "
+             "(data.link_negatives)", *(f"{len(own):,}" for own in nodes))
+    pairs = torch.stack([nodes[0][numbers // len(nodes[1])], nodes[1][numbers % len(nodes[1])]], dim=1)
+    first = side[links[:, 0]]
+    if bool((first == first[0]).all()):
+        return pairs if first[0] == 0 else pairs.flip(1)
+    return pairs.sort(1).values
+
+
+def _draw_free(rng: np.random.Generator, count: int, linked: Int[Tensor, " num_links"],
+               num_free: int) -> Int[Tensor, " count"]:
+    """Draw different numbers from 0 that are not among the sorted ones of `linked`."""
+    chosen = torch.from_numpy(_draw_different(rng, count, num_free))
+    return chosen + torch.searchsorted(linked - torch.arange(len(linked)), chosen, right=True)
 
 
 def _draw_different(rng: np.random.Generator, count: int, end: int) -> np.ndarray:

@@ -17,10 +17,10 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, propagate, smooth
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES, PairScorer
+from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.names import PAIRS, merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -56,14 +56,18 @@ def _best(name: str, metric: str, candidates: Iterator[Any],
 
 def of_links(data: Data, task: LinkTask) -> Iterator[Baseline]:
     """Score pairs by their common neighbours and by spectral vectors."""
+    alike = []
     for name, scorer in PAIR_SCORES.items():
         began = time.perf_counter()
-        scores = task.rank_pairs(partial(_score_pairs, scorer(data), task))
+        score = scorer(data)
+        found = {key: score(task.pairs_of(key)) for key in PAIRS}
+        scores = task.rank_pairs(found.__getitem__)
+        if not any(bool(rows.any()) for rows in found.values()):
+            alike.append(name)
         yield Baseline(name, scores, time.perf_counter() - began)
-
-
-def _score_pairs(score: PairScorer, task: LinkTask, key: str) -> Tensor:
-    return score(task.pairs_of(key))
+    if alike:
+        log.info("baselines: %s: 0 for every pair, as the ends of no pair have a common neighbour. So it is in a "
+                 "bipartite graph, whose links join its two sides", ", ".join(alike))
 
 
 def of_nodes(data: Data, task: NodeTask) -> Iterator[Baseline]:

@@ -113,6 +113,26 @@ def test_every_pair_without_a_link_can_be_drawn_and_no_other(num_nodes, num_link
         draw_unlinked(stream("test", 0), num_free + 1, pairs[:num_links], num_nodes, "graph")
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_pairs_without_a_link_of_a_bipartite_graph_join_its_sides(both, caplog):
+    """Users 5 to 24 link to items 25 to 34 and 0 to 4; nodes 35 to 39 to nobody. An odd cycle is not bipartite."""
+    caplog.set_level("INFO")
+    rng = np.random.default_rng(0)
+    edges = torch.from_numpy(np.stack([rng.integers(5, 25, 150), (rng.integers(25, 40, 150)) % 35]))
+    whole = prepare(Graph(edge_index=torch.cat([edges, edges.flip(0)], 1) if both else edges, num_nodes=40), origin="g")
+    split = dataclasses.replace(SPLIT, negatives="sides")
+    data = divide_links(whole, split, "g")
+    drawn = torch.cat([data.valid_negatives, data.test_negatives])
+    is_user = (drawn >= 5) & (drawn < 25)
+    assert is_user.sum(1).eq(1).all() and drawn.max() < 35 and len(as_set(drawn)) == len(drawn)
+    assert not as_set(drawn) & as_set(edges.t()) and (both or bool(is_user[:, 0].all()))
+    assert "the graph is bipartite, with sides of 15 and 20 nodes" in caplog.text
+    odd = torch.tensor([[6, 5, 30], [5, 30, 6]])
+    whole = prepare(Graph(edge_index=torch.cat([edges, odd], 1), num_nodes=40), origin="g")
+    every = divide_links(whole, split, "g"), divide_links(whole, SPLIT, "g")
+    assert every[0].test_negatives.equal(every[1].test_negatives)
+
+
 def test_draws_are_uniform():
     counts = np.zeros(15, int)
     for seed in range(200):
