@@ -129,8 +129,8 @@ def test_scores_that_no_pair_of_a_bipartite_graph_has_are_explained(configure, t
     caplog.set_level("INFO")
     source, target = torch.arange(200) % 20, 20 + (torch.arange(200) // 20 + torch.arange(200) ** 2) % 17
     torch.save({"edge_index": torch.stack([source, target]), "num_nodes": 37}, tmp_path / "graph.pt")
-    found, _ = found_of(configure("data=file", f"data.path={tmp_path / 'graph.pt'}", "data.to_undirected=true", "task=link",
-                                  "data.train_fraction=0.6", "data.valid_fraction=0.2"))
+    found, _ = found_of(configure("data=file", f"data.path={tmp_path / 'graph.pt'}", "data.to_undirected=true",
+                                  "task=link", "data.train_fraction=0.6", "data.valid_fraction=0.2"))
     assert found["common neighbours"]["test"] == 0.5 != found["products of spectral vectors"]["test"]
     assert "Adamic-Adar, resource allocation: 0 for every pair, as the ends of no pair have a common" in caplog.text
 
