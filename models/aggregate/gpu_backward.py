@@ -106,12 +106,7 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, table
     num_sums: tl.constexpr = (K + 1 if NEED_WEIGHT else 0) + (1 if KIND == "softmax" else 0)
     to = sums + tl.program_id(0).to(tl.int64) * num_sums * D + channel
     if NEED_WEIGHT:
-        if DOT:
-            k = tl.arange(0, BLOCK_K)
-            tl.store(to[None, :] + k[:, None] * D, weight_sums[0], mask=(k < K)[:, None] & in_d[None, :])
-        else:
-            for k in tl.static_range(K):
-                tl.store(to + k * D, weight_sums[k], mask=in_d)
+        store_products(to, weight_sums, in_d, D, DOT, K, BLOCK_K)
         tl.store(to + K * D, bias_sum, mask=in_d)
         to += (K + 1) * D
     if KIND == "softmax":
@@ -197,6 +192,17 @@ def add_products(p, weight_sums, features, q):
 
 
 @triton.jit
+def store_products(to, sums, in_d, stride, DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Write what :func:`add_products` returns: K rows of channels, `stride` numbers apart."""
+    if DOT:
+        k = tl.arange(0, BLOCK_K)
+        tl.store(to[None, :] + k[:, None] * stride, sums[0], mask=(k < K)[:, None] & in_d[None, :])
+    else:
+        for k in tl.static_range(K):
+            tl.store(to + k * stride, sums[k], mask=in_d)
+
+
+@triton.jit
 def store_features(p, attr_row, valid, q):
     """Write the gradients for the features of a block of edges; of raw ones each block of channels has its own part."""
     if p.FEATURES == "encoded":
@@ -216,14 +222,7 @@ def store_features(p, attr_row, valid, q):
 @triton.jit(do_not_specialize=["chunk_items"])
 def merge_backward(ptr, cuts, rows, grad, partial, chunk_items, WIDE: tl.constexpr, D: tl.constexpr,
                    BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Sum up the row that begins in this program's chunk and ends in a later one, if there is one.
-
-    The grid and the arguments are those of :func:`backward`, but for two.
-
-    Args:
-        chunk_items: number of items between two cuts inside of a long row.
-        BLOCK_C: chunks whose sums are read at a time.
-    """
+    """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     merge(ptr, cuts, rows, chunk_items, Sum(channel, in_d, grad, partial, D, BLOCK_D), start_sum, add_sums, store_sum,
           WIDE, BLOCK_C)

@@ -45,15 +45,22 @@ def load_features(p, attr_row, valid):
         features = (tl.load(p.attr + attr_row[:, None] * p.D + p.channel[None, :],
                             mask=valid[:, None] & p.in_d[None, :], other=0.0).to(tl.float32),)
     elif p.FEATURES == "raw":
-        first = p.attr + attr_row * (p.K + p.FIRST) + p.FIRST
-        if p.DOT:
-            k = tl.arange(0, p.BLOCK_K)
-            features = (tl.load(first[:, None] + k[None, :], mask=valid[:, None] & (k < p.K)[None, :],
-                                other=0.0).to(tl.float32),)
-        else:
-            for k in tl.static_range(p.K):
-                features = features + (tl.load(first + k, mask=valid, other=0.0).to(tl.float32),)
+        features = load_columns(p, p.attr + attr_row * (p.K + p.FIRST) + p.FIRST, valid, p.DOT)
     return features
+
+
+@triton.jit
+def load_columns(p, rows, valid, TILE: tl.constexpr):
+    """Read the K numbers that begin at each of some rows: a tuple of columns, or of one tile [BLOCK_E, BLOCK_K]."""
+    columns = ()
+    if TILE:
+        k = tl.arange(0, p.BLOCK_K)
+        columns = (tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & (k < p.K)[None, :],
+                           other=0.0).to(tl.float32),)
+    else:
+        for k in tl.static_range(p.K):
+            columns = columns + (tl.load(rows + k, mask=valid, other=0.0).to(tl.float32),)
+    return columns
 
 
 @triton.jit

@@ -122,14 +122,7 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
 def merge_forward(ptr, cuts, rows, param, out, stat, stat2, partial, chunk_items, KIND: tl.constexpr,
                   SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
                   BLOCK_D: tl.constexpr):
-    """Finish the row that begins in this program's chunk and ends in a later one, if there is one.
-
-    The grid and the arguments are those of :func:`forward`, but for two.
-
-    Args:
-        chunk_items: number of items between two cuts inside of a long row.
-        BLOCK_C: chunks whose states are read at a time.
-    """
+    """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     merge(ptr, cuts, rows, chunk_items,
           Result(channel, in_d, tl.load(param).to(tl.float32), out, stat, stat2, partial, KIND, SAVE, D, BLOCK_D),

@@ -13,14 +13,13 @@ from torch_geometric.utils import is_torch_sparse_tensor, scatter
 
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.convs.sum_convs import REDUCTIONS
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.attention import attention
 from parallel_epochs.models.plain import is_plain
 from parallel_epochs.models.structure import append_loops, find_structure_with_loops
 
-# The names of PyG's reductions that have a kernel.
-_REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
 __all__ = ["GATConv", "GATv2Conv", "Optional", "TransformerConv"]
 
 
@@ -219,10 +218,10 @@ def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"
         return fill_value.to(edge_attr).expand(shape)
     if not isinstance(fill_value, str):
         return edge_attr.new_full(shape, fill_value)
-    if fill_value in _REDUCTIONS and edge_attr.device.type == "cpu" and not torch.compiler.is_compiling():
+    if fill_value in REDUCTIONS and edge_attr.device.type == "cpu" and not torch.compiler.is_compiling():
         structure = find_structure_with_loops(edge_index, num_src, num_dst, num_loops)
         if int(structure.indptr[-1]) == edge_index.size(1) + num_loops:  # there were no self-loops
-            return update_all(edge_index, "copy_e", _REDUCTIONS[fill_value], e=edge_attr, num_src=num_src,
+            return update_all(edge_index, "copy_e", REDUCTIONS[fill_value], e=edge_attr, num_src=num_src,
                               num_dst=num_dst)[:num_loops]
     index = append_loops(edge_index, num_dst, 0)[1].long()
     return scatter(edge_attr, index, 0, num_dst + 1, fill_value)[:num_loops]

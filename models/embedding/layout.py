@@ -5,13 +5,11 @@ probability 1 / (1 + d^2). Sampled edges are pulled together, negatives are push
 the updates.
 """
 
-import ctypes
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from parallel_epochs.models.embedding.blocks import train_tasks
 from parallel_epochs.models.embedding.layout_reference import Drawn, EdgeBlock, LayoutOptions, train_block
 from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
@@ -40,19 +38,9 @@ def train(positions: Tensor, tasks: list[list[EdgeBlock]], drawn: Drawn, options
         The loss, summed over every 64th tile: log(1 + d^2) of pairs and weighted log(1 + d^2) - log(smooth + d^2) of
         negatives. And the number of pairs in these tiles.
     """
-    blocks = [block for task in tasks for block in task]
     library = LIBRARY.get() if native else None
-    if library is None:
-        losses = [train_block(positions, block, drawn, options, lr=lr, key=key, attraction=attraction)
-                  for block in blocks]
-        return sum(loss for loss, _ in losses), sum(count for _, count in losses)
-    fields = np.array([tuple(vars(block).values()) for block in blocks], np.int64).reshape(len(blocks), 7)
-    ptr = np.cumsum([0, *(len(task) for task in tasks)], dtype=np.int64)
-    loss = np.zeros((len(blocks), 2))
-    tensors = {name: tensor.data_ptr() for name, tensor in vars(drawn).items()}
-    library.layout_train(ctypes.byref(LayoutProblem(
-        dim=positions.size(1), num_tasks=len(tasks), num_threads=torch.get_num_threads(),
-        key=key, lr=lr, attraction=attraction, **vars(options), positions=positions.data_ptr(),
-        task_ptr=ptr.ctypes.data, blocks=fields.ctypes.data, loss=loss.ctypes.data, **tensors)))
-    total, count = loss.sum(0)
-    return float(total), float(count)
+    return train_tasks(
+        None if library is None else library.layout_train,
+        lambda block: train_block(positions, block, drawn, options, lr=lr, key=key, attraction=attraction),
+        LayoutProblem, tasks, {"positions": positions, **vars(drawn)}, dim=positions.size(1), key=key, lr=lr,
+        attraction=attraction, **vars(options))

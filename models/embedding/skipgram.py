@@ -5,13 +5,11 @@ The objective is that of word2vec (https://arxiv.org/abs/1310.4546), and the blo
 products; see skipgram.h.
 """
 
-import ctypes
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from parallel_epochs.models.embedding.blocks import train_tasks
 from parallel_epochs.models.embedding.skipgram_reference import (
     OPTIMIZERS,
     Negatives,
@@ -43,23 +41,12 @@ def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tenso
         The loss, summed over every 16th tile: -log sigma(x) of pairs and weighted -log sigma(-x) of negatives. And the
         number of pairs in these tiles.
     """
-    blocks = [block for task in tasks for block in task]
     library = LIBRARY.get() if native else None
-    if library is None:
-        losses = [train_block(heads, tails, block, pairs, negatives, options, lr=lr, key=key)
-                  for block in blocks]
-        return sum(loss for loss, _ in losses), sum(count for _, count in losses)
-    fields = np.array([tuple(vars(block).values()) for block in blocks], np.int64).reshape(len(blocks), 7)
-    ptr = np.cumsum([0, *(len(task) for task in tasks)], dtype=np.int64)
-    loss = np.zeros((len(blocks), 2))
-    library.skipgram_train(ctypes.byref(SkipGramProblem(
-        stride=heads.rows.size(1), num_tasks=len(tasks), num_negatives=options.num_negatives,
-        num_threads=torch.get_num_threads(), optimizer=OPTIMIZERS.index(options.optimizer), key=key, lr=lr,
-        weight_decay=options.weight_decay, negative_weight=options.negative_weight, beta1=options.beta1,
-        beta2=options.beta2, eps=options.eps, heads=heads.rows.data_ptr(), tails=tails.rows.data_ptr(),
-        head_moments=heads.moments.data_ptr(), tail_moments=tails.moments.data_ptr(),
-        head_steps=heads.steps.data_ptr(), tail_steps=tails.steps.data_ptr(), task_ptr=ptr.ctypes.data,
-        blocks=fields.ctypes.data, pairs=pairs.data_ptr(), accept=negatives.accept.data_ptr(),
-        alias=negatives.alias.data_ptr(), loss=loss.ctypes.data)))
-    total, count = loss.sum(0)
-    return float(total), float(count)
+    return train_tasks(
+        None if library is None else library.skipgram_train,
+        lambda block: train_block(heads, tails, block, pairs, negatives, options, lr=lr, key=key),
+        SkipGramProblem, tasks, dict(
+            heads=heads.rows, tails=tails.rows, head_moments=heads.moments, tail_moments=tails.moments,
+            head_steps=heads.steps, tail_steps=tails.steps, pairs=pairs, accept=negatives.accept,
+            alias=negatives.alias), stride=heads.rows.size(1), key=key, lr=lr,
+        **vars(options) | {"optimizer": OPTIMIZERS.index(options.optimizer)})

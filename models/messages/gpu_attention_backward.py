@@ -10,7 +10,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from parallel_epochs.models.aggregate.gpu_backward import add_products, start_products
+from parallel_epochs.models.aggregate.gpu_backward import add_products, start_products, store_products
 from parallel_epochs.models.aggregate.gpu_encode import select_channels
 from parallel_epochs.models.kernels.walk import Edges, walk
 from parallel_epochs.models.messages.gpu_attention_edges import (
@@ -199,16 +199,11 @@ def add_to_sums(p, sums, features, grad_z):
 def store_sums(to, sums, chunk, head, channel, in_c, BY_HEAD: tl.constexpr, DOT: tl.constexpr, H: tl.constexpr,
                C: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """Write a chunk's sums for the encoder's gradient."""
-    k = tl.arange(0, BLOCK_K)
     if BY_HEAD:
+        k = tl.arange(0, BLOCK_K)
         tl.store(to + (chunk * H + head) * K + k, sums[0], mask=k < K)
     else:
-        to += chunk * (K * H * C) + head * C + channel
-        if DOT:
-            tl.store(to[None, :] + k[:, None] * (H * C), sums[0], mask=(k < K)[:, None] & in_c[None, :])
-        else:
-            for i in tl.static_range(K):
-                tl.store(to + i * (H * C), sums[i], mask=in_c)
+        store_products(to + chunk * (K * H * C) + head * C + channel, sums, in_c, H * C, DOT, K, BLOCK_K)
 
 
 @triton.jit

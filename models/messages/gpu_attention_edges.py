@@ -70,14 +70,7 @@ def load_features(p, number, valid):
     """Read the features of a block of edges: a tuple of one tile [BLOCK_E, BLOCK_K], of K columns, or of nothing."""
     features = ()
     if p.attr is not None:
-        rows = find_rows(p, p.attr, p.loop_attr, number)
-        if p.DOT or p.BY_HEAD:
-            k = tl.arange(0, p.BLOCK_K)
-            features = (tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & (k < p.K)[None, :],
-                                other=0.0).to(tl.float32),)
-        else:
-            for k in tl.static_range(p.K):
-                features = features + (tl.load(rows + k, mask=valid, other=0.0).to(tl.float32),)
+        features = gpu_encode.load_columns(p, find_rows(p, p.attr, p.loop_attr, number), valid, p.DOT or p.BY_HEAD)
     return features
 
 

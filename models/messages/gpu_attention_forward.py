@@ -122,14 +122,7 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
 @triton.jit(do_not_specialize=["chunk_items"])
 def merge_forward(ptr, cuts, rows, out, lse, partial, chunk_items, WIDE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
                   BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Finish the row that begins in this program's chunk and ends in a later one, if there is one.
-
-    The grid and the arguments are those of :func:`forward`, but for two.
-
-    Args:
-        chunk_items: number of items between two cuts inside of a long row.
-        BLOCK_P: chunks whose states are read at a time.
-    """
+    """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_c = select_channels(0, C, BLOCK_C)
     merge(ptr, cuts, rows, chunk_items, Result(tl.program_id(1), channel, in_c, out, lse, partial, H, C, BLOCK_C),
           start_nothing, add_states, store_row, WIDE, BLOCK_P)

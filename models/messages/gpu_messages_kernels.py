@@ -167,14 +167,7 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
 @triton.jit(do_not_specialize=["chunk_items"])
 def merge_forward(ptr, cuts, rows, out, stat, partial, chunk_items, REDUCE: tl.constexpr, WIDE: tl.constexpr,
                   D: tl.constexpr, GROUP: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Finish the row that begins in this program's chunk and ends in a later one, if there is one.
-
-    The grid and the arguments are those of :func:`forward`, but for two.
-
-    Args:
-        chunk_items: number of items between two cuts inside of a long row.
-        BLOCK_C: chunks whose states are read at a time.
-    """
+    """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_group(D, GROUP, BLOCK_D)
     merge(ptr, cuts, rows, chunk_items, Result(channel, in_d, out, stat, partial, REDUCE, D, BLOCK_D), start_row,
           add_states, store_row, WIDE, BLOCK_C)
