@@ -1,13 +1,17 @@
 """The pages as a site: anchors exist, and `make docs` builds pages that load nothing from elsewhere."""
 
+import functools
+import http.server
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from tests.helpers.browser import Browser
 from tests.helpers.running import ROOT
 from tests.test_docs import EVERYWHERE, prose_of
 
@@ -39,17 +43,46 @@ def test_pictures_have_their_files_and_load_nothing():
         assert not re.search(r'(?:href|src)="https?:|url\(["\']?https?:|@import', picture.read_text()), picture.name
 
 
-@pytest.mark.system
-def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="make docs installs it")
-    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path],
+    folder = tmp_path_factory.mktemp("site")
+    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],
                             cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.mark.system
+def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
     found = {entry["location"].partition("#")[0] for entry in
-             json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
+             json.loads((site / "search" / "search_index.json").read_text())["docs"]}
     pages = {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"}
     assert found == pages | {"index.html", "notebook.html"}
-    for page in tmp_path.glob("*.html"):
+    for page in site.glob("*.html"):
         loaded = re.findall(r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
                             page.read_text())
         assert not loaded, f"{page.name}: {loaded}"
+
+
+@pytest.mark.system
+def test_the_search_of_the_site_finds_the_page_of_a_word(site, tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server, Browser(tmp_path) as browser:
+        server.RequestHandlerClass = functools.partial(QuietHandler, directory=site)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        browser.call("Page.navigate", url=f"{address}index.html")
+        browser.wait_for("document.readyState == 'complete' && !!document.querySelector('.md-search__input')")
+        browser.run("document.querySelector('.md-search__input').focus()")
+        for letter in "perplexity":  # the page listens to keys
+            for kind in ("keyDown", "keyUp"):
+                browser.call("Input.dispatchKeyEvent", type=kind, text=letter, key=letter)
+        browser.wait_for("[...document.querySelectorAll('.md-search-result__link')].some("
+                         "link => link.href.includes('/keys.html'))")
+        server.shutdown()
+    assert all(complaint.startswith(address) for complaint in browser.complaints), browser.complaints
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass

@@ -89,15 +89,11 @@ def _has_folder() -> bool:
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra of pyproject.toml, for the way this program came here.
 
-    In a checkout it installs the extra itself, with the versions that were tested. This package is in no index, so an
-    installation without a checkout installs the extra's packages by their own names.
+    In a checkout it uses the versions that were tested. Elsewhere pip takes the package that is installed.
     """
     root = Path(parallel_epochs.__file__).resolve().parents[1]
     if (root / "pyproject.toml").exists():
         here = Path.cwd() == root
         constraints = "constraints.txt" if here else shlex.quote(str(root / "constraints.txt"))
         return f"pip install -c {constraints} -e '{'.' if here else root}[{extra}]'"
-    from importlib import metadata  # 15 ms, and only an error needs it
-
-    lines = [line for line in metadata.requires("parallel-epochs") or [] if re.search(f"extra == .{extra}.", line)]
-    return " ".join(["pip install", *(re.findall(r"^[\w.-]+", line)[0] for line in lines)])
+    return f"pip install 'parallel-epochs[{extra}]'"
