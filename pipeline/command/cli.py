@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -28,6 +29,7 @@ from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import OUTPUTS, EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.run import files, watchdog
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
+from parallel_epochs.pipeline.run.memory import format_bytes
 from parallel_epochs.pipeline.run.words import command_of
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ def is_out_of_memory(error: Exception) -> bool:
 def explain(error: Exception) -> str:
     """Say what is wrong in one line."""
     if is_out_of_memory(error):
+        if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            return f"out of memory: this process may take {format_bytes(most)} of addresses (ulimit -v). Raise the " \
+                   "limit, or take it away by ulimit -v unlimited"
         return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
     return arguments.explain(error) or one_line(error)

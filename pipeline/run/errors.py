@@ -2,8 +2,10 @@
 
 import os
 import re
+import resource
 import shlex
 import signal
+from errno import EMFILE
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
@@ -67,6 +69,9 @@ def one_line(error: BaseException) -> str:
         return one_line(error.__cause__)  # logging does not name the file
     if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
         return "the current folder has been deleted: change to one that exists, and run the command again"
+    if isinstance(error, OSError) and error.errno == EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"this process may have {most} files open, and that is not enough: raise the limit by ulimit -n 1024"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")

@@ -58,6 +58,9 @@ def _no_space(path: Path, number: int, size: int) -> str:
     if number == errno.EDQUOT:
         return f"{path.parent}: your disk quota leaves no space{needs}; delete something, or choose another directory"
     with contextlib.suppress(OSError):
+        if (disk := os.statvfs(path.parent)).f_files and not disk.f_favail:
+            return f"{path.parent} has no inode left{needs} (df -i): its disk takes no more files. Delete some, or " \
+                   "choose another directory"
         needs += f", {format_bytes(shutil.disk_usage(path.parent).free)} are free"
     return f"{path.parent} has no space left{needs}; delete something, or choose another directory"
 

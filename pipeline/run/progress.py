@@ -1,5 +1,6 @@
 """Shows the progress of a phase: a bar on a terminal, a log line per minute elsewhere."""
 
+import contextlib
 import logging
 import sys
 import time
@@ -73,6 +74,8 @@ class Bar:
 
 def _kind_of_bar() -> type[tqdm] | None:
     """Return the class of the bars of a terminal or of a notebook; none elsewhere."""
+    if sys.stderr is None:  # it was closed when this process began
+        return None
     if sys.stderr.isatty():
         return tqdm
     if not type(sys.stderr).__module__.startswith("ipykernel"):
@@ -86,12 +89,25 @@ def _kind_of_bar() -> type[tqdm] | None:
 class TerminalHandler(logging.StreamHandler):
     """Writes messages above a progress bar instead of into it (conf/hydra/job_logging), and no terminal's codes."""
 
+    failed = False
+
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        with tqdm.external_write_mode(file=sys.stdout):
+        with tqdm.external_write_mode(file=sys.stdout) if sys.stdout is not None else contextlib.nullcontext():
             super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that the output cannot be written; the run goes on, and its log file has all messages."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.failed:
+            TerminalHandler.failed = True
+            with contextlib.suppress(OSError, AttributeError):
+                print(f"standard output cannot be written: {error.strerror}. The log file of the run has all messages",
+                      file=sys.stderr)
 
 
 class Pace:

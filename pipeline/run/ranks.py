@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import itertools
+import logging
 import os
 import pickle
 import socket
@@ -24,6 +25,8 @@ from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.run import files, pulse, starts
 from parallel_epochs.pipeline.run.errors import RankError, Stopped
 from parallel_epochs.pipeline.run.watchdog import LONG_FACTOR, Limits
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # The environment variable in which our launcher names the file where the ranks of one machine meet.
@@ -157,8 +160,17 @@ def from_environment() -> Ranks | None:
     _name_slurm_tasks()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    return Ranks(*(int(os.environ.get(name, default)) for name, default in (
-        ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))))
+    found = {name: os.environ.get(name, default) for name, default in (
+        ("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))}
+    told = " ".join(f"{name}={value}" for name, value in found.items())
+    if not all(value.isdecimal() for value in found.values()):
+        raise ValueError(f"{told}: these variables of the environment must be whole numbers, as torchrun sets them. To "
+                         "train without torchrun, unset RANK")
+    rank, num_ranks, local_rank, num_local = map(int, found.values())
+    if not (rank < num_ranks and local_rank < num_local <= num_ranks and local_rank <= rank):
+        raise ValueError(f"{told}: these variables of the environment do not fit each other. RANK must be less than "
+                         "WORLD_SIZE, and LOCAL_RANK less than LOCAL_WORLD_SIZE")
+    return Ranks(rank, num_ranks, local_rank, num_local)
 
 
 def _name_slurm_tasks() -> None:
@@ -277,6 +289,9 @@ def join(device: torch.device, timeout: float = Limits.timeout) -> None:
                 os.environ.setdefault(name, LOOPBACK)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         longest = datetime.timedelta(seconds=timeout * LONG_FACTOR)
+        if ranks.local_rank == 0 and STORE not in os.environ:  # who set the variables may have started too few ranks
+            log.info("rank %d: waiting for all %d ranks (WORLD_SIZE) at %s:%s", ranks.rank, ranks.num_ranks,
+                     os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
         dist.init_process_group(backend, timeout=longest, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks)
 
 

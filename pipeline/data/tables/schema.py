@@ -23,6 +23,10 @@ Keys = TypeVar("Keys")
 # Keys of a table that do not say what a model reads: other tables may have others.
 NO_INPUTS = ("path", "table", "id", "label", "labels", "split_column", "max_categories", "source", "target", "time")
 
+# What a value must be, by a word of the type of its key.
+KINDS = {"list[int]": "a list of whole numbers", "list": "a list of names", "bool": "true or false",
+         "int": "a whole number", "str": "a text"}
+
 
 @dataclass
 class End:
@@ -208,11 +212,17 @@ def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     given = _require_mapping(keys, where)
     if "${" in str(given):  # OmegaConf would read variables of the environment
         raise ValueError(f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.create(given))
-        return cast(Keys, OmegaConf.to_object(merged))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"data.schema: {where}: {one_line(error)}") from None
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if unknown := [name for name in given if name not in types]:
+        raise ValueError(f"data.schema: {where}.{unknown[0]} is unknown; choose among {', '.join(types)}")
+    merged = OmegaConf.structured(kind)
+    for name, value in given.items():
+        try:
+            OmegaConf.update(merged, name, value)
+        except OmegaConfBaseException:
+            wanted = next(text for word, text in KINDS.items() if word in types[name])
+            raise ValueError(f"data.schema: {where}.{name}={value} must be {wanted}") from None
+    return cast(Keys, OmegaConf.to_object(merged))
 
 
 def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:

@@ -29,6 +29,8 @@ LARGEST = "3.4028234663852886e38"
 ZONED = r":[0-9]{2}(\.[0-9]+)?\s*([zZ]|[+-][0-9:]+|[A-Za-z_]+(/[A-Za-z_+-]+)*)$"
 # Rows of SQLite that are read at a time.
 CHUNK = 1 << 16
+# Bytes of a text file that DuckDB reads at a time, by default; a line must fit.
+USUAL_BUFFER = 1 << 25
 
 
 @dataclass
@@ -232,10 +234,11 @@ def _relation(paths: list[Path]) -> str:
     names, first = f"[{', '.join(literal(pattern_of(path)) for path in paths)}]", paths[0]
     if first.suffix == ".parquet":
         return f"read_parquet({names})"
-    separator = separator_of(first)
+    separator, longest = separator_of(first), limits.limit(limits.LINE)
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in read_head(first, separator))
     return (f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
-            f"quote='\"', escape='\"', compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
+            f"quote='\"', escape='\"', max_line_size={longest}, "
+            f"buffer_size={max(longest, USUAL_BUFFER)}, compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
 
 
 def _open_database(db: Database, key: str, path: Path, table: str | None) -> Source:

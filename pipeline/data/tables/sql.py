@@ -17,6 +17,7 @@ import torch
 
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import FileError
+from parallel_epochs.pipeline.run.limits import LINE
 from parallel_epochs.pipeline.run.memory import format_bytes
 
 log = logging.getLogger(__name__)
@@ -208,14 +209,20 @@ def _first_line(error: Exception) -> str:
 def _explain(error: duckdb.Error) -> str:
     """Say in one line what DuckDB says of a table in many."""
     text = str(error)
+    file = re.search(r"\n  file = (.*)", text)
+    if found := re.search(r'Failed to read file "(.*?)": (.*)', text):
+        return f"{found[1]} is damaged: {found[2]}. Write or copy the file again"
+    if file and "state machine" in text:
+        return f"{file[1]}: some lines end in LF and others in CRLF. Give all the same end: sed -i 's/\\r$//' FILE"
     if found := re.search(r"CSV Error on Line: (\d+)", text):
-        file = re.search(r"\n  file = (.*)", text)
         lines = [line for line in text.splitlines()[1:] if line and not line.startswith("Original Line")]
         reason = lines[0] if lines else _first_line(error)
         if reason.startswith("Invalid unicode"):
             reason = "it is not UTF-8 text. Convert the file, for example by iconv -f LATIN1 -t UTF-8"
+        if long := re.match(r"Maximum line size of (\d+) bytes", reason):
+            reason = f"it has more than {format_bytes(int(long[1]))}. If that is right, raise the limit {LINE}"
         return f"{file[1] if file else 'the table'}: line {found[1]}: {reason}"
-    return _first_line(error)
+    return f"{file[1]}: {_first_line(error)}" if file else _first_line(error)
 
 
 def quote(name: str) -> str:

@@ -1,7 +1,12 @@
 """What a run says of itself at its end: the commands that come next, and what its numbers suggest."""
 
+import contextlib
+import logging
+
 import pytest
 
+from parallel_epochs.pipeline.run.progress import TerminalHandler
+from parallel_epochs.pipeline.run.ranks import from_environment
 from parallel_epochs.pipeline.run.summary import remarks
 from parallel_epochs.pipeline.run.words import command_of, count
 from tests.helpers.running import ROOT
@@ -36,3 +41,25 @@ def test_the_end_of_a_run_says_what_its_numbers_suggest(values, schedule, said):
     ((1, "category", "categories"), "1 category"), ((2, "category", "categories"), "2 categories")])
 def test_the_noun_agrees_with_its_number(arguments, text):
     assert count(*arguments) == text
+
+
+@pytest.mark.parametrize("given, said", [
+    ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK=a WORLD_SIZE=2 .* must be whole numbers"),
+    ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 WORLD_SIZE=2 .* do not fit each other"),
+    ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2: .* do not fit each other"),
+    ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 .* must be whole numbers")])
+def test_ranks_that_cannot_be_are_refused_by_the_names_of_their_variables(given, said, monkeypatch):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=said):
+        from_environment()
+
+
+def test_an_output_that_cannot_be_written_is_said_once(monkeypatch, capfd):
+    monkeypatch.setattr(TerminalHandler, "failed", False)
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        handler = TerminalHandler(full)
+        for text in ("one", "two"):
+            handler.handle(logging.makeLogRecord({"msg": text}))
+    assert capfd.readouterr().err.splitlines() == [
+        "standard output cannot be written: No space left on device. The log file of the run has all messages"]

@@ -141,7 +141,7 @@ BAD = [
     (changed(nodes__bar={}), {}, "data.schema: the type bar has no table and no edges. Leave it out, or give its path"),
     (changed(nodes__user={"path": "nobody.csv"}), {}, "data.schema: the type user: path=nobody.csv does not exist"),
     (changed(nodes__user={"features": ["size"]}), {}, "data.schema: the type user: data.nodes.features=size: "),
-    (changed(nodes__user={"colour": "red"}), {}, "data.schema: nodes.user: Key 'colour' not in 'NodeColumns'"),
+    (changed(nodes__user={"colour": "red"}), {}, "data.schema: nodes.user.colour is unknown; choose among path"),
     (changed(edges__knows={"source": None}), {}, "data.schema: edges.knows.source names no type of nodes. Give it as"),
     (changed(nodes__user={"path": "${oc.env:HOME}"}), {}, "data.schema: nodes.user holds ${...}, which is not"),
     (changed(edges__knows={"path": None}), {}, "data.schema: edges.knows has no path. Give that of its table"),
