@@ -128,5 +128,6 @@ def test_limits_of_the_shell_are_named(limit, most, message, tmp_path):
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full", ">&- 2>&-"])
 def test_a_run_ends_well_whose_output_cannot_be_written(redirection, tmp_path):
     typed = " ".join([*TOY, f"cache_dir={tmp_path}/cache", f"hydra.run.dir={tmp_path}/r", redirection])
-    done = subprocess.run(["bash", "-c", f"exec {sys.executable} -m pipeline.train {typed}"], cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run(["bash", "-c", f"exec {sys.executable} -m pipeline.train {typed}"], cwd=ROOT,
+                          text=True, capture_output=True)
     assert done.returncode == 0 and (tmp_path / "r" / "summary.json").exists() and "Traceback" not in done.stderr
