@@ -212,7 +212,7 @@ def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     given = _require_mapping(keys, where)
     if "${" in str(given):  # OmegaConf would read variables of the environment
         raise ValueError(f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself")
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    types = {field.name: str(field.type) for field in dataclasses.fields(cast(Any, kind))}
     if unknown := [name for name in given if name not in types]:
         raise ValueError(f"data.schema: {where}.{unknown[0]} is unknown; choose among {', '.join(types)}")
     merged = OmegaConf.structured(kind)
