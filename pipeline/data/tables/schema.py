@@ -23,7 +23,7 @@ Keys = TypeVar("Keys")
 # Keys of a table that do not say what a model reads: other tables may have others.
 NO_INPUTS = ("path", "table", "id", "label", "labels", "split_column", "max_categories", "source", "target", "time")
 
-# What a value must be, by a word of the type of its key.
+# The kind of value that a key takes, by a word of its type.
 KINDS = {"list[int]": "a list of whole numbers", "list": "a list of names", "bool": "true or false",
          "int": "a whole number", "str": "a text"}
 
