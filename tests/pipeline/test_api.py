@@ -20,7 +20,7 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline.data import objects
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.readers import saved_graph
-from tests.helpers.running import ROOT, finish, summary_of
+from tests.helpers.running import ROOT, finish, shell, summary_of
 from tests.helpers.typed_tables import SCHEMA, write_tables as write_typed
 from tests.pipeline.gnn.test_new_data import graph
 from tests.pipeline.gnn.test_new_tables import write
@@ -344,8 +344,7 @@ def train():
 {call}
 print("went on")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path,
-                          env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    done = shell("-c", program, cwd=tmp_path)
     assert done.returncode == 1 and says in done.stdout + done.stderr and "went on" not in done.stdout, done.stderr
 
 

@@ -8,6 +8,7 @@ import torch
 
 from parallel_epochs.pipeline.data.readers import ogb_node, saved_graph as file
 from parallel_epochs.pipeline.run import checkpoint, files
+from tests.helpers.running import shell
 
 
 def state(round_: int) -> dict:
@@ -98,9 +99,8 @@ def test_a_directory_is_held_by_one_process(tmp_path):
     code = ("import pathlib\nfrom parallel_epochs.pipeline.run import files\n"
             f"with files.lock(pathlib.Path({str(tmp_path)!r})): pass")
     with files.lock(tmp_path):
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "is in use by another process" in other.stderr
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+        assert "is in use by another process" in shell("-c", code, cwd=tmp_path).stderr
+    assert shell("-c", code, cwd=tmp_path).returncode == 0
 
 
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
