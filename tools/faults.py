@@ -7,7 +7,6 @@ time, the exit status must be the documented one, and a user who asked for a sto
 """
 
 import argparse
-import contextlib
 import os
 import random
 import shutil
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, write_data
+from tools.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, wait_for_saves, write_data
 
 SECONDS_TO_END = 40
 
@@ -102,13 +101,8 @@ class Campaign:
         if fault.unprepared or fault.job.seconds:
             time.sleep((fault.job.seconds or 0.8) * random.random())
             return run.poll() is None
-        # Wait for two saves, one of which may be truncated. A run that makes no progress would never end.
-        last, saves = run.folder / "checkpoints" / "last.pt", set()
         end = time.monotonic() + 300
-        while len(saves) < 3 and run.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(FileNotFoundError):  # a damaged one is moved away before the other replaces it
-                saves.add(last.stat().st_mtime_ns)
-            time.sleep(0.001)
+        wait_for_saves(run, run.folder, 2, 300)  # one of which may be truncated
         time.sleep(0.2 * random.random())
         while fault.during and run.poll() is None and time.monotonic() < end:
             if any(sign.doing.startswith(fault.during) for sign in run.signs() if sign.rank >= 0):

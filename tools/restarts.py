@@ -9,7 +9,6 @@ worker or a raylet is killed, and another raylet joins the cluster.
 import argparse
 import contextlib
 import functools
-import json
 import os
 import random
 import signal
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from parallel_epochs.pipeline.command.arguments import Parser, positive
 from parallel_epochs.scripts.bench.processes import children
-from tools.strikes import GENERATED, is_alive
+from tools.strikes import GENERATED, is_alive, read_summary, wait_for_saves
 
 if TYPE_CHECKING:
     from ray._private.node import Node
@@ -105,14 +104,14 @@ class Torchrun:
 
 
 @functools.cache
-def ray_cluster(cpus: int = 1) -> "Cluster":
-    """Begin a Ray cluster: a head without processors, and two raylets with this many processors each."""
+def ray_cluster() -> "Cluster":
+    """Begin a Ray cluster: a head without processors, and two raylets with one each."""
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "600")  # on a busy machine; Ray reads it when it is imported
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **RAYLET})
     for _ in range(2):
-        cluster.add_node(num_cpus=cpus, **RAYLET)
+        cluster.add_node(num_cpus=1, **RAYLET)
     return cluster
 
 
@@ -160,16 +159,6 @@ class Ray:
 ENGINES = {"torchrun": Torchrun, "ray": Ray}
 
 
-def wait_for_saves(engine: Torchrun | Ray, folder: Path, number: int) -> bool:
-    """Wait until a run has saved so many checkpoints; tell whether it is still going on."""
-    last, saves, end = folder / "checkpoints" / "last.pt", set(), time.monotonic() + SECONDS_TO_END
-    while len(saves) <= number and engine.poll() is None and time.monotonic() < end:  # the first may be of before
-        with contextlib.suppress(FileNotFoundError):
-            saves.add(last.stat().st_mtime_ns)
-        time.sleep(0.005)
-    return len(saves) > number and engine.poll() is None
-
-
 def strike_run(name: str, folder: Path, strikes: int, expected: str) -> tuple[list[str], bool]:
     """Strike a run so often, and wait for its end.
 
@@ -187,16 +176,12 @@ def strike_run(name: str, folder: Path, strikes: int, expected: str) -> tuple[li
         end = time.monotonic() + SECONDS_TO_END
         while engine.poll() is None and time.monotonic() < end:
             time.sleep(0.1)
-        good = engine.poll() == 0 and read_digest(folder) == expected
+        good = engine.poll() == 0 and read_summary(folder)["weights_sha256"] == expected
         if not good:
             print(engine.log.read_text()[-5000:], file=sys.stderr)
         return killed, good
     finally:
         engine.close()
-
-
-def read_digest(folder: Path) -> str:
-    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
 
 
 def main() -> None:
@@ -215,7 +200,7 @@ def main() -> None:
             sys.exit(Path(root, "log").read_text())
         while len(killed) < options.times:
             found, good = strike_run(options.engine, Path(root, f"run{runs}"), min(2, options.times - len(killed)),
-                                     read_digest(folder))
+                                     read_summary(folder)["weights_sha256"])
             if not found and not good:
                 sys.exit(f"error: run {runs + 1} ended before it was struck; its output is above")
             killed, runs, lost = killed + found, runs + 1, lost + (not good)

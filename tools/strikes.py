@@ -152,6 +152,19 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def wait_for_saves(run: Any, folder: Path, number: int, seconds: float = 900) -> bool:
+    """Wait until a run has saved more checkpoints than this number; tell whether it is still going on.
+
+    The first that is seen may be of before. A run that makes no progress would never end.
+    """
+    last, saves, end = folder / "checkpoints" / "last.pt", set(), time.monotonic() + seconds
+    while len(saves) <= number and run.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(FileNotFoundError):  # a damaged one is moved away before the other replaces it
+            saves.add(last.stat().st_mtime_ns)
+        time.sleep(0.001)
+    return len(saves) > number and run.poll() is None
+
+
 # The strikes. If a process has ended by itself meanwhile, the caller sees that from its exit status.
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from parallel_epochs.scripts.report.layout import Layout
 from parallel_epochs.scripts.report.layout_colours import class_colours, grey, legend_order
 from parallel_epochs.scripts.report.layout_names import place_names
+from parallel_epochs.scripts.report.layout_section import classes_of
 
 SIDE = 7.0  # inches of the longer side of the picture
 VECTORS = 3_000  # points up to which an SVG holds a circle for each; more are an image within it
@@ -63,12 +64,8 @@ def _scattered(num_points: int) -> np.ndarray:
 
 def _entries(layout: Layout, counts: np.ndarray) -> list[tuple[str, str]]:
     """A colour and a text for each class that has points."""
-    colours, order = [*class_colours(counts), grey(counts)], legend_order(counts)
-    names = {label: layout.label_names[label] for label in order}
-    if order and (none := int((layout.labels < 0).sum())):
-        names[-1] = "no class"
-    return [(colours[label], f"{_shorten(name)}  {counts[label] if label >= 0 else none:,}")
-            for label, name in names.items()]
+    colours = [*class_colours(counts), grey(counts)]
+    return [(colours[label], f"{_shorten(name)}  {number:,}") for label, name, number in classes_of(layout)]
 
 
 def _shorten(name: str) -> str:

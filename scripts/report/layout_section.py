@@ -25,7 +25,7 @@ def layout_section(layout: Layout) -> str:
     turn = _button("turn", "Turn", "Turn by dragging, instead of moving", ' aria-pressed="false"') \
         if layout.dimensions == 3 else ""
     help = HELP + (TURNING if turn else "")
-    kind = f"layout card{'' if _entries(layout) else ' plain'}{' many' if len(classes) > 24 else ''}"
+    kind = f"layout card{'' if classes_of(layout) else ' plain'}{' many' if len(classes) > 24 else ''}"
     return (
         f'<div class="{kind}" id="layout-card"><div class="toolbar">'
         '<div class="finding"><input type="search" id="layout-search" placeholder="Search names" '
@@ -73,7 +73,7 @@ def _packed(content: bytes) -> str:
     return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
-def _entries(layout: Layout) -> list[tuple[int, str, int]]:
+def classes_of(layout: Layout) -> list[tuple[int, str, int]]:
     """Return label, name and number of points of each class, and of the points without a class if there are any."""
     counts = layout.counts()
     none = int((layout.labels < 0).sum())
@@ -82,7 +82,7 @@ def _entries(layout: Layout) -> list[tuple[int, str, int]]:
 
 
 def _legend(layout: Layout) -> str:
-    entries = _entries(layout)
+    entries = classes_of(layout)
     if not entries:
         return ""
     items = "".join(
