@@ -12,25 +12,24 @@ const report = (() => {
     remembered(),
   );
 
-  function remembered() {
+  // Use the storage of the browser, which may have none.
+  function stored(use) {
     try {
-      const kept = JSON.parse(sessionStorage.getItem(`report ${location.pathname}`) || "{}");
-      sessionStorage.removeItem(`report ${location.pathname}`);
-      return kept;
+      return use();
     } catch {
-      return {};
+      return null;
     }
+  }
+
+  function remembered() {
+    const kept = stored(() => JSON.parse(sessionStorage.getItem(`report ${location.pathname}`)));
+    stored(() => sessionStorage.removeItem(`report ${location.pathname}`));
+    return kept;
   }
 
   function theme() {
     if (state.printing) return "light";
-    let chosen = null;
-    try {
-      chosen = localStorage.getItem("report theme");
-    } catch {
-      /* a browser without storage */
-    }
-    return chosen || (media.matches ? "dark" : "light");
+    return stored(() => localStorage.getItem("report theme")) || (media.matches ? "dark" : "light");
   }
 
   // A block is what a legend is for: charts of the same curves, or a card by itself.
@@ -226,5 +225,5 @@ const report = (() => {
 
   const drawAll = () => spec.charts.forEach(draw);
 
-  return { state, spec, around, blockOf, blockName, hiddenIn, seedsIn, theme, draw, drawAll };
+  return { state, spec, around, blockOf, blockName, hiddenIn, seedsIn, stored, theme, draw, drawAll };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 // What can be clicked on the page: themes, legends, tables, texts to copy; printing; and a live page that follows its run.
 (() => {
-  const { state, spec, around, blockOf, blockName, hiddenIn, seedsIn, theme, draw, drawAll } = report;
+  const { state, spec, around, blockOf, blockName, hiddenIn, seedsIn, stored, theme, draw, drawAll } = report;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const press = (selector, isPressed) => all(selector).forEach((b) => b.setAttribute("aria-pressed", isPressed(b)));
   const tables = all("table[data-sortable]");
@@ -16,11 +16,7 @@
   }
 
   function switchTheme() {
-    try {
-      localStorage.setItem("report theme", theme() === "dark" ? "light" : "dark");
-    } catch {
-      /* a browser without storage */
-    }
+    stored(() => localStorage.setItem("report theme", theme() === "dark" ? "light" : "dark"));
     applyTheme();
   }
 
@@ -136,12 +132,8 @@
     // Not while somebody reads a label, selects a text, or looks elsewhere.
     if (document.hidden || Date.now() - touched < 1500 || String(getSelection())) return setTimeout(reload, 500);
     const open = all("details").map((details) => details.open);
-    try {
-      const kept = JSON.stringify({ ...state, open, scroll: [scrollX, scrollY] });
-      sessionStorage.setItem(`report ${location.pathname}`, kept);
-    } catch {
-      /* the next page starts afresh */
-    }
+    const kept = JSON.stringify({ ...state, open, scroll: [scrollX, scrollY] });
+    stored(() => sessionStorage.setItem(`report ${location.pathname}`, kept)); // or the next page starts afresh
     location.reload();
   }
 
