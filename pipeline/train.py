@@ -1,6 +1,7 @@
 """`python -m pipeline.train`: compose a run and train it."""
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from parallel_epochs.pipeline.command.entry_points import check_new
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.stop import end_with
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,6 @@ def main(cfg: DictConfig) -> float | None:
         # Torch and PyG take seconds to import: --help does not wait for them.
         from parallel_epochs.pipeline import training
         from parallel_epochs.pipeline.run import ranks as rank_tools, starts
-        from parallel_epochs.pipeline.run.launch import end_with_parent
 
         config = cli.read_config(cfg)
         settings = HydraConfig.get()
@@ -38,7 +39,7 @@ def main(cfg: DictConfig) -> float | None:
         is_first = ranks is None or ranks.is_first
         begin = run_folder.begin_or_continue if ranks is None else partial(run_folder.begin_together, ranks=ranks)
         if starts.by_torchrun():
-            end_with_parent()  # a rank without its agent would keep the run directory locked
+            end_with(os.getppid())  # a rank without its agent would keep the run directory locked
         config, summary = begin(
             config, folder, named=cli.named_keys(settings.overrides.task),
             is_named=arguments.names_run_dir(settings.overrides.hydra), in_sweep=settings.mode == RunMode.MULTIRUN)

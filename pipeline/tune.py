@@ -6,7 +6,6 @@ was killed is continued by the next command that is given the same study.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import shlex
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +26,7 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped
 from parallel_epochs.pipeline.run.log import format_score, format_table, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
+from parallel_epochs.pipeline.run.stop import end_with
 from parallel_epochs.pipeline.run.words import command_of, count
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ class Worker:
         with tempfile.TemporaryFile("w+") as output:
             self._child = subprocess.Popen([sys.executable, "-m", "parallel_epochs.pipeline.train", *overrides],
                                            stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                                           start_new_session=True, preexec_fn=_end_with(os.getpid()))
+                                           start_new_session=True,
+                                           preexec_fn=partial(end_with, os.getpid(), signal.SIGTERM))
             if self._signum:  # it came before there was a child to send it to
                 self._child.send_signal(signal.SIGTERM)
             while (status := self._wait()) is None:
@@ -232,18 +233,6 @@ def read_summary(folder: Path) -> dict | None:
 def _quote(value: str) -> str:
     return value if value.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum() \
         else "'" + value.replace("'", "\\'") + "'"
-
-
-def _end_with(parent: int) -> Callable[[], None]:
-    """Return a function, to be called in a child, after which the system sends it SIGTERM when its parent ends."""
-    def arrange() -> None:
-        if sys.platform == "linux":
-            PR_SET_PDEATHSIG = 1
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return arrange
 
 
 def tabulate(study: "Study") -> str:

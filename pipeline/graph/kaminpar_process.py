@@ -1,15 +1,15 @@
 """The program of KaMinPar's process. It does not import torch, to leave that memory to the graph."""
 
 import contextlib
-import ctypes
 import importlib
 import os
 import resource
-import signal
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from parallel_epochs.pipeline.run.stop import end_with
 
 # KaMinPar's preset for little memory, which compresses the graph. Its cuts are those of the default preset.
 PRESET = "terapart"
@@ -18,7 +18,7 @@ PRESET = "terapart"
 def main() -> None:
     """Cut a graph. The arguments are the file descriptors of graph and result, num_parts, the seed, and the parent."""
     graph_file, parts_file, num_parts, seed, parent = map(int, sys.argv[1:])
-    _end_with(parent)
+    end_with(parent)
     kaminpar = importlib.import_module("kaminpar")
     partitioner = kaminpar.KaMinPar(1, kaminpar.context_by_name(PRESET))
     kaminpar.reseed(seed)
@@ -36,12 +36,3 @@ def peak_memory() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends, for any reason."""
-    with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

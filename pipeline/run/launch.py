@@ -1,12 +1,10 @@
 """Starts the ranks of one machine, and names the one that failed."""
 
 import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -18,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from parallel_epochs.pipeline.run import pulse, ranks
 from parallel_epochs.pipeline.run.errors import RankError, Stopped
-from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest
+from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest, end_with
 from parallel_epochs.pipeline.run.threads import use_threads
 
 log = logging.getLogger(__name__)
@@ -132,17 +130,10 @@ def follow_parent() -> None:
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which have been blocked during the imports
-    end_with_parent()
+    end_with(os.getppid())
     launcher = multiprocessing.parent_process()
     if launcher is not None and not launcher.is_alive():
         os._exit(1)
-
-
-def end_with_parent() -> None:
-    """Let the system kill this process when its parent ends. Only Linux does that."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args: object) -> object:

@@ -2,12 +2,23 @@
 
 import ctypes
 import multiprocessing
+import os
 import signal
+import sys
 import threading
 
 from parallel_epochs.pipeline.run.errors import Stopped
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+def end_with(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Let the system send this process a signal when its parent ends, and exit if it has ended. Only Linux does so."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 class StopRequest:

@@ -194,7 +194,7 @@ def test_the_process_ends_with_one_that_is_killed(monkeypatch, tmp_path):
     sleeping, folder = tmp_path / "sleeping", tmp_path / "cut"
     folder.mkdir()
     slow_process(monkeypatch, "from pathlib import Path; from parallel_epochs.pipeline.graph import kaminpar_process; "
-                              f"kaminpar_process._end_with(int(sys.argv[-1])); Path({str(sleeping)!r}).touch(); "
+                              f"kaminpar_process.end_with(int(sys.argv[-1])); Path({str(sleeping)!r}).touch(); "
                               "time.sleep(60)")
     pid = forked(kaminpar.cut_with_kaminpar, grid(), 4, 0, folder)
     child = wait_for_child(pid)

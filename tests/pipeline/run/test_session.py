@@ -28,6 +28,8 @@ class Scripted:
         stop_at: the step, from 1, at which it is asked to stop.
     """
 
+    numbers = RoundNumbers(loss=1.0, lr=1.0, seconds=1.0, draw_seconds=0.0, sync_seconds=0.0)
+
     def __init__(self, valid, *, lower_is_better=False, stop_at=0):
         self.progress, self._valid, self._stop_at = Progress(), valid, stop_at
         self.weight, self.num_rounds = torch.zeros(1), len(valid)
@@ -50,9 +52,6 @@ class Scripted:
         self.progress.epochs = self.progress.round
         self.progress.begin_round()
         return None if score is None else dict.fromkeys(SPLITS, score)
-
-    def numbers(self):
-        return RoundNumbers(loss=1.0, lr=1.0, seconds=1.0, draw_seconds=0.0, sync_seconds=0.0)
 
     def weights(self):
         return {"weight": self.weight}
