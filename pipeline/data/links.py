@@ -50,6 +50,7 @@ class LinkSplit:
         seed: of a random order, and of the pairs that are drawn.
         node_features: how features are made of edges, see :func:`pipeline.data.incident.incident_features`.
         negatives: "sides" draws pairs without a link of a bipartite graph across its sides, "all" of any two nodes.
+        until: the last time of training and that of validation, for "time", in place of the fractions.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class LinkSplit:
     seed: int
     node_features: str
     negatives: str = "all"
+    until: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -189,17 +191,21 @@ def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
     """Divide the links into training, validation and test."""
     if not len(links):
         raise ValueError(f"{origin} has no edge between two different nodes: there is no link to predict")
+    sorted_times = None
     if split.kind == "random":
         order = stream("links", split.seed).permutation(len(links))
     else:
         times = graph.edge_time if own is None else times_of_links(
             graph.get("edge_time"), graph.edge_attr[:, 0], own, origin)
-        order = _earliest(times, link_of_edge, len(links)).argsort(stable=True).numpy()
-    masks = divide(order, len(links), split.train_fraction, split.valid_fraction, unit="link")
+        first = _earliest(times, link_of_edge, len(links))
+        order = first.argsort(stable=True).numpy()
+        sorted_times = first.numpy()[order]
+    masks = divide(order, len(links), split.train_fraction, split.valid_fraction, unit="link", times=sorted_times,
+                   until=split.until)
     rest = 1 - split.train_fraction - split.valid_fraction
     for mask, key, fraction in zip(masks[1:], ("data.valid_fraction", "the rest for the test"),
                                    (split.valid_fraction, rest), strict=True):
-        if not mask.any() and fraction > 1e-9:
+        if not mask.any() and fraction > 1e-9 and split.until is None:
             raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is less "
                              "than one link. Give more edges or other fractions")
     return masks

@@ -1,11 +1,15 @@
 """Nodes or graphs for training, validation and test, by fractions of an order."""
 
+import logging
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.seeds import stream
+
+log = logging.getLogger(__name__)
 
 
 def shuffle(chosen: np.ndarray, seed: int) -> np.ndarray:
@@ -26,7 +30,8 @@ def shuffle_all(count: int, seed: int) -> np.ndarray:
 
 
 def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction: float, *,
-           unit: str = "label") -> list[Tensor]:
+           unit: str = "label", times: np.ndarray | None = None,
+           until: tuple[float, float] | None = None) -> list[Tensor]:
     """Divide nodes or graphs in their order: the first for training, then those for validation, the rest for the test.
 
     Sizes are rounded down.
@@ -34,6 +39,9 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
     Args:
         order: numbers below `count`, each at most once; what is not among them is in no split.
         unit: what is divided, for messages.
+        times: in that order, if it is one of times, float64 [len(order)]; equal ones on both sides of a border are
+            logged.
+        until: the last time of training and that of validation, in place of the fractions.
 
     Returns:
         Three masks [count], bool.
@@ -44,6 +52,13 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
     ends = [int(train_fraction * len(order)), int((train_fraction + valid_fraction) * len(order))]
     if not len(order):
         raise ValueError(f"there are no {unit}s to divide into training, validation and test: give some")
+    if times is not None and until is not None:
+        ends = np.searchsorted(times, until, side="right").tolist()
+        if not ends[0]:
+            raise ValueError(f"data.train_until is before all times of {words.count(len(order), unit)}: training would "
+                             "have none. Give a later time")
+    elif times is not None:
+        _report_equal(times, ends, unit)
     if not ends[0]:
         raise ValueError(f"data.train_fraction={train_fraction:.4g} of {words.count(len(order), unit)} is none. Raise "
                          f"it, or give more {unit}s")
@@ -53,3 +68,14 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
         mask[torch.from_numpy(part)] = True
         masks.append(mask)
     return masks
+
+
+def _report_equal(times: np.ndarray, ends: list[int], unit: str) -> None:
+    """Log how many times are equal on both sides of a border: training then knows a part of the time of the next split.
+    """
+    for border, end in zip(("training and validation", "validation and test"), ends, strict=True):
+        if 0 < end < len(times) and times[end - 1] == times[end]:
+            first, last = (int(np.searchsorted(times, times[end], side)) for side in ("left", "right"))
+            log.info("split: the border of %s is within %s of one time, %s before it and %s behind it; "
+                     "data.train_until and data.valid_until (data=tables) put it between two times", border,
+                     words.count(last - first, unit), f"{end - first:,}", f"{last - end:,}")

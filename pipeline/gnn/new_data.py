@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FILE = "preprocessing.pt"
 # Keys that say where labels and splits are.
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
-             "data.edges.time")
+             "data.edges.time", "data.train_until", "data.valid_until")
 
 
 def write_start(setup: Setup, folder: Path) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -151,6 +152,11 @@ class TablesConfig(DataConfig):
                                 "(data.split=random and time).", above=0, shapes_graph=True)
     valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
                                 "the test (data.split=random and time).", minimum=0, shapes_graph=True)
+    train_until: str | None = key(None, "Last time of training, a number or a date as in the column of times. It needs "
+                                  "data.valid_until, and both replace the fractions (data.split=time).",
+                                  shapes_graph=True, hashed_if_given=True)
+    valid_until: str | None = key(None, "Last time of validation; what is later is for the test (data.split=time).",
+                                  shapes_graph=True, hashed_if_given=True)
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
     score_folds: str = key("groups", "Folds of the models that score training nodes (text_features=scores). groups: "
                            "nodes with many edges among themselves share a fold, so that few scores come from a model "
@@ -224,6 +230,19 @@ class TablesConfig(DataConfig):
         return self.split or ("column" if self.nodes.split_column is not None else "random")
 
     @property
+    def until(self) -> tuple[float, float] | None:
+        """The last time of training and that of validation, as a column of times is read; none: fractions count.
+
+        Raises:
+            ValueError: one of them is no time, or is missing.
+        """
+        given = {"data.train_until": self.train_until, "data.valid_until": self.valid_until}
+        if not any(value is not None for value in given.values()):
+            return None
+        first, last = (_read_time(name, value) for name, value in given.items())
+        return first, last
+
+    @property
     def has_features(self) -> bool:
         """Tell whether features of nodes are made of columns, and not of edges."""
         return bool(self.nodes.features or self.text_columns() or self.nodes.categories or self.nodes.text_neighbors)
@@ -285,6 +304,9 @@ class TablesConfig(DataConfig):
         if not MEMORY.fullmatch(self.memory_limit):
             raise ValueError(f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB")
         check_fractions(self.train_fraction, self.valid_fraction)
+        if self.until is not None and (self.split != "time" or self.until[0] > self.until[1]):
+            raise ValueError(f"data.train_until={self.train_until} and data.valid_until={self.valid_until} need "
+                             f"data.split=time, and the first must not be later; this run has data.split={self.split}")
         if self.schema is not None:
             self._check_schema()
             return
@@ -380,10 +402,10 @@ class TablesConfig(DataConfig):
         if (typed := self.typed_tables) is not None and typed.unread:
             raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(typed.unread)}. Choose "
                              f"those to learn by task.type={typed.unread[0]}")
+        if self.split_kind() == "time" and self.time_column is None:
+            raise ValueError("data.split=time needs data.time_column, a column of the table of nodes")
         if self.labelled() is None:
             refuse_without_labels(self.origin(), "name their column by data.nodes.label")
-        if self.split_kind() == "time" and self.time_column is None:
-            raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path")
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
@@ -403,6 +425,20 @@ class TablesConfig(DataConfig):
         if self.split == "time" and self.label_columns() and self.time_column is None:
             raise ValueError("data.split=time divides the labelled nodes too, and needs data.time_column for them. "
                              f"task=link reads no labels: leave data.nodes.{self.label_columns()[0][0]} out")
+
+
+def _read_time(key: str, text: str | None) -> float:
+    """Return a number, or of a date the seconds since 1970, in UTC where it has no zone."""
+    try:
+        return float(str(text))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        raise ValueError(f"{key}={'null' if text is None else text} is no time. Give a number or a date such as "
+                         "2024-05-31, for both data.train_until and data.valid_until") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _refuse_twice(key: str, columns: list[str]) -> None:

@@ -192,10 +192,13 @@ def split_at_random(labelled: np.ndarray, fractions: tuple[float, float], seed: 
     return divide(shuffle(labelled, seed), len(labelled), *fractions)
 
 
-def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions: tuple[float, float]) -> list[Tensor]:
+def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions: tuple[float, float],
+                  until: tuple[float, float] | None) -> list[Tensor]:
     """Divide the labelled nodes in the order of their times, and of the table where these are equal."""
-    order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in db.stream(
-        "SELECT number FROM nodes WHERE time IS NOT NULL ORDER BY time::DOUBLE, number"))])
+    found = list(db.stream("SELECT number, time::DOUBLE AS time FROM nodes WHERE time IS NOT NULL ORDER BY 2, 1"))
+    order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in found)])
+    times = np.concatenate([np.empty(0), *(batch["time"] for batch in found)])
     if left_out := int(labelled.sum() - labelled[order].sum()):
         log.info("%s: %s nodes with a label have no time, and are in no split", source.name, f"{left_out:,}")
-    return divide(order[labelled[order]].astype(np.int64), len(labelled), *fractions)
+    kept = labelled[order]
+    return divide(order[kept].astype(np.int64), len(labelled), *fractions, times=times[kept], until=until)

@@ -71,7 +71,8 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
     split: tables_labels.Split = {
         "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=cast(str, split_column)),
         "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
-        "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions)}[kind]
+        "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions,
+                        until=config.until)}[kind]
     learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
     if config.nodes.text_features == "scores":
         check_columns(learned.out_channels)

@@ -232,7 +232,8 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
     if config.reads_labels:
         _check_labels(wanted, found, schema)
     labelled = wanted
-    if wanted is None:
+    # Without times of nodes, data.split=time divides links alone, which need no labels.
+    if wanted is None and not (config.split == "time" and config.time_column is None):
         labelled = found[0] if len(found) == 1 else None
     for name, nodes in schema.nodes.items():
         if name != labelled:

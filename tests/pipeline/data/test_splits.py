@@ -19,6 +19,19 @@ def test_sizes_are_those_of_the_rounded_ends(count, fractions, sizes):
         assert sorted(mask.nonzero().flatten().tolist()) == sorted(order[first:last].tolist())
 
 
+def test_borders_of_times_and_equal_times_at_a_border(caplog):
+    caplog.set_level("INFO")
+    order, times = np.array([4, 2, 0, 1, 3, 5]), np.array([1.0, 2.0, 2.0, 2.0, 3.0, 4.0])
+    masks = divide(order, 6, 0.5, 0.34, times=times)
+    assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 2, 4], [1, 3], [5]]
+    assert "border of training and validation is within 3 labels of one time, 2 before it and 1" in caplog.text
+    assert "border of validation and test" not in caplog.text
+    masks = divide(order, 6, 0.5, 0.34, times=times, until=(2.0, 3.5))
+    assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 1, 2, 4], [3], [5]]
+    with pytest.raises(ValueError, match="data.train_until is before all times of 6 labels"):
+        divide(order, 6, 0.5, 0.34, times=times, until=(0.0, 3.5))
+
+
 def test_a_random_order_has_the_chosen_ones_once_and_depends_on_the_seed():
     chosen = np.arange(40) % 3 == 0
     orders = [shuffle(chosen, seed).tolist() for seed in (0, 0, 1)]

@@ -86,6 +86,19 @@ def test_means_over_neighbours_are_those_of_the_message_graph(whole):
     assert not data.x[tags.start:].equal(whole.x[tags.start:]) and data.x[:tags.start].equal(whole.x[:tags.start])
 
 
+def test_links_are_divided_by_time_beside_labels_without_times(tmp_path):
+    write_typed_tables(tmp_path)
+    bare = load_links(TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time"), tmp_path, relation="buys")
+    schema = tmp_path / "labelled.yaml"
+    schema.write_text((tmp_path / "schema.yaml").read_text().replace("user: {path: users.csv, features: [age]}",
+                                                                      "user: {path: users.csv, label: age}"))
+    config = TablesConfig(schema=str(schema), split="time")
+    config.check(), config.check_links("buys")
+    assert load_links(config, tmp_path, relation="buys").test_pairs.equal(bare.test_pairs)
+    with pytest.raises(ValueError, match="data.split=time needs data.time_column"):
+        config.check_labels()
+
+
 def test_time_trains_on_the_links_of_the_relation_that_came_first(tmp_path):
     write_typed_tables(tmp_path)
     config = TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time")

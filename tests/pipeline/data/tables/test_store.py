@@ -318,6 +318,13 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, caplog, times):
                    time_column="when", train_fraction=0.5, valid_fraction=0.25)
     data = load(tmp_path, config)
     assert [data[mask].nonzero().flatten().tolist() for mask in MASKS] == [[0, 1], [4], [3]]
+    config = dataclasses.replace(config, train_until=times[1], valid_until=times[0])
+    if " -" not in times[0]:
+        assert [load(tmp_path, config)[mask].nonzero().flatten().tolist() for mask in MASKS] == [[1], [0], [3, 4]]
+    for until, message in (((times[0], None), "data.valid_until=null is no time"), (("soon", "9"), "=soon is no time"),
+                           ((times[0], times[1]), "the first must not be later")):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(config, train_until=until[0], valid_until=until[1]).check()
     if times[1].endswith("Z"):
         assert "the times in when are compared as instants; 1 of 5 have no zone and count as UTC" in caplog.text
     (tmp_path / "nodes.csv").write_text(nodes.replace(times[1], "soon"))
