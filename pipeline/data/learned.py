@@ -2,6 +2,7 @@
 # ruff: noqa: F722 (shapes are strings)
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,11 +10,13 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.graph_types import SCHEMA
+from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.data.join_types import check_alike
+from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.read_back import build
 
 # The array of a prepared graph that holds what was learned of tables, see :mod:`pipeline.data.tables.fitted`.
 FITTED = "fitted"
@@ -63,16 +66,26 @@ class Learned:
         return {"format": FORMAT, **{entry.name: getattr(self, entry.name) for entry in fields(self)}}
 
 
-def from_dict(content: Any) -> Learned:
+def from_dict(path: Path, content: Any) -> Learned:
     """Return what :meth:`Learned.to_dict` was called for.
+
+    Args:
+        path: of the file that holds it.
 
     Raises:
         ValueError: another version wrote it.
+        DamagedFile: it holds something else.
     """
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
-    return Learned(**{entry.name: content[entry.name] for entry in fields(Learned)
-                      if entry.name not in (FITTED, SCHEMA) or entry.name in content})  # of versions of before
+    found = build(path, Learned, {entry.name: content[entry.name] for entry in fields(Learned) if entry.name not in (
+        FITTED, SCHEMA) or entry.name in content})  # of versions of before
+    if found.schema is not None:
+        GraphTypes.from_value(found.schema)
+    names: Any = found.label_names
+    if names and len(unpack_names(names, "label_names")) < found.out_channels:
+        raise ValueError(f"there are fewer names of labels than out_channels={found.out_channels}")
+    return found
 
 
 def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.run.errors import DamagedFile
+
 # Among more names nobody waits for one that looks alike.
 MANY_NAMES = 200_000
 
@@ -60,8 +62,15 @@ def check_names(names: Tensor, ptr: Tensor, num_nodes: int) -> None:
 
 
 def unpack_names(data: Data, key: str = "names") -> list[str]:
-    """Return the names of the nodes; their numbers where they have none."""
+    """Return the names of the nodes; their numbers where they have none.
+
+    Raises:
+        DamagedFile: they are not what :func:`pack_names` returned.
+    """
     if key not in data:
         return [str(node) for node in range(data.num_nodes)]
-    content, ptr = data[key].numpy().tobytes(), data[f"{key}_ptr"].tolist()
-    return [content[first:end].decode() for first, end in zip(ptr[:-1], ptr[1:], strict=True)]
+    try:
+        content, ptr = data[key].numpy().tobytes(), data[f"{key}_ptr"].tolist()
+        return [content[first:end].decode() for first, end in zip(ptr[:-1], ptr[1:], strict=True)]
+    except (LookupError, TypeError, UnicodeDecodeError) as error:
+        raise DamagedFile(f"{key} of the data are damaged: they hold no names ({error})") from None

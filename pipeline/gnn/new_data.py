@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
@@ -20,6 +21,7 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.metrics import LINK_METRICS, METRICS
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -27,6 +29,8 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 log = logging.getLogger(__name__)
 
 FILE = "preprocessing.pt"
+# A model without weights may have as many outputs.
+FEW_CHANNELS = 10_000
 # Keys that say where labels and splits are.
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
              "data.edges.time", "data.train_until", "data.valid_until")
@@ -146,7 +150,8 @@ def _load(run: SavedRun, state: dict) -> Learned:
         content = checkpoint.load(path) if run.shared is None else checkpoint.Content(path, run.shared["learned"])
         try:
             with checkpoint.fitting(content):
-                found = learning.from_dict(content)
+                found = learning.from_dict(path, content)
+                _check_channels(found, state["model"], run.config.data.propagate)
         except (TypeError, ValueError) as error:
             raise DamagedFile(f"{path} cannot be used: {error}") from None
         if run.shared is None:
@@ -160,6 +165,22 @@ def _load(run: SavedRun, state: dict) -> Learned:
         raise ValueError(f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
                          f"them. Delete {run.config.cache_dir}/graphs to prepare them again")
     return learn_of(setup)
+
+
+def _check_channels(learned: Learned, weights: dict[str, Tensor], num_hops: int) -> None:
+    """Refuse a number of outputs that weights cannot have, before a model with as many is built, and other hops.
+
+    Raises:
+        ValueError: names the number.
+    """
+    limit = max(FEW_CHANNELS, sum(values.numel() for values in weights.values()))
+    if learned.out_channels > limit:
+        raise ValueError(f"out_channels is {learned.out_channels:,}, and its weights are too few for so many")
+    own = (learned.num_columns - learned.num_categories) // (num_hops + 1)
+    if num_hops and (learned.hops is None or learned.hops.shape[::2] != (num_hops, own)):
+        raise ValueError(f"hops must have the shape [{num_hops}, 2, {own}]")
+    if learned.metric not in (*METRICS, *LINK_METRICS):
+        raise ValueError(f"metric is {learned.metric!r:.40}, which this version does not know")
 
 
 def export(run: SavedRun, path: Path) -> None:

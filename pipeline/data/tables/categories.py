@@ -10,6 +10,7 @@ import pyarrow as pa
 from parallel_epochs.pipeline.data.node_names import number_names
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.words import count
 
 
@@ -70,6 +71,9 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
         ValueError: names the file, the column and what is wrong with it.
     """
     values, notes = list[list[str]](), []
+    if known is not None and len(known) != len(columns):
+        raise DamagedFile(f"what the run learned of its tables is damaged: it has {len(known)} columns of categories, "
+                          f"and the run reads {len(columns)}")
     for place, column in enumerate(columns):
         cell = f"category{place}"
         if known is not None:

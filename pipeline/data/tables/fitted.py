@@ -1,15 +1,24 @@
 """Keeps what the preparation of tables learned of them with the graph, so that other tables are prepared alike."""
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables.scores import TextScores
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
+from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
+from parallel_epochs.pipeline.run.read_back import build, check_values
+
+# Stands for the file in messages.
+FITTED = Path("fitted")
 
 
 @dataclass
@@ -27,9 +36,9 @@ class Columns:
 
     flagged: list[int] = field(default_factory=list)
     categories: list[list[str]] = field(default_factory=list)
-    mean: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    std: np.ndarray = field(default_factory=lambda: np.ones(0))
-    texts: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
+    std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
+    texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(default_factory=list)
     scores: TextScores | None = None
 
 
@@ -60,7 +69,7 @@ class Fitted:
 
 def unpack(packed: Tensor) -> Fitted:
     """Return what :meth:`Fitted.pack` was called for."""
-    return _from_content(_to_arrays(_from_bytes(packed)))
+    return _from_content(_from_bytes(packed))
 
 
 def pack_several(fitted: Sequence[Fitted], inputs: dict[str, Any]) -> Tensor:
@@ -75,7 +84,9 @@ def pack_several(fitted: Sequence[Fitted], inputs: dict[str, Any]) -> Tensor:
 def unpack_several(packed: Tensor) -> tuple[list[Fitted], dict[str, Any]]:
     """Return what :func:`pack_several` was called for."""
     content = _from_bytes(packed)
-    return [_from_content(_to_arrays(own)) for own in content["tables"]], content["inputs"]
+    with _naming():
+        check_values(FITTED, content, {"inputs": dict[str, Any], "tables": list[dict[str, Any]]})
+        return [_from_content(own) for own in content["tables"]], content["inputs"]
 
 
 def _to_bytes(content: object) -> Tensor:
@@ -85,16 +96,29 @@ def _to_bytes(content: object) -> Tensor:
 
 
 def _from_bytes(packed: Tensor) -> Any:
-    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+    with _naming():
+        return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
 
 
 def _from_content(content: dict) -> Fitted:
-    columns = content.pop("columns")
-    scores = columns.pop("scores")
-    if scores is not None:
-        own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
-        scores = TextScores(**{"nodes": np.empty(0, np.int64), "own": own, **scores})
-    return Fitted(Columns(scores=scores, **columns), **content)
+    with _naming():
+        content = _to_arrays(content)
+        columns = content.pop("columns")
+        scores = columns.pop("scores")
+        if scores is not None:
+            own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
+            scores = build(FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own, **scores})
+        columns["texts"] = [tuple(text) for text in columns["texts"]]
+        return build(FITTED, Fitted, {"columns": build(FITTED, Columns, {"scores": scores, **columns}), **content})
+
+
+@contextlib.contextmanager
+def _naming() -> Iterator[None]:
+    """Turn whatever odd content leads to into a DamagedFile."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise DamagedFile(f"what the run learned of its tables is damaged ({one_line(error)})") from error
 
 
 def _to_tensors(value: object) -> object:

@@ -7,6 +7,7 @@ import scipy.sparse as sp
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
+from parallel_epochs.pipeline.run.errors import DamagedFile
 
 # Stands between two ids.
 ID_SEPARATOR = "\x1f"
@@ -58,6 +59,8 @@ class TextFeatures:
 
     def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray) -> None:
         """Go on as if other texts had been counted, of which :meth:`counted` told."""
+        if len(terms) != len(frequency) or len(terms) and not 0 <= terms.min() <= terms.max() < NUM_HASHES:
+            raise DamagedFile("what the run learned of its tables is damaged: the terms of its texts are none")
         self._num_texts = num_texts
         self._frequency[terms] = frequency
 

@@ -1,0 +1,105 @@
+"""Models that somebody changed and gave the right checksum: each odd value is used or refused in one line."""
+
+import copy
+import io
+
+import pandas as pd
+import pytest
+import torch
+
+import parallel_epochs as pe
+from parallel_epochs.pipeline.run import checkpoint
+from tests.pipeline.gnn.test_new_data import graph
+
+OPTIONS = dict(num_layers=2, hidden_channels=8, epochs=1, verbose=False)
+# Nothing that a file can hold is one of these.
+FAULTS = (TypeError, AttributeError, LookupError, RuntimeError, UnicodeError, MemoryError)
+
+
+def tables(num_nodes=40):
+    nodes = pd.DataFrame({"id": range(num_nodes), "size": [node % 7 for node in range(num_nodes)],
+                          "town": [f"t{node % 4}" for node in range(num_nodes)],
+                          "text": [f"word{node % 5} other{node % 3}" for node in range(num_nodes)],
+                          "kind": [f"k{node % 3}" for node in range(num_nodes)]})
+    ends = [(node, (node * 7 + step) % num_nodes) for node in range(num_nodes) for step in (1, 2, 3)]
+    return nodes, pd.DataFrame(ends, columns=["source", "target"])
+
+
+KINDS = {
+    "file": (graph, {"propagate": 1}),
+    "degree": (lambda: graph(x=0), {}),
+    "tables": (tables, {"data.nodes.features": ["size"], "data.nodes.categories": ["town"],
+                        "data.nodes.text": ["text"], "data.nodes.label": "kind"}),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder, found = tmp_path_factory.mktemp("models"), {}
+    for kind, (data, keys) in KINDS.items():
+        result = pe.train(data(), folder=folder / kind, cache_dir=folder / "cache", **OPTIONS, **keys)
+        result.model.export(folder / f"{kind}.pe")
+        found[kind] = (data(), dict(checkpoint.load(folder / f"{kind}.pe")))
+    return found
+
+
+def changed(tree, path, value):
+    """Return nested dicts and lists with another value at a path."""
+    if not path:
+        return value
+    tree = copy.copy(tree)
+    tree[path[0]] = changed(tree[path[0]], path[1:], value)
+    return tree
+
+
+def refuses(content, data, folder) -> str:
+    """Predict with a model that has the right checksum, and return why it is refused; "" if it is not."""
+    checkpoint.save(folder / "odd.pe", content)
+    try:
+        pe.load(folder / "odd.pe").predict(data)
+    except FAULTS as error:
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
+    except (ValueError, OSError, FloatingPointError) as error:
+        assert str(error) and "\n" not in str(error)
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind, key, value", [
+    ("file", ("learned", "out_channels"), 10**9), ("file", ("learned", "metric"), "odd"),
+    ("file", ("learned", "hops"), torch.ones(0, 2, 4, dtype=torch.float64)), ("file", ("learned", "tables"), None),
+    ("degree", ("learned", "edges"), torch.ones(3)), ("tables", ("learned", "label_names", "label_names"),
+                                                      torch.full((6,), 255, dtype=torch.uint8)),
+    ("tables", ("learned", "fitted"), torch.zeros(9, dtype=torch.uint8))])
+def test_an_odd_value_of_a_model_is_refused(models, tmp_path, kind, key, value):
+    data, content = models[kind]
+    assert refuses(content, data, tmp_path) == ""
+    said = refuses(changed(content, key, value), data, tmp_path)
+    assert "is damaged" in said or "cannot be used" in said
+
+
+def test_a_layout_that_has_no_checksum_is_damage(models, tmp_path):
+    torch.save({**models["file"][1], "x": torch.ones(2, 2).to_sparse(), "sha256": "0" * 64}, tmp_path / "odd.pe")
+    with pytest.raises(ValueError, match="is damaged: its content does not have the checksum"):
+        pe.load(tmp_path / "odd.pe")
+
+
+ODD = [None, "odd", -1, 10**9, 2**70, True, 1.5, [], {}, [None], b"x", "\ud800", torch.ones(1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_odd_value_of_a_model_ends_in_a_traceback(models, tmp_path, kind, value):
+    data, content = models[kind]
+    for name in content["learned"]:
+        refuses(changed(content, ("learned", name), value), data, tmp_path)
+    for name in content["state"]:
+        refuses(changed(content, ("state", name), value), data, tmp_path)
+    if content["learned"]["fitted"] is None:
+        return
+    fitted = torch.load(io.BytesIO(content["learned"]["fitted"].numpy().tobytes()), weights_only=True)
+    for key in [(name,) for name in fitted] + [("columns", name) for name in fitted["columns"]]:
+        torch.save(changed(fitted, key, value), packed := io.BytesIO())
+        odd = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8).clone()
+        refuses(changed(content, ("learned", "fitted"), odd), data, tmp_path)
