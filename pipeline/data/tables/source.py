@@ -13,7 +13,7 @@ import pyarrow as pa
 from parallel_epochs.pipeline.data.check import LARGEST_WHOLE, ROUNDED
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
-from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, read_head, separator_of
+from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, newline_of, read_head, separator_of
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, pattern_of, quote
 from parallel_epochs.pipeline.run import limits, words
 
@@ -235,9 +235,12 @@ def _relation(paths: list[Path]) -> str:
     if first.suffix == ".parquet":
         return f"read_parquet({names})"
     separator, longest = separator_of(first), limits.limit(limits.LINE)
-    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in read_head(first, separator))
+    head = read_head(first, separator)
+    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in head)
+    # DuckDB would take the line break of a name for the end of the rows, and find no row.
+    ends = f", new_line={literal(newline_of(first, separator))}" if any("\n" in name for name in head) else ""
     return (f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
-            f"quote='\"', escape='\"', max_line_size={longest}, "
+            f"quote='\"', escape='\"'{ends}, max_line_size={longest}, "
             f"buffer_size={max(longest, USUAL_BUFFER)}, compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
 
 

@@ -332,6 +332,16 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, caplog, times):
         load(tmp_path, config)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_name_of_a_column_may_have_several_lines(tmp_path, end):
+    rows = ["id,a,kind,\"note\nlong\"", *(f'{name},{place},u,"one\ntwo"' for place, name in enumerate("abcde"))]
+    (tmp_path / "nodes.csv").write_bytes(end.join([*rows, ""]).encode())
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    data = load(tmp_path, config_of(tmp_path, {"path": "nodes.csv", "features": ["a"], "label": "kind"}, {
+        "path": "edges.csv"}))
+    assert data.x.flatten().tolist() == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("zone", ["America/New_York", None])
 def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path, monkeypatch, zone):
     times = pd.Series(pd.date_range("2024-11-03 04:30", periods=4, freq="30min", tz="UTC"))  # the clock goes back
