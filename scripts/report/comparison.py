@@ -44,8 +44,9 @@ def compare(lines: list[Line], left_out: list[str], figures: Figures, *,
     labels = [_label(line, run) for line in lines for run in line.members]
     _, problems = summary_of_sweep(runs, left_out)
     problems += [f"{run.folder}: {problem}" for run in runs for problem in run.problems]
+    settings = f" of {'one setting' if len(lines) == 1 else f'{len(lines)} settings'}" if len(lines) < len(runs) else ""
     title = (" and ".join(run.name for run in runs) if len(runs) <= 2 else
-             f"{len(runs)} runs{f' of {len(lines)} settings' if len(lines) < len(runs) else ''}, {runs[0].name} to "
+             f"{len(runs)} runs{settings}, {runs[0].name} to "
              f"{runs[-1].name}")
     return title, [
         ("", "", _states(runs) + warnings(problems)),

@@ -58,7 +58,7 @@ CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
                                   "wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),
                      _is_text: ("experiment", "metric", "parallel", "lr_scaling", "kernel", "weights_sha256",
                                 "hardware", "command"),
-                     lambda value: isinstance(value, dict): ("versions", "smoothed", "baseline")},
+                     lambda value: isinstance(value, dict): ("versions", "smoothed", "baseline", "scores")},
     "components.json": {_is_number: ("num_components", "num_single_nodes"), _are_components: ("largest",)},
     "metrics.jsonl": {_is_number: ("round", "num_edges", "cut", "imbalance", "seconds"), _is_text: ("name", "metric"),
                       _are_numbers: ("sizes", "kept_edges")},
@@ -223,7 +223,7 @@ def read_run(folder: Path) -> Run:
         for kind in ("partition", "sampling", "graphs"))
     summary = _whole(problems, folder / "summary.json", _read_json) or {}
     components = _whole(problems, folder / "components.json", _read_json)
-    name = " ".join(filter(None, [summary.get("experiment", config.get("name")), folder.resolve().name]))
+    name = " ".join(dict.fromkeys(filter(None, [summary.get("experiment", config.get("name")), folder.resolve().name])))
     return Run(folder, name, rounds, partition, sampling, graphs, components, summary, _settings(config, summary),
                config, summary.get("seed", config.get("seed")),
                state_of(folder, rounds, summary, config.get("train.epochs")), problems)

@@ -36,6 +36,7 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("", "", _state(run) + warnings(problems) + _tiles(run) + _command(run)),
         ("layout", "Layout", layout_section(figures.layout) if figures.layout else ""),
         ("curves", "Curves", _curves(run, figures)),
+        ("scores", "Further scores", _further_scores(run)),
         ("labels", title_of(scores), label_section(scores) if scores else ""),
         ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
         ("types", "Types and relations", typed_section(scores, run.partition) if scores and "typed" in scores else ""),
@@ -81,6 +82,29 @@ def _tiles(run: Run) -> str:
          words.setting("parallel", run.settings["parallel"]) if run.settings["num_ranks"] != 1 else ""),
     ]
     return tiles(entries)
+
+
+def _further_scores(run: Run) -> str:
+    """Build a table of what the summary holds besides the metric of each split: Hits@K, heads, tails, each relation."""
+    whole, parts = [], []
+    for name, value in run.summary.get("scores", {}).items():
+        metric, _, part = name.removeprefix("valid_").partition("@")
+        if not isinstance(value, float):
+            continue
+        if part.isdecimal():  # Hits@10 is a metric, and the MRR of heads one of a part
+            metric, part = f"{metric}@{part}", ""
+        is_valid = name.startswith("valid_") or part == "valid"
+        split = words.SPLITS["valid" if is_valid else "test"] if "test" in run.splits else "All"
+        part = "" if part == "valid" else part
+        (whole if part in ("", "heads", "tails") else parts).append([
+            text(words.score_name("", words.metric_name(metric))), text(split), text(words.shortened(part or "all")),
+            number(value, words.score(value))])
+    columns = [Column("Metric"), Column("Split"), Column("Part"), Column("Value", True)]
+    shown = table(columns, whole, label="Further scores") if whole else ""
+    if parts:
+        shown += (f"<details><summary>{words.count(len(parts), 'score')} of single parts</summary>"
+                  f"{table(columns, parts, label='Scores of single parts')}</details>")
+    return shown
 
 
 def _baseline(run: Run, name: str) -> list[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -370,3 +371,22 @@ def wait_for(condition, seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_the_page_lists_further_scores_by_metric_split_and_part(tmp_path):
+    scores = {"valid_mr": 12.0, "valid_hits@10": 0.5, "mr": 14.5, "hits@3": 0.25, "mrr@heads": 0.125,
+              "mrr@likes": 0.375, "mrr@valid": 0.0625}
+    text = report.page([report.read_run(write_run(tmp_path / "toy", [0.5], metric="mrr", scores=scores))])
+    rows = [re.sub("<[^>]*>", "|", row).strip("|") for row in re.findall("<tr>(.*?)</tr>", text)]
+    found = [[cell for cell in row.split("|") if cell] for row in rows]
+    assert [row for row in found if row[-1] in ("12.0000", "0.5000", "14.5000", "0.2500", "0.1250", "0.3750", "0.0625")] \
+        == [["Mean rank", "Validation", "all", "12.0000"], ["Hits@10", "Validation", "all", "0.5000"],
+            ["Mean rank", "Test", "all", "14.5000"], ["Hits@3", "Test", "all", "0.2500"],
+            ["MRR", "Test", "heads", "0.1250"], ["MRR", "Validation", "all", "0.0625"],
+            ["MRR", "Test", "likes", "0.3750"]]
+    assert "<h1>toy</h1>" in text
+
+
+def test_runs_that_differ_by_seeds_alone_are_of_one_setting(tmp_path):
+    runs = [report.read_run(write_run(tmp_path / f"run{seed}", [0.5], seed=seed)) for seed in range(3)]
+    assert "3 runs of one setting" in report.page(runs)
