@@ -9,7 +9,7 @@ from parallel_epochs.models.aggregate import reference
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import check_finite
+from parallel_epochs.pipeline.metrics import check_finite, rocauc
 from tests.helpers import building as build
 from tests.helpers.graphs import random_graph, task_graph
 
@@ -110,3 +110,10 @@ def test_predictions_that_are_not_finite_are_errors(wrong):
     rows[2, 1] = wrong
     with pytest.raises(FloatingPointError, match="^the model's predictions are not finite; no table is written$"):
         check_finite(rows, "no table is written")
+
+
+def test_every_task_counts_however_many_there_are():
+    rng = torch.Generator().manual_seed(0)
+    truth, predicted = (torch.rand(30, 40, generator=rng) < 0.5).float(), torch.rand(30, 40, generator=rng)
+    each = [rocauc(truth[:, [task]], predicted[:, [task]]) for task in range(40)]
+    assert rocauc(truth, predicted) == pytest.approx(sum(each) / 40, abs=1e-12)

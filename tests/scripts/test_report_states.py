@@ -379,7 +379,8 @@ def test_the_page_lists_further_scores_by_metric_split_and_part(tmp_path):
     text = report.page([report.read_run(write_run(tmp_path / "toy", [0.5], metric="mrr", scores=scores))])
     rows = [re.sub("<[^>]*>", "|", row).strip("|") for row in re.findall("<tr>(.*?)</tr>", text)]
     found = [[cell for cell in row.split("|") if cell] for row in rows]
-    assert [row for row in found if row[-1] in ("12.0000", "0.5000", "14.5000", "0.2500", "0.1250", "0.3750", "0.0625")] \
+    values = {f"{value:.4f}" for value in scores.values()}
+    assert [row for row in found if len(row) == 4 and row[-1] in values] \
         == [["Mean rank", "Validation", "all", "12.0000"], ["Hits@10", "Validation", "all", "0.5000"],
             ["Mean rank", "Test", "all", "14.5000"], ["Hits@3", "Test", "all", "0.2500"],
             ["MRR", "Test", "heads", "0.1250"], ["MRR", "Validation", "all", "0.0625"],

@@ -246,3 +246,9 @@ def test_other_runs_take_no_questions(configure, tmp_path):
         restore.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions="x.pt", triples="q.tsv"))
     with pytest.raises(ValueError, match="filtered=False is read for runs of trainer=knowledge only"):
         restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), filtered=False))
+
+
+def test_the_best_answer_comes_first_though_others_are_equal():
+    triple = torch.tensor([7, 0, 7])
+    found = questions._best(torch.tensor([0]), torch.tensor([1.0, 1.0, 1.0, 5.0]), triple, 2, 2)
+    assert found.triples[:, 2].tolist() == [3, 0] and found.scores.tolist() == [5.0, 1.0]

@@ -1,5 +1,7 @@
 """Logits that begin at the scores of texts."""
 
+import copy
+
 import pytest
 import torch
 
@@ -33,7 +35,8 @@ def test_logits_begin_at_the_scores():
     data = graph()
     scores = data.x[:, 1:4].clone()
     task = NodeTask(data, text_scores=1.5, label_input=0.5)
-    data.x = torch.cat([torch.randn(9, 4), data.x], dim=1)  # rows of a learned table
+    graph_x, data = data.x, copy.copy(data)  # the task keeps the graph, whose x is narrower than that of a batch
+    data.x = torch.cat([torch.randn(9, 4), graph_x], dim=1)  # rows of a learned table
     _, found = task.predict(Nothing(), data)
     assert torch.equal(found, 1.5 * scores)
     rng = torch.Generator().manual_seed(0)
