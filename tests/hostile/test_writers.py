@@ -122,7 +122,7 @@ CASES = [
          others("--figure=graph.pt", "a file with the keys edge_index, x, y, train_mask, valid_mask, ...",
                 "--overwrite")),
     Case("figure on the page", R + "runs/graph --figure a.svg --output a.svg",
-         "--figure=a.svg is the file of the page. Give another name"),
+         "--figure=a.svg and --output=a.svg name the same file. Give one of them another name"),
     Case("reference runs on a table", "tools.reference_runs record nodes.csv",
          others("FILE=nodes.csv", KINDS, "--overwrite")),
     Case("reference of keys on a text", "tools.keys diary.txt",

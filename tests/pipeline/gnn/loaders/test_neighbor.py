@@ -302,10 +302,15 @@ def test_impossible_numbers_of_neighbours_are_refused_by_name(overrides, message
         configure(*NEIGHBOR, *overrides)
 
 
-@pytest.mark.parametrize("value", ["[a,4]", "4", "null", "[null,3]", "[1.5,3]", "[[4],[3]]"])
+@pytest.mark.parametrize("value", ["[a,4]", "4", "[null,3]", "[1.5,3]", "[[4],[3]]"])
 def test_numbers_of_neighbours_are_a_list_of_integers(value, configure):
     with pytest.raises(cli.USER_ERRORS, match="loader.num_neighbors"):
         configure(*NEIGHBOR, f"loader.num_neighbors={value}")
+
+
+@pytest.mark.parametrize("num_layers, usual", [(1, [15]), (2, [15, 10]), (4, [15, 10, 5, 5])])
+def test_without_numbers_each_layer_has_the_usual_one(num_layers, usual, configure):
+    assert configure(*TOY, "loader=neighbor", f"model.num_layers={num_layers}").fan_outs == usual
 
 
 def test_pygs_loader_is_refused_where_it_has_nothing_to_sample_with(configure, monkeypatch):
