@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage, fre
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
+
+# Rounds in which pairs that are links are drawn again, and edges that are looked through at a time.
+MAX_DRAWS, BLOCK = 64, 1 << 24
 
 # Rows that are filled at a time.
 FILLED = 2**20
@@ -236,6 +240,30 @@ def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, 
     return filtered if with_ > without else vectors
 
 
+def redraw_linked(rng: np.random.Generator, pairs: np.ndarray, links: Tensor, num_nodes: int) -> np.ndarray:
+    """Draw pairs that are links, or one node twice, again; in a graph of nearly all links some are left.
+
+    Args:
+        pairs: [num_pairs, 2].
+        links: edges of the graph, [2, num_edges], which count in both directions.
+    """
+    pairs = pairs.copy()
+    for _ in range(MAX_DRAWS):
+        keys, place = np.unique(pairs.min(1) * num_nodes + pairs.max(1), return_inverse=True)
+        is_link = np.zeros(len(keys), bool)
+        for block in links.split(BLOCK, dim=1):
+            edges = (block.amin(0).long() * num_nodes + block.amax(0).long()).numpy()
+            found = np.searchsorted(keys, edges).clip(max=len(keys) - 1)
+            is_link[found[keys[found] == edges]] = True
+        bad = is_link[place] | (pairs[:, 0] == pairs[:, 1])
+        if not bad.any():
+            return pairs
+        pairs[bad] = rng.integers(num_nodes, size=(int(bad.sum()), 2))
+    log.warning("holdout: %s drawn for the AUC %s still a link or one node twice: nearly all pairs of the graph are "
+                "linked", count(int(bad.sum()), "pair"), "is" if bad.sum() == 1 else "are")
+    return pairs
+
+
 def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerConfig, seed: int,
               stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
     """Hold edges out of training, in both directions of each link: half of them for validation, half for the test.
@@ -259,7 +287,10 @@ def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerCo
                                  "validation and test need one each (trainer.holdout). Choose another dataset")
             mend = "train: lower it" if split == "train" else f"{split}: raise it"
             raise ValueError(f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}")
-        pairs[split] = ends, rng.integers(data.num_nodes, size=ends.shape)
+        others = rng.integers(data.num_nodes, size=ends.shape)
+        if options.holdout_negatives == "unlinked":
+            others = redraw_linked(rng, others, links, data.num_nodes)
+        pairs[split] = ends, others
     kept = lot >= fraction
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
     probe = LinkProbe(pairs, score=options.score, stop=stop)

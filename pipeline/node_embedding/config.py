@@ -77,6 +77,9 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
     holdout: float = key(0.02, "Fraction of the edges that are held out of training. Half of them are for validation, "
                          "half for the test.", above=0,
                          below=1, when=HELD_OUT)
+    holdout_negatives: str = key("unlinked", "Random pairs that held-out links are compared with. unlinked: two "
+                                 "different nodes without a link. any: any pair, as in runs of earlier versions.",
+                                 choices=("unlinked", "any"), before="any", when=HELD_OUT)
 
 
 @dataclass
