@@ -20,7 +20,8 @@ class DataConfig:
         holds: what the dataset is: "graph", one graph; "graphs", many graphs, each with its own labels; "triples", a
             knowledge graph; "vectors", points without edges. Each trainer names those that it can train on.
         other_keys: keys below `data` that name other data for a trained model; empty if it takes no others.
-        is_stored: whether the cache keeps it as a store, see :mod:`pipeline.graph.store`, even without `on_disk`.
+        is_stored: whether its reader writes the prepared graph as a store, see :mod:`pipeline.graph.store`, without
+            holding it in memory, and keeps there what was learned of it.
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
         can_download: whether `python -m pipeline.prepare` downloads it, unless its ``folder`` is given.

@@ -20,6 +20,8 @@ from parallel_epochs.pipeline.data.config import (
 )
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
+from parallel_epochs.pipeline.data.learned import learn, with_labels
+from parallel_epochs.pipeline.data.node_names import pack_names, unpack_names
 from parallel_epochs.pipeline.data.readers import ogb_node, synthetic
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.graph.edges import adjacency
@@ -362,3 +364,14 @@ def test_whole_numbers_of_tables_that_float32_rounds_are_said(tmp_path, caplog):
         assert len(data.x[:, 0].unique()) == (6 if standardize else 3)
         assert all(f"{name}.csv: column {column}: float32 rounds 3 whole numbers" in caplog.text
                    for name, column in (("n", "c"), ("e", "w")))
+
+
+def test_other_data_have_the_classes_that_were_learned():
+    values = {"x": torch.rand(3, 2), "num_nodes": 3, "num_categories": 0}
+    data = Graph(**values, metric="acc", out_channels=2, x_source="data", **pack_names(
+        np.array(["no", "yes"]), "label_names"))
+    learned = learn(data, node_features="sum", num_hops=0, labels=None)
+    assert unpack_names(with_labels(learned, Graph(**values), "new", 3), "label_names") == ["no", "yes"]
+    labels = {"y": torch.tensor([[0], [1], [2]]), "metric": "acc", "out_channels": 3}
+    with pytest.raises(ValueError, match="new: its labels have 3 classes or columns, and the model was trained on 2"):
+        with_labels(learned, Graph(**values, **labels), "new", 3)

@@ -82,6 +82,13 @@ def test_types_without_features_take_those_of_neighbours_over_several_hops():
     assert plan_means(widths, without_sees).sources == {"author": ["paper"], "school": ["author"]}
 
 
+def test_means_are_of_the_neighbours_of_one_type_each(tmp_path):
+    data = HeteroData({"a": {"x": torch.tensor([[1.0], [3.0]])}, "b": {"x": torch.tensor([[10.0], [20.0]])},
+                       "tag": {"num_nodes": 1}, ("a", "to", "tag"): {"edge_index": torch.tensor([[0, 1], [0, 0]])},
+                       ("b", "of", "tag"): {"edge_index": torch.tensor([[0], [0]])}})
+    assert load(tmp_path, data, reverse_relations=False).x[4, :2].tolist() == [2, 10]
+
+
 def test_column_ranges_of_labels_rows_and_features(tmp_path):
     schema = load(tmp_path, make(), featureless="none").types
     found = column_ranges(schema, num_labels=4, num_learned=8, learned=["item", "tag"])

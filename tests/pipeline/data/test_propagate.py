@@ -61,6 +61,13 @@ def test_a_column_that_is_the_same_everywhere_becomes_zero(stored):
     assert not propagate(stored, 1)[0][:, 3].any()
 
 
+def test_moments_of_another_graph_belong_to_their_columns():
+    data = random_graph(40, 600, 0)
+    data.x, data.num_categories = torch.rand(40, 37) * torch.arange(1, 38), 0
+    out, moments = propagate(data, 2)
+    assert torch.equal(propagate(data, 2, moments)[0], out) and moments.shape == (2, 2, 37)
+
+
 @pytest.mark.parametrize("most_bytes", [1, 2 * 4 * propagating.HELD * 40, 10**9])
 def test_a_store_holds_the_same_whatever_fits_into_memory(stored, most_bytes, tmp_path, monkeypatch):
     blocks = propagating.edge_blocks

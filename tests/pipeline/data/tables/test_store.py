@@ -19,8 +19,10 @@ import torch
 from parallel_epochs.pipeline.data import cache, content
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
-from parallel_epochs.pipeline.data.tables import sql, to_store as tables
+from parallel_epochs.pipeline.data.tables import nodes as nodes_of_tables, sql, to_store as tables
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.fitted import Columns
+from parallel_epochs.pipeline.data.tables.sorted_edges import DST, SRC, Tally
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
@@ -372,6 +374,17 @@ def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
     assert torch.equal(data.y.nan_to_num(nan=99), torch.tensor(y).nan_to_num(nan=99))
     assert data.train_mask.tolist() == [True, True, False, False, False] and data.metric == metric
     assert data.out_channels == (3 if metric == "acc" else len(names))
+
+
+def test_scores_of_texts_lie_behind_the_marks_of_empty_cells():
+    numbers = nodes_of_tables.Numbers(["a", "b"], [], False, "flag")
+    assert nodes_of_tables.first_score(numbers, Columns([1])) == 3
+
+
+def test_a_node_that_only_has_a_loop_is_isolated():
+    tally = Tally(3)
+    tally.add(np.array([0, 1 << DST - SRC | 1, 2 << DST - SRC]))
+    assert tally.finish(0).structure.num_isolated == 1
 
 
 def test_features_of_numbers(tmp_path):
