@@ -194,9 +194,14 @@ def _check_ends(edge_index: EdgeIndex, side: int) -> None:
     ends, num_nodes = edge_index.as_tensor()[side], edge_index.sparse_size(side)
     if num_nodes is None or ends.numel() == 0:  # PyG counts the nodes
         return
-    least, most = (int(end) for end in ends.aminmax())
-    if least < 0 or most >= num_nodes:
-        raise IndexError(f"edge_index[{side}] has values from {least} to {most}, but there are {num_nodes} such nodes")
+    check_range(side, *map(int, ends.aminmax()), num_nodes)
+
+
+def check_range(side: int, least: int, greatest: int, num_nodes: int) -> None:
+    """Raise an IndexError if ends of edges, from the least to the greatest, are not among this number of nodes."""
+    if least < 0 or greatest >= num_nodes:
+        raise IndexError(f"edge_index[{side}] has values from {least} to {greatest}, but there are {num_nodes} such "
+                         "nodes")
 
 
 def pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relation_table
-from parallel_epochs.models.edge_index import INT32_END
+from parallel_epochs.models.edge_index import INT32_END, check_range
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.structure import Structure
 
@@ -255,10 +255,7 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     for key, num_keys in ((1, num_dst), (0, num_src)):
         keys, position = edge_index[key].sort(stable=True)
         if keys.numel():
-            least, greatest = keys[[0, -1]].tolist()
-            if least < 0 or greatest >= num_keys:
-                raise IndexError(f"edge_index[{key}] has values from {least} to {greatest}, "
-                                 f"but there are {num_keys} such nodes")
+            check_range(key, *keys[[0, -1]].tolist(), num_keys)
         nodes = torch.arange(num_keys + 1, dtype=keys.dtype, device=keys.device)
         indptr = torch.searchsorted(keys, nodes).to(keys.dtype)
         tensors += [indptr, edge_index[1 - key][position], position.to(keys.dtype)]

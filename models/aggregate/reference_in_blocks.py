@@ -137,9 +137,8 @@ def sort_by_destination(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tenso
         return indptr, src, dst if position is None else dst.index_select(0, position), position
     src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     dst, position = dst.sort(stable=True)
-    if dst.numel() and (int(dst[0]) < 0 or int(dst[-1]) >= num_dst):
-        raise IndexError(f"edge_index[1] has values from {int(dst[0])} to {int(dst[-1])}, but there are {num_dst} such "
-                         "nodes")
+    if dst.numel():
+        edges.check_range(1, int(dst[0]), int(dst[-1]), num_dst)
     indptr = torch.searchsorted(dst, torch.arange(num_dst + 1, dtype=dst.dtype, device=dst.device))
     return indptr, src.index_select(0, position), dst, position
 

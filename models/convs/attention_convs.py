@@ -12,7 +12,7 @@ from torch_geometric.typing import OptPairTensor, OptTensor, PairTensor, SparseT
 from torch_geometric.utils import is_torch_sparse_tensor, scatter
 
 from parallel_epochs.models.convs.edge_dropout import drop_edges
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
@@ -98,8 +98,7 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
             return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), size, return_attention_weights)
         edge_index, value = read_edges(edge_index)
         edge_attr = _as_columns(choose_features(edge_attr, value))
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        num_dst = count_destinations(x_src, x_dst, edge_index, size)
+        x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
         residual = None if self.res is None or x_dst is None else self.res(x_dst)
         shape = -1, self.heads, self.out_channels
         message = (self.lin_src if self.lin is None else self.lin)(x_src).view(shape)
@@ -137,13 +136,12 @@ class GATv2Conv(AttentionConv, FusedConv, pyg.GATv2Conv):
             return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights)
         edge_index, value = read_edges(edge_index)
         edge_attr = _as_columns(choose_features(edge_attr, value))
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        x_src, x_dst, num_dst = read_nodes(x, edge_index)
         if x_dst is None:
             raise ValueError("GATv2Conv needs the features of the destination nodes, too: pass x=(x_src, x_dst)")
         if edge_attr is not None and self.lin_edge is None:
             raise ValueError("edge_attr is given, but the layer was built without edge_dim: build it with "
                              f"edge_dim={edge_attr.size(1)}")
-        num_dst = count_destinations(x_src, x_dst, edge_index, None)
         residual = None if self.res is None else self.res(x_dst)
         shape = -1, self.heads, self.out_channels
         message = self.lin_l(x_src).view(shape)
@@ -180,8 +178,7 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
             if edge_attr is None:
                 raise ValueError(f"edge_attr is missing, but the layer was built with edge_dim={self.edge_dim}: pass "
                                  "edge_attr, or build the layer without edge_dim")
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        num_dst = count_destinations(x_src, x_dst, edge_index, None)
+        x_src, x_dst, num_dst = read_nodes(x, edge_index)
         shape = -1, self.heads, self.out_channels
         target = self.lin_query(x_dst).view(shape)
         source, message = self.lin_key(x_src).view(shape), self.lin_value(x_src).view(shape)

@@ -155,19 +155,21 @@ def choose_features(edge_attr: Tensor | None, value: Tensor | None) -> Tensor | 
     return value if edge_attr is None and value is not None and value.dim() > 1 else edge_attr
 
 
-def count_destinations(x_src: Tensor, x_dst: Tensor | None, edge_index: Tensor, size: tuple | None) -> int:
-    """Count the destination nodes.
+def read_nodes(x: Tensor | tuple[Tensor, Tensor | None], edge_index: Tensor,
+               size: tuple | None = None) -> tuple[Tensor, Tensor | None, int]:
+    """Return the features of sources and of destinations, and the number of destinations.
 
     Raises:
         ValueError: `x` has other numbers of nodes than `size` or an ``EdgeIndex`` says.
     """
+    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
     if isinstance(edge_index, EdgeIndex):
         size = edge_index.sparse_size()
     num_src, num_dst = (None, None) if size is None else size
-    for name, x, expected in (("source", x_src, num_src), ("destination", x_dst, num_dst)):
-        if x is not None and expected is not None and x.size(0) != expected:
-            raise ValueError(f"x has {x.size(0)} {name} nodes, but the edges are between {num_src} source and "
+    for name, nodes, expected in (("source", x_src, num_src), ("destination", x_dst, num_dst)):
+        if nodes is not None and expected is not None and nodes.size(0) != expected:
+            raise ValueError(f"x has {nodes.size(0)} {name} nodes, but the edges are between {num_src} source and "
                              f"{num_dst} destination nodes")
     if x_dst is not None:
-        return x_dst.size(0)
-    return x_src.size(0) if num_dst is None else num_dst
+        return x_src, x_dst, x_dst.size(0)
+    return x_src, x_dst, x_src.size(0) if num_dst is None else num_dst

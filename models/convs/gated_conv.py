@@ -11,7 +11,7 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.aggregate import check_rows
 from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.kernels import gated
@@ -42,8 +42,7 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         if self._runs_pygs_own(x, self._why_special(features)):
             # PyG writes the code of propagate from this: propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: OptTensor)  # noqa: E501
             return super().forward(x, for_pyg(edge_index), edge_attr)
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        num_dst = count_destinations(x_src, x_dst, edges, None)
+        x_src, x_dst, num_dst = read_nodes(x, edges)
         (key, *of_key), (query, *of_query), (value, *of_value) = (
             self._project(lin, nodes) for lin, nodes in (
                 (self.lin_key, x_dst), (self.lin_query, x_src), (self.lin_value, x_src)))

@@ -13,7 +13,7 @@ from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, check_rows
 from parallel_epochs.models.aggregate.reduce import reduce
 from parallel_epochs.models.aggregate.relation_table import encode_edges, look_up
 from parallel_epochs.models.convs.activation import norm_relu_dropout
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.plain import has_hooks, is_plain
 
@@ -100,8 +100,7 @@ class GENConv(FusedConv, pyg.GENConv):
 
         edge_index, value = read_edges(edge_index)
         edge_attr = choose_features(edge_attr, value)
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-        num_dst = count_destinations(x_src, x_dst, edge_index, size)
+        x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
         if hasattr(self, "lin_src"):
             x_src = self.lin_src(x_src)
         edge_attr, weight, bias, table = self._choose_encoder(edge_attr, edge_encoder, edge_table)

@@ -8,7 +8,7 @@ from torch_geometric.typing import Adj, OptTensor  # noqa: F401 (PyG looks for t
 
 from parallel_epochs.models.aggregate import check_rows
 from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
-from parallel_epochs.models.convs.fused_conv import FusedConv, count_destinations, read_edges
+from parallel_epochs.models.convs.fused_conv import FusedConv, read_edges, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.fused import KERNEL, why_not_fused
@@ -40,7 +40,7 @@ class PNAConv(FusedConv, pyg.PNAConv):
         if self._runs_pygs_own(x, self._why_special(edge_attr)):
             # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_attr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_attr)
-        num_nodes = count_destinations(x, x, edges, None)
+        num_nodes = read_nodes(x, edges)[2]
         x = x.view(-1, self.towers, self.F_in) if self.divide_input \
             else x.view(-1, 1, self.F_in).expand(-1, self.towers, -1)
         weight = torch.stack([nn[0].weight for nn in self.pre_nns])

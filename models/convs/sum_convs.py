@@ -13,7 +13,7 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import aggregate, check_rows
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, count_destinations, read_edges
+from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.plain import is_plain
@@ -55,7 +55,7 @@ class GCNConv(FusedConv, pyg.GCNConv):
         edges, value = read_edges(edge_index)
         weight = edge_weight if edges is edge_index else value
         h = self.lin(x)
-        num_nodes = count_destinations(h, h, edges, None)
+        num_nodes = read_nodes(h, edges)[2]
         if is_normalized:
             out = _reduce(self, h, edges, weight, num_nodes)
         else:
@@ -125,9 +125,8 @@ class SAGEConv(FusedConv, pyg.SAGEConv):
         if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, weight = _read_unweighted(edge_index)
-        num_dst = count_destinations(x_src, x_dst, edges, size)
+        x_src, x_dst, num_dst = read_nodes(x, edges, size)
         if self.project:
             x_src = self.lin(x_src).relu()
         out = self.lin_l(_reduce(self, x_src, edges, weight, num_dst))
@@ -148,9 +147,8 @@ class GraphConv(FusedConv, pyg.GraphConv):
         if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight, size)
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, value = read_edges(edge_index)
-        num_dst = count_destinations(x_src, x_dst, edges, size)
+        x_src, x_dst, num_dst = read_nodes(x, edges, size)
         out = self.lin_rel(_reduce(self, x_src, edges, edge_weight if edges is edge_index else value, num_dst))
         return out if x_dst is None else out + self.lin_root(x_dst)
 
@@ -166,9 +164,8 @@ class GINConv(FusedConv, pyg.GINConv):
         if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, weight = _read_unweighted(edge_index)
-        num_dst = count_destinations(x_src, x_dst, edges, size)
+        x_src, x_dst, num_dst = read_nodes(x, edges, size)
         out = _reduce(self, x_src, edges, weight, num_dst)
         return self.nn(out if x_dst is None else out + (1 + self.eps) * x_dst)
 
@@ -182,14 +179,13 @@ class GINEConv(FusedConv, pyg.GINEConv):
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, edge_attr: OptTensor = None,
                 size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         edges, value = read_edges(edge_index)
         features = choose_features(edge_attr, value)
-        if self._runs_pygs_own(x, self._why_special(x_src, features)):
+        if self._runs_pygs_own(x, self._why_special(x if isinstance(x, Tensor) else x[0], features)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_attr, size)
         check_rows(edges, features)  # PyG repeats a single row
-        num_dst = count_destinations(x_src, x_dst, edges, size)
+        x_src, x_dst, num_dst = read_nodes(x, edges, size)
         weight = bias = None
         if self.lin is not None and is_plain(self.lin, pyg.Linear):
             weight, bias = self.lin.weight, self.lin.bias
