@@ -194,7 +194,8 @@ def _check_ends(edge_index: EdgeIndex, side: int) -> None:
     ends, num_nodes = edge_index.as_tensor()[side], edge_index.sparse_size(side)
     if num_nodes is None or ends.numel() == 0:  # PyG counts the nodes
         return
-    check_range(side, *map(int, ends.aminmax()), num_nodes)
+    least, greatest = ends.aminmax()
+    check_range(side, int(least), int(greatest), num_nodes)
 
 
 def check_range(side: int, least: int, greatest: int, num_nodes: int) -> None:

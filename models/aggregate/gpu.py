@@ -182,9 +182,7 @@ def backward(
         launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
                table, param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
                NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide, **options, **blocks)
-        launch(gpu_backward.merge_backward, grid, rowptr, cut.cuts, cut.rows, grad_x, partial, cut.chunk_items,
-                WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
-
+        merge_sums(rowptr, cut, grad_x, partial, block_d)
         if need_table:
             _differentiate_table(grad_table, pairs, grad.size(0), x, rowptr, dst, position, attr, weight, bias, table,
                                  param, (eps, low, high), options | blocks)
@@ -207,8 +205,19 @@ def _differentiate_table(grad_table, pairs, num_dst, x, rowptr, dst, position, a
     grid = cut.num_chunks, triton.cdiv(x.size(1), options["BLOCK_D"])
     launch(gpu_relations.backward, grid, pairs, x, relptr, cut.cuts, cut.rows, src, dst, position, attr, weight, bias,
            table, param, grad_table, partial, *numbers, WIDE=cut.wide, **options)
-    launch(gpu_backward.merge_backward, grid, relptr, cut.cuts, cut.rows, grad_table, partial, cut.chunk_items,
-           WIDE=cut.wide, D=x.size(1), BLOCK_C=8, BLOCK_D=options["BLOCK_D"], num_warps=1)
+    merge_sums(relptr, cut, grad_table, partial, options["BLOCK_D"])
+
+
+def merge_sums(ptr: Tensor, cut: ChunkPlan, written: Tensor, partial: Tensor, block_d: int | None = None) -> None:
+    """Add up the sums [2 * num_chunks, channels] of rows that several chunks share.
+
+    Args:
+        block_d: channels of a program, a power of two.
+    """
+    channels = partial.size(1)
+    block_d = block_d or max(16, min(128, triton.next_power_of_2(channels)))
+    launch(gpu_backward.merge_backward, (cut.num_chunks, triton.cdiv(channels, block_d)), ptr, cut.cuts, cut.rows,
+           written, partial, cut.chunk_items, WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
 
 
 def _sum_of_param(aggr: str, total: Tensor, power_sums: Tensor | None) -> Tensor:

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edge_index import check_range
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.models.kernels.operator import operator
 
@@ -51,8 +50,12 @@ def check_ends(edge_index: Tensor, num_src: int | None, num_dst: int | None) -> 
     A number of nodes that is none is not checked.
     """
     for row, (ends, num_nodes) in enumerate(zip(edge_index, (num_src, num_dst), strict=True)):
-        if num_nodes is not None and ends.numel():
-            check_range(row, *map(int, ends.aminmax()), num_nodes)
+        if num_nodes is None or not ends.numel():
+            continue
+        least, greatest = map(int, ends.aminmax())
+        if least < 0 or greatest >= num_nodes:
+            raise IndexError(f"edge_index[{row}] has values from {least} to {greatest}, but there are {num_nodes} such "
+                             f"nodes")
 
 
 def hash_tensor(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import gpu, gpu_backward
+from parallel_epochs.models.aggregate import gpu
 from parallel_epochs.models.messages import attention_ops, gpu_attention_backward, gpu_attention_forward
 from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import Structure
@@ -110,7 +110,7 @@ def _run_by_destination(nodes, edges, features, grads, num_positions, numbers, b
                    cut.rows, *edges[1:], *features, grad_target, partial, att_sums, weight_sums, attr_sums, loop_sums,
                    0 if attr is None else attr.size(0), first_head, *numbers, NEED_ATTR=attr_sums is not None,
                    WIDE=cut.wide, **blocks)
-    _merge(edges[0], cut, grad_target, partial, width)
+    gpu.merge_sums(edges[0], cut, grad_target, partial)
     for sums, written in ((attr_sums, grad_attr), (loop_sums, grad_loop_attr)):
         if sums is not None:
             written.copy_(sums)
@@ -132,16 +132,9 @@ def _run_by_source(nodes, edges, features, grads, num_positions, numbers, blocks
     gpu.launch(gpu_attention_backward.by_source, (cut.num_chunks, blocks["H"]), *nodes, edges[0], cut.cuts, cut.rows,
                *edges[1:], *features, grad_message, grad_source, *partials, 0 if attr is None else attr.size(0),
                *numbers, WIDE=cut.wide, **blocks)
-    for written, partial, width in zip((grad_message, grad_source), partials, widths, strict=True):
+    for written, partial in zip((grad_message, grad_source), partials, strict=True):
         if written is not None:
-            _merge(edges[0], cut, written, partial, width)
-
-
-def _merge(ptr: Tensor, cut: gpu.ChunkPlan, written: Tensor, partial: Tensor, width: int) -> None:
-    """Add up the sums of rows that several chunks share."""
-    block = max(16, min(128, triton.next_power_of_2(width)))
-    gpu.launch(gpu_backward.merge_backward, (cut.num_chunks, triton.cdiv(width, block)), ptr, cut.cuts, cut.rows,
-               written, partial, cut.chunk_items, WIDE=cut.wide, D=width, BLOCK_C=8, BLOCK_D=block, num_warps=1)
+            gpu.merge_sums(edges[0], cut, written, partial)
 
 
 def _allocate(like: Tensor, *shape: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from parallel_epochs.models.aggregate import gpu, gpu_backward
+from parallel_epochs.models.aggregate import gpu
 from parallel_epochs.models.messages import gpu_messages_kernels, ops
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.structure import Structure
@@ -106,10 +106,7 @@ def _run_backward(message, operands, shape, factor, second, reduce, order, num_o
                    second, grad_row, partial, grad_edge if edge_side else None, REDUCE=reduce, BY_SOURCE=by_source,
                    ROW_SIDE=row_side, EDGE_SIDE=edge_side, EDGE_WIDTH=width, WIDE=cut.wide, **sides, **blocks)
         if row_side:
-            block = min(128, max(16, triton.next_power_of_2(channels)))
-            gpu.launch(gpu_backward.merge_backward, (cut.num_chunks, triton.cdiv(channels, block)), ptr, cut.cuts,
-                       cut.rows, grad_row, partial, cut.chunk_items, WIDE=cut.wide, D=channels, BLOCK_C=8,
-                       BLOCK_D=block, num_warps=1)
+            gpu.merge_sums(ptr, cut, grad_row, partial)
 
 
 def register(device_type: str = "cuda") -> None:
