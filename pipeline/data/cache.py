@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Shaped, UInt8
 from torch import Tensor
 
 from parallel_epochs.pipeline import keys
@@ -32,9 +33,11 @@ from parallel_epochs.pipeline.data.sparse import densify
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
+from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
+from parallel_epochs.pipeline.run.read_back import check_values
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,12 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 # The same of the pairs that links are divided into, and of graphs with scores of texts.
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
+# Types of the arrays and values of a prepared graph, as far as it has them.
+KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str,
+        "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
+        "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
+        "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
+        "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"]}
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -317,6 +326,7 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
             try:
                 data = open_graph(path, verify=verify)
                 if verify:
+                    check_values(path / store.MANIFEST, data.to_dict(), KEPT)
                     check(data)
                 return data
             except DamagedFile as error:

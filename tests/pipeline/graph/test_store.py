@@ -391,3 +391,17 @@ def test_a_store_that_another_process_has_just_written_is_not_written_again(tmp_
         written.append("prepared"), _prepare(*args, **options))[1])
     cache.load(SMALL, tmp_path)
     assert written[1:] == ["prepared"] and [path.suffix for path in (tmp_path / "graphs").iterdir()] == [".store"]
+
+
+@pytest.mark.parametrize("name, value", [
+    ("out_channels", "odd"), ("out_channels", 2**60), ("metric", 1), ("num_categories", -1), ("structure", []),
+    ("x_source", 1)])
+def test_an_odd_value_in_the_cache_is_damage(tmp_path, caplog, name, value):
+    cache.load(SMALL, tmp_path)
+    (manifest,) = tmp_path.glob("graphs/*.store/manifest.json")
+    content = json.loads(manifest.read_text())
+    content["values"][name] = value
+    manifest.write_text(json.dumps(content))
+    cache.load(SMALL, tmp_path)
+    assert f"{name} is {value!r}, and it should be" in caplog.text and "preparing the graph again" in caplog.text
+    assert json.loads(manifest.read_text())["values"][name] != value
