@@ -314,7 +314,8 @@ class TablesConfig(DataConfig):
             raise ValueError("no value for data.edges.path: give it on the command line")
         for part, path in (("edges", self.edges.path), ("nodes", self.nodes.path)):
             if path is not None and not is_there(self.resolve(path)):
-                raise ValueError(f"data.{part}.path={path} does not exist; its full path is {self.resolve(path)}")
+                raise ValueError(f"data.{part}.path={path} does not exist; its full path is "
+                                 f"{self.resolve(path).absolute()}")
         if self.reverse_relations is not True or self.featureless != "mean" or self.label_type is not None:
             raise ValueError("data.reverse_relations, data.featureless and task.type are for graphs with several types "
                              "of nodes (data.schema=FILE), and this one has one. Leave them out")

@@ -293,7 +293,7 @@ def check_schema(config: "TablesConfig") -> None:
             path = table.nodes.path if what == "the type" else table.edges.path
             if path is not None and not is_there(table.resolve(path)):
                 raise ValueError(f"data.schema: {what} {name}: path={path} does not exist; its full path is "
-                                 f"{table.resolve(path)}")
+                                 f"{table.resolve(path).absolute()}")
             try:
                 table.check_columns()
             except ValueError as error:
