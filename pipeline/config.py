@@ -294,7 +294,8 @@ def explain_idle_keys(config: RunConfig) -> str | None:
     values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
     idle = []
     for entry in keys.entries(config):
-        if entry.name in changed and (blockers := entry.meaning.blockers(values)):
-            others = " and ".join(f"{name}={values[name]}" for name in blockers)
+        is_chosen = entry.name in changed and entry.value != entry.meaning.before  # which old runs have by themselves
+        if is_chosen and (blockers := entry.meaning.blockers(values)):
+            others = " and ".join(f"{name}={values.get(name)}" for name in blockers)
             idle.append(f"{entry.name}={entry.value} with {others}")
     return f"without effect: {', '.join(idle)}" if idle else None

@@ -13,6 +13,7 @@ import yaml
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.command.folder import resolve
+from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
@@ -59,6 +60,8 @@ def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     later = {f"data.{name}": getattr(usual, name) for name in ("score_folds", "link_negatives")}
     assert set(later.values()) == {"groups", "sides"}
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
+    for name in ("node_embedding", "knowledge", "layout"):  # which have no task
+        assert explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml")) is None
 
 
 def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):
