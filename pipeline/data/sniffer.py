@@ -170,9 +170,12 @@ def read_rows(path: Path, names: Collection[str]) -> list[tuple[int, list[str]]]
         return []
     with as_text(io.BytesIO(COMMENT.sub(b"", content)), str(path)) as file:
         text = file.read()
-    found = {mark: list(_split_rows(text, mark, _is_quoted(content, mark), dialect.num_before))
-             for mark in ("\t", ",", ";", BLANKS) if mark == BLANKS or mark in text}
-    return max(found.values(), key=lambda rows: sum(cells[0] in names for _, cells in rows))
+    found = [dict(_split_rows(text, mark, _is_quoted(content, mark), dialect.num_before))
+             for mark in ("\t", ",", ";", BLANKS) if mark == BLANKS or mark in text]
+    found.sort(key=lambda rows: -sum(cells[0] in names for cells in rows.values()))
+    # A line that the best one does not divide may be separated by another.
+    return [(number, next((rows[number] for rows in found if len(rows.get(number, ())) > 1), cells))
+            for number, cells in found[0].items()]
 
 
 def _split_rows(text: str, mark: str, quoted: bool, num_before: int) -> Iterator[tuple[int, list[str]]]:

@@ -217,10 +217,7 @@ def _read_columns(path: Path, content: bytes) -> pd.DataFrame:
     try:
         return read_texts(content, str(path), dialect)
     except ValueError as error:
-        if found := RAGGED.search(str(error)):
-            raise ValueError(f"{path}: line {found[2]} has {found[3]} columns, and those before have {found[1]}. "
-                             f"{ADJACENCY}") from None
-        raise
+        raise ValueError(f"{error}{f'. {ADJACENCY}' if RAGGED.search(str(error)) else ''}") from None
 
 
 def _refuse_cells(path: Path, table: pd.DataFrame) -> None:

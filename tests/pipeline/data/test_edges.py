@@ -52,7 +52,7 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
     ('a,"b\nc"\nd,e\n', r"edge 1 holds an id of several lines, 'b\\nc'"),
     ('a,"b\nc,d\n', "edge 1 holds a quotation mark that begins no quoted cell"),
     ("target,source\na,b\n", "looks like a header"), ("x,Source,Target\na,b,3\n", "looks like a header"),
-    ("a b\nb c d\n", "line 2 has 3 columns, and those before have 2. An adjacency list"),
+    ("a b\nb c d\n", "Expected 2 fields in line 2, saw 3. An adjacency list"),
     ("3 3\n2 3\n1 3\n1 2\n", "is a METIS graph"),
     ("# x.py\n# GMT Fri\n#\n0 1 2\n", "is an adjacency list of networkx"),
     ("0 1 {'weight': 3}\n", "is an edge list of networkx with dicts"), ('Creator "x"\ngraph [\n', "is GML"),
