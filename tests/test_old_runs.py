@@ -61,7 +61,7 @@ def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     assert set(later.values()) == {"groups", "sides"}
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
     for name in ("node_embedding", "knowledge", "layout"):  # which have no task
-        assert "negatives" not in str(explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml")))
+        assert "data.link_negatives" not in str(explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml")))
 
 
 def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):
