@@ -48,7 +48,8 @@ class GraphModel(torch.nn.Module):
         edge_index: Int[Tensor, "2 num_edges"],
         edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
         ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
-        **more: Tensor,
+        *more: Tensor | None,
+        **named: Tensor | None,
     ) -> Float[Tensor, "num_rows out_channels"]:
         """Predict logits.
 
@@ -57,7 +58,7 @@ class GraphModel(torch.nn.Module):
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
             edge_attr: [num_edges, edge_dim] or none. Column 0 is the relation of the edge if the model has relations.
             ptr: index of each graph's first node [num_graphs + 1], for virtual nodes and `pool`. None: one graph.
-            more: further arguments of :meth:`compute`.
+            more, named: further arguments of :meth:`compute`.
 
         Returns:
             [num_nodes, out_channels]; with `pool` [num_graphs, out_channels]
@@ -67,7 +68,7 @@ class GraphModel(torch.nn.Module):
             IndexError: an edge has a relation or an end that does not exist.
         """
         check_inputs(self, x, edge_attr)
-        return self.head(pool_graphs(self.compute(x, edge_index, edge_attr, ptr, **more), ptr, self.pool))
+        return self.head(pool_graphs(self.compute(x, edge_index, edge_attr, ptr, *more, **named), ptr, self.pool))
 
     def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels], before they are pooled; see :meth:`forward`."""

@@ -308,13 +308,14 @@ def test_new_graphs_and_molecules_in_memory(tmp_path):
 
 def test_calls_in_threads_wait_for_each_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    main = sys.modules["__main__"]
     with ThreadPoolExecutor(3) as pool:
         runs = list(pool.map(lambda number: pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS), range(3)))
         predicted = list(pool.map(lambda run: run.model.predict(), runs))
     assert len({run.folder for run in runs}) == 3
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
     assert all(torch.equal(predicted[0], other) for other in predicted)
-    assert sys.modules["__main__"].__name__ == "__main__" and hasattr(sys.modules["__main__"], "__file__")
+    assert sys.modules["__main__"] is main
 
 
 @pytest.mark.parametrize("exits, call, says", [

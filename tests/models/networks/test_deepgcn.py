@@ -15,6 +15,7 @@ from parallel_epochs import models
 from parallel_epochs.models import DeeperGCN, GENConv
 from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS
 from parallel_epochs.models.aggregate.reference import aggregate
+from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.heads import POOLS
 from parallel_epochs.models.networks.options import DeeperGCNOptions, ModelOptions, PyGOptions
 from parallel_epochs.models.networks.pyg import ACTIVATIONS
@@ -313,9 +314,12 @@ def test_impossible_models(options, message, monkeypatch):
 @pytest.mark.parametrize("module, name, options", MODELS.values(), ids=MODELS)
 def test_every_argument_of_a_model_has_one_description(module, name, options):
     model = getattr(importlib.import_module(f"parallel_epochs.models.networks.{module}"), name)
-    arguments = inspect.getdoc(model).split("Args:\n")[1].split("\n\n")[0]
+    is_shared = issubclass(model, GraphModel)
+    arguments = inspect.getdoc(GraphModel if is_shared else model).split("Args:\n")[1].split("\n\n")[0]
     documented = re.findall(r"^    (\w+): ", arguments, flags=re.MULTILINE)
-    assert documented == ["in_channels", "hidden_channels", "out_channels", "num_layers", "options"]
+    assert documented == ["in_channels", "hidden_channels", "out_channels", "num_layers", "options"][:4 + (not is_shared)]
+    own = inspect.getdoc(model)
+    assert not is_shared or re.search(rf"Its arguments are .*{options.__name__}`", own, re.DOTALL)
     texts = {field.name: field.metadata["text"] for field in dataclasses.fields(options)}
     assert {*inspect.signature(model).parameters} == {*texts, "in_channels", "out_channels"} and all(texts.values())
 
