@@ -317,7 +317,8 @@ def test_every_argument_of_a_model_has_one_description(module, name, options):
     is_shared = issubclass(model, GraphModel)
     arguments = inspect.getdoc(GraphModel if is_shared else model).split("Args:\n")[1].split("\n\n")[0]
     documented = re.findall(r"^    (\w+): ", arguments, flags=re.MULTILINE)
-    assert documented == ["in_channels", "hidden_channels", "out_channels", "num_layers", "options"][:4 + (not is_shared)]
+    sizes = ["in_channels", "hidden_channels", "out_channels", "num_layers"]
+    assert documented == (sizes if is_shared else [*sizes, "options"])
     own = inspect.getdoc(model)
     assert not is_shared or re.search(rf"Its arguments are .*{options.__name__}`", own, re.DOTALL)
     texts = {field.name: field.metadata["text"] for field in dataclasses.fields(options)}
