@@ -332,7 +332,7 @@ def test_a_search_over_real_runs_that_is_killed_and_continued(tmp_path):
     result = shell("pipeline.tune", "study=study", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "trial 1 was interrupted and continues" in result.stdout
-    assert "python -m pipeline.train" in result.stdout.splitlines()[-1]
+    assert "parallel-epochs train" in result.stdout.splitlines()[-1]
     report = shell("scripts.report", *map(str, (tmp_path / "study").glob("trial_*")), cwd=tmp_path)
     assert report.returncode == 0, report.stderr
 

@@ -64,7 +64,8 @@ def test_each_way_finds_the_communities(overrides, least, small, configure, tmp_
 
 @pytest.mark.parametrize("overrides, is_better", [
     (["train.lr=1e-9"], True), ([], False), pytest.param(
-        ["trainer.metric=auc", "trainer.holdout=0.3", "train.lr=1e-9"], False, marks=pytest.mark.slow)])
+        ["trainer.metric=auc", "trainer.holdout=0.3", "trainer.holdout_negatives=any", "train.lr=1e-9"], False,
+        marks=pytest.mark.slow)])
 def test_the_spectral_filter_is_applied_where_validation_says_so(overrides, is_better, small, configure, tmp_path,
                                                                  caplog):
     caplog.set_level("INFO")
