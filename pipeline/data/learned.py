@@ -82,7 +82,7 @@ def from_dict(path: Path, content: Any) -> Learned:
         FITTED, SCHEMA) or entry.name in content})  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
-    names: Any = found.label_names
+    names: object = found.label_names
     if names and len(unpack_names(names, "label_names")) < found.out_channels:
         raise ValueError(f"there are fewer names of labels than out_channels={found.out_channels}")
     return found

@@ -53,7 +53,7 @@ def keys_of(data: Any, cache_dir: Path) -> dict[str, str]:
     return {"data": "file", "data.path": str(path)}
 
 
-def is_schema(data: Any) -> bool:
+def is_schema(data: object) -> bool:
     """Tell whether data are the content of data.schema, with tables in place of paths."""
     return isinstance(data, Mapping) and "edge_index" not in data and isinstance(data.get("edges"), Mapping)
 
@@ -64,7 +64,7 @@ def write_schema(data: Mapping, folder: Path) -> Path:
     Raises:
         ValueError: a table cannot be written.
     """
-    def plain(value: Any, name: str) -> Any:
+    def plain(value: object, name: str) -> Any:
         if _is_table(value):
             return str(_keep(_to_parquet(value, name), folder, ".parquet"))
         if isinstance(value, Mapping):
@@ -136,7 +136,7 @@ def _to_parquet(table: Any, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def _parts_of(value: Any) -> Any:
+def _parts_of(value: object) -> Any:
     """Put the tensors that a sparse one is made of in its place, for :func:`pipeline.run.checkpoint.digest`."""
     if isinstance(value, dict):
         return {key: _parts_of(item) for key, item in value.items()}

@@ -47,7 +47,7 @@ def check_values(path: Path, values: Mapping[str, Any], types: Mapping[str, Any]
                                   f"{_describe(annotation)}")
 
 
-def _fits(value: Any, annotation: Any) -> bool:
+def _fits(value: object, annotation: Any) -> bool:
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return True
@@ -77,7 +77,7 @@ def _has_nan(value: Tensor) -> bool:
     return value.dtype == torch.float64 and bool(value.isnan().any())
 
 
-def _describe(annotation: Any) -> str:
+def _describe(annotation: object) -> str:
     if annotation is int:
         return "a whole number from 0"
     if get_origin(annotation) in (Union, UnionType):
