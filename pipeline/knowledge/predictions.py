@@ -195,6 +195,16 @@ def _relations_beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.relations{path.suffix}")
 
 
+def name_reciprocals(names: list[str]) -> list[str]:
+    """Name the reciprocals of relations NAME^-1, or NAME^-1^-1 and so on where a relation is called so."""
+    mark = "^-1"
+    while set(names) & {name + mark for name in names}:
+        mark += "^-1"
+    if mark != "^-1":
+        log.info("the reciprocal of a relation is called NAME%s, since one of the relations is called NAME^-1", mark)
+    return [name + mark for name in names]
+
+
 def save_vectors(path: Path, restored: Restored) -> None:
     """Save the vectors of entities, and those of relations: in the same file if that is a .pt, else in one beside it.
 
@@ -205,7 +215,7 @@ def save_vectors(path: Path, restored: Restored) -> None:
     entities, relations = (table.detach() for table in (restored.tables.entities, restored.tables.relations))
     names = restored.relation_names
     if restored.tables.reciprocal:
-        names = [*names, *(f"{name}^-1" for name in names)]
+        names = [*names, *name_reciprocals(names)]
     if path.suffix == ".pt":
         files.write_atomically(path, lambda file: torch.save(
             {"embedding": entities, "names": restored.names, "relations": relations, "relation_names": names}, file))

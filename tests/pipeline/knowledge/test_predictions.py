@@ -209,6 +209,12 @@ def test_entities_that_training_does_not_have_are_told_of(configure, tmp_path, c
     assert "1 lines name an entity that occurs in no training triple" in caplog.text and len(table) == 1 + 4 + 3
 
 
+@pytest.mark.parametrize("names, expected", [
+    (["likes", "knows"], ["likes^-1", "knows^-1"]), (["likes", "likes^-1"], ["likes^-1^-1", "likes^-1^-1^-1"])])
+def test_no_reciprocal_relation_has_the_name_of_another(names, expected):
+    assert answers.name_reciprocals(names) == expected
+
+
 @pytest.mark.parametrize("run, doubled", [("all", 2), ("drawn", 1)])
 def test_vectors_in_the_formats_of_the_field(run, doubled, runs, tmp_path):
     best = checkpoint.load(runs / run / "checkpoints" / "best.pt")["model"]
