@@ -1,6 +1,5 @@
 """Summarises a sweep of `python -m pipeline.train -m` when it ends."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -43,9 +42,12 @@ def claim(config: DictConfig, place: DictConfig) -> None:
     if not re.search(r"\$\{now:[^}]*%S", OmegaConf.to_yaml(place)) or config.get("resume") or "RANK" in os.environ:
         return
     while True:
-        with contextlib.suppress(FileExistsError):
+        try:
             Path(place.dir).mkdir(parents=True)
             return
+        except OSError as error:
+            if not isinstance(error, FileExistsError) or not Path(place.dir).is_dir():
+                return  # Hydra reports what is in the way
         time.sleep(0.05)
         OmegaConf.clear_cache(config)  # which holds the second
 

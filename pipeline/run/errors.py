@@ -71,7 +71,8 @@ def one_line(error: BaseException) -> str:
         return "the current folder has been deleted: change to one that exists, and run the command again"
     if isinstance(error, OSError) and error.errno == EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f"this process may have {most} files open, and that is not enough: raise the limit by ulimit -n 1024"
+        return f"this process may have {most} files open, and that is not enough: raise the limit by " \
+               f"ulimit -n {max(1024, 2 * most)}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")

@@ -58,7 +58,7 @@ def _no_space(path: Path, number: int, size: int) -> str:
     if number == errno.EDQUOT:
         return f"{path.parent}: your disk quota leaves no space{needs}; delete something, or choose another directory"
     with contextlib.suppress(OSError):
-        if (disk := os.statvfs(path.parent)).f_files and not disk.f_favail:
+        if (disk := os.statvfs(path.parent)).f_files and not disk.f_favail and disk.f_bavail:
             return f"{path.parent} has no inode left{needs} (df -i): its disk takes no more files. Delete some, or " \
                    "choose another directory"
         needs += f", {format_bytes(shutil.disk_usage(path.parent).free)} are free"

@@ -98,11 +98,11 @@ def check_distinct(written: Iterable[tuple[str, Path]]) -> None:
     Raises:
         ValueError: names both.
     """
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for name, path in written:
-        if other := seen.get(path.resolve()):
+        if other := seen.get(real := os.path.realpath(path)):  # Path.resolve() fails for links in a circle
             raise ValueError(f"{name}={path} and {other} name the same file. Give one of them another name")
-        seen[path.resolve()] = f"{name}={path}"
+        seen[real] = f"{name}={path}"
 
 
 def is_read(source: Path, path: Path) -> bool:

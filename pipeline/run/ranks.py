@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import pickle
+import re
 import socket
 import sys
 import time
@@ -167,7 +168,8 @@ def from_environment() -> Ranks | None:
         raise ValueError(f"{told}: these variables of the environment must be whole numbers, as torchrun sets them. To "
                          "train without torchrun, unset RANK")
     rank, num_ranks, local_rank, num_local = map(int, found.values())
-    if not (rank < num_ranks and local_rank < num_local <= num_ranks and local_rank <= rank):
+    fits = "LOCAL_WORLD_SIZE" not in os.environ or local_rank < num_local <= num_ranks
+    if not (rank < num_ranks and local_rank <= rank and fits):
         raise ValueError(f"{told}: these variables of the environment do not fit each other. RANK must be less than "
                          "WORLD_SIZE, and LOCAL_RANK less than LOCAL_WORLD_SIZE")
     return Ranks(rank, num_ranks, local_rank, num_local)
@@ -181,7 +183,12 @@ def _name_slurm_tasks() -> None:
         return
     environ["RANK"], environ["LOCAL_RANK"] = environ["SLURM_PROCID"], environ["SLURM_LOCALID"]
     environ["WORLD_SIZE"] = environ["SLURM_NTASKS"]
-    environ["LOCAL_WORLD_SIZE"] = str(int(environ["SLURM_NTASKS"]) // int(environ["SLURM_NNODES"]))
+    # "4,2(x3)": four tasks on the first machine, two on each of three others.
+    on_machines = [int(tasks) for tasks, times in re.findall(
+        r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")) for _ in range(int(times or 1))]
+    machine = int(environ.get("SLURM_NODEID", 0))
+    most = -(-int(environ["SLURM_NTASKS"]) // int(environ["SLURM_NNODES"]))
+    environ["LOCAL_WORLD_SIZE"] = str(on_machines[machine] if machine < len(on_machines) else most)
 
 
 @functools.cache
@@ -262,7 +269,7 @@ def share_board(ranks: Ranks) -> pulse.Board:
     The first rank of the machine makes it and tells the others where it is.
     """
     if ranks.num_local == 1:
-        return pulse.Board.create(1)
+        return pulse.Board.create(ranks.local_rank + 1)  # LOCAL_RANK may be set alone
     # Two agents of torchrun's may share a machine.
     key = f"board of {socket.gethostname()}, group {os.environ.get('GROUP_RANK', 0)}"
     if ranks.local_rank == 0:

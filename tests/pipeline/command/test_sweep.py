@@ -46,3 +46,13 @@ def test_two_that_start_in_one_second_have_two_folders(tmp_path, monkeypatch, re
         claim(config, config.place)
         assert num_folders == 0 or os.path.isdir(config.place.dir)
     assert len(list(tmp_path.glob("runs/*"))) == num_folders
+
+
+@pytest.mark.parametrize("block", [lambda path: path.symlink_to("gone"), lambda path: path.touch()])
+def test_what_is_in_the_way_of_a_run_directory_is_left_to_hydra(tmp_path, monkeypatch, block):
+    setup_globals()
+    monkeypatch.delenv("RANK", raising=False)
+    block(tmp_path / "runs")
+    config = OmegaConf.create({"resume": None, "place": {"dir": f"{tmp_path}/runs/${{now:%S}}"}})
+    claim(config, config.place)
+    assert not os.path.isdir(config.place.dir)

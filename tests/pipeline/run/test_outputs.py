@@ -228,3 +228,10 @@ def test_a_run_takes_no_folder_that_holds_files_of_others(tmp_path):
         refuse_files_of_others(tmp_path)
     (tmp_path / "config.yaml").write_text(to_yaml(GNNConfig()))
     refuse_files_of_others(tmp_path)
+
+
+def test_links_in_a_circle_name_files_too(tmp_path):
+    (tmp_path / "a").symlink_to("a")
+    outputs.check_distinct([("output", tmp_path / "a"), ("predictions", tmp_path / "b")])
+    with pytest.raises(ValueError, match="name the same file"):
+        outputs.check_distinct([("output", tmp_path / "a"), ("predictions", tmp_path / "a")])

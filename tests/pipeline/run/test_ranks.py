@@ -412,8 +412,18 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "n1")
     assert rank_tools.from_environment() == Ranks(5, 8, 1, 4)
     assert [os.environ.pop(name) for name in torchrun] == ["5", "8", "1", "4"]
+    for machines, tasks, node, local, fits in (("", 3, 0, 1, 2), ("4,1", 5, 0, 3, 4), ("4,1(x2)", 6, 2, 0, 1)):
+        for name, value in dict(PROCID=tasks - 1, NTASKS=tasks, LOCALID=local, NODEID=node,
+                                STEP_TASKS_PER_NODE=machines).items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+        assert rank_tools.from_environment() == rank_tools.from_environment() == Ranks(tasks - 1, tasks, local, fits)
+        for name in torchrun:
+            del os.environ[name]
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert rank_tools.from_environment() is None
+    for name, value in dict(RANK=1, WORLD_SIZE=2, LOCAL_RANK=1).items():
+        monkeypatch.setenv(name, str(value))
+    assert rank_tools.from_environment() == Ranks(1, 2, 1, 1)  # LOCAL_WORLD_SIZE may be missing
 
 
 @pytest.mark.slow
