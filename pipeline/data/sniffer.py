@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COMMENTS = ("#", "%")
-# A per cent sign begins a comment where no letter follows: an id may be %20.
-COMMENT = re.compile(rb"^[ \t]*(?:#|%(?=[%\s]))[^\r\n]*", re.MULTILINE)
+# Before the first row a per cent sign begins a comment, too; after it a node may be called so.
+COMMENT = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
+HEAD_COMMENT = re.compile(rb"^[ \t]*[#%][^\r\n]*", re.MULTILINE)
+LINE_END = re.compile(rb"\r\n?|\n")
+NUMBER = re.compile(rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|-?inf", re.IGNORECASE)
 BLANKS = r"\s+"
 # A cell that a writer of CSV quoted.
 QUOTED = re.compile(r'(^|[\t,; ])"(?:[^"]|"")*"(?=[\t,; ]|$)')
@@ -23,7 +27,7 @@ MATRIX_MARKET = b"%%MatrixMarket"
 # How other formats begin, what they are, and what reads them.
 FORMATS = [(re.compile(pattern, re.IGNORECASE | re.DOTALL), name, mend) for pattern, name, mend in (
     (rb"\s*(<\?xml|<graphml|<gexf|<!doctype|<html)", "XML or HTML", "networkx.read_graphml or read_gexf"),
-    (rb"\s*((creator|version|comment)\b[^\n]*\s+)*graph\s*\[", "GML", "networkx.read_gml"),
+    (rb"\s*(?:(?:creator|version|comment)\b[^\n]*\n\s*)*graph\s*\[", "GML", "networkx.read_gml"),
     (rb"\s*\*(vertices|network)\b", "a Pajek file", "networkx.read_pajek"),
     (rb"\s*(strict\s+)?(di)?graph\b[^\n]*\{", "DOT of Graphviz", "networkx.nx_pydot.read_dot"),
     (rb"\s*(>>)?(graph6|sparse6|digraph6)<<", "graph6 or sparse6", "networkx.read_graph6 or read_sparse6"),
@@ -42,6 +46,10 @@ FORMATS = [(re.compile(pattern, re.IGNORECASE | re.DOTALL), name, mend) for patt
     (rb"SQLite format 3", "a SQLite file", "data=tables"),
     (rb"PK\x03\x04", "a zip archive, or a table of a spreadsheet", ""),
     (rb"\x80[\x02-\x05]", "a pickle", ""))]
+# The numbers of nodes and of edges, and perhaps whether lines hold weights.
+METIS_HEAD = re.compile(
+    rb"(?:[ \t]*%[^\n]*\n)*[ \t]*(\d{1,12})[ \t]+(\d{1,12})(?:[ \t]+(0{1,3}|0{0,2}1))?[ \t]*(?:\r?\n|$)")
+STATEMENT = re.compile(rb"[\s>\"]\.\s*$")
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 
@@ -62,12 +70,14 @@ class Dialect:
 
 def choose_separator(lines: list[str], least: int = 1) -> str:
     """Choose what separates the columns of lines: a tab or a comma that is in the first often enough, or blanks; or a
-    semicolon that all have equally often, while blanks would make lines of several lengths.
+    semicolon that all have equally often, while blanks would not make two or three columns of each line.
     """
     plain = [QUOTED.sub(r"\1x", line.strip()) for line in lines]
     if mark := next((mark for mark in ("\t", ",") if plain[0].count(mark) >= least), None):
         return mark
-    marks, words = {line.count(";") for line in plain}, {len(line.split()) for line in plain}
+    marks, words = {line.count(";") for line in plain}, {len(re.sub(r"\s*;\s*", ";", line).split()) for line in plain}
+    if len(words) == 1 and least < max(words) <= 3 and (least == 1 or len(lines) > 1):
+        return BLANKS
     fits = len(marks) == 1 and (marks == {least} or min(marks) > least and (len(words) > 1 or max(words) <= least))
     return ";" if fits else BLANKS
 
@@ -93,12 +103,54 @@ def sniff(content: bytes, name: str, *, comments: tuple[str, ...] = (), least: i
 
 
 def _is_quoted(content: bytes, separator: str) -> bool:
-    """Tell whether a table has quoted cells, and no other quotation mark than in them."""
+    """Tell whether a table has quoted cells, and no other quotation mark than in them.
+
+    Between tabs or blanks, marks that nothing asks for belong to the names, as of literals in RDF: Paris label "Paris".
+    """
     if b'"' not in content:
         return False
     mark = rb"[ \t]" if separator == BLANKS else re.escape(separator.encode())
-    cell = re.compile(rb'(^|%b) *"(?:[^"]|"")*"(?= *(?:%b|\r?$))' % (mark, mark), re.MULTILINE)
-    return b'"' not in cell.sub(rb"\1", content)
+    # Without possessive repetition, one open mark takes memory for each character behind it.
+    cell = re.compile(rb'(^|%b) *+"([^"]*+(?:""[^"]*+)*+)"(?= *+(?:%b|\r?$))' % (mark, mark), re.MULTILINE)
+    rest = cell.sub(rb"\1", content)
+    if separator in (",", ";") or b'"' in rest:
+        return b'"' not in rest
+    return _needs_quotes(cell, content, mark) or _quotes_texts(rest, content, mark)
+
+
+def _needs_quotes(cell: re.Pattern[bytes], content: bytes, mark: bytes) -> bool:
+    """Tell whether a quoted cell holds a mark or what separates cells or lines, or each has blanks around or is empty.
+    """
+    dividing, each = re.compile(mark + rb'|[\r\n"]'), True
+    for found in cell.finditer(content):
+        inner = found[2]
+        if dividing.search(inner):
+            return True
+        each = each and (inner != inner.strip() or not inner)
+    return each
+
+
+def _quotes_texts(rest: bytes, content: bytes, mark: bytes) -> bool:
+    """Tell whether what is left beside the quoted cells are numbers, and perhaps a header."""
+    rest, content = (HEAD_COMMENT.sub(b"", text).lstrip(b"\xef\xbb\xbf\r\n") for text in (rest, content))
+    first, _, others = content.partition(b"\n")
+    if b'"' not in first:
+        rest = others and rest.partition(b"\n")[2]
+    cells = re.compile(rb"(?:(?!%b)[^\r\n])++" % mark)
+    return all(NUMBER.fullmatch(text) for found in cells.finditer(rest) if (text := found[0].strip()))
+
+
+def strip_comments(content: bytes, num_before: int) -> tuple[bytes, int]:
+    """Make lines empty that are comments; returns their number, too.
+
+    Args:
+        num_before: lines before the first row.
+    """
+    ends = islice(LINE_END.finditer(content), num_before)
+    place = max((end.end() for end in ends), default=0)
+    head, num_head = HEAD_COMMENT.subn(b"", content[:place])
+    rows, num_rows = COMMENT.subn(b"", content[place:])
+    return head + rows, num_head + num_rows
 
 
 def refuse_format(content: bytes, name: str) -> None:
@@ -109,6 +161,8 @@ def refuse_format(content: bytes, name: str) -> None:
     """
     start = content[:1 << 14].removeprefix(b"\xef\xbb\xbf")
     found = next(((kind, reader) for pattern, kind, reader in FORMATS if pattern.match(start)), None)
+    if found is not None and _has_cells(start):
+        return
     if start.startswith(MATRIX_MARKET):
         found = "a MatrixMarket file", "data=edges"
     elif found is None and _is_metis(content):
@@ -123,17 +177,32 @@ def refuse_format(content: bytes, name: str) -> None:
 
 def _is_metis(content: bytes) -> bool:
     """Tell whether the first line holds the numbers of nodes and of edges, and each node has a line of neighbours."""
-    lines = [line for line in content.splitlines() if not line.lstrip().startswith(b"%")]
-    head = lines[0].split() if lines else []
-    if len(head) not in (2, 3) or not all(cell.isdigit() for cell in head) or (head[2:] and head[2] not in (
-            b"0", b"1", b"00", b"01", b"000", b"001")):
+    found = METIS_HEAD.match(content)
+    if found is None:
         return False
-    num_nodes, num_edges = int(head[0]), int(head[1])
-    body = lines[1:]
+    num_nodes, num_edges, step = int(found[1]), int(found[2]), 2 if found[3] and int(found[3]) else 1
+    if content.count(b"\n", found.end()) < num_nodes - 1:
+        return False
+    body = [line for line in content[found.end():].splitlines() if not line.lstrip().startswith(b"%")]
     while len(body) > num_nodes and not body[-1].strip():
         body.pop()
-    per_edge = 4 if head[2:] and int(head[2]) else 2
-    return len(body) == num_nodes > 0 and sum(len(line.split()) for line in body) == per_edge * num_edges
+    rows = [line.split() for line in body]
+    if not len(rows) == num_nodes > 0 or sum(map(len, rows)) != 2 * step * num_edges:
+        return False
+    names = [str(number).encode() for number in range(1, num_nodes + 1)]
+    links = {(name, *row[place:place + step]) for name, row in zip(names, rows, strict=True)
+             for place in range(0, len(row), step)}
+    return all(source != target and (target, source, *weight) in links for source, target, *weight in links)
+
+
+def _has_cells(start: bytes) -> bool:
+    """Tell whether the first lines are two or three cells between tabs, and no statements that end in a full stop."""
+    if b"\0" in start:
+        return False
+    lines = [line for line in start.splitlines()[:20 if len(start) < 1 << 14 else -1][:20]
+             if line.strip() and not line.lstrip().startswith((b"#", b"%"))]
+    return bool(lines) and all(line.strip(b" ").count(b"\t") in (1, 2) for line in lines) and not all(
+        STATEMENT.search(line) for line in lines)
 
 
 def read_texts(content: bytes, name: str, dialect: Dialect, **options: object) -> "pd.DataFrame":
@@ -168,8 +237,9 @@ def read_rows(path: Path, names: Collection[str]) -> list[tuple[int, list[str]]]
     content = read_bytes(path)
     if (dialect := sniff(content, str(path), comments=COMMENTS)) is None:
         return []
-    with as_text(io.BytesIO(COMMENT.sub(b"", content)), str(path)) as file:
+    with as_text(io.BytesIO(strip_comments(content, dialect.num_before)[0]), str(path)) as file:
         text = file.read()
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     found = [dict(_split_rows(text, mark, _is_quoted(content, mark), dialect.num_before))
              for mark in ("\t", ",", ";", BLANKS) if mark == BLANKS or mark in text]
     found.sort(key=lambda rows: -sum(cells[0] in names for cells in rows.values()))

@@ -20,7 +20,15 @@ from parallel_epochs.pipeline.data.columns import read_bytes
 from parallel_epochs.pipeline.data.content import hash_parts
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
-from parallel_epochs.pipeline.data.sniffer import COMMENT, COMMENTS, MATRIX_MARKET, RAGGED, read_rows, read_texts, sniff
+from parallel_epochs.pipeline.data.sniffer import (
+    COMMENTS,
+    MATRIX_MARKET,
+    RAGGED,
+    read_rows,
+    read_texts,
+    sniff,
+    strip_comments,
+)
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import files, limits
@@ -118,6 +126,8 @@ def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
             raise ValueError(f"{path}: column {names.index('') + 1 if '' in names else 1} has no name in the header, "
                              "as an index that pandas writes. Write the table with index=False, or call the columns of "
                              "the ids source and target")
+        if len(names) in (2, 3):
+            log.info("%s: %s", path, ", ".join(map(" ".join, zip(("source", "target", "weight"), names, strict=False))))
         return rows
     others = [place for place in range(len(names)) if place not in ends]
     weights = [place for place in others if names[place].lower() in WEIGHTS] or (
@@ -204,16 +214,17 @@ def _read_numbers(path: Path) -> tuple[Tensor, int]:
 
 
 def _read_columns(path: Path, content: bytes) -> pd.DataFrame:
-    """Read a table of texts without a head; comments at its beginning, and lines that begin with # or %, are left
+    """Read a table of texts without a head; comments at its beginning, and lines that begin with #, are left
     out.
     """
     dialect = sniff(content, str(path), comments=COMMENTS)
     if dialect is None:
         raise ValueError(f"{path} holds no rows")
     # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
-    content, num_comments = COMMENT.subn(b"", content)
+    content, num_comments = strip_comments(content, dialect.num_before)
     if num_comments > dialect.num_before:
-        log.info("%s: %s lines begin with # or %% and are left out as comments", path, f"{num_comments:,}")
+        log.info("%s: %s lines begin with # or, before the first row, %% and are left out as comments", path,
+                 f"{num_comments:,}")
     try:
         return read_texts(content, str(path), dialect)
     except ValueError as error:
@@ -231,7 +242,8 @@ def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
             f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"))
     for column in table:
         for wrong, what in ((table[column].str.contains("\n", regex=False), "an id of several lines"),
-                            (table[column].str.startswith('"'), "a quotation mark that begins no quoted cell")):
+                            (table[column].str.fullmatch(r'(?s)"(?!.*").*'),
+                             "a quotation mark that begins no quoted cell")):
             if wrong.any():
                 row = int(np.flatnonzero(wrong)[0])
                 raise ValueError(f"{path}: edge {row + 1} holds {what}, {table[column].iloc[row][:40]!r}: close or "

@@ -58,8 +58,10 @@ def test_quoted_names_are_read_as_their_writer_meant_them(tmp_path, separator):
         with open(tmp_path / f"{split}.csv", "w", newline="") as file:
             csv.writer(file, delimiter=separator).writerows(part)
     assert as_names(read(TriplesConfig(folder=str(tmp_path)))) == rows
-    raw = {split: [line.replace("a", '"a"') for line in lines] for split, lines in ROWS.items()}
+    raw = {split: ['"' + line.replace("\t", '"\t"') + '"' for line in lines] for split, lines in ROWS.items()}
     assert "a" in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "all", raw)))))
+    some = {split: [line.replace("a", '"a"') for line in lines] for split, lines in ROWS.items()}
+    assert '"a"' in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "some", some)))))  # as literals of RDF
     raw["valid"] = ['5"\tr\t"a"']  # no writer of CSV does so: marks are a part of the names
     assert '"a"' in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "kg", raw)))))
 
