@@ -128,8 +128,8 @@ def _try_mixtures(setup: Setup, logits: Tensor,
                   look: Callable[[], object]) -> Iterator[tuple[dict[str, float], Tensor]]:
     """Mix predictions with the labels one and two steps away, these the best by validation, with a growing share.
 
-    Probabilities of classes are mixed. Of binary tasks it is the ranks of the nodes, since their metrics read no more
-    than the order, and the scales of the two differ.
+    Probabilities of classes are mixed. Of binary tasks it is the ranks of the nodes, since the metrics that are taken,
+    rocauc and ap, read no more than the order, and the scales of the two differ.
     """
     task = cast(NodeTask, setup.task)
     labels, best = Labels(setup.data, task), None

@@ -80,7 +80,8 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
         found = {"smoothed_class": _name(smoothed.argmax(1), labels)} if are_classes else {
             f"smoothed_{label}": column.numpy() for label, column in zip(names, smoothed.unbind(1), strict=True)}
     if chosen == "top3":
-        values, best = scores.topk(min(3, rows.size(1)))
+        best = rows.argsort(dim=1, descending=True, stable=True)[:, :3]  # of equal ones the first, as argmax
+        values = scores.gather(1, best)
         for place, (one, value) in enumerate(zip(best.unbind(1), values.unbind(1), strict=True), 1):
             found |= {f"class_{place}": _name(one, labels), f"{name}_{place}": value.numpy()}
         return found

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds import labels
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
+from parallel_epochs.pipeline.gnn.table import label_columns
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig, write_config
 from tests.helpers.graphs import random_graph
@@ -324,3 +325,8 @@ def test_a_model_without_a_head_has_no_embeddings(configure, tmp_path):
         predict(tmp_path / "run", output=tmp_path / "nodes.csv", embeddings=True)
     predict(tmp_path / "run", output=tmp_path / "nodes.csv")
     assert list(pd.read_csv(tmp_path / "nodes.csv")) == ["id", "split", "score_0", "score_1", "score_2"]
+
+
+def test_of_equal_logits_the_first_classes_come_first():
+    found = label_columns("classes", torch.zeros(1, 40), None, chosen="top3")
+    assert [int(found[f"class_{place}"][0]) for place in (1, 2, 3)] == [0, 1, 2]

@@ -95,6 +95,14 @@ def test_predictions_are_mixed_with_the_labels_two_steps_away(kind, configure, t
     assert found.scores["valid"] > setup.task.score("valid", logits)
 
 
+def test_binary_tasks_are_mixed_for_metrics_of_the_order_alone(configure, tmp_path):
+    y = torch.eye(3)[torch.arange(NUM_NODES) % 3][:, :2]
+    config = configure(*write_graph(tmp_path / "graph.pt", y=y, metric="micro_f1"),
+                       "evaluation.smooth=two_step_propagation")
+    with pytest.raises(ValueError, match="metrics rocauc and ap read; micro_f1 takes scores above 0"):
+        train(config, tmp_path / "run")
+
+
 def test_a_table_of_binary_tasks_has_a_smoothed_column_for_each(configure, tmp_path):
     y = torch.eye(3)[torch.arange(NUM_NODES) % 3][:, :2]
     config = configure(*write_graph(tmp_path / "graph.pt", y=y), "evaluation.smooth=two_step_propagation")
