@@ -246,7 +246,8 @@ def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor,
     """Find the two sides of a bipartite graph: 0 and 1, and -1 for nodes without a link; none of any other graph.
 
     In its double cover, which links each node's first copy to the second copies of its neighbours, both copies of a
-    node are in one component if and only if the node is on a cycle of odd length.
+    node are in one component if and only if the node is on a cycle of odd length. Of several components each has its
+    own sides: they belong together by where its links begin; none if those of one begin on both.
     """
     source, target = links.t().numpy()
     ends = np.concatenate([source, target]), np.concatenate([target, source]) + num_nodes
@@ -256,7 +257,13 @@ def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor,
     is_linked[links.flatten().numpy()] = True
     if (copies[0] == copies[1])[is_linked].any():
         return None
-    return torch.from_numpy(np.where(is_linked, (copies[0] > copies[1]).astype(np.int64), -1))
+    side, part = copies[0] > copies[1], copies.min(0)
+    if (part[source] != part[source[0]]).any():
+        num_links, num_swapped = np.bincount(part[source]), np.bincount(part[source], side[source] != side[source[0]])
+        if ((num_swapped > 0) & (num_swapped < num_links)).any():
+            return None
+        side[is_linked] ^= num_swapped[part[is_linked]] > 0
+    return torch.from_numpy(np.where(is_linked, side.astype(np.int64), -1))
 
 
 def draw_across(rng: np.random.Generator, count: int, links: Int[Tensor, "num_links 2"],

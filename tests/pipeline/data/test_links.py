@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.cache import load_links, prepare_as
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
-from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links
+from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links, find_sides
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
@@ -131,6 +131,15 @@ def test_pairs_without_a_link_of_a_bipartite_graph_join_its_sides(both, caplog):
     whole = prepare(Graph(edge_index=torch.cat([edges, odd], 1), num_nodes=40), origin="g")
     every = divide_links(whole, split, "g"), divide_links(whole, SPLIT, "g")
     assert every[0].test_negatives.equal(every[1].test_negatives)
+
+
+def test_components_of_a_bipartite_graph_have_sides_where_their_links_begin():
+    links = torch.tensor([[0, 5], [1, 5], [6, 2], [7, 2], [6, 3]])
+    assert find_sides(links[:2], 8).tolist() == [0, 0, -1, -1, -1, 1, -1, -1]
+    side = find_sides(links, 8).tolist()
+    assert side[0] == side[1] == side[6] == side[7] != side[5] == side[2] == side[3] and side[4] == -1
+    links[2] = links[2].flip(0)
+    assert find_sides(links, 8) is None
 
 
 def test_draws_are_uniform():
