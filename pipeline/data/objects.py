@@ -201,7 +201,8 @@ def _of_networkx(graph: Any) -> dict[str, Any]:
         refuse_negative(what, weight)
         found["edge_attr"] = torch.from_numpy(weight.astype(np.float32)).unsqueeze(1)
     source, target = found["edge_index"].numpy()
-    if graph.is_multigraph() and not set(found) - {"edge_index", "edge_attr", "num_nodes", "x", "y"}:
+    own = {"edge_attr"} if weight is not None else set()  # other attributes of edges do not add up
+    if graph.is_multigraph() and not set(found) - {"edge_index", *own, "num_nodes", "x", "y"}:
         edge_index, edge_attr = merge(source, target, weight, len(nodes), what)
         found |= {"edge_index": edge_index, **({} if edge_attr is None else {"edge_attr": edge_attr})}
     if nodes == list(range(len(nodes))):

@@ -47,7 +47,7 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
         Three masks [count], bool.
 
     Raises:
-        ValueError: none is left for training.
+        ValueError: none is left for training, or none is between the borders in `until`.
     """
     ends = [int(train_fraction * len(order)), int((train_fraction + valid_fraction) * len(order))]
     if not len(order):
@@ -57,6 +57,9 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
         if not ends[0]:
             raise ValueError(f"data.train_until is before all times of {words.count(len(order), unit)}: training would "
                              "have none. Give a later time")
+        if ends[0] == ends[1]:
+            raise ValueError(f"no time of {words.count(len(order), unit)} is after data.train_until and not after "
+                             "data.valid_until: validation would have none. Give other times")
     elif times is not None:
         _report_equal(times, ends, unit)
     if not ends[0]:

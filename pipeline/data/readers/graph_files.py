@@ -84,7 +84,7 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
     """List the files of each split, under "" if the folder has no splits. Numbers in names are sorted as numbers.
 
     Raises:
-        ValueError: there are none, or some lie beside the folders of splits.
+        ValueError: there are none, or files lie beside the folders of splits, or two folders are of one split.
     """
     def list_files(inside: Path) -> list[Path]:
         return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES), key=lambda path: (
@@ -92,16 +92,17 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
 
     beside, splits = list_files(folder), dict[str, Path]()
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
-    for inside in folders:
-        if split := SPLIT_NAMES.get(inside.name.lower()):
+    for inside in sorted(folders, key=lambda path: path.name not in SPLITS):
+        if (split := SPLIT_NAMES.get(inside.name.lower())) and (inside.name in SPLITS or not beside):
+            if split in splits and splits[split].name in SPLITS:
+                continue
             if split in splits:
                 raise ValueError(f"data.folder={folder} has {splits[split].name}/ and {inside.name}/: leave one folder "
                                  f"of {split} graphs")
             splits[split] = inside
     if other := next((inside for inside in folders if splits and inside not in splits.values() and list_files(inside)),
                      None):
-        raise ValueError(f"{other} holds graphs and is no split: name it train, valid or test, or move it out of "
-                         f"data.folder={folder}")
+        log.warning("%s holds graphs that are not read: it is no split of data.folder=%s, or beside one", other, folder)
     if beside and splits:
         raise ValueError(f"data.folder={folder} has {len(beside):,} files next to "
                          f"{', '.join(inside.name for inside in splits.values())}/: move them into one of these")

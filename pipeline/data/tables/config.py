@@ -1,6 +1,7 @@
 """The keys of data=tables: the paths of the tables of nodes and edges, and the meaning of their columns."""
 
 import importlib.util
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -431,9 +432,13 @@ class TablesConfig(DataConfig):
 def _read_time(key: str, text: str | None) -> float:
     """Return a number, or of a date the seconds since 1970, in UTC where it has no zone."""
     try:
-        return float(str(text))
+        number = float(str(text))
     except ValueError:
         pass
+    else:
+        if not math.isfinite(number):
+            raise ValueError(f"{key}={text} is no finite time")
+        return number
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

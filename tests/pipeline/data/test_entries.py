@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.objects import keys_of
+from parallel_epochs.pipeline.data.objects import attributes_of, keys_of
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, TablesConfig
 from parallel_epochs.pipeline.graph.edges import check_weight
 
@@ -161,3 +161,9 @@ def test_every_entry_gives_the_same_graph_or_the_same_refusal(entry, tmp_path):
         if not (re.search(refusal, found) if refusal and isinstance(found, str) else found == expected(ends, weights)):
             wrong[name] = found
     assert not wrong
+
+
+def test_edges_of_a_multigraph_with_own_attributes_stay_apart():
+    graph = nx.MultiDiGraph([(0, 1, {"edge_attr": 1.0}), (0, 1, {"edge_attr": 2.0})])
+    found = attributes_of(graph)
+    assert found["edge_index"].tolist() == [[0, 0], [1, 1]] and found["edge_attr"].tolist() == [1, 2]

@@ -73,7 +73,7 @@ def test_files_are_in_the_order_of_their_names_however_the_disk_lists_them(step,
 
 @pytest.mark.parametrize("names", [("train", "valid", "test"), ("Training", "validation", "test"),
                                    ("train", "val", "testing")])
-def test_folders_are_splits(names, folder, tmp_path):
+def test_folders_are_splits(names, folder, tmp_path, caplog):
     for number in range(12):
         split = folder / names[0 if number < 7 else 1 if number < 10 else 2]
         split.mkdir(exist_ok=True)
@@ -82,11 +82,22 @@ def test_folders_are_splits(names, folder, tmp_path):
     for split, numbers in (("train", range(7)), ("valid", range(7, 10)), ("test", range(10, 12))):
         graphs = data[f"{split}_mask"].nonzero().flatten()
         assert data.x[data.ptr[graphs], 0].tolist() == list(numbers)
-    for other, message in (("more", "holds graphs and is no split"), ("dev", f"has dev/ and {names[1]}/")):
+    found = graph_files.find_files(folder)
+    for other in ("raw", "dev"):  # old runs may have such folders beside
         shutil.copytree(folder / names[1], folder / other)
-        with pytest.raises(ValueError, match=message):
-            graph_files.find_files(folder)
+        if other == "raw" or names[1] == "valid":
+            assert graph_files.find_files(folder) == found
+            assert f"{folder / other} holds graphs that are not read" in caplog.text
+        else:
+            with pytest.raises(ValueError, match=f"has dev/ and {names[1]}/"):
+                graph_files.find_files(folder)
         shutil.rmtree(folder / other)
+
+
+def test_folders_of_other_names_are_no_splits_beside_graphs(folder):
+    found = graph_files.find_files(folder)
+    shutil.copytree(folder, folder / "dev")
+    assert graph_files.find_files(folder) == found and list(found) == [""]
 
 
 @pytest.mark.parametrize("labels, metric, dtype", [

@@ -30,6 +30,8 @@ def test_borders_of_times_and_equal_times_at_a_border(caplog):
     assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 1, 2, 4], [3], [5]]
     with pytest.raises(ValueError, match="data.train_until is before all times of 6 labels"):
         divide(order, 6, 0.5, 0.34, times=times, until=(0.0, 3.5))
+    with pytest.raises(ValueError, match="no time of 6 labels is after data.train_until and not after"):
+        divide(order, 6, 0.5, 0.34, times=times, until=(2.0, 2.0))
 
 
 def test_a_random_order_has_the_chosen_ones_once_and_depends_on_the_seed():

@@ -323,7 +323,8 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, caplog, times):
     config = dataclasses.replace(config, train_until=times[1], valid_until=times[0])
     if " -" not in times[0]:
         assert [load(tmp_path, config)[mask].nonzero().flatten().tolist() for mask in MASKS] == [[1], [0], [3, 4]]
-    for until, message in (((times[0], None), "data.valid_until=null is no time"), (("soon", "9"), "=soon is no time"),
+    for until, message in (((times[0], None), "data.valid_until=null is no time"), (("nan", "9"), "nan is no finite"),
+                           (("soon", "9"), "=soon is no time"),
                            ((times[0], times[1]), "the first must not be later")):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(config, train_until=until[0], valid_until=until[1]).check()
