@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +37,10 @@ from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.saved import SavedRun
 
-_LOCK = threading.RLock()
+_LOCKS = {"train": threading.RLock(), "apart": threading.RLock()}
+# A fork may copy locks that threads of the parent hold.
+os.register_at_fork(after_in_child=lambda: _LOCKS.update({name: threading.RLock() for name in _LOCKS}))
+_apart: list[contextlib.ExitStack] = []  # one entry for each call that is under way; the first holds what they change
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Model:
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
     def _predict(self, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
-        with _apart_from_the_caller():
+        with _apart_from_the_caller(self.run.config):
             return product_of(self.run.config).predict_in_memory(self.run, data, pairs)
 
     def vectors(self) -> np.ndarray:
@@ -117,7 +121,7 @@ class Model:
         with tempfile.TemporaryDirectory() as scratch:
             path = f"{scratch}/vectors.npy"
             asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
-            with _apart_from_the_caller():
+            with _apart_from_the_caller(config):
                 product.predict(cli.saved_run(asked, config), asked)
             return np.load(path)
 
@@ -140,6 +144,9 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
           **keys: object) -> Result:
     """Train as ``python -m pipeline.train`` does with the same keys.
 
+    Calls in several threads wait for each other. Predictions in other threads do not wait; they take torch's random
+    numbers from the same generator as the training.
+
     Args:
         data: a ``torch_geometric.data.Data``, a ``HeteroData`` or a dict of its attributes, a SciPy matrix, a NetworkX
             graph, a pair of tables (nodes, edges) of pandas or Arrow, or the content of data.schema with such tables
@@ -156,14 +163,14 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
         Stopped: a signal asked for it, such as Ctrl-C; with ``resume="auto"`` and the same folder it goes on.
     """
     cli.register_schema()
-    with _apart_from_the_caller():
+    with _LOCKS["train"]:
         config, given = _configure(data, overrides, keys, folder)
         is_named, folder = folder is not None or config.resumes, _make_folder(config, folder)
         config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
                                                        in_sweep=False)
         if summary is None:
             command = f"{words.command_of('train')} {shlex.join(given)}".strip()
-            with _logging(folder, verbose=verbose) as log_config:
+            with _apart_from_the_caller(config), _logging(folder, verbose=verbose) as log_config:
                 summary = training.run(config, folder, command, log_config=log_config)
         return Result(folder, summary)
 
@@ -282,24 +289,43 @@ def _as_text(value: object) -> str:
 
 
 @contextlib.contextmanager
-def _apart_from_the_caller() -> Iterator[None]:
+def _apart_from_the_caller(config: RunConfig) -> Iterator[None]:
     """Run with gradients and with random numbers of its own, also in the caller's ``torch.no_grad()``.
 
-    Other threads wait, since Hydra, the log and the random numbers are those of the whole process. The processes of
-    ranks do not import the user's program again, which may train at its top level.
+    The processes of ranks do not import the user's program again, which may train at its top level. What belongs to the
+    whole process is changed by the first of several calls in threads, and put back by the last one.
 
     Raises:
-        ValueError: a class of the user's called sys.exit().
+        ValueError: the class of model.path called sys.exit().
     """
-    with _LOCK, cli.failing_exit(), torch.random.fork_rng(), torch.inference_mode(False):
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
+    with _LOCKS["apart"]:
+        _apart.append(contextlib.ExitStack())
+        if len(_apart) == 1:
+            for change in (cli.failing_exit(), torch.random.fork_rng(), _hidden_main()):
+                _apart[0].enter_context(change)
+    try:
+        with torch.inference_mode(False):
             yield
-        except SystemExit as error:
-            raise ValueError(cli.EXITED) from error
-        finally:
-            sys.modules["__main__"] = main
+    except SystemExit as error:
+        module = (getattr(getattr(config, "model", None), "path", None) or "").rpartition(".")[0]
+        if error.code or all(frame.f_globals["__name__"] != module for frame, _ in walk_tb(error.__traceback__)):
+            raise  # a handler of a signal, say
+        raise ValueError(cli.EXITED) from error
+    finally:
+        with _LOCKS["apart"]:
+            last = _apart.pop()
+            if not _apart:
+                last.close()
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager

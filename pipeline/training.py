@@ -253,7 +253,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
             summary |= {"baseline": best} if best else {}
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
-            mask = opened.parts[0].data.get("train_mask")
+            mask = (opened.data if len(opened.parts) > 1 else opened.parts[0].data).get("train_mask")
             for remark in summaries.remarks(summary, schedule=getattr(config.train, "schedule", ""),
                                             num_labels=None if mask is None else int(mask.sum())):
                 log.info("%s", remark)

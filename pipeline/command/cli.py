@@ -97,11 +97,13 @@ def is_out_of_memory(error: Exception) -> bool:
 def explain(error: Exception) -> str:
     """Say what is wrong in one line."""
     if is_out_of_memory(error):
-        if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        said, most = (str(error) or type(error).__name__).splitlines()[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+        on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        if on_cpu and most != resource.RLIM_INFINITY:
             return f"out of memory: this process may take {format_bytes(most)} of addresses (ulimit -v). Raise the " \
-                   "limit, or take it away by ulimit -v unlimited"
+                   f"limit, or take it away by ulimit -v unlimited ({said})"
         return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
-               f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+               f"({said})"
     return arguments.explain(error) or one_line(error)
 
 

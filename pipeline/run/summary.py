@@ -86,6 +86,8 @@ def remarks(summary: dict, *, schedule: str, num_labels: int | None) -> list[str
         schedule: train.schedule; a learning rate that falls to zero makes the last epoch the best one.
         num_labels: number of training labels; None if it is not known.
     """
+    if summary["best_valid"] is None:
+        return []
     found, valid, train = [], summary["best_valid"], summary["train"]
     if summary["best_epoch"] == summary["data_epochs"] and summary["num_rounds"] > 1 and valid == valid \
             and schedule in ("none", "plateau"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import networkx
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline import api
 from parallel_epochs.pipeline.data import objects
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.readers import saved_graph
@@ -347,6 +349,32 @@ print("went on")
 """
     done = shell("-c", program, cwd=tmp_path)
     assert done.returncode == 1 and says in done.stdout + done.stderr and "went on" not in done.stdout, done.stderr
+
+
+def test_a_prediction_waits_for_no_training_and_a_child_for_no_thread_of_its_parent(result):
+    with ThreadPoolExecutor(1) as pool, api._LOCKS["train"]:
+        assert pool.submit(result.model.predict).result(60).shape[1] == 3
+        pool.submit(api._LOCKS["apart"].acquire).result()
+        if (child := os.fork()) == 0:
+            os._exit(0 if all(lock.acquire(timeout=1) for lock in api._LOCKS.values()) else 1)
+        pool.submit(api._LOCKS["apart"].release).result()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("code, module, raises", [(0, "mine", ValueError), (1, "mine", SystemExit),
+                                                  (0, "other", SystemExit)])
+def test_the_exit_of_a_program_is_not_that_of_a_class(code, module, raises, result):
+    config = SimpleNamespace(model=SimpleNamespace(path="mine.Net"))
+    with pytest.raises(raises), api._apart_from_the_caller(config):
+        exec(f"raise SystemExit({code})", {"__name__": module})
+
+
+def test_the_program_is_seen_while_its_data_are_written(tmp_path, monkeypatch):
+    main, seen = sys.modules["__main__"], []
+    monkeypatch.setattr(api, "_configure", lambda *args: seen.append(sys.modules["__main__"]) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pe.train()
+    assert seen == [main]
 
 
 def test_a_run_writes_through_no_link_in_its_folder(result, tmp_path):

@@ -1,5 +1,6 @@
 """Commands that errors name for packages that are missing."""
 
+import errno
 import re
 import shlex
 import tomllib
@@ -7,7 +8,8 @@ import tomllib
 import pytest
 
 import parallel_epochs
-from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.run.errors import install_command, one_line
 from tests.helpers.running import ROOT
 
 # The extras that errors name. The ones of trackers are named like the trackers.
@@ -37,3 +39,16 @@ def test_every_extra_that_an_error_names_exists():
     named = set(re.findall(r"install_command\([\"'](\w+)[\"']\)", source)) | {"tensorboard", "wandb", "mlflow"}
     assert named == NAMED <= set(EXTRAS)
     assert not re.search(r"pip install[^\n]*parallel-epochs\[[a-z]|pip install -e \.\[", source)
+
+
+@pytest.mark.parametrize("error, says", [
+    (MemoryError("16 bytes"), r"may take 5 TB of addresses .*\(16 bytes\)"),
+    (RuntimeError("CUDA out of memory. Tried"), r"raise partition.num_parts.* \(CUDA out of memory. Tried\)")])
+def test_a_limit_of_addresses_explains_no_gpu(error, says, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (5 * 10**12, 5 * 10**12))
+    assert re.search(says, cli.explain(error))
+
+
+def test_the_limit_of_open_files_is_raised_above_its_value(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (4096, 4096))
+    assert one_line(OSError(errno.EMFILE, "")).endswith("ulimit -n 8192")

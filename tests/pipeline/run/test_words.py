@@ -27,7 +27,8 @@ SHORT, OVERFITS = "the last epoch is the best one", "the model overfits: acc is 
     ({}, "none", []), ({"best_epoch": 250}, "none", [SHORT]), ({"best_epoch": 250}, "cosine", []),
     ({"best_epoch": 250, "best_valid": float("nan")}, "none", []), ({"best_epoch": 250, "num_rounds": 1}, "none", []),
     ({"train": 1.0}, "none", [OVERFITS]), ({"train": 1.0, "best_epoch": 250}, "plateau", [SHORT, OVERFITS]),
-    ({"train": 1.0, "metric": "rmse"}, "none", []), ({"train": None}, "none", [])])
+    ({"train": 1.0, "metric": "rmse"}, "none", []), ({"train": None}, "none", []),
+    ({"train": 1.0, "best_valid": None, "best_epoch": 250}, "none", [])])
 def test_the_end_of_a_run_says_what_its_numbers_suggest(values, schedule, said):
     summary = {"metric": "acc", "train": 0.9, "best_valid": 0.7, "best_epoch": 240, "data_epochs": 250,
                "num_rounds": 250, "num_parameters": 84617} | values
