@@ -86,6 +86,15 @@ class DeeperGCN(GraphModel):
             torch.nn.Linear(channels, channels) if tables is None else create_edge_encoder(edge_dim, channels, tables)
             for _ in range(num_layers))
 
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, ptr: Tensor | None = None,
+                degree_ratio: Tensor | None = None) -> Tensor:
+        """Predict logits; see :meth:`GraphModel.forward`.
+
+        Args:
+            degree_ratio: as for :meth:`compute`.
+        """
+        return super().forward(x, edge_index, edge_attr, ptr, degree_ratio)
+
     def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None,
                 degree_ratio: Float[Tensor, " num_nodes"] | None = None) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels].
