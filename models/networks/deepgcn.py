@@ -86,7 +86,8 @@ class DeeperGCN(GraphModel):
             torch.nn.Linear(channels, channels) if tables is None else create_edge_encoder(edge_dim, channels, tables)
             for _ in range(num_layers))
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, ptr: Tensor | None = None,
+    def forward(self, x: Tensor, edge_index: Tensor,  # type: ignore[override] # one more argument, by its name
+                edge_attr: Tensor | None = None, ptr: Tensor | None = None,
                 degree_ratio: Tensor | None = None) -> Tensor:
         """Predict logits; see :meth:`GraphModel.forward`.
 
