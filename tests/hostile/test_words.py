@@ -115,7 +115,6 @@ def test_hostile(case, tmp_path):
 
 
 @pytest.mark.parametrize("limit, most, message", [
-    (resource.RLIMIT_AS, 600 << 20, "out of memory: this process may take 629 MB of addresses (ulimit -v). <*>"),
     (resource.RLIMIT_NOFILE, 12, "this process may have 12 files open, and that is not enough: raise the limit by <*>"),
     (resource.RLIMIT_FSIZE, 4096, "<*> would be larger than the disk or your limit on file sizes (ulimit -f) allows")])
 def test_limits_of_the_shell_are_named(limit, most, message, tmp_path):
@@ -123,6 +122,17 @@ def test_limits_of_the_shell_are_named(limit, most, message, tmp_path):
     done = subprocess.run(
         typed, cwd=ROOT, text=True, capture_output=True, preexec_fn=lambda: resource.setrlimit(limit, (most, most)))
     assert done.returncode == 1 and matches(done.stderr.strip(), f"error: {message}"), done.stderr
+
+
+def test_a_limit_of_addresses_is_named():
+    """What imports do when they meet it is up to the libraries, so the limit leaves them room."""
+    code = ("import sys, torch\nfrom parallel_epochs.pipeline.command.cli import explain\n"
+            "try:\n    torch.empty(10**13)\nexcept RuntimeError as error:\n    sys.exit(f'error: {explain(error)}')")
+    most = 1 << 33
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)))
+    assert done.returncode == 1 and matches(
+        done.stderr.strip(), "error: out of memory: this process may take 8.59 GB of addresses (ulimit -v). <*>")
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full", ">&- 2>&-"])
