@@ -1,5 +1,6 @@
 """What a run on one machine lets other users and machines reach: nothing but sockets of numbers on loopback."""
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -46,8 +47,17 @@ def family(pid: int) -> list[int]:
 
 def sockets_of(pids: list[int]) -> set[str]:
     """Return the inodes of the sockets that processes have open."""
-    names = [os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()]
+    names = [name for pid in pids for name in open_files(pid)]
     return {found[1] for name in names if (found := re.fullmatch(r"socket:\[(\d+)\]", name))}
+
+
+def open_files(pid: int) -> list[str]:
+    """Return the names of what a running process has open; it may close a file between the listing and the look."""
+    names = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(file))
+    return names
 
 
 def address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -78,8 +88,7 @@ def test_nothing_of_a_run_listens_beyond_loopback(run):
 
 def test_only_the_user_can_open_the_file_where_ranks_meet(run):
     (store,) = [path for path in Path("/dev/shm").glob("parallel-epochs-*/parallel-epochs-*/store")
-                if path.stat().st_size and any(str(path.parent.parent) in os.readlink(file) for file in
-                                               Path(f"/proc/{run.pid}/fd").iterdir())]
+                if path.stat().st_size and any(str(path.parent.parent) in name for name in open_files(run.pid))]
     assert stat.S_IMODE(store.parent.stat().st_mode) == stat.S_IMODE(store.parent.parent.stat().st_mode) == 0o700
 
 
