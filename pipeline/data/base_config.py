@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from parallel_epochs.pipeline.keys import entries, key
 from parallel_epochs.pipeline.run import files
 
+# Raise it when the readers that have the key data.reading shall read the same files in another way than before.
+READING = 2
 # Path of a table in the file of a model that is shared without its data.
 NO_FILE = "not in this file"
 
@@ -141,6 +143,13 @@ def label_type() -> Any:
     """Declare the key of graphs with several types of nodes that names the one whose labels are learned."""
     return key(None, "Type of the nodes whose labels are learned; the same as task.type, which sets it.",
                shapes_graph=True, hashed_if_given=True)
+
+
+def reading() -> Any:
+    """Declare the key of readers that have read the same files in another way before."""
+    return key(READING, "Version of the reader. What another version has read into the cache is not used. 1: that of "
+               "runs of earlier versions, which find the graphs that they were trained on.", minimum=1,
+               below=READING + 1, before=1)
 
 
 def check_files(**paths: str | None) -> None:

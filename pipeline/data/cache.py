@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Shaped, UInt8
 from torch import Tensor
 
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.join_types import refuse_propagate
@@ -34,7 +35,7 @@ from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
 from parallel_epochs.pipeline.names import MASKS
-from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.read_back import check_values
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 # The same of the pairs that links are divided into, and of graphs with scores of texts.
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
+# The end of the key of a store that this version of a reader has written.
+READ_BY = f"read by version {READING}"
 # Types of the arrays and values of a prepared graph, as far as it has them.
 KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str,
         "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
@@ -142,7 +145,10 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
         path = Path(config.origin())
         data = reader.open_graph(path, verify=verify)
     else:
-        data = _keep(path, write, again="preparing the graph again", verify=verify)
+        read_by = f"{path.name} {READ_BY}" if hasattr(config, "reading") else path.name
+        data = _keep(path, write, again="preparing the graph again", verify=verify, key=read_by)
+        if verify and getattr(config, "reading", READING) < READING:
+            _tell_of_reading(config, path)
     seconds = time.perf_counter() - start
     done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"
     log.log(logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done)
@@ -308,13 +314,14 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, numbe
 
 
 def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str, verify: bool,
-          check: Callable[[Graph], None] = lambda data: None) -> Graph:
+          check: Callable[[Graph], None] = lambda data: None, key: str | None = None) -> Graph:
     """Open the store of a graph. It is written first if it is not there or damaged; another process may do that.
 
     Args:
         again: what the warning about a damaged store says is done next.
         verify: check what the store holds.
         check: raises a DamagedFile for a graph that cannot be what was written.
+        key: of the store, see :class:`pipeline.graph.store.StoreWriter`; none: its name.
 
     Raises:
         FileError: it cannot be read or written.
@@ -333,7 +340,7 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
                 log.warning("%s; %s", error, again)
                 is_damaged = True
         try:
-            with store.StoreWriter(path, path.name) as writer:
+            with store.StoreWriter(path, key or path.name) as writer:
                 if store.is_store(path) and not is_damaged:  # another process has written it since the look above
                     shutil.rmtree(writer.folder, ignore_errors=True)
                     continue
@@ -349,6 +356,15 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
             num_looks += 1
             pulse.renew()
             time.sleep(WAITING)
+
+
+def _tell_of_reading(config: DataConfig, path: Path) -> None:
+    """Warn that a graph is not known to be the one of a training by an earlier version of its reader."""
+    if str(files.read_json(path / store.MANIFEST).get("key")).endswith(READ_BY):
+        log.warning("data: the run's graph was not in the cache, and %s was read by a later version of the reader than "
+                    "data.reading=%s: times with offsets, quoted names, headers and folders named val may be read in "
+                    "another way. Put the cache of the training back if the metrics differ from those in summary.json, "
+                    "or start a new run", path, config.reading)  # type: ignore[attr-defined]
 
 
 def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
@@ -386,6 +402,8 @@ def hash_graph(config: DataConfig) -> str:
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT
+    if (reading := getattr(config, "reading", 1)) > 1:
+        shaping["reading"] = reading
     if (folds := config.folds_of_scores) is not None:
         shaping["scores"] = SCORES_FORMAT if folds == "rows" else [SCORES_FORMAT, folds]
     return _digest(shaping)

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     featureless,
     label_type,
+    reading,
     refuse_changes,
     refuse_without_labels,
     reverse_relations,
@@ -305,6 +306,7 @@ class GraphFilesConfig(ManyGraphsConfig):
                       "wrote.", shapes_graph=True)
     folder: str = key(..., "Path of the folder. It holds *.pt, or train/, valid/ and test/ with such files.",
                       is_path=True, names_files=True)
+    reading: int = reading()
 
     def origin(self) -> str:
         return self.folder
@@ -371,6 +373,7 @@ class EdgesConfig(DataConfig):
     valid_fraction: float = key(0.1, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
                                 "the test.", minimum=0, shapes_graph=True)
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
+    reading: int = reading()
 
     def origin(self) -> str:
         return self.path
@@ -400,6 +403,7 @@ class TriplesConfig(DataConfig):
     folder: str = key(..., "Folder with train.txt, valid.txt and test.txt, or a .tar.gz of them. The files may also "
                       "end in .tsv, .del or .csv, and be compressed (.gz).",
                       is_path=True, names_files=True)
+    reading: int = reading()
 
     def origin(self) -> str:
         return self.folder

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     featureless,
     label_type,
+    reading,
     refuse_without_labels,
     reverse_relations,
 )
@@ -163,6 +164,7 @@ class TablesConfig(DataConfig):
                            "nodes with many edges among themselves share a fold, so that few scores come from a model "
                            "that saw the label of a neighbour. rows: at random, as in runs of earlier versions.",
                            choices=("groups", "rows"), before="rows")
+    reading: int = reading()
     memory_limit: str = key("4GB", "Memory that DuckDB may use. It writes what does not fit to files in cache_dir.",
                             changes_numbers=False)
     threads: int = key(0, "Number of threads of DuckDB. 0: as many as PyTorch uses.", minimum=0, below=1024,

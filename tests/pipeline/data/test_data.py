@@ -1,5 +1,6 @@
 import dataclasses
 import gzip
+import shutil
 import subprocess
 import sys
 
@@ -9,11 +10,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from parallel_epochs.pipeline.data import prepare as preparing
-from parallel_epochs.pipeline.data.cache import load, read
+from parallel_epochs.pipeline.data import cache, prepare as preparing
+from parallel_epochs.pipeline.data.cache import hash_graph, load, read
 from parallel_epochs.pipeline.data.config import (
     OGB_NODE_NAMES,
     DigitsConfig,
+    EdgesConfig,
     FileConfig,
     OGBConfig,
     SyntheticProteinsConfig,
@@ -216,6 +218,25 @@ def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
         path.write_bytes(broken)
         again = load(config, tmp_path)
         assert "preparing the graph again" in caplog.text and torch.equal(first.edge_attr, again.edge_attr)
+
+
+def test_another_version_of_a_reader_reads_anew(tmp_path, monkeypatch, caplog):
+    (tmp_path / "edges.txt").write_text("a b\nb c\n")
+    new = EdgesConfig(path=str(tmp_path / "edges.txt"))
+    old = dataclasses.replace(new, reading=1)
+    assert hash_graph(old) == "0ffdfb2d4c8090f55f78a7ef"  # of the version before the key
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "READ_BY", "read by an earlier version")
+        first = load(old, tmp_path)
+    caplog.clear()
+    assert load(old, tmp_path).store == first.store and "later version of the reader" not in caplog.text
+    second = load(new, tmp_path)
+    assert second.store != first.store and "later version of the reader" not in caplog.text
+    shutil.rmtree(first.store)
+    for _ in range(2):  # as it is read, and from the cache
+        caplog.clear()
+        assert load(old, tmp_path).content_hash == first.content_hash
+        assert "later version of the reader" in caplog.text
 
 
 def test_a_file_of_the_users(tmp_path):
