@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,6 +233,46 @@ def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Floa
     return float(rank.double().reciprocal().mean())
 
 
+def link_ranking(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> dict[str, float]:
+    """Compute MRR, and Hits@K for each K of RANKS that there are enough negatives for. Arguments as of
+    :func:`reciprocal_rank`.
+    """
+    if y_pred_neg.dim() == 2:
+        num_as_good = (y_pred_neg >= y_pred_pos.unsqueeze(1)).sum(1)
+    else:
+        num_as_good = len(y_pred_neg) - torch.searchsorted(y_pred_neg.sort().values, y_pred_pos)
+    return {"mrr": reciprocal_rank(y_pred_pos, y_pred_neg),
+            **{f"hits@{k}": float((num_as_good < k).double().mean()) for k in RANKS if k <= y_pred_neg.size(-1)}}
+
+
+def count_by_score(y_true: Float[Tensor, " num_rows"], y_pred: Float[Tensor, " num_rows"]) -> dict[str, Any] | None:
+    """Count the labels of each kind between some thresholds, from which curves are drawn.
+
+    The thresholds are quantiles of the positive and of the negative rows, so that curves are as fine for a rare label.
+
+    Args:
+        y_true: 0, 1 or NaN for unknown ones.
+        y_pred: logits.
+
+    Returns:
+        ``positive``, ``negative`` and mean ``probability`` of the rows between two thresholds, in ascending order, and
+        the exact ``rocauc`` and ``ap`` of all rows. None without labels of both kinds.
+    """
+    y_true, y_pred = y_true[known := ~y_true.isnan()], y_pred[known]
+    is_positive = y_true == 1
+    if is_positive.all() or not is_positive.any():
+        return None
+    ends = [part.sort().values[torch.linspace(0, len(part) - 1, 100).long()]
+            for part in (y_pred[is_positive], y_pred[~is_positive])]
+    place = torch.searchsorted(torch.cat(ends).unique(), y_pred, right=True) - 1
+    positive, negative = (torch.bincount(place[chosen], minlength=int(place.max()) + 1)
+                          for chosen in (is_positive, ~is_positive))
+    probability = torch.bincount(place, y_pred.double().sigmoid()) / (positive + negative)
+    return {"positive": positive.tolist(), "negative": negative.tolist(),
+            "probability": [round(value, 6) for value in probability.tolist()],
+            **{name: TASK_METRICS[name](y_true[:, None], y_pred[:, None]) for name in ("rocauc", "ap")}}
+
+
 def hits_at(metric: str) -> int:
     """Read K of "hits@K"; 0 for the other metrics of links.
 
@@ -261,6 +302,7 @@ def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_
 
 
 LINK_METRICS = ("mrr", "rocauc", "ap")
+RANKS = (1, 3, 10, 20, 50, 100)  # K of the Hits@K that a report lists
 # One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,
 # [num_nodes, 1]; of real values, [num_nodes, num_tasks] with NaN for unknown ones. The second argument are logits, or
 # values in the unit of the first.

@@ -32,8 +32,9 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     """
     data, task, kind, rows = setup.data, setup.task, setup.kind, trainer.rows
     assert rows is not None, "the first rank has the rows of the last evaluation"
-    record: dict[str, Any] = {"epoch": trainer.progress.epochs, "metric": task.metric, "unit": kind.unit,
-                              "kind": task.kind, **kind.record(data, task, rows)}
+    with trainer.averaged():
+        record: dict[str, Any] = {"epoch": trainer.progress.epochs, "metric": task.metric, "unit": kind.unit,
+                                  "kind": task.kind, **kind.record(data, task, trainer.model, rows)}
     if (types := listed_types(data)) is not None:
         near = score_by_neighbours(
             types, setup.neighbours, task.kind, task.metric, data.y[data.test_mask],

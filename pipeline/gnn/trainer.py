@@ -184,7 +184,7 @@ class GNNTrainer:
         epochs = progress.epochs + self.schedule.epochs_of_round(progress.epochs)
         if self.schedule.is_evaluation_due(progress.epochs, epochs):
             pulse.beat(f"evaluating round {progress.round + 1}")
-            with contextlib.nullcontext() if self._average is None else self._average.applied():
+            with self.averaged():
                 rows = self._predict_all(progress.round)
                 scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
             self.rows = rows if self._ranks.is_first else None
@@ -192,6 +192,10 @@ class GNNTrainer:
                 self._decay.observe(scores["valid"])
         progress.end_round(epochs)
         return scores
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Let the model have the weights that are evaluated, inside of a ``with`` block."""
+        return contextlib.nullcontext() if self._average is None else self._average.applied()
 
     def describe(self) -> dict[str, dict]:
         """Measure what the next round draws and say so: records for who writes them down."""

@@ -19,6 +19,7 @@ MAX_LINES = 2 * NUM_COLOURS  # the second half is dashed
 MAX_NUMBERS = 90_000  # in all curves of a page: about a megabyte, in addition to the library
 MIN_POINTS = 50
 MAX_BARS = 200
+MAX_MARKERS = 12  # points of a curve that are marked each
 CURVES = {"valid": "Validation", "test": "Test", "loss": "Training loss", "lr": "Learning rate"}
 PHASES = {"train": "Training", "draw": "Waiting for batches", "sync": "Synchronising ranks",
           "evaluate": "Evaluating and saving"}
@@ -135,6 +136,27 @@ def curves(figures: Figures, lines: list[Line], key: str, *, with_seeds: bool, q
 def changes(runs: Iterable[Run]) -> bool:
     """Tell whether the learning rate of any of these runs changed."""
     return any(len({r["lr"] for r in run.rounds if "lr" in r}) > 1 for run in runs)
+
+
+def score_curves(figures: Figures, title: str, lines: list[tuple[str, str, int, list[tuple[float, float, int]]]],
+                 axes: tuple[str, str], *, diagonal: bool = False) -> str:
+    """Draw curves of numbers between 0 and 1 against each other.
+
+    Args:
+        lines: key, label, number of the colour and points of each; a point is x, y and a number of rows.
+        axes: titles of the horizontal and of the vertical axis.
+        diagonal: whether to draw the line to compare with.
+    """
+    traces = [{"type": "scatter", "mode": "lines+markers" if len(points) <= MAX_MARKERS else "lines", "name": label,
+               "x": [_short(x) for x, _, _ in points], "y": [_short(y) for _, y, _ in points],
+               "customdata": [size for _, _, size in points],
+               "hovertemplate": f"{label}: {axes[1]} %{{y:.3f}}, {axes[0]} %{{x:.3f}} (%{{customdata:,}})"
+                                "<extra></extra>",
+               "meta": {"role": "mean", "key": key, "colour": place}} for key, label, place, points in lines]
+    whole = {axis: {"title": {"text": name}, "range": [-0.01, 1.02]} for axis, name in zip(("xaxis", "yaxis"), axes)}
+    line = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "line": {"width": 1, "dash": "dot"}}
+    return figures.add(title, traces, {**whole, "shapes": [line] * diagonal, "hovermode": "closest"},
+                       label=f"{title}: {axes[1]} by {axes[0]} of {' and '.join(line[1] for line in lines)}")
 
 
 def phase_areas(figures: Figures, run: Run) -> str:

@@ -21,6 +21,18 @@ def _is_score(value: object) -> bool:
     return value is None or type(value) in (int, float) and math.isfinite(value)
 
 
+def _is_curve(value: object) -> bool:
+    """Tell whether a value is what :func:`pipeline.metrics.count_by_score` returns."""
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), list) for key in (
+            "positive", "negative", "probability")):
+        return False
+    positive, negative, probability = (value[key] for key in ("positive", "negative", "probability"))
+    return (len(positive) == len(negative) == len(probability) and all(map(_is_count, [*positive, *negative]))
+            and sum(positive) > 0 < sum(negative) and all(map(sum, zip(positive, negative)))
+            and all(_is_score(p) and p is not None and 0 <= p <= 1 for p in probability)
+            and all(_is_score(value.get(key)) and value[key] is not None for key in ("rocauc", "ap")))
+
+
 def _is_typed(value: object) -> bool:
     """Tell whether a value describes the types of nodes and the relations of a graph, and scores by neighbours."""
     if not (isinstance(value, dict) and isinstance(value.get("labelled"), str | None) and all(
@@ -74,6 +86,11 @@ def _check(record: dict) -> None:
     splits = [record["splits"][split] for split in SPLITS]
     for split in splits:
         _need(split, "rows", _is_count)
+        if split.get("curve") is not None:
+            _need(split, "curve", _is_curve)
+        if "ranking" in split:
+            _need(split, "ranking", lambda value: isinstance(value, dict) and all(map(_is_score, value.values())))
+            _need(split, "each", lambda value: value is None or _is_count(value))
     if record["kind"] == "links":
         for split in splits[1:]:
             _need(split, "negatives", _is_count)

@@ -1,6 +1,7 @@
 """The sections of a page about classes, tasks, targets or pairs: labels, scores, and what was confused."""
 
 from parallel_epochs.scripts.report import words
+from parallel_epochs.scripts.report.curve_section import ranking_table
 from parallel_epochs.scripts.report.elements import Cell, Column, escape, matrix, number, paragraph, table, text
 from parallel_epochs.scripts.report.label_scores import NOUNS, extremes, has_each, mistakes, names_of, rates
 
@@ -20,7 +21,7 @@ def label_section(record: dict) -> str:
     """Build the numbers of labels of each split, and the scores of each class, task or target."""
     told = paragraph(_rows(record))
     if record["kind"] == "links":
-        return told
+        return told + ranking_table(record)
     noun, size = NOUNS[record["kind"]], record["num_labels"]
     if not has_each(record):
         return told + paragraph(

@@ -1,8 +1,11 @@
 """The page about one run."""
 
+import re
+
 from parallel_epochs.pipeline.run.words import command_of
 from parallel_epochs.scripts.report import charts, words
 from parallel_epochs.scripts.report.charts import Figures, Line
+from parallel_epochs.scripts.report.curve_section import curve_section, curve_title
 from parallel_epochs.scripts.report.elements import (
     Cell,
     Column,
@@ -23,6 +26,7 @@ from parallel_epochs.scripts.report.states import RunState
 from parallel_epochs.scripts.report.typed_section import typed_section
 
 Section = tuple[str, str, str]  # anchor, heading, content
+MAX_PARTS = 12  # scores of single parts that are shown open
 AXIS_BUTTONS = {"epochs": "Epochs", "step": "Steps", "wall_seconds": "Time"}
 
 
@@ -38,6 +42,7 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("curves", "Curves", _curves(run, figures)),
         ("scores", "Further scores", _further_scores(run)),
         ("labels", title_of(scores), label_section(scores) if scores else ""),
+        ("thresholds", curve_title(scores), curve_section(scores, figures) if scores else ""),
         ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
         ("types", "Types and relations", typed_section(scores, run.partition) if scores and "typed" in scores else ""),
         ("time", "Time of each phase", _time(run, figures)),
@@ -96,12 +101,16 @@ def _further_scores(run: Run) -> str:
         is_valid = name.startswith("valid_") or part == "valid"
         split = words.SPLITS["valid" if is_valid else "test"] if "test" in run.splits else "All"
         part = "" if part == "valid" else part
+        if re.fullmatch(r"0\.\d+", part):  # of node embeddings: a classifier that is trained on some of the labels
+            part = f"{float(part):.0%} of the labels for training"
         (whole if part in ("", "heads", "tails") else parts).append([
             text(words.score_name("", words.metric_name(metric))), text(split), text(words.shortened(part or "all")),
             number(value, words.score(value))])
     columns = [Column("Metric"), Column("Split"), Column("Part"), Column("Value", True)]
     shown = table(columns, whole, label="Further scores") if whole else ""
-    if parts:
+    if 0 < len(parts) <= MAX_PARTS:
+        shown = table(columns, whole + parts, label="Further scores")
+    elif parts:
         shown += (f"<details><summary>{words.count(len(parts), 'score')} of single parts</summary>"
                   f"{table(columns, parts, label='Scores of single parts')}</details>")
     return shown
@@ -134,10 +143,11 @@ def _command(run: Run) -> str:
 def _curves(run: Run, figures: Figures) -> str:
     if not run.rounds:
         return paragraph("No round has ended yet.")
-    legend = charts.legend_of([(split, words.SPLITS[split], i, 1) for i, split in enumerate(run.splits)
-                               if any(split in r for r in run.rounds)])
+    shown = [(split, words.SPLITS[split], i, 1) for i, split in enumerate(run.splits)
+             if any(split in r for r in run.rounds)]
+    legend = charts.legend_of(shown) if len(run.splits) > 1 else ""
     line = [Line("run", "", [run], 0)]
-    drawn = [charts.metric_curves(figures, run, legend) if legend.count("<li>") else "",
+    drawn = [charts.metric_curves(figures, run, legend) if shown else "",
              *(charts.curves(figures, line, key, with_seeds=False) for key in ("loss", "lr", "grad_norm"))]
     rates = {r["lr"] for r in run.rounds if "lr" in r}
     note = paragraph(f"The learning rate was {rates.pop():g} in all rounds.", "note") if len(rates) == 1 else ""
@@ -163,7 +173,7 @@ def _time(run: Run, figures: Figures) -> str:
              number(sums[key], f"{sums[key] / total:.1%}")] for key, name in charts.PHASES.items() if sums[key]]
     drawn = sum(r.get("draw_seconds", 0) for r in run.rounds)
     note = paragraph(f"A background thread drew batches for {words.duration(drawn)} in total. The table has the time "
-                     "that training waited for it.", "note")
+                     "that training waited for it.", "note") if drawn else ""
     return (f'<div class="pair"><div>{table(columns, rows, label="Seconds of each phase")}{note}</div>'
             f"{charts.phase_areas(figures, run)}</div>")
 

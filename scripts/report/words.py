@@ -11,7 +11,7 @@ from parallel_epochs.pipeline.run.log import format_score
 NOTHING = "–"
 METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy", "balanced_acc": "balanced accuracy", "ap": "average precision",
            "micro_f1": "micro-F1", "macro_f1": "macro-F1", "mae": "MAE", "rmse": "RMSE", "mrr": "MRR",
-           "mr": "mean rank"}
+           "mr": "mean rank", "knn_acc": "nearest-neighbour accuracy", "auc": "AUC of links"}
 SPLITS = {"train": "Training", "valid": "Validation", "test": "Test"}
 # Settings that the report takes from the summary, under the keys that a user types.
 KEYS = {"num_ranks": "parallel.num_ranks", "parallel": "parallel", "lr_scaling": "parallel.lr_scaling"}

@@ -70,7 +70,7 @@ def write_scores(folder: Path, kind: str, num_labels: int = 3, /, **fields) -> P
                              "score": [None, *(0.5 + i / 10**4 for i in range(1, num_labels))]},
             "real values": {"labels": [40] * num_labels, "score": [0.25] * num_labels}}[kind]
     of_splits = {"rows": 1200, **each}
-    of_splits |= {key: fields.pop(key) for key in [*of_splits] if key in fields}
+    of_splits |= {key: fields.pop(key) for key in [*of_splits, "curve", "ranking", "each"] if key in fields}
     record = {"epoch": 2, "kind": kind, "metric": {"classes": "acc", "real values": "rmse", "links": "mrr"}.get(
         kind, "rocauc"), "unit": "nodes", "num_labels": num_labels, "names": None, **fields}
     (folder / "scores.json").write_text(json.dumps(

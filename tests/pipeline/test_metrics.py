@@ -4,12 +4,14 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from parallel_epochs.models.aggregate import reference
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import check_finite, rocauc
+from parallel_epochs.pipeline.metrics import RANKS, check_finite, count_by_score, hits, link_ranking, rocauc
+from parallel_epochs.scripts.report.curve_section import precision_recall, reliability, roc
 from tests.helpers import building as build
 from tests.helpers.graphs import random_graph, task_graph
 
@@ -117,3 +119,39 @@ def test_every_task_counts_however_many_there_are():
     truth, predicted = (torch.rand(30, 40, generator=rng) < 0.5).float(), torch.rand(30, 40, generator=rng)
     each = [rocauc(truth[:, [task]], predicted[:, [task]]) for task in range(40)]
     assert rocauc(truth, predicted) == pytest.approx(sum(each) / 40, abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.01])
+def test_curves_are_exact_at_each_threshold(share):
+    rng = torch.Generator().manual_seed(0)
+    y = (torch.rand(5000, generator=rng) < share).float()
+    logits = (torch.randn(5000, generator=rng) + 2 * y).mul(8).round() / 8  # with ties
+    y[::7] = float("nan")
+    curve = count_by_score(y, logits)
+    known = ~y.isnan()
+    truth, scores = y[known].numpy(), logits[known].sigmoid().double().numpy()
+    assert curve["rocauc"] == pytest.approx(roc_auc_score(truth, scores))
+    assert curve["ap"] == pytest.approx(average_precision_score(truth, scores))
+    fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
+    exact = set(zip(fpr.round(9), tpr.round(9)))
+    points = roc(curve)
+    assert len(points) > 40 and {(round(x, 9), round(y, 9)) for x, y, _ in points} <= exact
+    assert sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:])) == pytest.approx(
+        curve["rocauc"], abs=2e-3)
+    steps = [(0.0, 1.0, 0), *precision_recall(curve)]
+    assert sum((b[0] - a[0]) * b[1] for a, b in zip(steps, steps[1:])) == pytest.approx(curve["ap"], abs=0.02)
+    for low, (mean, positive, size) in enumerate(reliability(curve)):
+        assert size > 0 and 0 <= positive <= 1 and low / 10 <= mean <= 1
+    assert sum(size * positive for _, positive, size in reliability(curve)) == pytest.approx(truth.sum())
+    assert sum(size * mean for mean, _, size in reliability(curve)) == pytest.approx(scores.sum(), rel=1e-5)
+    assert count_by_score(y[y == 1], logits[y == 1]) is None and count_by_score(y[:0], logits[:0]) is None
+
+
+def test_links_are_ranked_as_by_counting():
+    rng = torch.Generator().manual_seed(0)
+    positive, negative = (torch.randn(size, generator=rng).round(decimals=1) for size in (40, 60))
+    found = link_ranking(positive, negative)
+    assert list(found) == ["mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50"]
+    assert all(found[f"hits@{k}"] == hits(positive, negative, k) for k in RANKS if k <= 60)
+    own = link_ranking(positive, negative.repeat(40, 1))  # each has its own, which are the same
+    assert own == pytest.approx(found)

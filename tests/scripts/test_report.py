@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.training import run
 from parallel_epochs.scripts import report
 from parallel_epochs.scripts.report import charts, runs as report_runs
-from parallel_epochs.scripts.report.label_scores import rates
+from parallel_epochs.scripts.report.label_scores import rates, read_scores
 from tests.helpers.report_runs import components, partition, write_records, write_run, write_scores
 from tests.helpers.running import TOY, train
 
@@ -98,8 +98,9 @@ def test_a_page_stands_alone_and_shows_everything(two_runs, whole_pages):
                  "directed edges kept", "The graph is connected: 240 nodes", "Validation ROC-AUC", summary["hardware"],
                  f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB", "Finished after 4 of 4 epochs.", "train.lr"):
         assert text in one.text
-    assert one.titles() == ["ROC-AUC", "Training loss", "Gradient norm", "Seconds of each round",
-                            "Nodes of each cluster", "Edges kept within each cluster"]
+    assert one.titles() == ["ROC-AUC", "Training loss", "Gradient norm", "ROC curve", "Precision-recall curve",
+                            "Calibration", "Seconds of each round", "Nodes of each cluster",
+                            "Edges kept within each cluster"]
     both = page_of(*two_runs)
     assert "b&lt;b&gt;" in both.document and "2 seeds (0, 1)" in both.text and "Speed-up" not in both.text
     for page in (one, both):
@@ -259,6 +260,38 @@ def test_scores_of_each_task_target_and_the_pairs(tmp_path):
     assert "Targets" in page_of(write_scores(folder, "real values")).text
     text = page_of(write_scores(folder, "links")).text
     assert "Pairs Training: 1,200 pairs and 50 that are not linked." in text and "Scores after" not in text
+    assert "Ranking: not computed: " in text and "Curves: not computed: " in text
+
+
+CURVE = {"positive": [0, 1, 9], "negative": [70, 19, 1], "probability": [0.01, 0.2, 0.9], "rocauc": 0.875, "ap": 0.75}
+
+
+def test_binary_labels_and_links_have_curves(tmp_path):
+    folder = write_scores(write_run(tmp_path / "run", [0.5]), "binary tasks", curve=CURVE)
+    page = page_of(folder)
+    assert "Test 0.8750 0.7500 10.0% 0.0370" in page.text and "The labels of all 3 tasks are taken" in page.text
+    drawn = {name: page.chart(name)["data"][1] for name in ("ROC curve", "Precision-recall curve", "Calibration")}
+    assert drawn["ROC curve"]["x"] == [0, 0.0111111, 0.222222, 1] and drawn["ROC curve"]["y"] == [0, 0.9, 1, 1]
+    assert drawn["Precision-recall curve"]["y"] == [0.9, 0.333333, 0.1]
+    assert drawn["Calibration"]["x"] == [0.01, 0.2, 0.9] and drawn["Calibration"]["customdata"] == [70, 20, 10]
+    two = page_of(write_scores(folder, "classes", 2, names=["no", "yes"], curve=CURVE))
+    assert "Class yes counts as positive." in two.text and "Calibration error" in two.text
+    assert "ROC" not in page_of(write_scores(folder, "classes", 3)).text
+    ranking = {"mrr": 0.25, "hits@1": 0.125}
+    text = page_of(write_scores(folder, "links", curve=CURVE, ranking=ranking, each=None)).text
+    assert "MRR 0.2500 0.2500 Hits@1 0.1250 0.1250" in text and "among all pairs of its split" in text
+    assert "Precision-recall curve" in text and "Calibration" not in text
+    assert "its own 7 pairs" in page_of(write_scores(folder, "links", curve=CURVE, ranking=ranking, each=7)).text
+
+
+@pytest.mark.parametrize("field, value", [
+    ("curve", 3), ("curve", CURVE | {"positive": [1]}), ("curve", CURVE | {"probability": [0.1, 0.2, 7]}),
+    ("curve", CURVE | {"positive": [0, 0, 0]}), ("curve", CURVE | {"rocauc": None}), ("ranking", [1]),
+    ("ranking", {"mrr": "x"}), ("each", -1)])
+def test_a_damaged_curve_is_named(field, value, tmp_path):
+    fields = {"curve": CURVE, "ranking": {"mrr": 0.5}, "each": None} | {field: value}
+    with pytest.raises(ValueError, match=f"scores.json is damaged: {field} is"):
+        read_scores(write_scores(write_run(tmp_path / "run", [0.5]), "links", **fields))
 
 
 def test_speed_up_at_equal_quality(tmp_path):

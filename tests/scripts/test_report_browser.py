@@ -46,7 +46,13 @@ def pages(tmp_path_factory):
                  typed=typed_record())
     out = {}
     early = write_run(folder / "early", [0.9, *climb[:9]])  # the best epoch is at the left edge
-    for name, chosen in (("one", folders[:1]), ("early", [early]), ("several", folders)):
+    curve = {"positive": [0, 1, 3, 9], "negative": [70, 19, 9, 1], "probability": [0.01, 0.2, 0.5, 0.9], "rocauc": 0.9,
+             "ap": 0.75}
+    binary = write_scores(write_run(folder / "binary", climb, metric="rocauc"), "binary tasks", curve=curve)
+    links = write_scores(write_run(folder / "links", climb, metric="rocauc"), "links", curve=curve, each=None,
+                         ranking={"mrr": 0.25, "hits@10": 0.125})
+    for name, chosen in (("one", folders[:1]), ("early", [early]), ("several", folders), ("binary", [binary]),
+                         ("links", [links])):
         out[name] = folder / f"{name}.html"
         out[name].write_text(report.page(*report.find_runs(chosen)))
     return out
@@ -54,7 +60,7 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize("dark", (False, True), ids=("light", "dark"))
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ("one", "early", "several"))
+@pytest.mark.parametrize("name", ("one", "early", "several", "binary", "links"))
 def test_it_draws_at_every_width_in_both_themes(browser, pages, name, width, dark):
     from matplotlib.image import imread
 

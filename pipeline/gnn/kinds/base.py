@@ -105,8 +105,12 @@ class Kind(ABC):
         """Fit each simple method to a graph and score it; yields one after the other, as they end."""
 
     @abstractmethod
-    def record(self, data: Data, task: Any, rows: Tensor) -> dict[str, Any]:
-        """Describe the splits and score the predictions of an evaluation, for the report."""
+    def record(self, data: Data, task: Any, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
+        """Describe the splits and score the predictions of an evaluation, for the report.
+
+        Args:
+            model: with the weights that were evaluated.
+        """
 
     @abstractmethod
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted, numbers_of
 from parallel_epochs.pipeline.gnn.table import Table, label_columns
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import KINDS, METRICS, check_finite, kind_of
+from parallel_epochs.pipeline.metrics import KINDS, METRICS, check_finite, count_by_score, kind_of
 from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SPLITS
 from parallel_epochs.pipeline.run.tables import Columns
 
@@ -57,7 +57,7 @@ class LabelKind(Kind):
         return self.learns(data, label_input=self.config.train.label_input, metric=self.config.task.metric,
                            loss_options=self.loss)
 
-    def record(self, data: Data, task: NodeTask, rows: Tensor) -> dict[str, Any]:
+    def record(self, data: Data, task: NodeTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS
         splits = {}
         for split, mask in zip(SPLITS, MASKS):
@@ -141,7 +141,7 @@ def labels_of(data: Data, num_columns: int) -> list[str] | None:
     return unpack_names(data, "label_names")[:num_columns]  # behind them may be classes that no split has
 
 
-def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[str, list]:
+def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[str, Any]:
     """Count the labels of each class, task or target in a split, and score each.
 
     Args:
@@ -153,19 +153,24 @@ def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: boo
 
     Returns:
         ``labels`` for each; ``positive`` for each binary task. If `scored`, ``confusion`` of classes, a list of how
-        often each class was predicted for the rows of a class, or else ``score``, None where it is undefined.
+        often each class was predicted for the rows of a class, or else ``score``, None where it is undefined. The
+        ``curve`` of binary labels is that of all tasks together, see :func:`pipeline.metrics.count_by_score`.
     """
     if kind == "classes":
         known = y[:, 0] >= 0
         labels, num_labels = y[known, 0].long(), rows.size(1)
-        found: dict[str, list] = {"labels": torch.bincount(labels, minlength=num_labels).tolist()}
+        found: dict[str, Any] = {"labels": torch.bincount(labels, minlength=num_labels).tolist()}
         if scored:
             both = labels * num_labels + rows[known].argmax(1)
             found["confusion"] = torch.bincount(both, minlength=num_labels**2).view(num_labels, num_labels).tolist()
+        if scored and num_labels == 2:
+            found["curve"] = count_by_score(labels.float(), rows[known, 1] - rows[known, 0])
         return found
     found = {"labels": (~y.isnan()).sum(0).tolist()}
     if kind == "binary tasks":
         found["positive"] = (y == 1).sum(0).tolist()
+        if scored:
+            found["curve"] = count_by_score(y.flatten(), rows.flatten())
     if scored:
         scores = [KINDS[kind][metric](y[:, [i]], rows[:, [i]]) if len(y) else math.nan for i in range(y.size(1))]
         found["score"] = [score if math.isfinite(score) else None for score in scores]

@@ -83,9 +83,9 @@ class LinkKind(Kind):
     def baselines(self, data: Data, task: LinkTask) -> Iterator[Baseline]:
         return simple.of_links(data, task)
 
-    def record(self, data: Data, task: LinkTask, rows: Tensor) -> dict[str, Any]:
+    def record(self, data: Data, task: LinkTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         return {"splits": {split: {"rows": len(data[f"{split}_pairs"]), **({} if split == "train" else {
-            "negatives": len(data[f"{split}_negatives"])})} for split in SPLITS}}
+            "negatives": len(data[f"{split}_negatives"]), **task.describe(model, rows, split)})} for split in SPLITS}}
 
     def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Tensor | pd.DataFrame | None:
         pairs = asked.pairs

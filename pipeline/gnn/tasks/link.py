@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,11 +14,13 @@ from torch_geometric.data import Data
 from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.graph.edges import sort_edges
-from parallel_epochs.pipeline.metrics import check_finite, hits_at, link_metric
+from parallel_epochs.pipeline.metrics import check_finite, count_by_score, hits_at, link_metric, link_ranking
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
 
 # Pairs decoded at a time.
 BLOCK = 1 << 16
+# A report has no further scores of more pairs, since they are decoded for it once more.
+MAX_DESCRIBED = 10**7
 
 
 class LinkTask:
@@ -130,6 +132,18 @@ class LinkTask:
         return {split: self._score(scored[f"{split}_pairs"],
                                    scored[f"{'valid' if split == 'train' else split}_negatives"], official)
                 for split in SPLITS}
+
+    def describe(self, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"], split: str) -> dict[str, Any]:
+        """Score the pairs of validation or test for the report: ``ranking`` and ``curve``, as :mod:`pipeline.metrics`
+        makes them. Without pairs of both kinds, or with more than MAX_DESCRIBED, there is nothing.
+        """
+        keys = [f"{split}_pairs", f"{split}_negatives"]
+        if not self.is_defined(split) or sum(len(self._data[key]) for key in keys) > MAX_DESCRIBED:
+            return {}
+        positive, negative = (self.decode(model, rows, self._data[key], of_test=split == "test") for key in keys)
+        truth = torch.cat([torch.ones_like(positive), torch.zeros_like(negative)])
+        return {"ranking": link_ranking(positive, negative.view(-1, self._each) if self._each else negative),
+                "each": self._each, "curve": count_by_score(truth, torch.cat([positive, negative]))}
 
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of the validation or the test split is a number: it needs pairs of both kinds."""

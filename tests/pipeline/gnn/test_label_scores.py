@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.gnn.kinds.labels import count_labels
 from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.metrics import count_by_score
 from parallel_epochs.pipeline.names import MAX_LABELS, SPLITS
 from parallel_epochs.scripts.report.label_scores import read_scores
 from tests.helpers.graphs import make_graph, random_graph
@@ -37,12 +38,22 @@ def test_tasks_and_targets_are_scored_one_by_one():
     y = torch.tensor([[0, 1, NAN], [1, 1, NAN], [1, 1, NAN], [NAN, 1, NAN]])
     rows = torch.tensor([[0.2, 0, 0], [0.1, 1, 1], [0.9, 2, 0], [5, 3, 0]])
     found = count_labels("binary tasks", "rocauc", y, rows, scored=True)
+    assert found.pop("curve") == count_by_score(y.flatten(), rows.flatten()) is not None
     assert found == {"labels": [3, 4, 0], "positive": [2, 4, 0],
                      "score": [roc_auc_score(y[:3, 0], rows[:3, 0]), None, None]}
     found = count_labels("real values", "mae", y, rows, scored=True)
     assert found["score"] == [pytest.approx(mean_absolute_error(y[:3, 0], rows[:3, 0])), 1.0, None]
     empty = count_labels("real values", "mae", y[:0], rows[:0], scored=True)
     assert "positive" not in found and empty["score"] == [None] * 3
+
+
+def test_two_classes_have_a_curve_of_the_second():
+    rng = torch.Generator().manual_seed(0)
+    y, rows = torch.randint(-1, 2, (60, 1), generator=rng), torch.randn(60, 2, generator=rng)
+    curve = count_labels("classes", "acc", y, rows, scored=True)["curve"]
+    known = y[:, 0] >= 0
+    assert curve["rocauc"] == pytest.approx(roc_auc_score(y[known, 0], rows[known].softmax(1)[:, 1]))
+    assert "curve" not in count_labels("classes", "acc", y, torch.randn(60, 3), scored=True)
 
 
 def test_a_run_with_too_many_classes_says_so(caplog, configure):
@@ -60,7 +71,7 @@ CASES = {
     "two ranks": [*TOY, "parallel.num_ranks=2"],
     "sampled evaluation": [*NEIGHBOR, "evaluation=neighbor"],
     "epochs without an evaluation": [*TOY, "train.eval_every=3"],
-    **dict.fromkeys(("targets", "graph", "tables", "link"))}
+    **dict.fromkeys(("targets", "graph", "tables", "link", "averaged link"))}
 
 
 def write_targets(folder: Path) -> list[str]:
@@ -76,13 +87,18 @@ def write_targets(folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_they_add_up_to_the_scores_of_the_run(name, configure, tmp_path):
-    overrides = CASES[name] or {**WRITE, "targets": write_targets}[name](tmp_path)
+    average = ["train.ema=0.9", "task.metric=mrr", "train.lr=0.1"] * name.startswith("averaged")
+    name = name.removeprefix("averaged ")
+    overrides = [*(CASES[name] or {**WRITE, "targets": write_targets}[name](tmp_path)), *average]
     summary = train(configure(*overrides, "train.epochs=3"), tmp_path / "run")
     record = json.loads((tmp_path / "run" / "scores.json").read_text())
     assert record["epoch"] == summary["best_epoch"] and read_scores(tmp_path / "run") == record
     assert record["unit"] == {"graph": "graphs", "link": "pairs"}.get(name, "nodes")
     if name == "link":
         assert record["splits"]["train"] == {"rows": 220} and record["splits"]["test"]["negatives"] == 60
+        for split, score in zip(SPLITS[1:], (summary["best_valid"], summary["test"])):
+            found = record["splits"][split]
+            assert (found["ranking"] | found["curve"])[record["metric"]] == pytest.approx(score)
         return
     assert name != "tables" or record["names"] == ["games", "libs"]
     for split, score in zip(SPLITS[1:], (summary["best_valid"], summary["test"])):
