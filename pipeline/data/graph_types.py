@@ -107,13 +107,17 @@ def _check_value(value: object) -> Mapping[str, Any]:
         raise ValueError(f"schema must have {', '.join(needed)}, and may have {', '.join(known[len(needed):])}; it has "
                          f"{found or 'nothing'}")
     for name, kind, what in (("types", str, "names"), ("counts", int, "whole numbers from 0"),
-                             ("widths", int, "whole numbers from 0"), ("averaged", str, "names")):
+                             ("widths", int, "whole numbers from 0"), ("averaged", str, "names"),
+                             ("unread", str, "names")):
         if not _is_list(found := value.get(name, []), kind):
             raise ValueError(f"schema: {name} is {found!r}; it must be a list of {what}")
     relations, types, labelled = value["relations"], value["types"], value.get("labelled")
     if not (isinstance(relations, list) and all(_is_list(relation, str) and len(relation) == 3
                                                 for relation in relations)):
         raise ValueError(f"schema: relations is {relations!r}; it must be a list of [source, name, target]")
+    columns = value.get("edge_columns", [])
+    if not (isinstance(columns, list) and all(_is_list(pair, int) and len(pair) == 2 for pair in columns)):
+        raise ValueError(f"schema: edge_columns is {columns!r}; it must be a list of [first, number]")
     if not types or len(set(types)) < len(types):
         raise ValueError(f"schema: types is {types!r}; it must have names that differ")
     for name in [*value.get("averaged", []), *([] if labelled is None else [labelled])]:

@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.readers.edge_table import as_edges, as_weights, merge, refuse_negative
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.read_back import shown
 
 
 def keys_of(data: Any, cache_dir: Path) -> dict[str, str]:
@@ -140,6 +141,8 @@ def _parts_of(value: object) -> Any:
     """Put the tensors that a sparse one is made of in its place, for :func:`pipeline.run.checkpoint.digest`."""
     if isinstance(value, dict):
         return {key: _parts_of(item) for key, item in value.items()}
+    if isinstance(value, Tensor) and value.is_meta:  # which reading refuses
+        return shown(value)
     if not isinstance(value, Tensor) or value.layout == torch.strided:
         return value
     value = value.to_sparse_coo().coalesce()

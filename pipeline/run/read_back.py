@@ -41,10 +41,13 @@ def check_values(path: Path, values: Mapping[str, Any], types: Mapping[str, Any]
     with jaxtyped("context"):
         for name, annotation in types.items():
             if name in values and not _fits(values[name], annotation):
-                value = values[name]
-                found = f"{value.dtype} of {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
-                raise DamagedFile(f"{path} is damaged, or somebody changed it: {name} is {found}, and it should be "
-                                  f"{_describe(annotation)}")
+                raise DamagedFile(f"{path} is damaged, or somebody changed it: {name} is {shown(values[name])}, and it "
+                                  f"should be {_describe(annotation)}")
+
+
+def shown(value: object) -> str:
+    """Describe any value in one short line."""
+    return f"{value.dtype} of {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
 
 
 def _fits(value: object, annotation: Any) -> bool:

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.objects import keys_of
 from parallel_epochs.pipeline.run import checkpoint
 from tests.pipeline.gnn.test_new_data import graph
 
@@ -48,7 +51,7 @@ def changed(tree, path, value):
     if not path:
         return value
     tree = copy.copy(tree)
-    tree[path[0]] = changed(tree[path[0]], path[1:], value)
+    tree[path[0]] = changed(tree[path[0]], path[1:], value) if path[1:] else value
     return tree
 
 
@@ -82,6 +85,50 @@ def test_a_layout_that_has_no_checksum_is_damage(models, tmp_path):
     torch.save({**models["file"][1], "x": torch.ones(2, 2).to_sparse(), "sha256": "0" * 64}, tmp_path / "odd.pe")
     with pytest.raises(ValueError, match="is damaged: its content does not have the checksum"):
         pe.load(tmp_path / "odd.pe")
+
+
+BUYS = ("user", "buys", "item")
+STORES = {"_global_store": {}, "item": {"num_nodes": 4}, BUYS: {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]])},
+          "user": {"x": torch.ones(6, 3), "y": torch.arange(6) % 2, "train_mask": torch.arange(6) < 2,
+                   "valid_mask": torch.arange(6) == 2, "test_mask": torch.arange(6) > 2}}
+ENTRIES = {"file": lambda data, path: torch.save(data, path) or path,
+           "memory": lambda data, path: keys_of(data, path.parent)["data.path"]}
+
+
+def refuses_graph(data, entry, folder) -> str:
+    """Open a graph, and return why it is refused; "" if it is not."""
+    try:
+        cache.load(FileConfig(path=str(ENTRIES[entry](data, folder / "odd.pt"))), folder)
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error)
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_odd_names_stores_and_counts_of_a_hetero_data_are_refused(tmp_path, entry):
+    assert refuses_graph(STORES, entry, tmp_path) == ""
+    for name in (0, 1.5, True, b"a", (), ("a", "b"), (0, 1, 2), ("user", 1, "item"), ("user", "to", 1), "a\nb",
+                 "\ud800", 2**70):
+        for old in ("item", BUYS):
+            changed_name = {name if key == old else key: store for key, store in STORES.items()}
+            assert "is neither the name of a type" in refuses_graph(changed_name, entry, tmp_path), name
+    for store in ODD:
+        found = refuses_graph(changed(STORES, ("item",), store), entry, tmp_path)
+        assert ("must hold the attributes" if not isinstance(store, dict) else "neither x nor num_nodes") in found
+    for number in (*(value for value in ODD if value is not None), 2**31, 2**31 - 1, torch.tensor(2**31)):
+        found = refuses_graph(changed(STORES, ("item", "num_nodes"), number), entry, tmp_path)
+        assert "below 2^31" in found or "nodes" in found, number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_no_odd_value_of_a_hetero_data_ends_in_a_traceback(tmp_path, entry):
+    for value in (*ODD, torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"), torch.ones(3, 3) * 1j):
+        for place in ("x", "y", "train_mask", "num_nodes", "metric", "names", "species"):
+            refuses_graph(changed(STORES, ("user", place), value), entry, tmp_path)
+        for place in ("edge_index", "edge_attr", "edge_weight", "adj_t"):
+            refuses_graph(changed(STORES, (BUYS, place), value), entry, tmp_path)
 
 
 ODD = [None, "odd", -1, 10**9, 2**70, True, 1.5, [], {}, [None], b"x", "\ud800", torch.ones(1)]

@@ -1,6 +1,6 @@
 """PyG's ``HeteroData`` as one graph with types of nodes and relations, see :mod:`pipeline.data.join_types`."""
 
-import operator
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,13 +10,22 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
 
+from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.check import as_float32, check, check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.join_types import NodesOfType, Relation, join_parts
+from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.data.sparse import with_edges
 from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.run.read_back import shown
+
+log = logging.getLogger(__name__)
 
 LABELS = ("y", *MASKS)
+# What else a graph with types has, which is made anew of its parts.
+MADE = ("edge_index", "edge_attr", "types", "species", "metric", "num_nodes", "num_categories", "x_source", "structure",
+        "out_channels", "num_relations", "store", "content_hash", "on_disk")
 # Makes a Data of the attributes of a type: called with its name, the attributes, and whether its labels are needed.
 ReadType = Callable[[str, dict, bool], Graph]
 
@@ -42,11 +51,15 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
     """
     stores = saved.to_dict() if isinstance(saved, HeteroData) else dict(saved)
     stores.pop("_global_store", None)
+    for name, store in stores.items():
+        if not all(map(_is_name, name if isinstance(name, tuple) and len(name) == 3 else (name,))):
+            raise ValueError(f"{origin}: {name!r:.80} is neither the name of a type of nodes nor a (source, relation, "
+                             "target)")
+        if not isinstance(store, Mapping):
+            raise ValueError(f"{origin}: {name!r:.80} holds {shown(store)}, and must hold the attributes of a type "
+                             "or of a relation by their names")
     nodes = {name: _given(store) for name, store in stores.items() if isinstance(name, str)}
     edges = {name: _given(store) for name, store in stores.items() if not isinstance(name, str)}
-    if wrong := [name for name in edges if not (isinstance(name, tuple) and len(name) == 3)]:
-        raise ValueError(f"{origin}: {wrong[0]!r} is neither the name of a type of nodes nor a (source, relation, "
-                         "target)")
     if not nodes:
         raise ValueError(f"{origin} holds a HeteroData without types of nodes. Save one with nodes and edges")
     found = [name for name, store in nodes.items() if "y" in store]
@@ -67,6 +80,60 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
     if needs_labels and labelled is None:
         out.types = replace(out.types, unread=found)
     return out
+
+
+def take_apart(origin: str, saved: Mapping, *, reverse_relations: bool) -> dict:
+    """Return the dict of a ``HeteroData`` whose join a graph with types is, for :func:`join_hetero`.
+
+    Args:
+        saved: the attributes of the graph; those that are None are left out.
+        reverse_relations: whether each relation gets a reverse one: those that are there are left out.
+
+    Raises:
+        ValueError: its types do not fit its tensors.
+    """
+    kept = [key for key in ("x", *LABELS) if key in saved]
+    graph, types = _read_types(origin, saved, kept)
+    relation = graph.edge_attr[:, 0].long()
+    if unused := [key for key in saved if key not in (*kept, *MADE)]:
+        log.info("%s: not used: %s", origin, ", ".join(unused))
+    out: dict[Any, Any] = {"_global_store": {}}
+    for name, width in zip(types.names, types.widths, strict=True):
+        nodes = types.nodes_of(name)
+        own = {} if name in types.averaged or not width else {"x": graph.x[nodes.start:nodes.stop, :width]}
+        labels = LABELS if name == types.labelled else ()
+        out[name] = own | {key: graph[key][nodes.start:nodes.stop] for key in labels if key in saved} | {
+            "num_nodes": len(nodes), **({"metric": graph.metric} if labels else {})}
+    reversed_by = reverses_of(types.relations)
+    for number, (source, name, target) in enumerate(types.relations):
+        if number in reversed_by and reverse_relations:
+            continue
+        chosen = (relation == number).nonzero().flatten()
+        first = torch.tensor([[types.nodes_of(source).start], [types.nodes_of(target).start]])
+        forward = [place for place in range(len(types.relations)) if place not in reversed_by]
+        columns = dict(zip(forward, types.edge_columns)).get(reversed_by.get(number, number), [0, 0])
+        out[source, name, target] = {"edge_index": graph.edge_index.as_tensor().long()[:, chosen] - first} | (
+            {"edge_attr": graph.edge_attr[chosen, columns[0]:sum(columns)]} if columns[1] else {})
+    return out
+
+
+def _read_types(origin: str, saved: Mapping, kept: list[str]) -> tuple[Graph, GraphTypes]:
+    """Return the graph of attributes and its types, if these fit the tensors; those in `kept` have a row a node."""
+    try:
+        graph = Graph(**saved)
+        types = GraphTypes.from_value(graph.types.to_value())
+        check(graph)
+        relation = graph.edge_attr[:, 0]
+        fits = {sum(types.counts)} == {graph.num_nodes, *(len(graph[key]) for key in kept)} \
+            and bool(((relation >= 0) & (relation < len(types.relations))).all()) \
+            and len(types.names) == len(types.counts) == len(types.widths) \
+            and max(map(sum, types.edge_columns), default=0) <= graph.edge_attr.size(1)
+        found = f"it has {graph.num_nodes:,} nodes, and its types are {types}"
+    except (AttributeError, TypeError, LookupError, RuntimeError, ValueError) as error:
+        fits, found = False, " ".join(str(error).split())
+    if not fits:
+        raise ValueError(f"{origin} holds a graph with types that do not fit it: {found}")
+    return graph, types
 
 
 def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, Any], origin: str) -> str | None:
@@ -91,6 +158,11 @@ def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, An
     return wanted or (found[0] if len(found) == 1 else None)
 
 
+def _is_name(name: object) -> bool:
+    """Tell whether a message and a table can hold a name in one line."""
+    return isinstance(name, str) and name.splitlines() in ([], [name]) and name.encode(errors="ignore").decode() == name
+
+
 def _given(store: Mapping) -> dict[str, Any]:
     return {key: value for key, value in store.items() if value is not None}
 
@@ -107,8 +179,11 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
             raise ValueError(f"{origin}: {name}: {error}") from None
         store["num_nodes"] = len(store["y"])
     count = store.get("num_nodes", 0)
-    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 0:
-        raise ValueError(f"{origin}: {name}: num_nodes is {count!r}, and must be a whole number of nodes")
+    if isinstance(count, Tensor) and count.numel() == 1 and not count.is_meta and not count.is_floating_point():
+        count = count.item()
+    if type(count) is not int or not 0 <= count < INT32_END:
+        raise ValueError(f"{origin}: {name}: num_nodes is {shown(store['num_nodes'])}, and must be a whole number of "
+                         "nodes below 2^31")
 
 
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

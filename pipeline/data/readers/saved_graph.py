@@ -21,15 +21,17 @@ from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, Glo
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.node_names import check_names
 from parallel_epochs.pipeline.data.pickles import readable
-from parallel_epochs.pipeline.data.readers.hetero import join_hetero
+from parallel_epochs.pipeline.data.readers.hetero import join_hetero, take_apart
 from parallel_epochs.pipeline.data.sparse import coalesce, with_edges
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import limits
 from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, explain_content
+from parallel_epochs.pipeline.run.read_back import shown
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,8 @@ NAMES = ("names", "names_ptr")  # see :func:`pipeline.data.node_names.pack_names
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *NAMES, *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # Classes that a saved graph may be made of. Other classes could run code.
-CLASSES = [AttrType, Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, HeteroData, BaseStorage, EdgeStorage,
-           GlobalStorage, NodeStorage]
+CLASSES = [AttrType, Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, GraphTypes, HeteroData, BaseStorage,
+           EdgeStorage, GlobalStorage, NodeStorage, type(Path())]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -76,6 +78,8 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
     path = Path(path)
     splitting = Splitting(mask_column, split, time_column, train_fraction, valid_fraction, graph_seed)
     loaded = _load(path)
+    if isinstance(loaded, (Graph, dict)) and isinstance(loaded.get("types"), GraphTypes):
+        loaded = take_apart(str(path), _attributes(path, loaded), reverse_relations=reverse_relations)
     if is_hetero(loaded):
         if edge_time is not None:
             raise ValueError(f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of "
@@ -303,7 +307,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
     y = y.unsqueeze(1) if y.dim() == 1 else y
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
     if not isinstance(metric, str) or metric not in METRICS:
-        raise ValueError(f"the metric is {metric!r}; choose one of {', '.join(METRICS)}")
+        raise ValueError(f"the metric is {shown(metric)}; choose one of {', '.join(METRICS)}")
     num_nodes = _num_nodes(saved, tensors, y)
     if mask_column is not None and all(tensors[mask].dim() < 2 for mask in MASKS):
         raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
@@ -326,8 +330,8 @@ def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int
         check_numbering("edge_index", rows, edges.numel() // 2)
     stated = rows if stated is None else stated
     if isinstance(stated, bool) or not isinstance(stated, int) or stated != rows:
-        raise ValueError(f"num_nodes is {stated!r}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: correct "
-                         "it, or leave it out")
+        raise ValueError(f"num_nodes is {shown(stated)}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: "
+                         "correct it, or leave it out")
     return rows
 
 

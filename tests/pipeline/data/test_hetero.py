@@ -1,5 +1,7 @@
 """Graphs with several types of nodes: HeteroData and ogbn-mag's raw folder, as one graph with types and relations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from ogb.io.read_graph_raw import read_csv_heterograph_raw
@@ -8,6 +10,7 @@ from torch_geometric.data import HeteroData
 from parallel_epochs.pipeline.data import cache, join_types
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
 from parallel_epochs.pipeline.data.join_types import Plan, column_ranges, plan_means, refuse_unread
+from parallel_epochs.pipeline.data.objects import attributes_of
 from tests.helpers.typed_graphs import write_mag
 
 BUYS = ("user", "buys", "item")
@@ -70,6 +73,33 @@ def test_a_dict_of_it_gives_the_same(tmp_path):
     one = load(tmp_path, make())
     other = load(tmp_path, make().to_dict())
     assert torch.equal(one.x, other.x) and torch.equal(one.edge_attr, other.edge_attr)
+
+
+@pytest.mark.parametrize("options", [{}, {"reverse_relations": False, "featureless": "none"}])
+@pytest.mark.parametrize("kind", ["as it is", "in memory"])
+def test_a_graph_with_types_that_was_opened_and_saved_gives_the_same(tmp_path, kind, options):
+    first = load(tmp_path, make(), **options)
+    saved = first if kind == "as it is" else attributes_of(first)
+    again = load(tmp_path / "again", saved, **options)
+    assert again.types == first.types and torch.equal(again.edge_index.as_tensor(), first.edge_index.as_tensor())
+    for key in ("edge_attr", "y", "train_mask", "valid_mask", "test_mask"):
+        assert torch.equal(again[key], first[key]), key
+    torch.testing.assert_close(again.x, first.x)  # means add up in the order of the edges
+
+
+ODD_TYPES = {"counts": [20, 12, 5], "widths": [3, 2], "relations": [("user", "buys")], "labelled": "nobody",
+          "names": ["user", "item"], "averaged": 3, "edge_columns": [[7, 9]] * 3, "unread": None}
+
+
+@pytest.mark.parametrize("field", [*ODD_TYPES, "x", "edge_attr", "edge_index", "y"])
+def test_a_graph_whose_types_do_not_fit_it_is_refused(tmp_path, field):
+    graph = load(tmp_path, make())
+    if field in ODD_TYPES:
+        graph.types = replace(graph.types, **{field: ODD_TYPES[field]})
+    else:
+        graph[field] = (graph[field].as_tensor() if field == "edge_index" else graph[field])[:-1]
+    with pytest.raises(ValueError, match=r"graph.pt( holds a graph with types that do not fit it)?: .*"):
+        load(tmp_path, graph)
 
 
 def test_types_without_features_take_those_of_neighbours_over_several_hops():
