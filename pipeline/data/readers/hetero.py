@@ -23,7 +23,7 @@ from parallel_epochs.pipeline.run.read_back import shown
 log = logging.getLogger(__name__)
 
 LABELS = ("y", *MASKS)
-# What else a graph with types has, which is made anew of its parts.
+# Other attributes of a graph with types; they are made anew of its parts.
 MADE = ("edge_index", "edge_attr", "types", "species", "metric", "num_nodes", "num_categories", "x_source", "structure",
         "out_channels", "num_relations", "store", "content_hash", "on_disk")
 # Makes a Data of the attributes of a type: called with its name, the attributes, and whether its labels are needed.
