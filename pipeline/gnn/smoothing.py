@@ -18,7 +18,8 @@ from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple import SECOND, Labels, edge_weights
+from parallel_epochs.pipeline.gnn.simple.labels import Labels
+from parallel_epochs.pipeline.gnn.simple.propagation import SECOND, edge_weights, propagate_twice
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.contract import Trainer
@@ -135,7 +136,7 @@ def _try_mixtures(setup: Setup, logits: Tensor,
     labels, best = Labels(setup.data, task), None
     with Bar("propagating labels", sum(1 for _ in edge_weights(setup.data)), "weights of edges") as bar:
         for weight in edge_weights(setup.data):
-            for share, columns in zip(SECOND, labels.propagated_twice(setup.data, weight), strict=True):
+            for share, columns in zip(SECOND, propagate_twice(setup.data, labels, weight, labels.train), strict=True):
                 look()
                 valid = task.score("valid", columns)
                 if best is None or valid > best[0]:

@@ -7,9 +7,9 @@ import numpy as np
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import name_graphs
-from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
+from parallel_epochs.pipeline.gnn.simple.base import of_labels
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
@@ -24,7 +24,7 @@ class GraphKind(LabelKind):
                 "edge_tables": data.get("edge_tables")}
 
     def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
-        return simple.of_graphs(data, task)
+        return of_labels(data, task)
 
     def num_rows(self, data: Data) -> int:
         return len(data.ptr) - 1

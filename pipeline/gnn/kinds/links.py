@@ -17,7 +17,6 @@ from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation
 from parallel_epochs.pipeline.data.node_names import suggest_name
-from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.ids import ids_of as node_ids, look_up, read_texts, skip
@@ -25,6 +24,7 @@ from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.simple.links import of_links
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor
@@ -81,7 +81,7 @@ class LinkKind(Kind):
         return task.test_data
 
     def baselines(self, data: Data, task: LinkTask) -> Iterator[Baseline]:
-        return simple.of_links(data, task)
+        return of_links(data, task)
 
     def record(self, data: Data, task: LinkTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         return {"splits": {split: {"rows": len(data[f"{split}_pairs"]), **({} if split == "train" else {

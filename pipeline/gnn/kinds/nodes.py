@@ -9,10 +9,11 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.data.join_types import refuse_unread
-from parallel_epochs.pipeline.gnn import ids, simple
+from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
+from parallel_epochs.pipeline.gnn.simple.base import of_labels
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import kind_of
 from parallel_epochs.pipeline.names import TEXT_SCORES
@@ -42,7 +43,7 @@ class NodeKind(LabelKind):
         return task
 
     def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
-        return simple.of_nodes(data, task)
+        return of_labels(data, task)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         found, own = super().tensors(predicted), self._labelled(predicted.graph)

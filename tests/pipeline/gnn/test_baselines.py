@@ -10,8 +10,11 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn import simple
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple import linear, propagation
+from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.run import baseline_file
 from tests.helpers import building
 from tests.helpers.graph_toys import write_graphs
@@ -25,8 +28,9 @@ MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2
 
 @pytest.fixture(autouse=True)
 def few_settings(monkeypatch):
-    for name, value in (("STRENGTHS", (0.01, 1.0)), ("HOPS", (1, 2)), ("ALPHAS", (0.8,)), ("STEPS", 10)):
-        monkeypatch.setattr(simple, name, value)
+    monkeypatch.setattr(linear, "STRENGTHS", (0.01, 1.0))
+    monkeypatch.setattr(propagation, "ALPHAS", (0.8,))
+    monkeypatch.setattr(propagation, "STEPS", 10)
 
 
 def write_graph(path, y, x=None, **more) -> list[str]:
@@ -37,7 +41,7 @@ def write_graph(path, y, x=None, **more) -> list[str]:
     edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(3000, generator=g) < 0.1)]
     x = torch.eye(3)[group] + torch.randn(NUM_NODES, 3, generator=g) if x is None else x
     masks = {f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))}
-    torch.save({"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": x, "y": y, **masks, **more}, path)
+    torch.save({"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": x, "y": y, **{**masks, **more}}, path)
     return ["data=file", f"data.path={path}", *MODEL]
 
 
@@ -46,23 +50,51 @@ def found_of(config) -> tuple[dict[str, dict[str, float]], Setup]:
     return {baseline.name: baseline.scores for baseline in setup.kind.baselines(setup.data, setup.task)}, setup
 
 
+def kinds_of(found) -> list[str]:
+    return [name.partition(" (")[0] for name in found]
+
+
 def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_path):
     y = torch.arange(NUM_NODES) % 3
     found, setup = found_of(configure(*write_graph(tmp_path / "graph.pt", y)))
-    own, sgc = "logistic regression on the node's own features", "logistic regression on propagated features (SGC)"
-    assert list(found) == ["most frequent label", "label propagation", "label propagation in two steps", own, sgc,
-                           "the same with Correct and Smooth"]
+    assert kinds_of(found)[:3] == ["most frequent label", "label propagation in 10 steps",
+                                   "label propagation in two steps"]
     assert found["most frequent label"]["test"] == pytest.approx(1 / 3)
-    assert found[own]["test"] < 0.8 < 0.95 < min(found[name]["test"] for name in list(found)[1:] if name != own)
-    assert math.isnan(found["label propagation"]["train"]) and not math.isnan(found[sgc]["train"])
-    data, x = setup.data, setup.data.x.numpy()
-    x = (x - x.mean(0)) / x.std(0, ddof=1)
-    splits = {split: data[f"{split}_mask"].numpy() for split in ("train", "valid", "test")}
-    scores = []
-    for strength in simple.STRENGTHS:
-        model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])
-        scores.append({split: model.score(x[mask], y[mask]) for split, mask in splits.items()})
-    assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
+    assert min(scores["test"] for name, scores in found.items() if name != "most frequent label") > 0.95
+    own = fit_columns(Inputs(setup.data, setup.task))
+    assert setup.task.scores(None, own)["test"] < 0.8
+
+
+def fit_columns(inputs: Inputs, strength: float = 1.0) -> torch.Tensor:
+    """Fit a linear model of the nodes' own columns, each scaled, to all training rows."""
+    fitted = linear.fit_hops(inputs, inputs.labels.train, (0,), "each", strength)
+    return linear.predict(inputs, fitted, inputs.labels.train)
+
+
+@pytest.mark.parametrize("strength", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("kind", ["classes", "tasks", "values"])
+def test_linear_models_are_those_of_scikit_learn(kind, strength, configure, tmp_path):
+    group = torch.arange(NUM_NODES) % 3
+    y, metric = {"classes": (group, "acc"), "tasks": (torch.stack([group == 0, group == 1], 1).float(), "rocauc"),
+                 "values": (torch.stack([group * 10.0, group**2.0], 1), "rmse")}[kind]
+    if kind != "classes":
+        y[::7, 1] = math.nan
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, metric=metric))).parts[0]
+    x, train = setup.data.x.numpy(), setup.data.train_mask.numpy()
+    x = (x - x.mean(0)) / x.std(0)
+    ours = fit_columns(Inputs(setup.data, setup.task), strength).numpy()
+    if kind == "classes":
+        model = LogisticRegression(C=strength, max_iter=1000, tol=1e-8).fit(x[train], y[train])
+        np.testing.assert_allclose(ours, model.predict_proba(x), atol=2e-3)
+        return
+    for column in range(2):
+        known = train & ~y[:, column].isnan().numpy()
+        if kind == "tasks":
+            model = LogisticRegression(C=strength, max_iter=1000, tol=1e-8).fit(x[known], y[known, column])
+            theirs = model.predict_proba(x)[:, 1]
+        else:
+            theirs = Ridge(alpha=1 / strength).fit(x[known], y[known, column]).predict(x)
+        np.testing.assert_allclose(ours[:, column], theirs, rtol=1e-3, atol=2e-3)
 
 
 def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
@@ -74,55 +106,44 @@ def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
     y[::5, 1] = torch.nan
     data = make_graph(edges.t().tolist(), 20, y=y, edge_attr=torch.rand(edges.size(1), 1, generator=g))
     data.train_mask, edges = torch.arange(20) < 12, data.edge_index.as_tensor().long()
-    weight = list(simple.edge_weights(data))[1]
-    found = list(simple.Labels(data, SimpleNamespace(kind="tasks")).propagated_twice(data, weight))
+    weight = list(propagation.edge_weights(data))[1]
+    found = list(propagation.propagate_twice(data, Labels(data, SimpleNamespace(kind="tasks")), weight,
+                                             data.train_mask))
     dense = torch.zeros(20, 20).index_put_((edges[1], edges[0]), weight, accumulate=True).fill_diagonal_(0)
     scale = dense.sum(1).rsqrt()
     dense = scale.unsqueeze(1) * dense * scale
     twice = (dense @ dense).fill_diagonal_(0)
     known = (~y.isnan() & data.train_mask.unsqueeze(1)).float()
     labels, prior = y.nan_to_num() * known, (y.nan_to_num() * known).sum(0) / known.sum(0)
-    for share, columns in zip(simple.SECOND, found, strict=True):
+    for share, columns in zip(propagation.SECOND, found, strict=True):
         expected = ((dense + share * twice) @ labels + 0.02 * prior) / ((dense + share * twice) @ known + 0.02)
         torch.testing.assert_close(columns, expected)
 
 
-def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path, caplog):
-    caplog.set_level("INFO")
+def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path):
     found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", *MODEL))
-    own = "logistic regression on the node's own features"
-    assert list(found) == ["most frequent label", "label propagation", "label propagation in two steps", own]
-    assert "SGC and Correct and Smooth are left out" in caplog.text
+    assert kinds_of(found)[-1] == "logistic regression on the node's own columns"
+    rows = fit_columns(Inputs(setup.data, setup.task))
     x, y = setup.data.x[:40, :5].numpy(), setup.data.y[:40, 0].numpy()
-    x = (x - x.mean(0)) / x.std(0, ddof=1)
-    splits = {split: setup.data[f"{split}_mask"][:40].numpy() for split in ("train", "valid", "test")}
-    scores = []
-    for strength in simple.STRENGTHS:
-        model = LogisticRegression(C=strength, max_iter=100).fit(x[splits["train"]], y[splits["train"]])
-        scores.append({split: model.score(x[mask], y[mask]) for split, mask in splits.items()})
-    assert found[own] == pytest.approx(max(scores, key=lambda each: each["valid"]))
+    train = setup.data.train_mask[:40].numpy()
+    x = (x - x.mean(0)) / x.std(0)
+    model = LogisticRegression(max_iter=1000, tol=1e-8).fit(x[train], y[train])
+    np.testing.assert_allclose(rows[:40, torch.from_numpy(model.classes_)], model.predict_proba(x), atol=2e-3)
 
 
 def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     group = torch.arange(NUM_NODES) % 3
     values = torch.stack([group * 10.0, torch.where(group == 1, math.nan, group.float())], 1)
     found, setup = found_of(configure(*write_graph(tmp_path / "values.pt", values, metric="rmse")))
-    own = "ridge regression on the node's own features"
-    assert list(found)[0] == "mean label" and found["label propagation"]["test"] < found[own]["test"] < found[
-        "mean label"]["test"]
-    x = simple._standardised(setup.data.x).numpy()
-    mask, y = setup.data.train_mask.numpy(), values[:, 1].numpy()
-    known = mask & ~np.isnan(y)
-    ours = simple.Labels(setup.data, setup.task).fit(setup.data.x * 0 + torch.from_numpy(x), lambda: Ridge(alpha=2))
-    np.testing.assert_allclose(ours[:, 1], Ridge(alpha=2).fit(x[known], y[known]).predict(x), rtol=1e-3, atol=1e-4)
+    own = setup.task.scores(None, fit_columns(Inputs(setup.data, setup.task)))["test"]
+    assert list(found)[0] == "mean label" and list(found.values())[1]["test"] < own < found["mean label"]["test"]
 
     tasks = torch.stack([(group == 0).float(), torch.where(group == 1, math.nan, 1.0)], 1)
     found, _ = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc")))
-    assert found["most frequent label"]["test"] == 0.5 and found["label propagation"]["test"] > 0.95
-    assert "the same with Correct and Smooth" not in found
+    assert found["most frequent label"]["test"] == 0.5 and list(found.values())[1]["test"] > 0.95
     found, setup = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc"),
                                       "task.metric=macro_f1"))  # which classes have, too
-    assert not simple.Labels(setup.data, setup.task).are_classes and found["label propagation"]["test"] > 0.9
+    assert not Labels(setup.data, setup.task).are_classes and list(found.values())[1]["test"] > 0.9
 
 
 def test_scores_that_no_pair_of_a_bipartite_graph_has_are_explained(configure, tmp_path, caplog):
@@ -139,9 +160,8 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
     folder = write_graphs(tmp_path, "ogbg-molhiv")
     found, setup = found_of(configure("+experiment=ogbg_molhiv", f"data.folder={folder}", "model.num_layers=2",
                                       "model.hidden_channels=8"))
-    assert list(found) == ["most frequent label", "logistic regression on sums over nodes and edges",
-                           "random forest on sums over nodes and edges"]
-    counts, data = simple.count_contents(setup.data), setup.data
+    assert kinds_of(found)[:2] == ["most frequent label", "logistic regression on sums over nodes and edges"]
+    counts, data = Inputs(setup.data, setup.task).hop(0), setup.data
     number = 2
     first, last = int(data.ptr[number]), int(data.ptr[number + 1])
     assert counts[number, 0] == last - first
@@ -196,3 +216,22 @@ def test_the_best_has_the_best_validation_metric_that_is_defined(tmp_path):
         name: {"train": math.nan, "valid": value, "test": math.nan} for name, value in scores.items()})
     best = baseline_file.load_best(path)
     assert best["name"] == "c" and best["valid"] == 1.0 and math.isnan(best["test"])
+
+
+@pytest.mark.parametrize("name", ["mean", "propagation", "linear"])
+def test_a_base_scores_the_same_data_again(name, configure, tmp_path):
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))).parts[0]
+    base = fit_base(setup.data, setup.task, name)
+    rows, train = apply(base.fitted, setup.data, setup.task), setup.data.train_mask
+    assert torch.equal(rows[~train], base.rows[~train])
+    assert base.scores == setup.task.scores(None, base.rows) and base.reads_labels == (name == "propagation")
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("tree", {}, "task.base=tree is no simple method for this data; choose one of mean, diffusion, propagation, "),
+    ("auto", {"val_mask": torch.zeros(NUM_NODES, dtype=torch.bool)}, "chosen by the acc of the valid split, which ")])
+def test_a_base_that_does_not_fit_is_refused(name, change, message, configure, tmp_path):
+    y = torch.arange(NUM_NODES) % 3
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, **change))).parts[0]
+    with pytest.raises(ValueError, match=message):
+        fit_base(setup.data, setup.task, name)

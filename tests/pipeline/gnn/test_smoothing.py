@@ -12,7 +12,8 @@ from torch_geometric import nn as pyg
 
 from parallel_epochs.pipeline.gnn import smoothing
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple import Labels, edge_weights
+from parallel_epochs.pipeline.gnn.simple.labels import Labels
+from parallel_epochs.pipeline.gnn.simple.propagation import edge_weights, propagate_twice
 from parallel_epochs.pipeline.run import stop as stops
 from parallel_epochs.pipeline.run.errors import Stopped
 from tests.helpers import building
@@ -84,7 +85,8 @@ def test_predictions_are_mixed_with_the_labels_two_steps_away(kind, configure, t
     logits = torch.randn(shape, generator=g) + 2 * torch.eye(3)[classes][:, :shape[1]]
     found = smoothing.smooth_rows(setup, logits)
     labels, data = Labels(setup.data, setup.task), setup.data
-    tried = [columns for weight in edge_weights(data) for columns in labels.propagated_twice(data, weight)]
+    tried = [columns for weight in edge_weights(data) for columns in propagate_twice(
+        data, labels, weight, labels.train)]
     base = max(tried, key=lambda columns: setup.task.score("valid", columns))
     own, theirs = (logits.softmax(1), base) if kind == "classes" else (
         torch.from_numpy(rankdata(rows.numpy(), axis=0) / NUM_NODES).float() for rows in (logits, base))

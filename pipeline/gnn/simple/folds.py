@@ -1,0 +1,20 @@
+"""Folds of training rows: each is scored by models that were fitted without it."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, divide_groups
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.run.seeds import stream
+
+
+def divide(inputs: Inputs, seed: int) -> Int[Tensor, " num_rows"]:
+    """Divide the training rows into folds; -1 for all other rows."""
+    rows = inputs.labels.train.nonzero().squeeze(1)
+    out = torch.full((len(inputs.labels.train),), -1)
+    out[rows] = torch.from_numpy(divide_groups(rows.numpy(), stream("folds of bases", seed)))
+    return out
+
+
+__all__ = ["NUM_FOLDS", "divide"]

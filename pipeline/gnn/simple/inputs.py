@@ -1,0 +1,96 @@
+"""Simple methods read the columns of nodes or graphs, and their sums over neighbours."""
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency
+from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.names import merit
+
+
+class Inputs:
+    """The inputs of simple methods: a graph, or a union of graphs.
+
+    Args:
+        data: a prepared graph.
+        task: what is learned.
+
+    Attributes:
+        labels: of all rows.
+        own: rows that may have labels: the nodes of their type, or all.
+        are_graphs: whether the rows are graphs.
+        kept: labels that were propagated along some weights of edges: number of the weights, which labels, result.
+    """
+
+    def __init__(self, data: Data, task: NodeTask):
+        self.data, self.task, self.labels = data, task, Labels(data, task)
+        self.are_graphs, types = "ptr" in data, data.types
+        self.own, self._width = slice(0, len(self.labels.y)), 0 if data.x is None else data.x.size(1)
+        if len(types.names) > 1:
+            assert types.labelled is not None
+            nodes = types.nodes_of(types.labelled)
+            self.own, self._width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
+        self._hops: list[Tensor] = []
+        self.kept: tuple[int, Tensor, Any] | None = None
+
+    @cached_property
+    def adjacency(self) -> NormalizedAdjacency:
+        """The normalised adjacency of the edges, each of weight 1."""
+        return NormalizedAdjacency(self.data.edge_index, self.data.num_nodes)
+
+    @property
+    def num_hops(self) -> int:
+        """The largest hop of :meth:`hop`; -1 without columns."""
+        return -1 if not self.hop(0).size(1) else 0 if self.are_graphs or len(self.data.types.names) > 1 else 3
+
+    def hop(self, number: int) -> Float[Tensor, "num_own columns"]:
+        """Return the columns of the rows that may have labels, after some steps along the edges.
+
+        Each step multiplies by the normalised adjacency (SGC, https://arxiv.org/abs/1902.07153).
+        """
+        if not self._hops:
+            self._hops.append(count_contents(self.data) if self.are_graphs else
+                              self.data.x[self.own, :self._width].float())
+        while len(self._hops) <= number:
+            self._hops.append(self.adjacency @ self._hops[-1])
+        return self._hops[number]
+
+    def valid(self, found: Tensor) -> float:
+        """Compute the metric of probabilities, or values, on the validation rows, with the sign for which more is
+        better; the lowest of all numbers where it is undefined.
+        """
+        score = self.task.score("valid", to_logits(found, self.labels.plain))
+        return -math.inf if math.isnan(score) else merit(self.task.metric, score)
+
+    def among_all(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Return rows of all nodes, given those of the rows that may have labels, and one for every other."""
+        if len(rows) == len(self.labels.y):
+            return rows
+        out = others.to(rows.dtype).repeat(len(self.labels.y), 1)
+        out[self.own] = rows
+        return out
+
+
+def count_contents(data: Data) -> Float[Tensor, "num_graphs columns"]:
+    """Sum the features of each graph's nodes, and of its edges; of categories, count each."""
+    graph = torch.arange(len(data.ptr) - 1).repeat_interleave(data.ptr.diff())
+    ends = graph[data.edge_index.as_tensor()[1].long()]
+    parts = [torch.bincount(graph, minlength=len(data.ptr) - 1).float().unsqueeze(1)]
+    for of, values, sizes in ((graph, data.x, data.get("x_tables")), (ends, data.edge_attr, data.get("edge_tables"))):
+        if values is None or not values.size(1):
+            continue
+        for column in range(values.size(1)):
+            if sizes is None:
+                found = torch.zeros(len(parts[0])).index_add_(0, of, values[:, column].float()).unsqueeze(1)
+            else:
+                found = torch.bincount(of * sizes[column] + values[:, column].long(),
+                                       minlength=len(parts[0]) * sizes[column]).view(-1, sizes[column]).float()
+            parts.append(found)
+    return torch.cat(parts, dim=1)

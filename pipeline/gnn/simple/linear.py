@@ -1,0 +1,167 @@
+"""Linear models of the nodes' own columns and of their means over one to three hops."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy.optimize import minimize
+from sklearn.linear_model import Ridge
+from torch import Tensor
+from torch.nn import functional as F
+
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.labels import Labels
+from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.run.seeds import stream
+
+# Weights of the likelihood against the penalty, as scikit-learn's C; of ridge regression, 1 / alpha.
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+# The columns of a hop are divided by nothing, by one number for all of them, or by the deviation of each.
+SCALINGS = ("none", "one", "each")
+# Steps of the optimiser at most, and the logit of a class that no row has.
+MOST_STEPS, ABSENT = 200, -30.0
+# Columns and scalings are compared on so many training rows at most, in so few steps for each strength.
+COARSE_ROWS, COARSE_STEPS = 3_000, 25
+
+
+def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows columns"], labels: Labels,
+               strength: float, start: Tensor | None = None, num_steps: int = MOST_STEPS,
+               ) -> Float[Tensor, "channels_and_one columns"]:
+    """Fit one model of all classes, or of each column of labels, with a penalty of the squared weights.
+
+    Args:
+        x: columns, scaled.
+        y: labels; NaN is unknown.
+        labels: say what kind of labels they are.
+        strength: weight of the likelihood, as scikit-learn's C.
+        start: weights to begin at, as they are returned.
+
+    Returns:
+        Weights, and below them the constants; float64.
+    """
+    if labels.are_values:
+        return _fit_ridge(x, y, strength)
+    known, target = ~y.isnan(), y.nan_to_num()
+    one = torch.cat([x, x.new_ones(len(x), 1)], 1)
+    # A class, or a label of a task, that no row has takes no part.
+    total, num = (target * known).sum(0), known.sum(0)
+    has = total > 0 if labels.are_classes else (total > 0) & (total < num)
+    out = torch.zeros(one.size(1), y.size(1), dtype=torch.float64)
+    if labels.are_classes and int(has.sum()) == 1:
+        has = torch.zeros_like(has)
+    out[-1] = torch.where(total > 0, -ABSENT, ABSENT).where(num > 0, 0.0).where(~has, 0.0)
+    if not bool(has.any()):
+        return out
+    target, known = target[:, has], known[:, has]
+    row_known = known.all(1)
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weight = torch.from_numpy(flat).view(one.size(1), -1)
+        logits = one @ weight.to(one.dtype)
+        if labels.are_classes:
+            error = (logits.softmax(1) - target) * row_known.unsqueeze(1)
+            value = (F.cross_entropy(logits, target, reduction="none") * row_known).double().sum()
+        else:
+            error = (logits.sigmoid() - target) * known
+            value = (F.binary_cross_entropy_with_logits(logits, target, reduction="none") * known).double().sum()
+        gradient = strength * (one.t() @ error).double()
+        gradient[:-1] += weight[:-1]
+        return float(strength * value + weight[:-1].square().sum() / 2), gradient.reshape(-1).numpy()
+
+    begin = torch.zeros(one.size(1), int(has.sum()), dtype=torch.float64) if start is None else start[:, has]
+    found = minimize(loss, begin.reshape(-1).numpy(), method="L-BFGS-B", jac=True,
+                     options={"maxiter": num_steps, "maxfun": 2 * num_steps, "gtol": 1e-4 * strength})
+    out[:, has] = torch.from_numpy(found.x).view(one.size(1), -1)
+    return out
+
+
+def _fit_ridge(x: Tensor, y: Tensor, strength: float) -> Tensor:
+    known = ~y.isnan()
+    out = torch.zeros(x.size(1) + 1, y.size(1), dtype=torch.float64)
+    alike = bool((known == known[:, :1]).all())
+    for columns in [slice(None)] if alike else [slice(place, place + 1) for place in range(y.size(1))]:
+        rows = known[:, columns][:, 0]
+        if bool(rows.any()):
+            model = Ridge(alpha=1 / strength).fit(x[rows].double().numpy(), y[rows][:, columns].double().numpy())
+            out[:-1, columns] = torch.from_numpy(np.atleast_2d(model.coef_)).t()
+            out[-1, columns] = torch.from_numpy(np.atleast_1d(model.intercept_))
+    return out
+
+
+def scale_columns(x: Float[Tensor, "num_rows channels"], scaling: str) -> tuple[Tensor, Tensor]:
+    """Compute what is subtracted from the columns of a hop, and what they are divided by; float64.
+
+    Args:
+        scaling: one of :data:`SCALINGS`.
+    """
+    x = x.double()
+    mean, std = x.mean(0), x.std(0, correction=0).nan_to_num()
+    std = torch.where(std <= 1e-6 * mean.abs(), 0.0, std)
+    if scaling == "none":
+        return mean, torch.ones_like(std)
+    if scaling == "one":
+        std = std.square().mean().sqrt().expand(len(std))
+    return mean, torch.where(std > 0, std, 1.0)
+
+
+def _columns(inputs: Inputs, fitted: dict) -> Tensor:
+    """Return the scaled columns of all hops of a model [num_own, channels]."""
+    return torch.cat([((inputs.hop(hop).double() - shift) / scale).float() for hop, shift, scale in zip(
+        fitted["hops"], fitted["shift"], fitted["scale"], strict=True)], dim=1)
+
+
+def predict(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+    """Predict by the weights of the columns."""
+    labels, x = inputs.labels, _columns(inputs, fitted)
+    rows = (x.double() @ fitted["weight"][:-1] + fitted["weight"][-1])
+    rows = rows if labels.are_values else rows.softmax(1) if labels.are_classes else rows.sigmoid()
+    return inputs.among_all(rows.float(), fitted["mean"])
+
+
+def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield linear models of all training rows, of the columns and with the scaling that are the best on some of them.
+    """
+    hops = range(inputs.num_hops + 1)
+    # With one hop alone, unscaled columns are those of one scale with another C.
+    choices: list[tuple[tuple[int, ...], str]] = [((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]]
+    choices += [(tuple(range(last + 1)), scaling) for last in hops[1:] for scaling in SCALINGS]
+    rows = inputs.labels.train
+    if int(rows.sum()) > COARSE_ROWS:
+        chosen = rows.nonzero().squeeze(1).numpy()
+        rows = torch.zeros_like(rows)
+        rows[np.sort(stream("linear base", seed).choice(chosen, COARSE_ROWS, replace=False))] = True
+    found = []
+    for number, (of_hops, scaling) in enumerate(choices):
+        start: Tensor | None = None
+        for strength in STRENGTHS:
+            fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, COARSE_STEPS)
+            start = fitted["weight"]
+            score = inputs.valid(predict(inputs, fitted, rows))
+            found.append((-score, number, strength))
+    best = sorted(found)[:1]
+    for _, number, strength in best:
+        of_hops, scaling = choices[number]
+        place = STRENGTHS.index(strength)
+        for near in STRENGTHS[max(place - 1, 0):place + 2]:
+            yield Method("linear", _title(inputs, of_hops, scaling, near),
+                         partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=near), predict)
+
+
+def fit_hops(inputs: Inputs, known: Bool[Tensor, " num_rows"], hops: tuple[int, ...], scaling: str, strength: float,
+             start: Tensor | None = None, num_steps: int = MOST_STEPS) -> dict:
+    """Fit a linear model of the columns of some hops to some rows; arguments as of :func:`fit_linear`."""
+    labels, rows = inputs.labels, known[inputs.own]
+    scales = [scale_columns(inputs.hop(hop), scaling) for hop in hops]
+    fitted = {"hops": list(hops), "shift": [shift for shift, _ in scales], "scale": [scale for _, scale in scales],
+              "mean": labels.mean(known)}
+    weight = fit_linear(_columns(inputs, fitted)[rows], labels.y[inputs.own][rows], labels, strength, start, num_steps)
+    return {**fitted, "weight": weight}
+
+
+def _title(inputs: Inputs, hops: tuple[int, ...], scaling: str, strength: float) -> str:
+    of = "sums over nodes and edges" if inputs.are_graphs else "the node's own columns" if hops == (0,) else \
+        f"columns of hop {hops[0]}" if len(hops) == 1 else f"columns of hops 0 to {hops[-1]}"
+    scale = {"none": "not scaled", "one": "one scale", "each": "each column scaled"}[scaling]
+    return f"{inputs.labels.linear_name} on {of} ({scale}, C {strength:g})"

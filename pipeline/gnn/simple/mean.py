@@ -1,0 +1,18 @@
+"""The mean label, or the most frequent one."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.method import Method
+
+
+def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield the mean label of the training rows."""
+    yield Method("mean", inputs.labels.mean_name, lambda known: {"mean": inputs.labels.mean(known)}, predict)
+
+
+def predict(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+    """Predict the same for all rows."""
+    return fitted["mean"].expand(len(inputs.labels.y), -1)

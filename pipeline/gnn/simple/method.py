@@ -1,0 +1,35 @@
+"""The one form of every simple method: a function from the training rows that it may read to predictions of all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Method:
+    """A simple method with its settings.
+
+    Attributes:
+        name: a value of ``task.base``.
+        title: for people, with its settings.
+        fit: fits it to some training rows; returns plain tensors and numbers.
+        predict: computes probabilities, or values, of all rows [num_rows, columns] from what was fitted, and from the
+            labels of some training rows.
+        leaves_out: whether the predictions of a training row never read its own label.
+        reads_labels: whether `predict` reads labels of neighbours.
+    """
+
+    name: str
+    title: str
+    fit: Callable[[Bool[Tensor, " num_rows"]], dict]
+    predict: Callable[[Inputs, dict, Bool[Tensor, " num_rows"]], Tensor]
+    leaves_out: bool = False
+    reads_labels: bool = False
+
+    def rows(self, inputs: Inputs, known: Bool[Tensor, " num_rows"]) -> Tensor:
+        """Predict all rows from the labels of some training rows."""
+        return self.predict(inputs, self.fit(known), known)

@@ -1,0 +1,128 @@
+"""Labels that spread along the edges of a graph, and predictions that are corrected by them."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency, propagate
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.labels import CERTAIN, Labels
+from parallel_epochs.pipeline.gnn.simple.method import Method
+
+# How often labels are propagated in many steps, and the weights of what the neighbours say.
+STEPS, ALPHAS = 50, (0.5, 0.8, 0.95)
+# Weights of the second step of label propagation in two, and that of the mean label.
+SECOND, PRIOR = (0.0, 0.5, 1.0, 3.0, 10.0, 30.0), 0.02
+# Columns of edges that are tried as weights one by one, at most.
+MOST_CHANNELS = 16
+# One step and two of the labels, and of the marks that they are known.
+Steps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def propagate_twice(data: Data, labels: Labels, weight: Float[Tensor, " num_edges"], known: Bool[Tensor, " num_nodes"],
+                    ) -> Iterator[Float[Tensor, "num_nodes columns"]]:
+    """Predict the mean of the labels one and two steps away, without the node's own, once for each weight of the
+    second step.
+
+    Args:
+        weight: of the edges.
+        known: nodes whose labels are read.
+    """
+    steps, mean = _both_steps(data, labels, weight, known), labels.mean(known)
+    for share in SECOND:
+        yield _mix(steps, share, mean)
+
+
+def _both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
+    """Propagate labels and marks that they are known by one step and by two, without what comes back to a node."""
+    adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight)
+    is_known, own = labels.known(known).float(), adjacency.square_diagonal()
+    if bool((is_known == is_known[:, :1]).all()):
+        is_known = is_known[:, :1]
+
+    def both(values: Tensor) -> tuple[Tensor, Tensor]:
+        first = adjacency @ values
+        return first, adjacency @ first - own * values
+
+    return both(labels.y.nan_to_num() * is_known), both(is_known)
+
+
+def _mix(steps: Steps, share: float, mean: Tensor) -> Tensor:
+    (first, second), (among, among_second) = steps
+    return (first + share * second + PRIOR * mean) / (among + share * among_second + PRIOR)
+
+
+def two_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield label propagation in two steps, with each weight of the edges and of the second step."""
+    for number, _ in enumerate(edge_weights(inputs.data)):
+        for share in SECOND:  # one after the other, as the two steps are kept
+            title = f"label propagation in two steps ({name_weight(number)}, second step {share:g})"
+            yield Method("propagation", title, partial(_settings, inputs.labels, weight=number, second=share),
+                         predict_two_steps, leaves_out=True, reads_labels=True)
+
+
+def _settings(labels: Labels, known: Tensor, **settings: float) -> dict:
+    return {**settings, "mean": labels.mean(known)}
+
+
+def name_weight(number: int) -> str:
+    """Name the weights of edges that :func:`edge_weights` yields."""
+    return ("all edges alike", "edges by the sum of their columns")[number] if number < 2 else \
+        f"edges by column {number - 2}"
+
+
+def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+    """Predict by the labels one and two steps away, the own one left out.
+
+    Raises:
+        ValueError: the graph has no such weights of edges.
+    """
+    number = fitted["weight"]
+    if inputs.kept is None or inputs.kept[0] != number or not torch.equal(inputs.kept[1], known):
+        weight = next(islice(edge_weights(inputs.data), number, None), None)
+        if weight is None:
+            raise ValueError(f"{name_weight(number)}: the graph of the training had such columns, none of them "
+                             "negative, and this one has not")
+        inputs.kept = number, known, _both_steps(inputs.data, inputs.labels, weight, known)
+    return _mix(inputs.kept[2], fitted["second"], fitted["mean"])
+
+
+def many_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield label propagation in many steps, with each weight of what the neighbours say."""
+    for alpha in ALPHAS:
+        yield Method("diffusion", f"label propagation in {STEPS} steps (alpha {alpha:g})",
+                     partial(_settings, inputs.labels, alpha=alpha), predict_many_steps, reads_labels=True)
+
+
+def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+    """Predict the mean of the labels around a node, of which near ones count more; the overall mean where none is.
+
+    Each label and each mark that it is known takes `STEPS` steps ``z = alpha S z + (1 - alpha) x``.
+    """
+    labels, adjacency, alpha = inputs.labels, inputs.adjacency, fitted["alpha"]
+    is_known = labels.known(known).float()
+    values = propagate(adjacency, labels.y.nan_to_num() * is_known, alpha, STEPS, low=-torch.inf, high=torch.inf)
+    weight = propagate(adjacency, is_known, alpha, STEPS)
+    return torch.where(weight > CERTAIN, values / weight, fitted["mean"])
+
+
+def edge_weights(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
+    """Yield weights of the edges: equal ones; the sum of their features, and each feature, unless one is negative.
+
+    A self-loop weighs nothing, since it would give a node its own label.
+    """
+    src, dst = data.edge_index.as_tensor()
+    is_no_loop = (src != dst).float()
+    yield is_no_loop
+    features = data.get("edge_attr") if data.types.homogeneous else None
+    if features is None or not features.size(1) or bool((features < 0).any()):
+        return
+    yield features.float().sum(1) * is_no_loop
+    if 1 < features.size(1) <= MOST_CHANNELS:
+        for column in features.float().unbind(1):
+            yield column * is_no_loop
