@@ -37,8 +37,8 @@ from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Rounds in which pairs that are links are drawn again, and edges that are looked through at a time.
-MAX_DRAWS, BLOCK = 64, 1 << 24
+# Rounds in which pairs that are links are drawn again.
+MAX_DRAWS = 64
 
 # Rows that are filled at a time.
 FILLED = 2**20
@@ -240,27 +240,22 @@ def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, 
     return filtered if with_ > without else vectors
 
 
-def redraw_linked(rng: np.random.Generator, pairs: np.ndarray, links: Tensor, num_nodes: int) -> np.ndarray:
+def redraw_linked(rng: np.random.Generator, pairs: np.ndarray, edge_index: EdgeIndex, num_nodes: int) -> np.ndarray:
     """Draw pairs that are links, or one node twice, again; in a graph of nearly all links some are left.
 
     Args:
         pairs: [num_pairs, 2].
-        links: edges of the graph, [2, num_edges], which count in both directions.
+        edge_index: edges of the graph, which count in both directions.
     """
-    pairs = pairs.copy()
+    pairs, left, links = pairs.copy(), np.arange(len(pairs)), weight_matrix(edge_index, None)
     for _ in range(MAX_DRAWS):
-        keys, place = np.unique(pairs.min(1) * num_nodes + pairs.max(1), return_inverse=True)
-        is_link = np.zeros(len(keys), bool)
-        for block in links.split(BLOCK, dim=1):
-            edges = (block.amin(0).long() * num_nodes + block.amax(0).long()).numpy()
-            found = np.searchsorted(keys, edges).clip(max=len(keys) - 1)
-            is_link[found[keys[found] == edges]] = True
-        bad = is_link[place] | (pairs[:, 0] == pairs[:, 1])
-        if not bad.any():
+        first, second = pairs[left].T
+        left = left[(links[first, second] > 0) | (links[second, first] > 0) | (first == second)]
+        if not len(left):
             return pairs
-        pairs[bad] = rng.integers(num_nodes, size=(int(bad.sum()), 2))
+        pairs[left] = rng.integers(num_nodes, size=(len(left), 2))
     log.warning("holdout: %s drawn for the AUC %s still a link or one node twice: nearly all pairs of the graph are "
-                "linked", count(int(bad.sum()), "pair"), "is" if bad.sum() == 1 else "are")
+                "linked", count(len(left), "pair"), "is" if len(left) == 1 else "are")
     return pairs
 
 
@@ -289,7 +284,7 @@ def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerCo
             raise ValueError(f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}")
         others = rng.integers(data.num_nodes, size=ends.shape)
         if options.holdout_negatives == "unlinked":
-            others = redraw_linked(rng, others, links, data.num_nodes)
+            others = redraw_linked(rng, others, data.edge_index, data.num_nodes)
         pairs[split] = ends, others
     kept = lot >= fraction
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
