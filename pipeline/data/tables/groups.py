@@ -8,10 +8,13 @@ import pyarrow as pa
 from parallel_epochs.models.kernels.hash import mix
 from parallel_epochs.pipeline.data.tables.sql import Database
 
-# Rounds of merging: in each, a quarter of the pairs of groups may merge.
+# Rounds of merging, at most: in each, a quarter of the pairs of groups may merge.
 NUM_ROUNDS = 32
 # The edges of a joined table, with what is added to the numbers of their ends.
 LINKS = "SELECT s::BIGINT + {1} AS s, t::BIGINT + {2} AS t FROM {0} WHERE s IS NOT NULL AND t IS NOT NULL"
+# Whether two linked groups together have room.
+FITS = """SELECT count(*) > 0 FROM between JOIN sizes AS g ON guest = g.number JOIN sizes AS h ON host = h.number
+    WHERE g.size + h.size <= {largest}"""
 # The group that each one joins: that with the most edges to it, in relation to all edges of that group.
 BEST = """SELECT guest, best.number AS host FROM (
     SELECT guest, max({{'rate': num / volume, 'number': host}}) AS best FROM between
@@ -58,6 +61,10 @@ def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
         hosts = mix((numbers + num_nodes * round_).astype(np.uint64)) % 2 > 0
         _fill(db, "sizes", number=numbers, size=size, hosts=hosts)
         found = db.fetch(BEST.format(largest=largest))
+        if not len(found):
+            if not db.execute(FITS.format(largest=largest))[0][0]:
+                break
+            continue
         guest, host = found["guest"].to_numpy(), found["host"].to_numpy()
         into = numbers.copy()
         into[guest] = np.where(_fit(host, size[guest], largest - size[host]), host, guest)

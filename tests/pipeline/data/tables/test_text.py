@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
 from parallel_epochs.pipeline.data import cache
-from parallel_epochs.pipeline.data.tables import scores as tables_scores
+from parallel_epochs.pipeline.data.tables import groups, scores as tables_scores
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, divide_groups, fit_scores
@@ -70,16 +70,19 @@ def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
     assert told["rows"] > 0.7 and told["groups"] < 0.4, told
 
 
-def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path):
+def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
     """Two grids with an edge between them, and nodes without edges; a hub is linked to all nodes of the first."""
     grid = np.arange(100).reshape(10, 10)
     ends = [np.stack([part[:, :-1].ravel(), part[:, 1:].ravel()]) for part in (grid, grid.T, grid + 100, grid.T + 100)]
     ends += [np.array([[99], [100]]), np.stack([np.full(100, 200), np.arange(100)])]
     source, target = np.concatenate(ends, axis=1)
+    rounds, mix = [], groups.mix
+    monkeypatch.setattr(groups, "mix", lambda numbers: (rounds.append(0), mix(numbers))[1])
     with Database(tmp_path, "1GB", 1) as db:
         edges = pa.record_batch({"s": source, "t": target})
         db.fill("joined", edges.schema, iter([edges]))
         group = find_groups(db, Links(LINKS.format("joined", 3, 3), 206), 25)
+        assert 5 < len(rounds) < groups.NUM_ROUNDS, "it goes on though no two groups fit together"
         assert np.array_equal(group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25))
     sizes = np.bincount(group)
     assert sizes.max() <= 25 and (sizes[group[[0, 1, 2, 204, 205]]] == 1).all()
@@ -88,9 +91,9 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path):
 
 
 def test_folds_hold_whole_groups_and_about_as_many_nodes():
-    groups = np.repeat(np.arange(40), np.arange(40))[np.random.default_rng(0).permutation(780)]
-    fold = divide_groups(groups, np.random.default_rng(1))
-    assert len(set(zip(groups.tolist(), fold.tolist()))) == 39
+    numbers = np.repeat(np.arange(40), np.arange(40))[np.random.default_rng(0).permutation(780)]
+    fold = divide_groups(numbers, np.random.default_rng(1))
+    assert len(set(zip(numbers.tolist(), fold.tolist()))) == 39
     assert np.bincount(fold, minlength=NUM_FOLDS).min() > 150
 
 
