@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.strikes import FAULTS, GNN, SITE, Fault, LiveRun, is_alive, wait_for_saves, write_data
+from tools.strikes import FAULTS, GNN, SITE, TABLES, Fault, LiveRun, is_alive, wait_for_saves, write_data
 
 SECONDS_TO_END = 40
 
@@ -209,10 +209,12 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         campaign = Campaign(Path(root))
         write_data(campaign.root)
-        # The first one also prepares the graph for the others, and is what is predicted with and reported.
-        first = next(fault for fault in FAULTS if fault.job is GNN and fault.num_ranks == 1 and not fault.overrides)
-        references = {campaign.reference(fault): fault for fault in (first, *faults)}
-        campaign.train_reference(references.pop(campaign.reference(first)))
+        # The first of these also prepares the graph for others; both are predicted with, reported or exported.
+        bases = {campaign.reference(fault): fault for fault in FAULTS
+                 if fault.job in (GNN, TABLES) and fault.num_ranks == 1 and not fault.overrides}
+        for fault in bases.values():
+            campaign.train_reference(fault)
+        references = {campaign.reference(fault): fault for fault in faults if campaign.reference(fault) not in bases}
         split = [list(references.values())[job::options.jobs] for job in range(options.jobs)]
         if not in_processes([lambda mine=mine: all(map(campaign.train_reference, mine)) for mine in split]):
             sys.exit(1)

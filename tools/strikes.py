@@ -66,9 +66,10 @@ class LiveRun:
         """Return what the processes of the run last reported to be doing."""
         if self._board is None:
             for pid in (self.pid, *children(self.pid)):
-                if path := _mapped_board(pid):
-                    self._board = Board(path.parent)
-                    break
+                with contextlib.suppress(FileNotFoundError):  # the run ends at this moment
+                    if path := _mapped_board(pid):
+                        self._board = Board(path.parent)
+                        break
         return [] if self._board is None else [sign for sign in self._board.signs() if sign.pid]
 
     def ranks(self) -> list[int]:
@@ -233,10 +234,15 @@ def read_study(folder: Path) -> list:
     return [read_summary(path.parent) for path in found]
 
 
-def read_table(folder: Path) -> list[bytes]:
-    """Return the content of a table of predictions: the one there is, which must be whole."""
-    assert [path.name for path in folder.iterdir()] == ["table.csv"], "there is another file beside the table"
-    return [path.read_bytes() for path in folder.iterdir()]
+def read_sweep(folder: Path) -> list:
+    """Return the results of the members of a sweep."""
+    return [read_summary(path.parent) for path in sorted(folder.glob("*/summary.json"))]
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files: each must be whole, and no other may be beside them. A manifest holds times."""
+    return {str(path.relative_to(folder)): b"" if path.name == "manifest.json" else path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}
 
 
 def read_page(folder: Path) -> list[bool]:
@@ -267,11 +273,18 @@ class Job:
 def write_data(folder: Path) -> None:
     """Write the tables, edges and vectors that jobs read."""
     rng = random.Random(0)
-    (folder / "nodes.csv").write_text("id,a,kind\n" + "".join(
-        f"n{number},{rng.random():.4f},{'ab'[number % 2]}\n" for number in range(2000)))
+    for name, kinds in (("nodes", "xy"), ("others", "xyz")):
+        (folder / f"{name}.csv").write_text("id,a,place,words,day,kind\n" + "".join(
+            f"n{number},{rng.random():.4f},{rng.choice(kinds)},w{rng.randrange(50)} v{number % 2},{number % 90},"
+            f"{'ab'[number % 2]}\n" for number in range(2000)))
+    (folder / "ids.csv").write_text("id\n" + "".join(f"n{number}\n" for number in range(0, 2200, 3)))
     (folder / "edges.csv").write_text("from,to\n" + "".join(
         f"n{rng.randrange(2000)},n{rng.randrange(2000)}\n" for _ in range(20_000)))
     (folder / "edges.tsv").write_text("".join(f"{rng.randrange(300)}\t{rng.randrange(300)}\n" for _ in range(3000)))
+    (folder / "bipartite.tsv").write_text("".join(
+        f"{rng.randrange(150)}\t{rng.randrange(150, 300)}\n" for _ in range(3000)))
+    (folder / "molecules.csv").write_text("smiles,y\n" + "".join(
+        f"{'C' * (1 + number % 9)}{'NO'[number % 2]}{'C' * (number % 5)},{number % 2}\n" for number in range(200)))
 
 
 SMALL_MODEL = ("model.num_layers=2", "model.hidden_channels=8")
@@ -280,11 +293,22 @@ GENERATED = ("data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", 
 GNN = Job("gnn", (*GENERATED, "model.norm=batch", "train.epochs=80", "train.eval_every=4"))
 SAMPLING = Job("sampling", (*GENERATED, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40",
                             "train.epochs=40", "train.eval_every=4"))
-TABLES = Job("tables", (
+READ = (
     "data=tables", "data.folder={root}", "data.nodes.path=nodes.csv", "data.nodes.features=[a]",
-    "data.nodes.label=kind", "data.edges.path=edges.csv", "data.edges.source=from", "data.edges.target=to",
-    *SMALL_MODEL, "train.epochs=4"), seconds=1.5)
-STORE = Job("store", (*TABLES.arguments, "data.on_disk=true"), seconds=1.5)
+    "data.nodes.categories=[place]", "data.nodes.text=[words]", "data.nodes.text_features=scores",
+    "data.score_folds=groups", "data.nodes.label=kind", "data.split=time", "data.time_column=day",
+    "data.train_until=50", "data.valid_until=70", "data.edges.path=edges.csv", "data.edges.source=from",
+    "data.edges.target=to", "evaluation.smooth=two_step_propagation", *SMALL_MODEL, "train.patience=0")
+TABLES = Job("tables", (*READ, "train.epochs=3"), seconds=3)
+TRAINED = Job("a run on tables", (*READ, "train.epochs=41", "train.eval_every=2"))
+STORE = Job("store", (*TABLES.arguments, "data.on_disk=true"), seconds=3)
+PREPARE = Job("prepare", STORE.arguments, "pipeline.prepare", lambda folder: f"cache_dir={folder}", read_files,
+              seconds=6)
+LINKS = Job("links", ("task=link", "data=edges", "data.path={root}/bipartite.tsv", "data.link_negatives=sides",
+                      "partition=random", "partition.num_parts=2", *SMALL_MODEL, "task.pairs_per_step=400",
+                      "train.patience=0", "train.epochs=21", "train.eval_every=2"))
+GRAPHS = Job("graphs", ("task=graph", "data=smiles", "data.path={root}/molecules.csv", "loader=graph",
+                        "loader.batch_size=20", *SMALL_MODEL, "train.patience=0", "train.epochs=41"))
 VECTORS = Job("vectors", (
     "trainer=node_embedding", "data=edges", "data.path={root}/edges.tsv", "trainer.dim=16", "trainer.num_parts=4",
     "trainer.episode_size=3000", "train.epochs=200", "train.eval_every=20"))
@@ -297,7 +321,15 @@ LAYOUT = Job("layout", ("trainer=layout", "data=edges", "data.path={root}/edges.
 TUNE = Job("tune", (*GENERATED, "train.epochs=6", "model.dropout=0.1,0.3", "trials=3"), "pipeline.tune",
            lambda folder: f"study={folder}", read_study, seconds=12)
 PREDICT = Job("predict", ("run={root}/undisturbed-gnn-1-0",), "pipeline.predict",
-              lambda folder: f"output={folder}/table.csv", read_table, seconds=1)
+              lambda folder: f"output={folder}/table.csv", read_files, seconds=1)
+OTHERS = Job("predictions of other tables", (
+    "run={root}/undisturbed-tables-1-0", "data.folder={root}", "data.nodes.path=others.csv", "data.unknown=empty",
+    "output_nodes={root}/ids.csv", "skip_unknown=true", "columns=class"), "pipeline.predict", PREDICT.target,
+    read_files, seconds=2)
+EXPORT = Job("export", ("run={root}/undisturbed-tables-1-0",), "pipeline.predict",
+             lambda folder: f"export={folder}/model.pe", read_files, seconds=1)
+SWEEP = Job("sweep", ("-m", "seed=0,1", *GENERATED, "train.epochs=20"),
+            target=lambda folder: f"hydra.sweep.dir={folder}", result=read_sweep, seconds=4)
 REPORT = Job("report", ("{root}/undisturbed-gnn-1-0",), "scripts.report",
              lambda folder: f"--output={folder}/page.html", read_page, seconds=2)
 
@@ -360,7 +392,9 @@ FAULTS = (
           during="evaluating", quiet=True),
     Fault("kill -9 of a rank with neighbour sampling", kill_ranks(1), FAILED, job=SAMPLING),
     *(Fault(f"kill -9 of {job.name}", send(signal.SIGKILL), KILLED, num_ranks=1, job=job)
-      for job in (VECTORS, KNOWLEDGE, LAYOUT, TUNE, PREDICT, REPORT)),
+      for job in (VECTORS, KNOWLEDGE, LAYOUT, TUNE, PREDICT, OTHERS, EXPORT, PREPARE, SWEEP, REPORT)),
+    *(Fault(f"kill -9 of a rank of {job.name}", kill_ranks(1), FAILED, job=job)
+      for job in (LINKS, GRAPHS, TRAINED, VECTORS, KNOWLEDGE, LAYOUT)),
     *(Fault(f"kill -9 while {job.name} is written", send(signal.SIGKILL), KILLED, num_ranks=1, job=job, unread=True)
       for job in (TABLES, STORE)),
     *(Fault(f"SIGTERM of {job.name}", send(signal.SIGTERM), STOPPED, num_ranks=1, job=job, quiet=True)
