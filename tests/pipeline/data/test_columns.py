@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data.columns import (
     read_lines,
     read_table,
 )
-from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator
+from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator, read_rows, sniff
 
 TEXT = b"# made by hand\n\na\tb\n1\t2\n"
 
@@ -47,9 +47,22 @@ def test_a_file_without_lines_has_no_head():
 @pytest.mark.parametrize("line, least, separator", [
     ("a\tb,c", 1, "\t"), ("a,b c", 1, ","), ("a b", 1, BLANKS), ("a, b c", 2, BLANKS), ("a,b,c", 2, ","),
     ("a b\t", 1, BLANKS), ("a;x b;y", 1, BLANKS), ("New York;Rome\nBonn;Oslo", 1, ";"), ('"a, b"\tr\tc', 2, "\t"),
-    ('"a, b" r c', 2, BLANKS), ('5" x,6" y', 1, ",")])
+    ('"a, b" r c', 2, BLANKS), ('5" x,6" y', 1, ","), ("a;x b 1\nc;y d 2", 1, BLANKS)])
 def test_the_first_line_tells_what_separates_columns(line, least, separator):
     assert choose_separator(line.split("\n"), least) == separator
+
+
+@pytest.mark.parametrize("content, rows", [
+    ("1\tNew York\n2\tBonn", [["1", "New York"], ["2", "Bonn"]]),
+    ('1,"York, NY"\n2,Bonn', [["1", "York, NY"], ["2", "Bonn"]]),
+    ("1\ta, b c\n2\t3 4\n", [["1", "a", "b c"], ["2", "3", "4"]]), ("2;x, y\n", [["2", "x", "y"]])])
+def test_labels_of_a_row_are_divided_by_what_separates_no_cells(content, rows, tmp_path):
+    (tmp_path / "labels.txt").write_text(content)
+    assert [row for _, row in read_rows(tmp_path / "labels.txt", {"1", "2"})] == rows
+
+
+def test_quotes_of_empty_cells_are_quotes():
+    assert sniff(b'a\t""\nb\t""\n', "t").quoted and not sniff(b'a\t""\nb\t"c"\n', "t").quoted
 
 
 def test_digests_are_those_that_kept_graphs_are_named_by(tmp_path):

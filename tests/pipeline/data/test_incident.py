@@ -34,3 +34,13 @@ def test_counts_of_edges_without_features_or_of_none_at_all():
     empty, _ = sort_edges(torch.empty(2, 0, dtype=torch.int64), 3)
     found = incident_features(empty, torch.empty(0, 2), "counts")
     assert found.shape == (3, 2 * NUM_INTERVALS) and not found.any()
+
+
+@pytest.mark.parametrize("kind, expected", [("counts", None), ("log_sum", [[np.log1p(2) - 3], [-np.log1p(3) - 3]])])
+def test_moments_of_another_graph_stand_for_its_own(kind, expected):
+    edge_index, _ = sort_edges(torch.tensor([[0, 1, 0], [0, 0, 1]]), 2)
+    moments = torch.tensor([[0.0], [1.0]] if kind == "counts" else [[3.0], [1.0]], dtype=torch.float64)
+    found = incident_features(edge_index, torch.tensor([[9.0], [-7.0], [-3.0]]), kind, moments)
+    if expected is None:  # what is beyond the range counts at its ends
+        expected = [[1, *[0] * 8, 1], [1, *[0] * 9]]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.data import inspection
-from parallel_epochs.pipeline.data.inspection import LISTED, describe
+from parallel_epochs.pipeline.data.inspection import LISTED, describe, describe_features
 from parallel_epochs.pipeline.training import describe_data
 from tests.helpers.files import write_ogb
 from tests.helpers.graphs import link_graph, make_graph
@@ -78,6 +78,12 @@ def test_pairs_of_links_are_counted(configure):
     found = dict(describe(link_graph(40, 90)))
     assert (found["train pairs"], found["valid pairs"], found["test pairs not linked"]) == ("70", "10", "60")
     assert "labels" not in found and "splits" not in found
+
+
+def test_columns_of_species_are_no_features():
+    data = make_graph([(0, 1)], 3, x=torch.rand(3, 4), num_categories=2)
+    found = dict(describe_features(data))
+    assert (found["features of nodes"], found["species"]) == ("2", "2")
 
 
 def test_many_graphs():

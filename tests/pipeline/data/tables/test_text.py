@@ -85,6 +85,8 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
         assert 5 < len(rounds) < groups.NUM_ROUNDS, "it goes on though no two groups fit together"
         assert np.array_equal(group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25))
     sizes = np.bincount(group)
+    ends = group[source + 3], group[target + 3]
+    assert (sizes[ends[0]] + sizes[ends[1]])[ends[0] != ends[1]].min() > 25, "two groups would fit together"
     assert sizes.max() <= 25 and (sizes[group[[0, 1, 2, 204, 205]]] == 1).all()
     is_inner = source != 200
     assert (group[source + 3] == group[target + 3])[is_inner].mean() > 0.6
