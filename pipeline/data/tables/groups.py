@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database
 NUM_ROUNDS = 32
 # The edges of a joined table, with what is added to the numbers of their ends.
 LINKS = "SELECT s::BIGINT + {1} AS s, t::BIGINT + {2} AS t FROM {0} WHERE s IS NOT NULL AND t IS NOT NULL"
-# Whether two linked groups together have room.
+# This tells whether two linked groups have room together.
 FITS = """SELECT count(*) > 0 FROM between JOIN sizes AS g ON guest = g.number JOIN sizes AS h ON host = h.number
     WHERE g.size + h.size <= {largest}"""
 # The group that each one joins: that with the most edges to it, in relation to all edges of that group.

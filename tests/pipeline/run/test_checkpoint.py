@@ -103,6 +103,34 @@ def test_a_directory_is_held_by_one_process(tmp_path):
     assert shell("-c", code, cwd=tmp_path).returncode == 0
 
 
+def test_a_lock_is_not_written_through_a_link(tmp_path):
+    (tmp_path / ".lock").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match="lock is a symbolic link, which is not written to"), files.lock(tmp_path):
+        pass
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_temporary_file_that_another_process_took_for_stale_is_made_anew(tmp_path, monkeypatch):
+    flock, taken = files.fcntl.flock, []
+
+    def take(file, how):
+        if not taken:
+            os.unlink(file.name)
+        taken.append(file.name)
+        flock(file, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", take)
+    files.write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "new" and os.listdir(tmp_path) == ["a.txt"] and len(taken) == 2
+
+
+def test_a_save_that_was_killed_between_its_two_names_leaves_no_third(tmp_path):
+    files.write_text(tmp_path / "last", "1")
+    os.link(tmp_path / "last", tmp_path / "previous")
+    files.write_atomically(tmp_path / "last", lambda file: file.write(b"2"), keep_as=tmp_path / "previous")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"last": "2", "previous": "1"}
+
+
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path):
     checkpoint.save(tmp_path / "a.pt", state(1))
 

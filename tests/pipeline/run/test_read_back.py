@@ -19,7 +19,7 @@ NAN = torch.tensor([float("nan")], dtype=torch.float64)
     (dict[str, list[int]], [{}, {"a": [1]}], [{1: []}, {"a": 1}, []]),
     (tuple[int, str], [(1, "a"), [1, "a"]], [(1,), (1, 1), "1a"]),
     (int | None, [None, 1], [-1, "1"]),
-    (Literal["rocauc"], ["rocauc"], ["acc", None, []]),
+    (Literal["rocauc", 1], ["rocauc", 1], ["acc", None, [], True, 1.0]),
     (Float[Tensor, "2 channels"] | None, [None, torch.ones(2, 3)],
      [torch.ones(3, 2), torch.ones(2), torch.ones(2, 3).long(), torch.ones(2, 3).to_sparse(), "x",
       torch.ones(2, 3, dtype=torch.complex64), NAN.expand(2, 3)]),
