@@ -100,8 +100,9 @@ class RunConfig:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
-        Rule({"data.propagate": lambda num_hops: num_hops > 0}, "trainer.name", ("gnn",), "other trainers read no node "
-             "features"))
+        *(Rule({name: lambda num_hops: num_hops > 0}, "trainer.name", ("gnn",), "other trainers read no node features")
+          for name in ("data.propagate", "data.summaries")),
+        Rule({"data.summaries": lambda num_hops: num_hops > 0}, "data.propagate", (0,), "the summaries hold means"))
 
     name: str = key("default", "Name of the experiment.")
     seed: int = key(0, "Seed of every random number generator.", minimum=0, below=2**63)

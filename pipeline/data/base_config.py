@@ -49,6 +49,9 @@ class DataConfig:
                              choices=("sum", "log_sum", "counts"), shapes_graph=True)
     propagate: int = key(0, "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
                          "computed once on the whole graph and standardised.", minimum=0, below=100)
+    summaries: int = key(0, "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
+                         "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
+                         "over 2 to K hops the means of these.", minimum=0, below=4)
     link_negatives: str = key("sides", "Pairs without a link that are drawn for validation and test, where the dataset "
                               "has none. sides: in a bipartite graph, the ends are of different sides, as those of a "
                               "link are. all: of any two nodes, as in runs of earlier versions.",
@@ -211,7 +214,8 @@ def refuse_changes(config: DataConfig, what: str) -> None:
     Raises:
         ValueError: such a key was given. The message names it.
     """
-    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False), ("propagate", 0)):
+    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False), ("propagate", 0),
+                        ("summaries", 0)):
         if (value := getattr(config, name)) != usual:
             raise ValueError(f"data.{name}={str(value).lower()} needs one graph, but data={config.source} holds "
                              f"{what}. Leave it out")

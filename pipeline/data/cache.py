@@ -25,12 +25,13 @@ from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.join_types import refuse_propagate
-from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links, name_relation
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
+from parallel_epochs.pipeline.data.summaries import MOMENTS, NO_MARKS, SUMMARIES, Marks, summarise, write_summarised
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
@@ -54,7 +55,8 @@ KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source
         "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
         "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
         "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
-        "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"]}
+        "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"], SUMMARIES: dict[str, Any],
+        MOMENTS: Float[Tensor, "2 _"]}
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -84,32 +86,46 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    ending = f"-hops-{config.propagate}" if config.propagate else ""
+    ending = f"-hops-{config.propagate}" if config.propagate else f"-summaries-{config.summaries}" * (
+        config.summaries > 0)
     data = _load(config, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
-    return _load_propagated(config, cache_dir, data, ending, verify=content_hash is None) if ending else data
+    return _load_widened(config, cache_dir, data, ending, verify=content_hash is None) if ending else data
 
 
-def _load_propagated(config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool) -> Graph:
-    """Open a graph with averages of its features over its edges."""
-    refuse_propagate(data, config.propagate)
+def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool) -> Graph:
+    """Open a graph with averages of its features over its edges, or with summaries of its neighbours and edges."""
+    num_hops, needed = config.propagate, "hop_moments" if config.propagate else MOMENTS
+    what = f"data.propagate={num_hops} averages over" if num_hops else f"data.summaries={config.summaries} summarises"
+    if num_hops:
+        refuse_propagate(data, num_hops)
     if not data.edge_index.size(1):
-        raise ValueError(f"data.propagate={config.propagate} averages over edges, and {config.origin()} has none")
+        raise ValueError(f"{what} edges, and {config.origin()} has none")
 
     def write(writer: store.StoreWriter) -> None:
         num_features = data.x.size(1) - data.num_categories
-        log.info("data: averaging %s over %s of the whole graph", count(num_features, "feature"),
-                 count(config.propagate, "hop"))
-        write_propagated(writer, data, config.propagate)
+        if num_hops:
+            log.info("data: averaging %s over %s of the whole graph", count(num_features, "feature"),
+                     count(num_hops, "hop"))
+            write_propagated(writer, data, num_hops)
+        else:
+            log.info("data: summarising neighbours and edges over %s of the whole graph",
+                     count(config.summaries, "hop"))
+            write_summarised(writer, data, config.summaries, _marks_of(config, data))
 
-    def check(propagated: Graph) -> None:
-        if "hop_moments" not in propagated or propagated.num_nodes != data.num_nodes:
-            raise DamagedFile(f"{path} is of an earlier version, or damaged: it lacks hop_moments or nodes")
+    def check(widened: Graph) -> None:
+        if needed not in widened or widened.num_nodes != data.num_nodes:
+            raise DamagedFile(f"{path} is of an earlier version, or damaged: it lacks {needed} or nodes")
 
     content_hash = data.content_hash + ending
     path = path_of(config, cache_dir, content_hash)
     out = _keep(path, write, again="averaging the features again", verify=verify, check=check)
     out.content_hash, out.on_disk = content_hash, data.on_disk
     return out
+
+
+def _marks_of(config: DataConfig, data: Graph) -> Marks:
+    """Return which columns mark the empty cells of others, as far as the preparation of tables tells."""
+    return _reader(config).find_marks(config, data[FITTED]) if FITTED in data else NO_MARKS
 
 
 def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
@@ -182,7 +198,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
                       getattr(config, "until", None))
     # Links that are hidden must not show in the features: they are averaged over the edges that are left.
     num_hops = config.propagate
-    hops = [num_hops] if num_hops else []
+    hops = [num_hops] if num_hops else [{"summaries": config.summaries}] if config.summaries else []
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
     named = [] if relation is None else [{"relation": relation}]
@@ -200,6 +216,8 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         data = divide_links(whole, split, config.origin(), relation)
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
+        if config.summaries:
+            summarise(data, config.summaries, _marks_of(config, whole))
         _write_inspected(writer, data)
 
     path = path_of(config, cache_dir, f"{content_hash}-links")

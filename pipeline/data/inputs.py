@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.summaries import Summaries, read_summaries
 from parallel_epochs.pipeline.run.words import count
 
 # Types whose features are listed one by one.
@@ -27,9 +28,12 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
         learned_types: types of nodes that have rows in that table; none: all of them.
     """
     if not data.types.homogeneous:
-        return _describe_typed(data.types, num_edge_features=data.edge_attr.size(1) - 1, label_input=label_input,
-                                     num_learned=num_learned, concat=concat, learned_types=learned_types)
-    num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
+        return _describe_typed(data.types, read_summaries(data), num_edge_features=data.edge_attr.size(1) - 1,
+                               label_input=label_input, num_learned=num_learned, concat=concat,
+                               learned_types=learned_types)
+    summaries = read_summaries(data)
+    num_summaries = 0 if summaries is None else summaries.widths[0]
+    num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors - num_summaries
     num_features, source = num_own // (num_hops + 1), data.get("x_source")
     what = ("category", "categories") if "x_tables" in data else ("feature",)
     if source == "degree":
@@ -42,7 +46,9 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
     if num_hops:
         whose = "its" if source == "degree" else "their"
         text += f" and {whose} means over {'1 to ' * (num_hops > 1)}{count(num_hops, 'hop')}"
-    more = [f"{data.num_categories} species, one-hot"] if data.num_categories else []
+    more = [_of_neighbours(num_summaries)] if num_summaries else []
+    if data.num_categories:
+        more.append(f"{data.num_categories} species, one-hot")
     if num_walks:
         more.append(f"whether a random walk is back after {'1 to ' * (num_walks > 1)}{count(num_walks, 'step')}")
     if num_vectors:
@@ -66,9 +72,13 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
     return text
 
 
-def _describe_typed(types: GraphTypes, *, num_edge_features: int = 0, label_input: float = 0,
-                          num_learned: int = 0, concat: bool = False,
-                          learned_types: Sequence[str] | None = None) -> str:
+def _of_neighbours(num_summaries: int) -> str:
+    return f"{count(num_summaries, 'summary', 'summaries')} of neighbours and edges"
+
+
+def _describe_typed(types: GraphTypes, summaries: Summaries | None, *, num_edge_features: int = 0,
+                    label_input: float = 0, num_learned: int = 0, concat: bool = False,
+                    learned_types: Sequence[str] | None = None) -> str:
     """Say what a model gets to see of the nodes of each type and of the edges.
 
     Args:
@@ -79,10 +89,13 @@ def _describe_typed(types: GraphTypes, *, num_edge_features: int = 0, label_inpu
         learned_types: types that have rows in the table; none: all of them.
     """
     parts = []
-    for name, width in zip(types.names[:LISTED], types.widths):
+    made = [0] * len(types.names) if summaries is None else summaries.widths
+    for name, width, num_made in zip(types.names[:LISTED], types.widths, made):
+        width -= num_made
         learns = num_learned > 0 and (learned_types is None or name in learned_types)
         own = [count(width, "mean", "means") + " of neighbours' features" if name in types.averaged else
                count(width, "feature")] if width and not (learns and not concat) else []
+        own += [_of_neighbours(num_made)] if num_made and not (learns and not concat) else []
         learned = [f"{count(num_learned, 'learned feature')} of each node"] if learns else []
         parts.append(f"{name}: {' and '.join([*own, *learned]) or 'one learned vector for all its nodes'}")
     if len(types.names) > LISTED:

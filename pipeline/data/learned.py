@@ -1,7 +1,7 @@
 """Keeps what preparation learned of a graph with a run, so that other data are prepared in the same way."""
 # ruff: noqa: F722 (shapes are strings)
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.data.summaries import MOMENTS, SUMMARIES, Summaries, read_summaries
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.read_back import build
@@ -29,7 +30,7 @@ class Learned:
     """Properties that a model expects of a graph, and numbers that its preparation takes from the training data.
 
     Attributes:
-        num_columns: of ``x``.
+        num_columns: of ``x``, without summaries.
         num_edge_columns: of ``edge_attr``; none without it.
         num_categories: how many of the last columns of ``x`` are one-hot species.
         x_source: where the other columns are from, see :func:`pipeline.data.prepare.prepare`.
@@ -43,8 +44,10 @@ class Learned:
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
         fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
             for other sources.
-        schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON;
-            none for others.
+        schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON,
+            without summaries; none for others.
+        summaries: the fields of :class:`pipeline.data.summaries.Summaries`; none without them.
+        summary_moments: mean and deviation of each of them, type by type, float64.
     """
 
     num_columns: int
@@ -60,6 +63,8 @@ class Learned:
     labels: Float[Tensor, "2 columns"] | None = None
     fitted: UInt8[Tensor, " num_bytes"] | None = None
     schema: dict[str, Any] | None = None
+    summaries: dict[str, Any] | None = None
+    summary_moments: Float[Tensor, "2 summaries"] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
@@ -79,9 +84,13 @@ def from_dict(path: Path, content: Any) -> Learned:
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
     found = build(path, Learned, {entry.name: content[entry.name] for entry in fields(Learned) if entry.name not in (
-        FITTED, SCHEMA) or entry.name in content})  # of versions of before
+        FITTED, SCHEMA, SUMMARIES, MOMENTS) or entry.name in content})  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
+    if found.summaries is not None:
+        plan, moments = build(path, Summaries, found.summaries), found.summary_moments
+        if moments is None or moments.size(1) != sum(plan.widths):
+            raise ValueError("summary_moments must have a column for each summary")
     names: object = found.label_names
     if names and len(unpack_names(names, "label_names")) < found.out_channels:
         raise ValueError(f"there are fewer names of labels than out_channels={found.out_channels}")
@@ -101,13 +110,17 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
     source, edges = data.x_source, None
     if source != "data":
         edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
+    summaries, types = read_summaries(data), data.types
+    if summaries is not None:
+        types = replace(types, widths=[width - own for width, own in zip(types.widths, summaries.widths, strict=True)])
+    num_columns = data.x.size(1) if summaries is None else max(types.widths) + data.num_categories
     return Learned(
-        data.x.size(1), None if data.edge_attr is None else data.edge_attr.size(1), data.num_categories, source,
+        num_columns, None if data.edge_attr is None else data.edge_attr.size(1), data.num_categories, source,
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
         data.get("hop_moments") if num_hops else None, labels, data.get(FITTED),
-        None if data.types.homogeneous else data.types.to_value())
+        None if types.homogeneous else types.to_value(), data.get(SUMMARIES), data.get(MOMENTS))
 
 
 def check_inputs(learned: Learned, data: Graph) -> None:

@@ -70,12 +70,7 @@ def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, most_by
     Raises:
         FileError: a store cannot be read, or there is no room for the new one.
     """
-    folder = data.store
-    assert folder is not None
-    manifest = files.read_json(folder / MANIFEST)
-    for name, entry in manifest["arrays"].items():
-        if name != "x":
-            writer.adopt(name, folder / f"{name}.bin", entry)
+    values = adopt_others(writer, data)
     if not writer.has("x", "hop_moments"):
         shape, channels = _shape_of(data, num_hops), data.x.size(1) - data.num_categories
         most = int(machine_memory() * SHARE) if most_bytes is None else most_bytes
@@ -86,7 +81,18 @@ def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, most_by
             out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape) if math.prod(shape) else \
                 np.empty(shape, np.float32)
             arrays["hop_moments"].write(0, _write_hops(out, data, num_hops, step).numpy())
-    writer.finish(manifest["values"] | {"num_categories": data.num_categories})
+    writer.finish(values | {"num_categories": data.num_categories})
+
+
+def adopt_others(writer: StoreWriter, data: Graph) -> dict[str, object]:
+    """Take all arrays but ``x`` of a graph's store; returns its values."""
+    folder = data.store
+    assert folder is not None
+    manifest = files.read_json(folder / MANIFEST)
+    for name, entry in manifest["arrays"].items():
+        if name != "x":
+            writer.adopt(name, folder / f"{name}.bin", entry)
+    return manifest["values"]
 
 
 def _shape_of(data: Graph, num_hops: int) -> tuple[int, int]:
@@ -104,7 +110,7 @@ def _write_hops(out: np.ndarray, data: Graph, num_hops: int, step: int, moments:
         for hop in range(num_hops + 1):
             if hop:
                 values = _average_in_blocks(data, values)
-                scaled, used = _standardise(values, None if moments is None else moments[hop - 1][:, columns])
+                scaled, used = standardise(values, None if moments is None else moments[hop - 1][:, columns])
                 of_hops.append(used)
             _copy(out[:, hop * channels + first:][:, :values.size(1)], scaled if hop else values)
         found.append(torch.stack(of_hops))
@@ -123,7 +129,7 @@ def _average_in_blocks(data: Graph, x: Tensor) -> Tensor:
     return out
 
 
-def _standardise(x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def standardise(x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Bring columns to mean 0 and variance 1, by their own moments or by those of another graph [2, channels]."""
     out, found = torch.empty_like(x), []
     for place, (values, scaled) in enumerate(zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1))):

@@ -295,8 +295,8 @@ RULES = (
          "from sampled neighbours"),
     Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
     Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
-    Rule(TABLE | {"data.propagate": _is_set}, "features.concat", (True,), "the table replaces the features that are "
-         "averaged"),
+    *(Rule(TABLE | {name: _is_set}, "features.concat", (True,), "the table replaces the features that are averaged")
+      for name in ("data.propagate", "data.summaries")),
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
     *(Rule(LINK, f"task.{name}", (usual,), "it is for labels of nodes and graphs")
       for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
+from parallel_epochs.pipeline.data.summaries import Summaries, summarise
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
@@ -34,6 +35,8 @@ FEW_CHANNELS = 10_000
 # Keys that say where labels and splits are.
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
              "data.edges.time", "data.train_until", "data.valid_until")
+# Those of them that are of edges, whose age may be summarised.
+TIMES_OF_EDGES = ("data.edge_time", "data.edges.time")
 
 
 def write_start(setup: Setup, folder: Path) -> None:
@@ -107,7 +110,11 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     config.data.check_others(given, folder)
     if new.unknown is not None:
         given["data.unknown"] = new.unknown
-    return given if config.train.label_input else given | dict.fromkeys(OF_LABELS)
+    return given if config.train.label_input else given | _without_labels(config)
+
+
+def _without_labels(config: GNNConfig) -> dict[str, Any]:
+    return dict.fromkeys(key for key in OF_LABELS if not (config.data.summaries and key in TIMES_OF_EDGES))
 
 
 def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device) -> OpenData:
@@ -132,6 +139,9 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     check_columns(learned, data, origin, source.propagate)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
+    if learned.summaries is not None:
+        summarise(data, source.summaries, plan=Summaries(**learned.summaries),
+                  moments=learned.summary_moments)
     data.content_hash = hash_graph(source)
     setup = Setup(_for_prediction(kind, data), kind.accept(data, learned), device)
     setup.task.label_moments = learned.labels
@@ -197,7 +207,7 @@ def export(run: SavedRun, path: Path) -> None:
         weights = state["model"]
     config = keys.replaced(run.config, {
         **run.config.data.without_files(), "cache_dir": ".cache", "resume": None,
-        **dict.fromkeys(OF_LABELS)})
+        **_without_labels(run.config)})
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
                            "learned": _load(run, state).to_dict()})

@@ -17,6 +17,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.summaries import Marks
 from parallel_epochs.pipeline.data.tables import (
     labels as tables_labels,
     nodes as tables_nodes,
@@ -24,12 +25,12 @@ from parallel_epochs.pipeline.data.tables import (
     sorted_edges as tables_edges,
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack
+from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack, unpack_several
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.heads import members
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
-from parallel_epochs.pipeline.data.tables.schema import TableSchema
+from parallel_epochs.pipeline.data.tables.schema import TableSchema, read_schema
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.names import TEXT_SCORES
@@ -78,6 +79,28 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
     with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
         write = _write_one_type if config.schema is None else typed.write_store
         write(config, db, writer, on_stage, learned)
+
+
+def find_marks(config: TablesConfig, fitted: Tensor) -> Marks:
+    """Return which columns of a prepared graph mark the empty cells of others; an empty weight counts as 0.
+
+    Args:
+        fitted: what the preparation learned of the tables.
+    """
+    tables = None if config.schema is None else read_schema(config)
+    known = [unpack(fitted)] if tables is None else unpack_several(fitted)[0]
+    num_types = 1 if tables is None else len(tables.nodes)
+    nodes = [{place: len(own.columns.mean) + number for number, place in enumerate(own.columns.flagged)}
+             for own in known[:num_types]]
+    edges, first = list[dict[int, int]](), 0 if tables is None else 1
+    for own, table in zip(known[:1] if tables is None else known[num_types:],
+                          [config] if tables is None else [one.config for one in tables.edges.values()], strict=True):
+        values = table.value_columns()
+        marks = {first + place: first + len(values) + number for number, place in enumerate(own.flagged)
+                 if values[place][0] != "weight"}
+        edges += [marks] * (1 if tables is None else len(own.relations))
+        first += len(values) + len(own.flagged)
+    return nodes if config.has_features or tables is not None else [{}], edges
 
 
 def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
