@@ -96,6 +96,7 @@ ROWS: dict[str, list[str]] = {
     "cluster: scaled sums": [*TOY, "partition.scale_sums=true", "model.aggr=softmax_sum", "model.learn_y=true",
                              "model.gradient_checkpointing=true"],
     "cluster: on disk": [*TOY, "data.on_disk=true", "data.propagate=2", "evaluation=views"],
+    "cluster: summaries, on disk": [*TOY, "data.on_disk=true", "data.summaries=2", "evaluation=views"],
     "cluster: the reference's kernel": [*TOY, "kernel=reference"],
     "revgnn": [*TOY, "model=revgnn", *DROPPED],
     "equilibrium": [*TOY, "model=equilibrium", *DROPPED],

@@ -66,7 +66,8 @@ CASES = {
     "logarithms of sums": (dict(x=0), ["data.node_features=log_sum"]),
     "degrees": (dict(x=0, edges=0), ["data.node_features=log_sum"]),
     "counts": (dict(x=0), ["data.node_features=counts"]), "hops": (dict(), ["data.propagate=2"]),
-    "hops of species": (dict(x=0, species=3), ["data.propagate=1"]),
+    "hops of species": (dict(x=0, species=3), ["data.propagate=1"]), "summaries": (dict(), ["data.summaries=2"]),
+    "summaries of species": (dict(x=0, species=3), ["data.summaries=1"]),
     "values": (dict(kind="values"), []), "labels as inputs": (dict(kind="tasks"), ["train.label_input=0.5"]),
     "weights of classes": (dict(), ["task.class_weights=balanced", "evaluation.smooth=label_propagation"]),
     "views": (dict(), ["evaluation=views"]), "sampled": (dict(), ["evaluation=neighbor", "loader.num_neighbors=[5,5]"]),
@@ -89,7 +90,8 @@ def test_the_training_graph_as_new_data_gives_the_same_bits(name, tmp_path):
         assert torch.equal(logits(run), logits(run, again))
 
 
-@pytest.mark.parametrize("name", ["logarithms of sums", "counts", "hops", "hops of species"])
+@pytest.mark.parametrize("name", ["logarithms of sums", "counts", "hops", "hops of species", "summaries",
+                                  "summaries of species"])
 def test_what_is_added_later_changes_nothing_elsewhere(name, tmp_path):
     """Means and deviations are those of the training: nodes that new ones do not touch keep their predictions."""
     options, overrides = CASES[name]

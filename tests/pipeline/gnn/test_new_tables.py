@@ -30,6 +30,7 @@ CASES = {
                    "data.nodes.text_channels=8", "data.add_self_loops=true"],
     "logarithms of sums": [*EDGES, *LABEL], "counts": [*EDGES, *LABEL, "data.node_features=counts"],
     "degrees": ["data.edges.path=edges.parquet", *LABEL], "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
+    "summaries": [*NUMBERS, *EDGES, *LABEL, "data.empty=flag", "data.edges.time=weight", "data.summaries=2"],
     "ids of neighbours": [*NUMBERS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_channels=8"],
     "scores": [*TEXTS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_features=scores",
                "task.text_scores=2"],

@@ -61,10 +61,11 @@ def rows_of(data: Data) -> list[tuple]:
 
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("featureless", ["mean", "none"])
-def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless):
+@pytest.mark.parametrize("summaries", [0, 2])
+def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, summaries):
     hetero = as_hetero(write_tables(tmp_path))
     torch.save(hetero, tmp_path / "hetero.pt")
-    options = dict(reverse_relations=reverse, featureless=featureless)
+    options = dict(reverse_relations=reverse, featureless=featureless, summaries=summaries)
     found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA, **options), tmp_path)
     expected = load(FileConfig(path=str(tmp_path / "hetero.pt"), **options), tmp_path)
     # One column for the times of buys and sees in the tables, two in HeteroData, which has a relation each.
