@@ -22,7 +22,7 @@ SCHEMA = {"nodes": {"user": {"path": "users.csv", "features": ["age"], "label": 
               end: {"type": kind, "column": kind} for end, kind in (("source", "user"), ("target", "item"))}}}}
 LOG = np.log1p
 NO = np.nan
-# Number of edges, none at all; mean, mean; greatest, greatest; ... of rating and age; share without rating; of the nodes.
+# Number of edges, none at all; mean, greatest, least, spread of rating and age; share without rating; of the nodes.
 OF_USERS = [[LOG(2), 0, 4, 3, 4, 4, 4, 2, 0, 1, .5, 7, 9, 5, 2, .5, .5],
             [LOG(1), 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 5, 5, 5, 0, 0, 1], [0, 1, *[NO] * 15]]
 OF_ITEMS = [[LOG(2), 0, 3, 2, 4, 4, 2, 0, 1, 2, 0, 30, 40, 20, 10, 0],
