@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
-from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.data.summaries import Summaries, read_summaries
+from parallel_epochs.pipeline.data.summaries import SUMMARIES
 from parallel_epochs.pipeline.run.words import count
 
 # Types whose features are listed one by one.
@@ -28,11 +27,9 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
         learned_types: types of nodes that have rows in that table; none: all of them.
     """
     if not data.types.homogeneous:
-        return _describe_typed(data.types, read_summaries(data), num_edge_features=data.edge_attr.size(1) - 1,
-                               label_input=label_input, num_learned=num_learned, concat=concat,
+        return _describe_typed(data, label_input=label_input, num_learned=num_learned, concat=concat,
                                learned_types=learned_types)
-    summaries = read_summaries(data)
-    num_summaries = 0 if summaries is None else summaries.widths[0]
+    num_summaries = sum(_widths_of(data))
     num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors - num_summaries
     num_features, source = num_own // (num_hops + 1), data.get("x_source")
     what = ("category", "categories") if "x_tables" in data else ("feature",)
@@ -46,9 +43,8 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
     if num_hops:
         whose = "its" if source == "degree" else "their"
         text += f" and {whose} means over {'1 to ' * (num_hops > 1)}{count(num_hops, 'hop')}"
-    more = [_of_neighbours(num_summaries)] if num_summaries else []
-    if data.num_categories:
-        more.append(f"{data.num_categories} species, one-hot")
+    more = [_of_neighbours(num_summaries)] * (num_summaries > 0)
+    more += [f"{data.num_categories} species, one-hot"] * (data.num_categories > 0)
     if num_walks:
         more.append(f"whether a random walk is back after {'1 to ' * (num_walks > 1)}{count(num_walks, 'step')}")
     if num_vectors:
@@ -72,25 +68,27 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
     return text
 
 
+def _widths_of(data: Graph) -> list[int]:
+    """Return how many summaries each type has."""
+    return data[SUMMARIES]["widths"] if SUMMARIES in data else [0] * len(data.types.names)
+
+
 def _of_neighbours(num_summaries: int) -> str:
     return f"{count(num_summaries, 'summary', 'summaries')} of neighbours and edges"
 
 
-def _describe_typed(types: GraphTypes, summaries: Summaries | None, *, num_edge_features: int = 0,
-                    label_input: float = 0, num_learned: int = 0, concat: bool = False,
+def _describe_typed(data: Graph, *, label_input: float = 0, num_learned: int = 0, concat: bool = False,
                     learned_types: Sequence[str] | None = None) -> str:
     """Say what a model gets to see of the nodes of each type and of the edges.
 
     Args:
-        num_edge_features: columns of features of an edge, its relation not counted.
         label_input: fraction of the training labels that are inputs.
         num_learned: columns of a table of learned node features; 0 without one.
         concat: whether the model sees the table in addition to the features of a type, rather than in their place.
         learned_types: types that have rows in the table; none: all of them.
     """
-    parts = []
-    made = [0] * len(types.names) if summaries is None else summaries.widths
-    for name, width, num_made in zip(types.names[:LISTED], types.widths, made):
+    parts, types, num_edge_features = [], data.types, data.edge_attr.size(1) - 1
+    for name, width, num_made in zip(types.names[:LISTED], types.widths, _widths_of(data)):
         width -= num_made
         learns = num_learned > 0 and (learned_types is None or name in learned_types)
         own = [count(width, "mean", "means") + " of neighbours' features" if name in types.averaged else
