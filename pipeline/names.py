@@ -14,6 +14,8 @@ PAIR_COLUMNS = ("source", "target")
 # The value of a prepared graph with the number of the first column of ``x`` that holds scores of texts, one for each
 # class or column of labels.
 TEXT_SCORES = "text_scores"
+# Value of a graph with the columns of x that hold the scores of a simple method.
+BASE_COLUMNS = "base_columns"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
 # Keys of .pt files of predictions and vectors: those of which one is always there, and optional ones.

@@ -244,7 +244,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
         content_hash, config = ranks.broadcast((opened.data.get("content_hash") if opens else content_hash, config))
         if not opens:
             opened = open_data(config, device, content_hash=content_hash)
-        train = partial(_train_one, command=command, ranks=ranks, stop=stop)
+        train = partial(_train_one, root=folder, command=command, ranks=ranks, stop=stop)
         summary = product_of(config).train_parts(train, opened, folder, ranks=ranks)
         pulse.beat("summing up")
         if ranks.is_first:
@@ -292,10 +292,11 @@ def _write_start(folder: Path, opened: OpenData) -> None:
     product_of(opened.config).write_start(opened.parts[0], folder)
 
 
-def _train_one(part: Part, folder: Path, *, command: str, ranks: Ranks, stop: StopRequest | None) -> dict:
-    """Train one model; that of a component in a run directory of its own."""
+def _train_one(part: Part, folder: Path, *, root: Path, command: str, ranks: Ranks, stop: StopRequest | None) -> dict:
+    """Train one model; one of several, of a component for example, in a run directory of its own below that of the run.
+    """
     train = partial(train_part, part, folder, command=command, ranks=ranks, stop=stop)
-    if part.number is None:
+    if folder == root:
         return train()
     files.own_folder(folder)
     if ranks.is_first:

@@ -13,7 +13,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
 from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import estimate, memory
+from parallel_epochs.pipeline.gnn import bases, estimate, memory
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
@@ -135,7 +135,11 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         parts = split_components(
             data, components, config.data.components, config.data.min_component_size,
             partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
-    setups = [Setup(config, visible(config, part), device, number) for number, part in parts]
+    setups = []
+    for number, part in parts:
+        base = bases.fit_or_read(config, part, verify=is_new)
+        bare = visible(config, part)
+        setups.append(Setup(config, bases.show(config, bare, base), device, number, base, bare))
     if config.partition.num_parts == keys.AUTO:
         config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
     for setup in setups:  # what does not fit is refused before anything is written or trained

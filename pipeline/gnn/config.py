@@ -131,6 +131,14 @@ class TaskConfig:
     text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
                              "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
                              minimum=0, when={"task.name": ("node",)})
+    base: str = key("none", "Simple method that the run begins at: auto for the best one by validation, a name "
+                    "(propagation, linear, trees, ...), or none. Its scores are inputs of a network and the start of "
+                    "its logits; the run predicts with the simple method, the network or a mixture of both, whichever "
+                    "validation favours.")
+    candidate: str | None = key(None, "How the network uses the simple method. network: not at all. offset: its "
+                                "scores are inputs and the start of the logits. inputs: its scores are inputs. "
+                                "Default: network and offset are trained in turn and the better one is kept.",
+                                choices=("network", "offset", "inputs"), unless={"task.base": ("none",)})
     pool: str = key("mean", "How the rows of a graph's nodes are pooled into one row.", choices=("mean", "sum", "max"),
                     when={"task.name": ("graph",)})
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
@@ -145,6 +153,17 @@ class TaskConfig:
     common_neighbors: bool = key(False, "Add to the logit of a pair a learned multiple of the logarithm of 1 + 100 r, "
                                  "where r is the sum of 1 / degree over the common neighbours.", when=LINK)
     predictor_layers: int = key(3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK)
+
+
+    @property
+    def has_base(self) -> bool:
+        """Tell whether the run begins at a simple method."""
+        return self.base != "none"
+
+    @property
+    def reads_base(self) -> bool:
+        """Tell whether the scores of the simple method are inputs."""
+        return self.candidate in ("offset", "inputs")
 
 
 @dataclass
@@ -281,6 +300,7 @@ def _is_set(value: object) -> bool:
 # The least positive number without loss of digits.
 SMALLEST_FLOAT32 = 1.2e-38
 WHOLE_GRAPHS = {"task.name": ("graph",)}
+BASE = {"task.base": lambda name: name != "none"}
 RULES = (
     *(Rule(when, name, ("graph",), "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
            "graph_files or smiles)") for when, name in ((WHOLE_GRAPHS, "loader.name"),
@@ -302,6 +322,15 @@ RULES = (
       for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),
     Rule({"task.text_scores": _is_set}, "task.name", ("node",), "scores are of the texts of nodes"),
     Rule(TABLE | {"task.text_scores": _is_set}, "features.concat", (True,), "the table replaces the scores"),
+    Rule(BASE, "data.components", lambda value: value != "separate", "one simple method is fitted to all nodes",
+         "data.components=all, largest or a number"),
+    Rule({"task.candidate": _is_set}, "task.base", lambda name: name != "none", "it says how a network uses the simple "
+         "method", "task.base=auto, or the name of a method"),
+    Rule(BASE, "task.name", ("node", "graph"), "simple methods are fitted to labels"),
+    Rule(BASE, "data.on_disk", (False,), "simple methods are fitted in memory"),
+    Rule(BASE, "evaluation.smooth", ("none",), "predictions are mixed with those of the simple method"),
+    Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node",), "graphs have no columns of their "
+         "own", "task.candidate=network"),
     Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
          "single label"),
     Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "task.name", ("node",), "labels of nodes spread along edges"),
@@ -356,6 +385,11 @@ class GNNConfig(RunConfig):
     def learned_channels(self) -> int:
         """Columns of the learned table of node features; 0 without one."""
         return self.features.channels if self.features.name == "embedding" else 0
+
+    @property
+    def begins_at_scores(self) -> bool:
+        """Tell whether the logits begin at scores, so that the head of the model begins at zero."""
+        return self.task.text_scores > 0 or self.task.candidate == "offset"
 
     @property
     def fan_outs(self) -> Any:

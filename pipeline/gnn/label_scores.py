@@ -5,6 +5,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from parallel_epochs.pipeline.gnn.relations import describe_types, listed_types, score_by_neighbours
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
@@ -30,11 +33,16 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     Raises:
         FileError: the file cannot be written.
     """
-    data, task, kind, rows = setup.data, setup.task, setup.kind, trainer.rows
-    assert rows is not None, "the first rank has the rows of the last evaluation"
+    assert trainer.rows is not None, "the first rank has the rows of the last evaluation"
     with trainer.averaged():
-        record: dict[str, Any] = {"epoch": trainer.progress.epochs, "metric": task.metric, "unit": kind.unit,
-                                  "kind": task.kind, **kind.record(data, task, trainer.model, rows)}
+        write(setup, trainer.model, trainer.rows, trainer.progress.epochs, folder)
+
+
+def write(setup: Setup, model: torch.nn.Module, rows: Tensor, epoch: int, folder: Path) -> None:
+    """Write the scores of each class or task from predictions; see :func:`write_best`."""
+    data, task, kind = setup.data, setup.task, setup.kind
+    record: dict[str, Any] = {"epoch": epoch, "metric": task.metric, "unit": kind.unit, "kind": task.kind,
+                              **kind.record(data, task, model, rows)}
     if (types := listed_types(data)) is not None:
         near = score_by_neighbours(
             types, setup.neighbours, task.kind, task.metric, data.y[data.test_mask],

@@ -39,7 +39,7 @@ def build_model(kind: Kind, data: Data, task: Task) -> torch.nn.Module:
     model = construct(config, **_sizes(kind, data, task))
     if config.model.is_foreign:  # lazy parameters get their shapes
         _try(kind, model, data, task)
-    if config.task.text_scores and (head := find_head(model)) is not None:  # the logits begin at the scores
+    if config.begins_at_scores and (head := find_head(model)) is not None:  # the logits begin at the scores
         for parameter in head.parameters():
             torch.nn.init.zeros_(parameter)
     return kind.model(model, task)

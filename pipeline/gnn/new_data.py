@@ -1,7 +1,7 @@
 """Other data than those of the training, prepared as the training data were, for a trained model."""
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,11 +17,12 @@ from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
-from parallel_epochs.pipeline.gnn import build
+from parallel_epochs.pipeline.gnn import bases, build, fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import LINK_METRICS, METRICS
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -60,7 +61,7 @@ def _is_known(setup: Setup) -> bool:
 def learn_of(setup: Setup) -> Learned:
     """Collect what the preparation of a run's data and its task learned of them."""
     config = setup.config.data
-    return learn(setup.data, node_features=config.node_features, num_hops=config.propagate,
+    return learn(setup.bare or setup.data, node_features=config.node_features, num_hops=config.propagate,
                  labels=setup.task.label_moments)
 
 
@@ -143,7 +144,12 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
         summarise(data, source.summaries, plan=Summaries(**learned.summaries),
                   moments=learned.summary_moments)
     data.content_hash = hash_graph(source)
-    setup = Setup(_for_prediction(kind, data), kind.accept(data, learned), device)
+    data, base = kind.accept(data, learned), None
+    if config.task.has_base:
+        kept = fusion.read_kept(run)
+        base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
+        data = bases.show(config, data, base, kept.moments)
+    setup = Setup(_for_prediction(kind, data), data, device, base=base)
     setup.task.label_moments = learned.labels
     log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
     return OpenData(config, data, [setup])
@@ -210,7 +216,8 @@ def export(run: SavedRun, path: Path) -> None:
         **_without_labels(run.config)})
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
-                           "learned": _load(run, state).to_dict()})
+                           "learned": _load(run, state).to_dict(),
+                           **({"base": asdict(fusion.read_kept(run))} if config.task.has_base else {})})
     log.info("wrote the model to %s", path)
 
 

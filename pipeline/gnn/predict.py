@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import build, new_data
+from parallel_epochs.pipeline.gnn import build, fusion, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -127,6 +127,8 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
         load_weights(state["model"], setup.model, setup.table)
         round_, epoch = new_data.place_of(state, is_best=run.is_best)
     predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
+    if setup.base is not None:
+        predicted = fusion.mix_in(predicted, setup.base, fusion.read_kept(run))
     if setup.config.evaluation.smooths:
         predicted = smooth(setup, predicted)
     return setup, calibrate(predicted) if asked.calibrate else predicted

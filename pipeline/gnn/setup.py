@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
@@ -14,11 +15,20 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.relations import Neighbours
+from parallel_epochs.pipeline.gnn.simple.base import Base
 
 
 @dataclass
 class Setup(Part[GNNConfig]):
-    """The set-up of training on a graph: its task, loader and model, each built once, when it is first needed."""
+    """The set-up of training on a graph: its task, loader and model, each built once, when it is first needed.
+
+    Attributes:
+        base: the simple method that the run begins at; none without one.
+        bare: the graph without columns of the simple method; none where `data` has none.
+    """
+
+    base: Base | None = None
+    bare: Graph | None = None
 
     @property
     def kind(self) -> Kind:

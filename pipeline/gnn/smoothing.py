@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
+from parallel_epochs.pipeline.gnn import fusion
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.labels import Labels
-from parallel_epochs.pipeline.gnn.simple.propagation import SECOND, edge_weights, propagate_twice
+from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.contract import Trainer
@@ -69,6 +68,8 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
     Raises:
         Stopped: a rank was asked to stop; all ranks raise it.
     """
+    if setup.base is not None:
+        return fusion.finish(setup, folder, ranks=ranks, stop=stop)
     if not setup.config.evaluation.smooths:
         return {}
     pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
@@ -127,31 +128,11 @@ def describe_alphas(alphas: dict[str, float]) -> str:
 
 def _try_mixtures(setup: Setup, logits: Tensor,
                   look: Callable[[], object]) -> Iterator[tuple[dict[str, float], Tensor]]:
-    """Mix predictions with the labels one and two steps away, these the best by validation, with a growing share.
-
-    Probabilities of classes are mixed. Of binary tasks it is the ranks of the nodes, since the metrics that are taken,
-    rocauc and ap, read no more than the order, and the scales of the two differ.
-    """
-    task = cast(NodeTask, setup.task)
-    labels, best = Labels(setup.data, task), None
-    with Bar("propagating labels", sum(1 for _ in edge_weights(setup.data)), "weights of edges") as bar:
-        for weight in edge_weights(setup.data):
-            for share, columns in zip(SECOND, propagate_twice(setup.data, labels, weight, labels.train), strict=True):
-                look()
-                valid = task.score("valid", columns)
-                if best is None or valid > best[0]:
-                    best = valid, share, columns
-            bar.advance()
-    assert best is not None
-    _, second, columns = best
-    if labels.are_classes:
-        own, theirs = logits.double().softmax(1), columns.double()
-    else:
-        own, theirs = (torch.from_numpy(rankdata(rows.numpy(), axis=0) / len(rows)) for rows in (logits, columns))
-    for tenths in range(11):
+    """Mix logits with those of the labels one and two steps away, with a growing share of these."""
+    base = fit_base(setup.data, cast(NodeTask, setup.task), "propagation")
+    for share in fusion.SHARES:
         look()
-        yield ({"propagation_share": tenths / 10, "second_step": second},
-               own.lerp(theirs, tenths / 10).float())
+        yield {"propagation_share": share}, fusion.mix(logits, base.rows, share)
 
 
 def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tuple[dict[str, float], Tensor]]:

@@ -245,7 +245,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *,
             write(cast(BinaryIO, sink))
             sink.finish()
             if keep_as is not None and is_there(path):
-                _link(path, keep_as)
+                link(path, keep_as)
             os.replace(temporary, path)
         finally:
             size = sink.size
@@ -255,15 +255,19 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *,
         sync_folder(path.parent)
 
 
-def _link(path: Path, other: Path) -> None:
-    """Give a file a second path, and replace the file that was there."""
+def link(path: Path, other: Path) -> None:
+    """Give a file a second path, and replace the file that was there.
+
+    Raises:
+        FileError: it cannot be given.
+    """
     with naming(other, "written"):
         remove_stale(other)
-        link = _temporary_beside(other)
-        os.link(path, link)
-        os.replace(link, other)
+        temporary = _temporary_beside(other)
+        os.link(path, temporary)
+        os.replace(temporary, other)
         # A save that was killed here has given the file both names, and then the system renames nothing.
-        link.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _temporary_beside(path: Path) -> Path:

@@ -59,6 +59,17 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
         (f"{split} {summary['metric']}", format_scores(summary[key], smoothed.get(split)))
         for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
     rows += [(name, format_score(score)) for name, score in scores.items()]
+    if base := summary.get("base"):
+        network = summary["network"]
+        rows += [("network alone", f"valid {format_score(network['valid'])}, test {format_score(network['test'])}"),
+                 ("simple method", f"{base['title']}: valid {format_score(base['valid'])}, test "
+                                   f"{format_score(base['test'])}"),
+                 ("answer", summary["answer"]["text"])]
+    for name, each in summary.get("candidates", {}).items():
+        rows.append((f"  candidate {name}", f"valid {format_score(each['best_valid'])}, test "
+                                            f"{format_score(each['test'])}, network alone valid "
+                                            f"{format_score(each['network']['valid'])}, test "
+                                            f"{format_score(each['network']['test'])}"))
     if best := summary.get("baseline"):
         rows.append(("simple method", f"{best['name']}: valid {format_score(best['valid'])}, test "
                                       f"{format_score(best['test'])}, {compare_to_baseline(summary)}"))

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.metrics import KINDS, check_finite, kind_of
-from parallel_epochs.pipeline.names import SPLITS, TEXT_SCORES
+from parallel_epochs.pipeline.names import BASE_COLUMNS, SPLITS, TEXT_SCORES
 
 
 class NodeTask:
@@ -29,8 +29,10 @@ class NodeTask:
     Where features are scores of linear models, the logits may begin there, so that the model learns what the scores
     miss, as with the base margin of XGBoost (https://xgboost.readthedocs.io/en/stable/prediction.html).
 
+    So may they at the scores of a simple method, which are columns of the features too.
+
     Args:
-        data: a graph as :func:`pipeline.data.cache.load` returns it.
+        data: a graph as :func:`pipeline.data.cache.load` returns it, perhaps with columns of a simple method.
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
         metric: name of the metric, one of those of the dataset's labels; that of the dataset if none is given.
         loss_options: what the loss of classes and binary tasks is.
@@ -60,6 +62,8 @@ class NodeTask:
         self.label_input, self.text_scores = label_input, text_scores
         # From the end, since columns of a learned table may come in front.
         self._first_score = data.get(TEXT_SCORES, 0) - data.x.size(1)
+        first, self._base_scale, self._base_shift = data.get(BASE_COLUMNS, (0, 0.0, 0.0))
+        self._first_base = first - data.x.size(1)
         self.out_channels: int = data.out_channels
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
@@ -146,6 +150,11 @@ class NodeTask:
         mask = self._data[f"{split}_mask"]
         return self._score(rows[mask], self._data.y[mask], official)
 
+    def labels_of(self, split: str) -> tuple[Shaped[Tensor, "num_labelled columns"], Int[Tensor, " num_labelled"]]:
+        """Return the labels of a split, and the numbers of its rows."""
+        mask = self._data[f"{split}_mask"]
+        return self._data.y[mask], mask.nonzero().squeeze(1)
+
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of a split is a number: it needs labels, and some metrics labels of both kinds."""
         y = self._data.y[self._data[f"{split}_mask"]]
@@ -155,10 +164,22 @@ class NodeTask:
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
         more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
         logits = model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
-        if not self.text_scores:
-            return logits
-        first = batch.x.size(1) + self._first_score
-        return logits + self.text_scores * batch.x[:, first:first + self.out_channels]
+        if self.text_scores:
+            logits = logits + self.text_scores * self._scores_of(batch, self._first_score)
+        if self._base_scale:
+            logits = logits + self._as_logits(self._scores_of(batch, self._first_base))
+        return logits
+
+    def _scores_of(self, batch: Data, first: int) -> Float[Tensor, "num_nodes out_channels"]:
+        first += batch.x.size(1)
+        return batch.x[:, first:first + self.out_channels]
+
+    def _as_logits(self, scores: Float[Tensor, "num_nodes out_channels"]) -> Float[Tensor, "num_nodes out_channels"]:
+        """Turn columns of a simple method into what the model adds to: logits, or multiples of the deviation."""
+        rows = self._base_scale * scores + self._base_shift
+        if self.label_loss is not None:
+            return rows
+        return (rows - self._mean.to(rows.device)) / self._std.to(rows.device)
 
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
         return batch.n_id

@@ -1,0 +1,105 @@
+"""The simple method that a run begins at: fitted once, kept in the cache, and shown to a network as columns."""
+
+import copy
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.cache import path_of
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
+from parallel_epochs.pipeline.gnn.simple.base import Base, fit_base
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.names import BASE_COLUMNS
+from parallel_epochs.pipeline.run import checkpoint, pulse, read_back
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.log import format_score
+
+log = logging.getLogger(__name__)
+
+# Raise it when the methods score otherwise, so that they are fitted again.
+FORMAT = 1
+
+
+def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
+    """Fit the simple method of a run, or read its scores from the cache; none if the run has no such method.
+
+    Args:
+        data: the graph with all its features.
+        verify: whether to check what the cache holds, and to say in the log what was found.
+
+    Raises:
+        ValueError: the method does not fit the data.
+    """
+    if config.task.base == "none":
+        return None
+    task = kind_of(config).task(data)
+    assert isinstance(task, NodeTask)
+    shape = (task.num_rows, task.out_channels)
+    asked = json.dumps([FORMAT, config.task.base, task.metric, config.task.text_scores, *shape])
+    path = path_of(config.data, config.cache_dir, data.content_hash,
+                   f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
+
+    def fit() -> dict[str, Any]:
+        pulse.beat("fitting simple methods", pulse.State.LONG)
+        return vars(fit_base(data, task, config.task.base))
+
+    def check(path: Path, content: dict) -> None:
+        base = read_back.build(path, Base, content)
+        if tuple(base.rows.shape) != shape or not base.rows.isfinite().all():
+            raise DamagedFile(f"{path} is damaged: it holds other scores than of {shape[0]:,} rows")
+
+    base = Base(**checkpoint.keep(path, fit, again="fitting it again", verify=verify, check=check))
+    if verify:
+        log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
+    return base
+
+
+def show(config: GNNConfig, data: Graph, base: Base | None,
+         moments: Sequence[float] | None = None) -> Graph:
+    """Give the nodes of a graph the scores of a simple method as columns, where the network reads them.
+
+    They stand behind the features of the nodes, in a graph with several types of nodes behind those of the type with
+    labels, and in front of categories.
+
+    Args:
+        base: the simple method; none if the run has none.
+        moments: as :func:`moments_of` returned them for the graph of the training. None: it is this one.
+    """
+    if base is None or not config.task.reads_base:
+        return data
+    scale, shift = moments or moments_of(data, base.rows)
+    types, columns = data.types, (base.rows - shift) / scale
+    num_own = data.x.size(1) - data.num_categories
+    own, categories = data.x[:, :num_own].float(), data.x[:, num_own:]
+    shown, first = copy.copy(data), num_own
+    if not types.homogeneous:
+        place, nodes = types.names.index(types.labelled), types.nodes_of(types.labelled)
+        first = types.widths[place]
+        wide = own.new_zeros(data.num_nodes, max(num_own, first + columns.size(1)))
+        wide[:, :num_own] = own
+        wide[nodes.start:nodes.stop, first:first + columns.size(1)] = columns[nodes.start:nodes.stop]
+        own, columns = wide, wide[:, :0]
+        shown.types = replace(types, widths=[width + base.rows.size(1) * (number == place)
+                                             for number, width in enumerate(types.widths)])
+    shown.x = torch.cat([own, columns, categories], dim=1)
+    shown[BASE_COLUMNS] = [first, *((scale, shift) if config.task.candidate == "offset" else (0.0, 0.0))]
+    return shown
+
+
+def moments_of(data: Graph, rows: Float[Tensor, "num_rows columns"]) -> tuple[float, float]:
+    """Return the deviation and the mean of all scores of the training rows, which are out of fold.
+
+    All columns have the same ones, since they are compared with each other.
+    """
+    known = rows[data.train_mask].double()
+    return max(float(known.std()), 1e-6), float(known.mean())

@@ -1,0 +1,73 @@
+"""The networks that a run trains in turn: one for each use of a simple method, of which the best is kept."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.gnn import bases
+from parallel_epochs.pipeline.gnn.components import train_components
+from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+# The value of task.candidate of each network that is tried, and the beginning of the name of its folder.
+TRIED, FOLDER = ("network", "offset"), "candidate_"
+
+
+def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNConfig], folder: Path, *,
+                ranks: Ranks = Ranks()) -> dict:
+    """Train the model of a run, or one for each component, or one for each use of its simple method.
+
+    Of the last, the model whose answer has the best validation metric becomes that of the run: its files stand in the
+    run directory too, and its key ``task.candidate`` in ``config.yaml``. Those of the others stay in their folders.
+
+    Args:
+        train_one: trains a model in a folder.
+
+    Returns:
+        The content of ``summary.json``; empty on other ranks than the first.
+    """
+    task = opened.config.task
+    if not task.has_base or task.candidate is not None or task.name != "node":
+        return train_components(train_one, opened, folder, ranks=ranks)
+    whole, summaries = cast(Setup, opened.parts[0]), {}
+    for name in TRIED:
+        log.info("candidate %s, in %s", name, folder / f"{FOLDER}{name}")
+        summaries[name] = train_one(_candidate(whole, name), folder / f"{FOLDER}{name}")
+    if not ranks.is_first:
+        return {}
+    best = max(TRIED, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"]))
+    log.info("candidate %s is the model of the run, by the valid %s", best, summaries[best]["metric"])
+    _adopt(folder / f"{FOLDER}{best}", folder)
+    files.write_text(folder / "config.yaml", keys.to_yaml(keys.replaced(opened.config, {"task.candidate": best})))
+    return merge(summaries, best)
+
+
+def _candidate(whole: Setup, name: str) -> Setup:
+    config = keys.replaced(whole.config, {"task.candidate": name})
+    return Setup(config, bases.show(config, whole.data, whole.base), whole.device, f"{FOLDER}{name}", whole.base,
+                 whole.data)
+
+
+def _adopt(own: Path, folder: Path) -> None:
+    """Give the files of a model a second name in the directory of the run."""
+    files.own_folder(folder / "checkpoints")
+    for path in sorted([*own.iterdir(), *(own / "checkpoints").iterdir()]):
+        if path.is_file() and not path.is_symlink() and path.name not in ("config.yaml", "summary.json", ".lock"):
+            files.link(path, folder / path.relative_to(own))
+
+
+def merge(summaries: dict[str, dict], best: str) -> dict[str, Any]:
+    """Return the summary of the best candidate, with the metrics and the time of all of them."""
+    each = list(summaries.values())
+    return {**summaries[best], "wall_seconds": round(sum(one["wall_seconds"] for one in each), 2),
+            "peak_memory_bytes": max(one["peak_memory_bytes"] for one in each), "candidate": best,
+            "candidates": {name: {key: one[key] for key in ("best_epoch", "best_valid", "test", "network")}
+                           for name, one in summaries.items()}}

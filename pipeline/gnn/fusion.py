@@ -1,0 +1,195 @@
+"""The answer of a run that begins at a simple method: this method, the network, or a mixture of both."""
+
+import logging
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.gnn import bases, label_scores
+from parallel_epochs.pipeline.gnn.features import load_weights
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple.base import Base, apply
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.metrics import KINDS
+from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
+from parallel_epochs.pipeline.run.log import format_score
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.saved import SavedRun
+from parallel_epochs.pipeline.run.seeds import stream
+from parallel_epochs.pipeline.run.session import load_best
+from parallel_epochs.pipeline.run.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+# The file of a run that holds its simple method and the share of it.
+FILE = "base.pt"
+# Shares of the simple method in the mixture.
+SHARES = tuple(tenths / 10 for tenths in range(11))
+# Validation rows drawn with replacement for the error of a difference: how often, and how many at most.
+DRAWS, MOST_DRAWN = 50, 20_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run predicts with, chosen by the validation metric.
+
+    Attributes:
+        share: of the simple method in the mixture of logits or values: 1 for this method alone, 0 for the network.
+        gain: validation metric above that of the simple method, a positive number for a better one.
+        error: standard error of `gain`, as the same rows score both.
+        network: metric of the network alone on each split.
+        scores: metric of the answer on each split.
+    """
+
+    share: float
+    gain: float
+    error: float
+    network: dict[str, float]
+    scores: dict[str, float]
+
+    def __str__(self) -> str:
+        what = f"a mixture of both, {self.share:g} of it the simple method" if 0 < self.share < 1 else \
+            "the network alone" if not self.share else "the simple method alone, which is enough"
+        return f"{what} (best gain over the simple method in validation {self.gain:+.4f}, standard error " \
+               f"{self.error:.4f})"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a run keeps of its simple method.
+
+    Attributes:
+        name, title, reads_labels: of the method, as in :class:`Base`.
+        share: of it in the predictions.
+        moments: factor and constant that make scores of the columns that the network reads.
+        fitted: what scores other data; empty if nothing can.
+    """
+
+    name: str
+    title: str
+    share: float
+    moments: list[float]
+    reads_labels: bool
+    fitted: dict[str, Any]
+
+
+def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
+    """Choose what a run predicts with, when its network is trained, and keep the choice in the run directory.
+
+    Returns:
+        What it adds to the summary.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    pulse.beat("comparing the network with the simple method", pulse.State.LONG)
+    best = load_best(folder, ranks)
+    with checkpoint.fitting(best):
+        load_weights(best["model"], setup.model, setup.table)
+    rows = build_predictor(setup, ranks, stop)(best["round"])
+    if not ranks.is_first:
+        return {}
+    task, base = cast(NodeTask, setup.task), cast(Base, setup.base)
+    answer = choose(task, rows, base)
+    checkpoint.save(folder / FILE, asdict(Kept(
+        base.name, base.title, answer.share, list(bases.moments_of(setup.data, base.rows)), base.reads_labels,
+        base.fitted)))
+    label_scores.write(setup, setup.model, mix(rows, base.rows, answer.share), best["epoch"], folder)
+    log.info("answer: %s", answer)
+    return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
+            "network": answer.network, "base": {"name": base.name, "title": base.title, "seconds": base.seconds,
+                                                **base.scores},
+            "answer": {"share": answer.share, "gain": answer.gain, "error": answer.error, "text": str(answer)}}
+
+
+def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) -> Answer:
+    """Choose the share of a simple method by the validation metric; of equal ones the largest.
+
+    The simple method alone is left only for a gain of more than one standard error of the paired difference.
+
+    Args:
+        rows: logits or values that the network predicts.
+    """
+    valid = {share: merit(task.metric, task.score("valid", mix(rows, base.rows, share))) for share in SHARES}
+    share = max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
+    gain, error = valid[share] - valid[1.0], 0.0
+    if share < 1:
+        error = error_of_difference(task, mix(rows, base.rows, share), base.rows)
+        if not gain > error:
+            share = 1.0
+    return Answer(share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, base.rows, share)))
+
+
+def mix(rows: Tensor, base: Tensor, share: float) -> Tensor:
+    """Mix logits or values of a network with those of a simple method; a share of 0 or 1 leaves one as it is."""
+    return rows if not share else base if share == 1 else rows.lerp(base, share)
+
+
+def error_of_difference(task: NodeTask, first: Tensor, second: Tensor) -> float:
+    """Estimate the standard error of the difference of two predictions' validation metrics, by the bootstrap.
+
+    Both are scored on the same drawn rows (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 6).
+    """
+    y, chosen = task.labels_of("valid")
+    drawn, differences = min(len(chosen), MOST_DRAWN), []
+    for number in range(DRAWS):
+        picked = torch.from_numpy(stream("answer", 0, number).integers(0, len(chosen), drawn))
+        score = KINDS[task.kind][task.metric]
+        scores = [score(y[picked], rows[chosen[picked]]) for rows in (first, second)]
+        differences.append(scores[0] - scores[1])
+    known = torch.tensor([each for each in differences if math.isfinite(each)], dtype=torch.float64)
+    if len(known) < 2:
+        return math.inf  # nothing can be said
+    return float(known.std()) * math.sqrt(drawn / len(chosen))
+
+
+def read_kept(run: SavedRun) -> Kept:
+    """Read what a run keeps of its simple method.
+
+    Raises:
+        ValueError: the run has not ended, or the file is damaged.
+    """
+    if run.shared is not None:
+        return read_back.build(run.folder, Kept, run.shared["base"])
+    path = run.folder / FILE
+    if not files.is_there(path):
+        raise ValueError(f"{path} is not there: what the run answers with is chosen when it ends. Resume it, or train "
+                         "with task.base=none")
+    return read_back.build(path, Kept, checkpoint.load(path))
+
+
+def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
+    """Score other data than those of the training by the simple method of a run.
+
+    Raises:
+        ValueError: it cannot score them.
+    """
+    if not kept.fitted:
+        raise ValueError(f"{kept.title} cannot score other data, and the run answers with it. Train with "
+                         "task.base=none, or with another simple method")
+    return Base(kept.name, kept.title, apply(kept.fitted, data, task), {}, kept.reads_labels, 0.0, kept.fitted)
+
+
+def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
+    """Mix the predictions of a network with those of the simple method of its run.
+
+    A method that reads labels knows nothing of a graph without training labels: the network answers alone there.
+
+    Args:
+        base: scores of the simple method for all rows.
+    """
+    share = kept.share
+    if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):
+        log.info("the network answers alone, since %s reads labels of neighbours, and none are known here", kept.title)
+        share = 0.0
+    own = base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
+    return replace(predicted, rows=mix(predicted.rows, own, share))

@@ -1,0 +1,183 @@
+"""Runs that begin at a simple method: what the network gets of it, and what the run answers with."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.gnn import fusion, new_data
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.gnn.simple.base import Base, apply
+from parallel_epochs.pipeline.run.checkpoint import load
+from parallel_epochs.pipeline.run.errors import Stopped
+from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers import building
+from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
+from tests.helpers.communities import write_communities
+from tests.helpers.graph_toys import write_graphs
+from tests.helpers.running import TOY, finish, summary_of, train
+from tests.helpers.typed_graphs import write_hetero
+
+SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "train.patience=0",
+         "partition.num_parts=2"]
+
+
+def graph_of(kind: str, path, num_nodes: int = 300, *, seed: int = 0) -> list[str]:
+    """Save a graph whose neighbours tell the labels better than the features do; return the overrides that read it."""
+    g, node = torch.Generator().manual_seed(seed), torch.arange(num_nodes)
+    group = torch.randint(3, (num_nodes,), generator=g)
+    edges = torch.randint(num_nodes, (2, 20 * num_nodes), generator=g)
+    edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(edges.size(1), generator=g) < 0.1)]
+    y = {"classes": group, "tasks": torch.eye(3)[group][:, :2], "values": 50 + 10 * group.float()}[kind]
+    content = {"x": torch.eye(3)[group] + 2 * torch.randn(num_nodes, 3, generator=g), "y": y,
+               "edge_index": torch.cat([edges, edges.flip(0)], 1), "num_nodes": num_nodes,
+               "metric": {"classes": "acc", "tasks": "rocauc", "values": "rmse"}[kind],
+               **{f"{split}_mask": node % 3 == place for place, split in enumerate(("train", "val", "test"))}}
+    torch.save(content, path)
+    return ["data=file", f"data.path={path}", *SMALL]
+
+
+@pytest.mark.parametrize("kind", ["classes", "tasks", "values", "typed"])
+def test_an_untrained_network_with_an_offset_answers_as_the_simple_method(kind, configure, tmp_path):
+    data = write_hetero(tmp_path) + SMALL if kind == "typed" else graph_of(kind, tmp_path / "graph.pt")
+    model = ["model=rgcn"] if kind == "typed" else []
+    setup = open_graph(configure(*data, *model, "task.base=linear", "task.candidate=offset")).parts[0]
+    rows = building.build_predictor(setup)(0)
+    own = setup.data.types.nodes_of(setup.data.types.labelled)
+    expected = setup.base.rows[own.start:own.stop]
+    assert len(expected.unique()) > 3
+    torch.testing.assert_close(rows[own.start:own.stop], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_scores_as_inputs_are_columns_that_begin_no_logits(configure, tmp_path):
+    data = graph_of("classes", tmp_path / "graph.pt")
+    plain, inputs = (open_graph(configure(*data, "task.base=propagation", f"task.candidate={name}")).parts[0]
+                     for name in ("network", "inputs"))
+    assert inputs.data.x.size(1) == plain.data.x.size(1) + 3
+    shown, base = inputs.data.x[:, -3:], inputs.base.rows
+    train = inputs.data.train_mask
+    assert float(shown[train].mean()) == pytest.approx(0, abs=1e-4) and float(shown[train].std()) == pytest.approx(1)
+    assert float(torch.corrcoef(torch.stack([shown.flatten(), base.flatten()]))[0, 1]) == pytest.approx(1)
+    rows = building.build_predictor(inputs)(0)
+    assert float(torch.corrcoef(torch.stack([rows.flatten(), base.flatten()]))[0, 1]) < 0.9
+
+
+def base_of(rows: torch.Tensor) -> Base:
+    return Base("linear", "a line", rows, {}, reads_labels=False, seconds=0.0, fitted={})
+
+
+def noisy(task, y: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
+    clean = torch.nn.functional.one_hot(y[:, 0], 3).float() if task.kind == "classes" else y.float()
+    return clean + noise * torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", ["classes", "tasks", "values"])
+@pytest.mark.parametrize("network, simple, answers", [(0.1, 3.0, "network"), (3.0, 0.1, "simple"), (1.0, 1.0, "both")])
+def test_the_answer_is_what_validation_favours(kind, network, simple, answers, configure, tmp_path):
+    setup = open_graph(configure(*graph_of(kind, tmp_path / "graph.pt"))).parts[0]
+    task, y = setup.task, setup.data.y
+    scale = 10 if kind == "values" else 1
+    rows, base = (noisy(task, y, scale * noise, seed) for seed, noise in enumerate((network, simple)))
+    answer = fusion.choose(task, rows, base_of(base))
+    assert {"network": answer.share < 0.3, "simple": answer.share > 0.7, "both": 0.2 < answer.share < 0.8}[answers]
+    assert answer.scores == task.scores(None, fusion.mix(rows, base, answer.share))
+    assert (answer.gain > answer.error > 0) == (answer.share < 1)
+
+
+def test_the_simple_method_is_left_only_for_more_than_the_error_of_the_difference(configure, tmp_path):
+    setup = open_graph(configure(*graph_of("classes", tmp_path / "graph.pt"))).parts[0]
+    task, base = setup.task, noisy(setup.task, setup.data.y, 1.5, 0)
+    are_right = base.argmax(1) == setup.data.y[:, 0]
+    right, wrong = ((each & setup.data.valid_mask).nonzero().squeeze(1) for each in (are_right, ~are_right))
+    truth = torch.nn.functional.one_hot(setup.data.y[:, 0], 3) * 100.0
+    for mended, broken, leaves in ((6, 4, False), (15, 0, True), (25, 10, True)):
+        rows = base.clone()
+        rows[wrong[:mended]], rows[right[:broken]] = truth[wrong[:mended]], -truth[right[:broken]]
+        error = fusion.error_of_difference(task, rows, base)
+        # Of n rows of which k differ, the mean has a deviation of about sqrt(k) / n.
+        assert error == pytest.approx(math.sqrt(mended + broken - (mended - broken)**2 / 100) / 100, rel=0.3)
+        answer = fusion.choose(task, rows, base_of(base))
+        assert answer.gain >= (mended - broken) / 100 - 1e-9 and (answer.share < 1) == leaves
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """A run that tried both candidates."""
+    folder = tmp_path_factory.mktemp("bases")
+    config = cli.compose_config([*graph_of("tasks", folder / "graph.pt"), f"cache_dir={folder / 'cache'}",
+                                 "task.base=propagation"])
+    return config, folder / "run", train(config, folder / "run")
+
+
+def test_the_best_candidate_is_the_model_of_the_run(tried):
+    config, folder, summary = tried
+    each = {name: summary_of(folder / f"candidate_{name}") for name in ("network", "offset")}
+    best = max(each, key=lambda name: each[name]["best_valid"])
+    assert summary["candidate"] == best and summary["best_valid"] == each[best]["best_valid"]
+    assert set(summary["candidates"]) == set(each)
+    saved = cli.load_config(folder) if hasattr(cli, "load_config") else None
+    assert f"candidate: {best}" in (folder / "config.yaml").read_text() or saved
+    for name in ("checkpoints/best.pt", "metrics.jsonl", "scores.json", "base.pt"):
+        assert (folder / name).read_bytes() == (folder / f"candidate_{best}" / name).read_bytes()
+
+
+def test_the_run_predicts_what_its_summary_says(tried, tmp_path):
+    config, folder, summary = tried
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, candidate=summary["candidate"]))
+    found = evaluate(EvaluateConfig(run=str(folder)))
+    assert found["test"] == pytest.approx(summary["test"]) and found["valid"] == pytest.approx(summary["best_valid"])
+    assert found["test"] != pytest.approx(summary["network"]["test"], abs=1e-6)
+    scores = json.loads((folder / "scores.json").read_text())["splits"]["test"]["score"]
+    assert sum(scores) / len(scores) == pytest.approx(summary["test"])
+
+
+def test_a_run_that_was_killed_between_candidates_ends_the_same(tried, tmp_path):
+    config, folder, summary = tried
+    shutil.copytree(folder / "candidate_network", tmp_path / "run" / "candidate_network")
+    shutil.copy(folder / "candidate_network" / "config.yaml", tmp_path / "run" / "config.yaml")
+    found = train(config, tmp_path / "run")
+    same = ("weights_sha256", "best_valid", "test", "candidate")
+    assert {name: found[name] for name in same} == {name: summary[name] for name in same}
+
+
+@pytest.mark.parametrize("name", ["linear", "propagation"])
+@pytest.mark.parametrize("candidate", ["network", "offset"])
+def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_path):
+    overrides = [*graph_of("classes", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}", f"task.base={name}",
+                 f"task.candidate={candidate}"]
+    config = cli.compose_config(overrides)
+    train(config, tmp_path / "run")
+    kept = load(tmp_path / "run" / "base.pt")
+    run = SavedRun(tmp_path / "run", config, settings(config))
+    own = predicted(run)
+    content = torch.load(tmp_path / "graph.pt")
+    torch.save({key: content[key] for key in ("x", "edge_index", "num_nodes")}, tmp_path / "new.pt")
+    other = predicted(run, data=NewDataConfig(str(tmp_path / "new.pt")))
+    rest = ~own.graph.train_mask
+    if name == "linear":
+        torch.testing.assert_close(other.rows[rest], own.rows[rest], rtol=1e-4, atol=1e-4)
+    elif candidate == "network":  # no label is known there, and the network answers alone
+        network = predicted(SavedRun(tmp_path / "run", dataclasses.replace(config, task=dataclasses.replace(
+            config.task, base="none", candidate=None)), {}))
+        torch.testing.assert_close(other.rows, network.rows, rtol=1e-4, atol=1e-4)
+    new_data.export(run, tmp_path / "model.pe")
+    shared = cli.read_shared(tmp_path / "model.pe") if hasattr(cli, "read_shared") else None
+    assert load(tmp_path / "model.pe")["base"]["share"] == kept["share"] or shared
+
+
+@pytest.mark.parametrize("given, expected", [
+    (["task.base=nonsense"], "task.base=nonsense"),
+    (["task.base=auto", "data.components=separate"], "data.components"),
+    (["task.base=auto", "evaluation.smooth=label_propagation"], "evaluation.smooth"),
+    (["task.base=auto", "task=link"], "task.base"),
+    (["task.candidate=offset"], "task.candidate"),
+    (["task.base=auto", "task.candidate=all"], "task.candidate=all"),
+])
+def test_a_base_that_does_not_fit_is_refused(given, expected, configure, tmp_path):
+    with pytest.raises((ValueError, SystemExit), match=expected):
+        train(configure(*graph_of("classes", tmp_path / "graph.pt"), *given), tmp_path / "run")
