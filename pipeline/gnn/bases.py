@@ -83,6 +83,7 @@ def show(config: GNNConfig, data: Graph, base: Base | None,
     own, categories = data.x[:, :num_own].float(), data.x[:, num_own:]
     shown, first = copy.copy(data), num_own
     if not types.homogeneous:
+        assert types.labelled is not None
         place, nodes = types.names.index(types.labelled), types.nodes_of(types.labelled)
         first = types.widths[place]
         wide = own.new_zeros(data.num_nodes, max(num_own, first + columns.size(1)))

@@ -21,7 +21,6 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
-from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
@@ -158,13 +157,15 @@ def read_kept(run: SavedRun) -> Kept:
     Raises:
         ValueError: the run has not ended, or the file is damaged.
     """
-    if run.shared is not None:
-        return read_back.build(run.folder, Kept, run.shared["base"])
     path = run.folder / FILE
+    if run.shared is not None:
+        with checkpoint.fitting(run.shared):
+            return read_back.build(run.folder, Kept, dict(run.shared["base"]))
     if not files.is_there(path):
         raise ValueError(f"{path} is not there: what the run answers with is chosen when it ends. Resume it, or train "
                          "with task.base=none")
-    return read_back.build(path, Kept, checkpoint.load(path))
+    with checkpoint.fitting(content := checkpoint.load(path)):
+        return read_back.build(path, Kept, content)
 
 
 def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
@@ -176,7 +177,9 @@ def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
     if not kept.fitted:
         raise ValueError(f"{kept.title} cannot score other data, and the run answers with it. Train with "
                          "task.base=none, or with another simple method")
-    return Base(kept.name, kept.title, apply(kept.fitted, data, task), {}, kept.reads_labels, 0.0, kept.fitted)
+    with checkpoint.fitting(kept.fitted):
+        rows = apply(kept.fitted, data, task)
+    return Base(kept.name, kept.title, rows, {}, kept.reads_labels, 0.0, kept.fitted)
 
 
 def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:

@@ -44,8 +44,8 @@ class Smoothed:
         method: a value of ``evaluation.smooth``.
         alphas: by their names, as chosen by the validation metric.
         scores: metric of the validation and the test split.
-        rows: numbers of every class, [num_nodes, num_classes], of which the largest predicts; not quite probabilities.
-            Of binary tasks, numbers in (0, 1] that order the nodes.
+        rows: numbers of every class, [num_nodes, num_classes], of which the largest predicts, not quite probabilities;
+            with two_step_propagation, logits of classes or binary tasks.
     """
 
     method: str

@@ -116,9 +116,6 @@ class NodeKind(LabelKind):
         takes = ("classes", "binary tasks") if self.config.evaluation.smooth == "two_step_propagation" else ("classes",)
         if (kind := kind_of(data.metric)) not in takes:
             raise ValueError(f"{key} needs {' or '.join(takes)}; this run learns {kind}. Leave it out")
-        if kind == "binary tasks" and data.metric not in ("rocauc", "ap"):
-            raise ValueError(f"{key} orders the nodes of binary tasks, which the metrics rocauc and ap read; "
-                             f"{data.metric} takes scores above 0 as positive. Leave it out")
         if not data.types.homogeneous:
             raise ValueError(f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
                              "it out")

@@ -6,14 +6,12 @@ import re
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import rankdata
 from sklearn.metrics import roc_auc_score
 from torch_geometric import nn as pyg
 
 from parallel_epochs.pipeline.gnn import smoothing
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.labels import Labels
-from parallel_epochs.pipeline.gnn.simple.propagation import edge_weights, propagate_twice
+from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.run import stop as stops
 from parallel_epochs.pipeline.run.errors import Stopped
 from tests.helpers import building
@@ -84,32 +82,18 @@ def test_predictions_are_mixed_with_the_labels_two_steps_away(kind, configure, t
     shape = NUM_NODES, setup.task.out_channels
     logits = torch.randn(shape, generator=g) + 2 * torch.eye(3)[classes][:, :shape[1]]
     found = smoothing.smooth_rows(setup, logits)
-    labels, data = Labels(setup.data, setup.task), setup.data
-    tried = [columns for weight in edge_weights(data) for columns in propagate_twice(
-        data, labels, weight, labels.train)]
-    base = max(tried, key=lambda columns: setup.task.score("valid", columns))
-    own, theirs = (logits.softmax(1), base) if kind == "classes" else (
-        torch.from_numpy(rankdata(rows.numpy(), axis=0) / NUM_NODES).float() for rows in (logits, base))
-    share = found.alphas["propagation_share"]
-    torch.testing.assert_close(found.rows, (1 - share) * own + share * theirs)
-    scores = [setup.task.score("valid", (1 - tenth / 10) * own + tenth / 10 * theirs) for tenth in range(11)]
+    base, share = fit_base(setup.data, setup.task, "propagation").rows, found.alphas["propagation_share"]
+    torch.testing.assert_close(found.rows, (1 - share) * logits + share * base)
+    scores = [setup.task.score("valid", (1 - tenth / 10) * logits + tenth / 10 * base) for tenth in range(11)]
     assert found.scores["valid"] == pytest.approx(max(scores)) and 0 < share == scores.index(max(scores)) / 10
     assert found.scores["valid"] > setup.task.score("valid", logits)
-
-
-def test_binary_tasks_are_mixed_for_metrics_of_the_order_alone(configure, tmp_path):
-    y = torch.eye(3)[torch.arange(NUM_NODES) % 3][:, :2]
-    config = configure(*write_graph(tmp_path / "graph.pt", y=y, metric="micro_f1"),
-                       "evaluation.smooth=two_step_propagation")
-    with pytest.raises(ValueError, match="metrics rocauc and ap read; micro_f1 takes scores above 0"):
-        train(config, tmp_path / "run")
 
 
 def test_a_table_of_binary_tasks_has_a_smoothed_column_for_each(configure, tmp_path):
     y = torch.eye(3)[torch.arange(NUM_NODES) % 3][:, :2]
     config = configure(*write_graph(tmp_path / "graph.pt", y=y), "evaluation.smooth=two_step_propagation")
     found = train(config, tmp_path / "run")["smoothed"]
-    assert found["method"] == "two_step_propagation" and set(found) > {"propagation_share", "second_step", "test"}
+    assert found["method"] == "two_step_propagation" and set(found) > {"propagation_share", "test"}
     asked = EvaluateConfig(run=str(tmp_path / "run"), predictions=str(tmp_path / "rows.pt"),
                            output=str(tmp_path / "nodes.csv"))
     building.evaluate(asked)
