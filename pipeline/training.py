@@ -257,7 +257,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
             for remark in summaries.remarks(summary, schedule=getattr(config.train, "schedule", ""),
                                             num_labels=None if mask is None else int(mask.sum())):
                 log.info("%s", remark)
-            _say_what_next(config, folder, is_compared=best is not None)
+            _say_what_next(config, folder, is_compared=best is not None or "base" in summary)
     ranks.wait()
     return summary
 
