@@ -39,7 +39,7 @@ DRAWS, MOST_DRAWN = 50, 20_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run predicts with, chosen by the validation metric.
+    """The share of the simple method in the predictions of a run, chosen by the validation metric.
 
     Attributes:
         share: of the simple method in the mixture of logits or values: 1 for this method alone, 0 for the network.
@@ -64,7 +64,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a run keeps of its simple method.
+    """The simple method that a run keeps, with its share.
 
     Attributes:
         name, title, reads_labels: of the method, as in :class:`Base`.
