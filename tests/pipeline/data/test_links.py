@@ -140,6 +140,7 @@ def test_components_of_a_bipartite_graph_have_sides_where_their_links_begin():
     assert side[0] == side[1] == side[6] == side[7] != side[5] == side[2] == side[3] and side[4] == -1
     links[2] = links[2].flip(0)
     assert find_sides(links, 8) is None
+    assert find_sides(torch.tensor([[0, 1], [1, 2], [0, 2], [3, 4]]), 5) is None  # one component has an odd cycle
 
 
 def test_draws_are_uniform():

@@ -120,6 +120,14 @@ def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
         torch.testing.assert_close(columns, expected)
 
 
+@pytest.mark.parametrize("columns, num_weights", [
+    ([[1.0], [2.0]], 2), ([[1.0, 3.0, 0.0]] * 2, 5), ([[1.0, -3.0]] * 2, 1), ([[1.0] * 17] * 2, 2), ([[], []], 1)])
+def test_features_of_edges_are_weights_unless_one_is_negative(columns, num_weights):
+    data = make_graph([(0, 1), (1, 1)], 2, edge_attr=torch.tensor(columns))
+    found = list(propagation.edge_weights(data))
+    assert len(found) == num_weights and all(weight[1] == 0 for weight in found)  # the second edge is a loop
+
+
 def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path):
     found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", *MODEL))
     assert kinds_of(found)[-1] == "logistic regression on the node's own columns"

@@ -73,13 +73,15 @@ def test_a_silent_rank_is_named_and_those_that_wait_for_it_are_not(look, caplog,
 
 
 def test_a_request_to_stop_ends_ranks_that_only_start_at_once(board, tmp_path, kills):
-    dog = Watchdog(str(board.folder), str(tmp_path), True, os.getpid(), [signal.SIGINT], vars(Limits()))
-    dog._stop_signum = signal.SIGINT
+    dog, of_torchrun = (Watchdog(str(board.folder), str(tmp_path), launches, os.getpid(), [signal.SIGINT],
+                                 vars(Limits())) for launches in (True, False))
+    dog._stop_signum = of_torchrun._stop_signum = signal.SIGINT
     assert not dog.look()  # nobody has started: the launcher stops by itself
     for place, doing in enumerate(["starting", "starting, waiting for the other ranks"]):
         board.write(place, Sign(1000 + place, place, State.LONG, 1.0, 1.0, "step 1", 1.0))
         assert not dog.look()
         board.write(place, Sign(1000 + place, place, State.LONG, 1.0, 1.0, doing, 1.0))
+    assert not of_torchrun.look() and not kills  # which ends its ranks itself
     assert dog.look() and board.verdict["message"] == "stopped by SIGINT while the ranks started"
     assert {pid for pid, signum in kills if signum == signal.SIGKILL} == {1000, 1001}
 
@@ -195,6 +197,14 @@ def test_a_process_that_code_in_c_ends_is_told_of(tmp_path):
         time.sleep(0.02)
     assert re.search(r"ERROR process \d+ ended before there was a result: it was killed, or code that it called ended "
                      "it; there is no checkpoint yet", log.read_text())
+
+
+def test_a_closed_pipe_is_an_end_without_a_word(board, tmp_path, monkeypatch, caplog):
+    """The system closes the files of a process before the watchdog sees that it has another parent."""
+    monkeypatch.setattr(watchdog.select, "select", lambda *args: ([0], [], []))
+    monkeypatch.setattr(watchdog.os, "read", lambda fd, size: b"")
+    Watchdog(str(board.folder), str(tmp_path), True, os.getppid(), [], vars(Limits())).run()
+    assert "ended before there was a result" in caplog.text
 
 
 def test_torchrun_and_a_single_process_contradict_each_other(configure):

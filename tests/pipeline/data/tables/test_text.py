@@ -92,6 +92,17 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
     assert (group[source + 3] == group[target + 3])[is_inner].mean() > 0.6
 
 
+def test_hubs_do_not_part_neighbours(tmp_path):
+    """Hundred pairs of nodes, and forty hubs that are linked to all of them."""
+    first = np.arange(0, 200, 2)
+    hubs = np.repeat(np.arange(200, 240), 200)
+    with Database(tmp_path, "1GB", 1) as db:
+        edges = pa.record_batch({"s": np.append(first, np.tile(np.arange(200), 40)), "t": np.append(first + 1, hubs)})
+        db.fill("joined", edges.schema, iter([edges]))
+        group = find_groups(db, Links(LINKS.format("joined", 0, 0), 240), 10)
+    assert (group[first] == group[first + 1]).mean() > 0.9
+
+
 def test_folds_hold_whole_groups_and_about_as_many_nodes():
     numbers = np.repeat(np.arange(40), np.arange(40))[np.random.default_rng(0).permutation(780)]
     fold = divide_groups(numbers, np.random.default_rng(1))
