@@ -166,6 +166,7 @@ COMBINED = ["cluster: epochs without an evaluation", "cluster: METIS with random
             "cluster: the reference's kernel", "table: SGD", "link: METIS", "link: METIS with random weights",
             "link: the whole graph", "link: bf16", "link: views", "link: revgnn", "links of edges",
             "graph: bins of nodes", "graph: focal loss", "cluster: focal loss", "tables: smoothed predictions",
+            "tables: smoothed in two steps, borders of times",
             "node embedding: LINE, Adam", "node embedding: on disk", "link: GCN autoencoder with common neighbours",
             "neighbor: label inputs, sampled evaluation", "cluster: scaled sums", "cluster: fp16",
             "cluster: two clusters a step", "tables: weighted classes", "cluster: batch norm"]
@@ -291,6 +292,7 @@ RANKS = [
     ("tables: weighted classes", [*UNEVEN, "train.label_input=0.5"], "stopped"),
     ("tables: weighted classes", [*SPLIT, "partition.num_parts=5"], "killed"),
     ("tables: smoothed predictions", UNEVEN, "killed"),
+    ("tables: smoothed in two steps, borders of times", UNEVEN, "killed"),
     ("tables: logits at the scores", [*UNEVEN, "evaluation=views"], "killed"),
     ("tables: logits at the scores", [*SPLIT, "partition.num_parts=5"], "stopped"),
     ("tables: smoothed predictions", [*UNEVEN, "evaluation=views"], "stopped"),

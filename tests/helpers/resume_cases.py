@@ -139,6 +139,9 @@ ROWS: dict[str, list[str]] = {
     "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],
     "tables": [],
     "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
+    "tables: smoothed in two steps, borders of times": [
+        "evaluation.smooth=two_step_propagation", "data.nodes.split_column=null", "data.split=time",
+        "data.time_column=b", "data.train_until=50", "data.valid_until=75"],
     "tables: logits at the scores": ["data.nodes.text_chars=[id]", "data.nodes.text_features=scores",
                                      "data.nodes.text_neighbors=true", "task.text_scores=2", "train.label_input=0.5"],
     "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],

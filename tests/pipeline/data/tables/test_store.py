@@ -308,6 +308,16 @@ def test_a_random_split_is_that_of_the_seed(tmp_path):
     assert split(train_fraction=0.5, valid_fraction=0.3, graph_seed=1) != parts
 
 
+def test_borders_without_a_zone_are_utc_wherever_the_machine_is(monkeypatch):
+    config = TablesConfig(split="time", train_until="2024-05-31", valid_until="2024-06-01T02:00+02:00")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        found = config.until
+    time.tzset()
+    assert found == (1717113600.0, 1717200000.0)
+
+
 @pytest.mark.parametrize("times", [["2020-05-01", "2019-01-01", "", "2021-12-31 10:00:00", "2021-12-31"],
                                    ["2020-05-02T04:00+03:00", "2020-05-01 23:30:00Z", "", "2020-05-02 05:00",
                                     "2020-05-01T22:00:00.5 -0600"],
