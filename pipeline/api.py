@@ -26,10 +26,11 @@ import torch
 from hydra.errors import HydraException
 from torch import Tensor
 
-from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline import keys as key_rules, training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
 from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.data.objects import keys_of
+from parallel_epochs.pipeline.data.objects import keys_of, naming
+from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
@@ -163,8 +164,9 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
         Stopped: a signal asked for it, such as Ctrl-C; with ``resume="auto"`` and the same folder it goes on.
     """
     cli.register_schema()
-    with _LOCKS["train"]:
-        config, given = _configure(data, overrides, keys, folder)
+    names: dict[str, str] = {}
+    with _LOCKS["train"], naming(names):
+        config, given = _configure(data, overrides, keys, folder, names)
         is_named, folder = folder is not None or config.resumes, _make_folder(config, folder)
         config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
                                                        in_sweep=False)
@@ -190,6 +192,8 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
     path = Path(path).expanduser()
     config, shared = cli.load_run(path, trusts=trust)
     options = product_keys(config.trainer.name).evaluate(str(path), checkpoint=checkpoint, device=device)
+    key_rules.check(options)
+    check_device(device)
     return Model(cli.saved_run(options, config, shared))
 
 
@@ -203,7 +207,10 @@ def _make_folder(config: RunConfig, folder: str | Path | None) -> Path:
     named = config.resume if config.resumes else folder
     if named is not None:
         chosen = Path(named).expanduser()
-        chosen.mkdir(parents=True, exist_ok=True)
+        try:
+            chosen.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"folder={chosen} cannot be a run directory: {error.strerror}") from None
         return chosen
     new = Path(f"outputs/{config.name}/{time.strftime('%Y-%m-%d_%H-%M-%S')}-s{config.seed}")
     for number in itertools.count(2):
@@ -215,8 +222,11 @@ def _make_folder(config: RunConfig, folder: str | Path | None) -> Path:
 
 
 def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
-               folder: str | Path | None = None) -> tuple[RunConfig, list[str]]:
+               folder: str | Path | None = None, names: dict[str, str] | None = None) -> tuple[RunConfig, list[str]]:
     """Compose and check the configuration of a run.
+
+    Args:
+        names: gets what the files of data in memory stand for.
 
     Returns:
         It, and the arguments of the command that composes it.
@@ -229,12 +239,15 @@ def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
                          "Call it without torchrun, and give num_ranks")
     if wrong := [text for text in overrides if text.startswith(("hydra", "-"))]:
         raise ValueError(f"{wrong[0]} is for the command. Name the run directory by folder=")
-    names, groups = schema.all_keys(), cli.config_groups()
-    given = {_full_name(name, names, groups): value for name, value in keys.items()}
+    known, groups = schema.all_keys(), cli.config_groups()
+    given = {_full_name(name, known, groups): value for name, value in keys.items()}
     caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
     cache = Path(given.get("cache_dir", caches[-1] if caches else ".cache")).expanduser()
     given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}
-    data_keys = {name: _as_text(value) for name, value in keys_of(data, cache).items()}
+    data_keys = {name: _as_text(value) for name, value in keys_of(data, cache, {} if names is None else names).items()}
+    twice = data_keys.keys() & (given.keys() | {text.partition("=")[0] for text in overrides}) - {"data"}
+    if twice:
+        raise ValueError(f"{min(twice)} is given, and data too, which stands for it: leave one of them out")
     told = arguments.complete([*(f"{name}={text}" for name, text in data_keys.items()), *overrides,
                                *(f"{name}={text}" for name, text in given.items()),
                                *([] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"])], groups)

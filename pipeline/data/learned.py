@@ -131,7 +131,7 @@ def check_inputs(learned: Learned, data: Graph) -> None:
     """
     check_alike(learned.schema, data)
     if data.x is None and learned.x_source == "data" and learned.schema is None:
-        raise ValueError("there is no x, and the model reads features of nodes. Save them as x")
+        raise ValueError("there is no x, and the model reads features of nodes. Give them as x")
     if data.x is not None and learned.x_source != "data":
         raise ValueError("there is an x, and the model reads features that were made of edges. Leave it out")
     num_columns = None if data.edge_attr is None else data.edge_attr.size(1) if data.edge_attr.dim() > 1 else 1

@@ -1,8 +1,10 @@
 """Graphs that other libraries hold in memory."""
 
+import contextlib
 import hashlib
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,16 +22,41 @@ from parallel_epochs.pipeline.data.config import DATA_SCHEMAS
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.readers.edge_table import as_edges, as_weights, merge, refuse_negative
 from parallel_epochs.pipeline.run import checkpoint, files
-from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.errors import RankError, install_command
 from parallel_epochs.pipeline.run.read_back import shown
 
 
-def keys_of(data: Any, cache_dir: Path) -> dict[str, str]:
+@contextlib.contextmanager
+def naming(names: dict[str, str]) -> Iterator[None]:
+    """Let errors name what a caller gave, in place of the files that it was written to and of their keys.
+
+    Args:
+        names: what to say, by path; read when an error comes.
+    """
+    try:
+        yield
+    except (ValueError, RankError) as error:
+        told = str(error)
+        for path, name in names.items():
+            told = re.sub(rf"(?:(?:data[\w.]*|pairs)=)?{re.escape(path)}", name.replace("\\", r"\\"), told)
+        if told != str(error):
+            error.args = (told,)
+        raise
+
+
+def title_of(data: object) -> str:
+    """Return how a message names a graph in memory."""
+    return "the SciPy matrix" if scipy.sparse.issparse(data) else "the NetworkX graph" if hasattr(
+        data, "adjacency") else f"the {type(data).__name__}"
+
+
+def keys_of(data: Any, cache_dir: Path, names: dict[str, str]) -> dict[str, str]:
     """Return the keys that name a dataset; a graph in memory is kept in files of the cache.
 
     Args:
         data: what :func:`attributes_of` takes, what :func:`are_tables` knows, the path of a saved graph, the name of a
             dataset, or none.
+        names: gets what the files stand for, see :func:`naming`.
 
     Raises:
         ValueError: it is nothing that can be trained on.
@@ -39,18 +66,22 @@ def keys_of(data: Any, cache_dir: Path) -> dict[str, str]:
     if isinstance(data, str) and data in DATA_SCHEMAS:
         return {"data": data}
     if isinstance(data, (str, Path)):
+        if Path(data).name == data and not Path(data).suffix and not Path(data).exists():
+            raise ValueError(f"data={data!r} is no file here, and no dataset; these are {', '.join(DATA_SCHEMAS)}")
+        names[str(data)] = str(data)
         return {"data": "file", "data.path": str(data)}
     folder = cache_dir.absolute() / "given"
     if are_tables(data):
-        paths = write_tables(data, folder)
+        paths = write_tables(data, folder, names)
         return {"data": "tables", **{f"data.{name}.path": str(path) for name, path in paths.items()}}
     if is_schema(data):
-        return {"data": "tables", "data.schema": str(write_schema(data, folder))}
+        return {"data": "tables", "data.schema": str(write_schema(data, folder, names))}
     attributes = attributes_of(data)
     path = folder / f"{checkpoint.digest(_parts_of(attributes))[:24]}.pt"
     if not files.is_there(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, lambda file: torch.save(attributes, file))
+    names[str(path)] = title_of(data)
     return {"data": "file", "data.path": str(path)}
 
 
@@ -59,21 +90,28 @@ def is_schema(data: object) -> bool:
     return isinstance(data, Mapping) and "edge_index" not in data and isinstance(data.get("edges"), Mapping)
 
 
-def write_schema(data: Mapping, folder: Path) -> Path:
+def write_schema(data: Mapping, folder: Path, names: dict[str, str]) -> Path:
     """Write the tables of a schema as Parquet, and the schema with their paths as YAML; returns the path of the latter.
+
+    Args:
+        names: gets what the files stand for, see :func:`naming`.
 
     Raises:
         ValueError: a table cannot be written.
     """
     def plain(value: object, name: str) -> Any:
         if _is_table(value):
-            return str(_keep(_to_parquet(value, name), folder, ".parquet"))
+            path = str(_keep(_to_parquet(value, name), folder, ".parquet"))
+            names[path] = f"the table of {name}"
+            return path
         if isinstance(value, Mapping):
             return {str(key): plain(item, str(key) if key != "path" else name) for key, item in value.items()}
         return str(value) if isinstance(value, Path) else value
 
     try:
-        return _keep(yaml.safe_dump(plain(data, "data"), sort_keys=False).encode(), folder, ".yaml")
+        schema = _keep(yaml.safe_dump(plain(data, "data"), sort_keys=False).encode(), folder, ".yaml")
+        names[str(schema)] = "the schema"
+        return schema
     except yaml.YAMLError as error:
         raise ValueError(f"the schema holds what is neither a table nor a text, a number or a list: {error}") from None
 
@@ -102,8 +140,11 @@ def _is_table(data: Any) -> bool:
     return isinstance(data, pd.DataFrame) or hasattr(data, "columns") and hasattr(data, "__arrow_c_stream__")
 
 
-def write_tables(data: Any, folder: Path) -> dict[str, Path]:
+def write_tables(data: Any, folder: Path, names: dict[str, str]) -> dict[str, Path]:
     """Write a pair of tables as Parquet, under names that their content tells.
+
+    Args:
+        names: gets what the files stand for, see :func:`naming`.
 
     Returns:
         The paths, by "nodes" and "edges"; the former is missing where there is no table of nodes.
@@ -111,8 +152,10 @@ def write_tables(data: Any, folder: Path) -> dict[str, Path]:
     Raises:
         ValueError: a table cannot be written as Parquet.
     """
-    return {name: _keep(_to_parquet(table, name), folder, ".parquet")
-            for name, table in zip(("nodes", "edges"), data, strict=True) if table is not None}
+    paths = {name: _keep(_to_parquet(table, name), folder, ".parquet")
+             for name, table in zip(("nodes", "edges"), data, strict=True) if table is not None}
+    names |= {str(path): f"the table of {name}" for name, path in paths.items()}
+    return paths
 
 
 def _write(content: bytes, file: BinaryIO) -> None:
@@ -133,7 +176,8 @@ def _to_parquet(table: Any, name: str) -> bytes:
         plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in found.schema.types]
         parquet.write_table(found.cast(pa.schema(list(zip(found.column_names, plain, strict=True)))), buffer)
     except (pa.ArrowException, ValueError) as error:
-        raise ValueError(f"the table of {name} cannot be written as Parquet: {' '.join(str(error).split())}") from None
+        told = " ".join(" ".join(map(str, error.args)).split())
+        raise ValueError(f"the table of {name} cannot be written as Parquet: {told}") from None
     return buffer.getvalue()
 
 
@@ -177,7 +221,7 @@ def attributes_of(data: Any) -> dict[str, Any]:
         raise ValueError('several tables are given as data.schema is, with a table as each path: {"nodes": {"user": '
                          '{"path": users, "id": "name"}, ...}, "edges": {"buys": {"path": bought, "source": {"type": '
                          '"user", "column": "by"}, "target": ...}}}. A pair (nodes, edges) is for one type of nodes')
-    raise ValueError(f"data is a {type(data).__name__}; give a torch_geometric Data, a HeteroData, a dict of its "
+    raise ValueError(f"data is of type {type(data).__name__}; give a torch_geometric Data, a HeteroData, a dict of its "
                      "attributes, a SciPy matrix, a NetworkX graph, a pair of tables (nodes, edges), a schema of "
                      "tables, a path, or the name of a dataset")
 

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.objects import are_tables, attributes_of, is_schema, write_schema, write_tables
+from parallel_epochs.pipeline.data.objects import (
+    are_tables,
+    attributes_of,
+    is_schema,
+    naming,
+    title_of,
+    write_schema,
+    write_tables,
+)
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 
 
@@ -28,31 +36,54 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
     Raises:
         ValueError: it is nothing that the run can predict.
     """
-    if isinstance(data, (str, Path)):
-        yield NewDataConfig(folder=str(data)) if Path(data).is_dir() else NewDataConfig(path=str(data))
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        if are_tables(data):
-            paths = {name: str(path) for name, path in write_tables(data, Path(scratch)).items()}
+    names: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as scratch, naming(names):
+        if isinstance(data, (str, Path)):
+            names[str(data)] = str(data)
+            yield NewDataConfig(folder=str(data)) if Path(data).is_dir() else NewDataConfig(path=str(data))
+        elif are_tables(data):
+            _refuse_others(source, "edges.path", "a pair of tables", folder)
+            paths = {name: str(path) for name, path in write_tables(data, Path(scratch), names).items()}
             yield NewDataConfig(nodes=NewTableConfig(paths.get("nodes")), edges=NewTableConfig(paths["edges"]))
         elif is_schema(data):
-            yield NewDataConfig(schema=str(write_schema(data, Path(scratch))))
+            _refuse_others(source, "schema", "a schema", folder)
+            yield NewDataConfig(schema=str(write_schema(data, Path(scratch), names)))
         elif isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
+            _refuse_others(source, "smiles_column", "a list of SMILES", folder)
             path, name = Path(scratch, "molecules.csv"), getattr(source, "smiles_column", "smiles")
             text = io.StringIO()
             csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])
             path.write_text(text.getvalue())
+            names[str(path)] = "the list of SMILES"
             yield NewDataConfig(path=str(path))
         elif isinstance(data, (list, tuple)):
+            _refuse_others(source, "folder", "a list of graphs", folder)
             for number, graph in enumerate(data):
-                torch.save(attributes_of(graph), Path(scratch, f"{number}.pt"))
+                torch.save(attributes_of(graph), path := Path(scratch, f"{number}.pt"))
+                names[str(path)] = f"graph {number} of the list"
+            names[scratch] = "the list of graphs"
             yield NewDataConfig(folder=scratch)
-        elif source.holds == "graphs":
-            raise ValueError(f"{folder} was trained on many graphs (data={source.source}): give a list of them, or a "
-                             "path")
         else:
-            torch.save(attributes_of(data), Path(scratch, "graph.pt"))
-            yield NewDataConfig(path=str(Path(scratch, "graph.pt")))
+            attributes = attributes_of(data)
+            _refuse_others(source, "path" if source.holds != "graphs" else "a list", title_of(data), folder)
+            torch.save(attributes, path := Path(scratch, "graph.pt"))
+            names[str(path)] = title_of(data)
+            yield NewDataConfig(path=str(path))
+
+
+def _refuse_others(source: Any, needed: str, what: str, folder: Path) -> None:
+    """Refuse data in memory of another kind than the run was trained on.
+
+    Args:
+        needed: key below `data` that takes such data.
+        what: was given.
+    """
+    known = (*source.other_keys, *(["smiles_column"] if hasattr(source, "smiles_column") else []))
+    if source.other_keys and needed not in known:
+        gives = ("a pair of tables (nodes, edges) or a schema of several" if "edges.path" in known else
+                 "a list of SMILES" if "smiles_column" in known else "a list of graphs" if source.holds == "graphs" else
+                 "one graph")
+        raise ValueError(f"{folder} was trained on data={source.source}, and {what} is given: give {gives}, or a path")
 
 
 @contextlib.contextmanager
@@ -60,4 +91,5 @@ def saved_pairs(pairs: Tensor) -> Iterator[str]:
     """Write pairs of nodes into a file that is removed at the end."""
     with tempfile.TemporaryDirectory() as scratch:
         torch.save(pairs, path := str(Path(scratch, "pairs.pt")))
-        yield path
+        with naming({path: "pairs"}):
+            yield path

@@ -159,11 +159,98 @@ def test_tables_in_memory_train_what_their_files_train(tmp_path):
     (networkx.Graph([(1, "1")]), "two nodes that are called '1' as text"),
     ({"user": pd.DataFrame({"id": [1]})}, "several tables are given as data.schema is"),
     ((None, pd.DataFrame({"source": [1, "a"]})), "the table of edges cannot be written as Parquet: "),
-    (3, "data is a int; give a torch_geometric Data"), (HeteroData(), "holds a HeteroData without types of nodes"),
-    ("none.pt", "data.path=none.pt does not exist")])
+    (3, "data is of type int; give a torch_geometric Data"),
+    (HeteroData(), "the HeteroData holds a HeteroData without types of nodes"),
+    ("none.pt", "^none.pt does not exist")])
 def test_data_of_no_kind_are_refused(data, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         pe.train(data, folder=tmp_path / "run", cache_dir=tmp_path / "cache")
+
+
+NODES = pd.DataFrame({"id": ["a", "b", "c"], "size": [1.0, 2.0, 3.0], "kind": ["x", "y", "x"]})
+EDGES = pd.DataFrame({"source": ["a", "b"], "target": ["b", "c"]})
+LABEL = {"data.nodes.label": "kind"}
+
+
+def schema(**edges) -> dict:
+    """A schema with tables in place of paths."""
+    ends = {end: {"type": "item", "column": end} for end in ("source", "target")}
+    return {"nodes": {"item": {"path": NODES, "id": "id", "label": "kind"}},
+            "edges": {"next": {"path": EDGES, **ends, **edges}}}
+
+
+# What is given to pe.train, the keys, and how the message begins.
+WRONG = {
+    "an end that is no node": ({"edge_index": torch.tensor([[0], [99]])}, {}, "the Data: edge_index is out of range"),
+    "edges of one row": ({"edge_index": torch.tensor([0, 1])}, {}, "the Data: edge_index must be integers of shape"),
+    "edges of floats": ({"edge_index": torch.rand(2, 3)}, {}, "the Data: edge_index must be integers of shape"),
+    "no masks": ({f"{split}_mask": None for split in ("train", "val", "test")}, {}, "the Data: there is no train_mask"),
+    "short mask": ({"train_mask": torch.ones(3, dtype=torch.bool)}, {}, "the Data: train_mask has 3 rows"),
+    "short labels": ({"y": torch.zeros(3, dtype=torch.int64)}, {}, "the Data: y has 3 rows"),
+    "no labels": ({"y": None}, {}, "the Data: there is no y; it has x, "),
+    "features of NaN": ({"x": torch.full((60, 4), torch.nan)}, {}, "the Data: x is not finite"),
+    "a class below 0": ({"y": torch.full((60,), -5)}, {}, "the Data: y holds the class -5"),
+    "no edges": ({"edge_index": None}, {}, "the Data: there is no edge_index"),
+    "an empty split": ({"train_mask": torch.zeros(60, dtype=torch.bool)}, {}, "the Data: the train split is empty"),
+    "a text": ({"x": "abc"}, {}, "the Data: x must be a tensor, not a str"),
+    "an object": ({"extra": object()}, {}, "the Data names object, which is not loaded"),
+    "an empty dict": (dict(), {}, "the dict: there is no edge_index; it has nothing"),
+    "a matrix without labels": (scipy.sparse.eye_array(4), {}, "the SciPy matrix has no labels to learn: add y"),
+    "a NetworkX graph without labels": (networkx.path_graph(4), {}, "the NetworkX graph has no labels to learn"),
+    "tables without labels": ((NODES, EDGES), {}, "the table of nodes has no labels to learn"),
+    "a label that is no column": ((NODES, EDGES), {"data.nodes.label": "knd"},
+                                  "data.nodes.label=knd: the table of nodes has no such column"),
+    "no ids": ((NODES.drop(columns="id"), EDGES), LABEL, "data.nodes.id=id: the table of nodes has no such column"),
+    "no sources": ((NODES, NODES), LABEL, "data.edges.source=source: the table of edges has no such column"),
+    "an id twice": ((pd.concat([NODES, NODES]), EDGES), LABEL, "the table of nodes: the id 'a' of row 1 is there"),
+    "no rows": ((NODES[:0], EDGES[:0]), LABEL, "the table of nodes holds no rows"),
+    "an id is missing": ((NODES.assign(id=None), EDGES), LABEL, "the table of nodes: row 1, column id is empty"),
+    "mixed values": ((NODES.assign(size=[1, "x", 2]), EDGES), LABEL,
+                     "the table of nodes cannot be written as Parquet: Could not convert 'x'"),
+    "a schema's column": (schema(weight="no"), {},
+                          "data.schema: the edges next: data.edges.weight=no: the table of next has"),
+    "a schema's key": (schema(colour="no"), {}, "data.schema: edges.next.colour is unknown"),
+    "a file that is missing": ("nowhere.pt", {}, "nowhere.pt does not exist"),
+    "a dataset that is none": ("digit", {}, "data='digit' is no file here, and no dataset; these are "),
+    "a key of data, too": ({}, {"data.path": "x.pt"}, "data.path is given, and data too"),
+    "a folder that is a file": ({}, {"folder": __file__}, f"folder={__file__} cannot be a run directory: File exists"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls_speak_of_what_was_given(name, tmp_path):
+    data, keys, message = WRONG[name]
+    if isinstance(data, dict) and name != "an empty dict" and "edges" not in data:
+        changed = {**graph().to_dict(), **data}
+        data = Data(**{key: value for key, value in changed.items() if value is not None})
+    with pytest.raises(ValueError) as error:
+        pe.train(data, **{"folder": tmp_path / "run", "cache_dir": tmp_path / "cache", **OPTIONS, **keys})
+    assert str(error.value).startswith(message)
+    assert ".cache" not in str(error.value) and str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize("data, message", [
+    (Data(x=torch.zeros(2, 9), edge_index=torch.tensor([[0], [1]])), "the Data: the features of the edges have no"),
+    (Data(x=torch.zeros(2, 4), edge_index=torch.tensor([[0], [7]])), "the Data: edge_index is out of range"),
+    ({"edge_index": torch.tensor([[0], [1]]), "num_nodes": 2}, "the dict: there is no x, and the model reads"),
+    (["CCO"], "RUN was trained on data=file, and a list of SMILES is given: give one graph, or a path"),
+    ([Data()], "RUN was trained on data=file, and a list of graphs is given: give one graph, or a path"),
+    ((NODES, EDGES), "RUN was trained on data=file, and a pair of tables is given: give one graph, or a path"),
+    (schema(), "RUN was trained on data=file, and a schema is given: give one graph, or a path"),
+    ("nowhere.pt", "nowhere.pt does not exist"), (7, "data is of type int; give")])
+def test_wrong_predictions_speak_of_what_was_given(result, data, message):
+    with pytest.raises(ValueError) as error:
+        result.model.predict(data)
+    assert str(error.value).startswith(message.replace("RUN", str(result.folder)))
+    assert "data.path=/" not in str(error.value) and "/tmp/tmp" not in str(error.value)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"checkpoint": "worst"}, "checkpoint=worst is unknown; choose one of best, last"),
+    ({"device": "gpu"}, "device=gpu is unknown; choose auto, cpu, cuda")])
+def test_wrong_options_of_a_model_are_refused_when_it_is_opened(result, options, message):
+    with pytest.raises(ValueError, match=message):
+        pe.load(result.folder, **options)
 
 
 def test_a_finished_run_is_not_overwritten(result):
@@ -304,7 +391,7 @@ def test_new_graphs_and_molecules_in_memory(tmp_path):
     result = pe.train(None, "data=graph_files", f"data.folder={tmp_path / 'graphs'}", "task=graph", "loader=graph",
                       "evaluation=exact", folder=tmp_path / "files", **options)
     assert result.model.predict([graph(7, 9, seed=9, masks=False), graph(4, 5, seed=8, masks=False)]).shape == (2, 1)
-    with pytest.raises(ValueError, match="was trained on many graphs .data=graph_files.: give a list"):
+    with pytest.raises(ValueError, match="trained on data=graph_files, and the Data is given: give a list of graphs"):
         result.model.predict(Data(edge_index=torch.empty(2, 0, dtype=torch.int64)))
 
 

@@ -134,7 +134,7 @@ def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str 
         missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
             hint = ", or set data.split=random" if set(missing) == set(MASKS) else ""
-            raise ValueError(f"there is no {', '.join(missing)}; the file has {', '.join(saved) or 'nothing'}. Add "
+            raise ValueError(f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add "
                              f"what is missing{hint}")
         data = _as_data(saved, splitting.mask_column)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):

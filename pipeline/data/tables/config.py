@@ -409,7 +409,8 @@ class TablesConfig(DataConfig):
         if self.split_kind() == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, a column of the table of nodes")
         if self.labelled() is None:
-            refuse_without_labels(self.origin(), "name their column by data.nodes.label")
+            refuse_without_labels(self.nodes.path or self.origin(), "name their column by " + (
+                "data.nodes.label" if self.schema is None else "label, below its type of nodes"))
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)

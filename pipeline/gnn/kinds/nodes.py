@@ -131,5 +131,5 @@ def refuse_unlabelled(data: Data, origin: str) -> None:
         ValueError: says how to give them.
     """
     if "train_mask" not in data:
-        refuse_without_labels(origin, "save y and masks, or y with data.split=random" if origin.endswith(".pt")
+        refuse_without_labels(origin, "add y and masks, or y with data.split=random" if origin.endswith(".pt")
                               else "give them with the graph")

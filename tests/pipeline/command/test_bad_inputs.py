@@ -367,9 +367,9 @@ GRAPHS = [
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
     (torch.zeros(3), "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, or a dict of its attributes"),
     ("graph", "graph.pt holds a str, not a graph: save a torch_geometric Data, or a dict of its attributes"),
-    ({}, ": there is no edge_index; the file has nothing. Add what is missing"),
+    ({}, ": there is no edge_index; it has nothing. Add what is missing"),
     (ring(y=None, valid_mask=None),
-     ": there is no y, valid_mask; the file has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),
+     ": there is no y, valid_mask; it has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),
     # No dense tensors of real numbers.
     (ring(edge_attr=torch.eye(12).to_sparse()), ": edge_attr is sparse; it must be a dense tensor: save "
                                                 "edge_attr.to_dense()"),
@@ -531,7 +531,7 @@ def test_a_file_that_holds_no_graph_is_refused(content, message, tmp_path, monke
 def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):
     torch.save(ring(y=None), tmp_path / "graph.pt")
     failed = shell(TRAIN, "data=file", "data.path=graph.pt", cwd=tmp_path)
-    line = "graph.pt: there is no y; the file has x, edge_index, edge_attr, train_mask, valid_mask, " \
+    line = "graph.pt: there is no y; it has x, edge_index, edge_attr, train_mask, valid_mask, " \
            "test_mask. Add what is missing"
     assert_refused(failed, line)
     assert [path.read_text().strip().endswith(f"error: {line}") for path in tmp_path.rglob("train.log")] == [True]

@@ -351,7 +351,7 @@ def test_a_file_without_masks_is_divided(tmp_path, split):
     else:
         other = load(dataclasses.replace(config, graph_seed=1), tmp_path)
         assert other.train_mask.nonzero().flatten().tolist() != parts[0]
-    with pytest.raises(ValueError, match="there is no train_mask, .*; the file has .*data.split=random"):
+    with pytest.raises(ValueError, match="there is no train_mask, .*; it has .*data.split=random"):
         load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
 
 

@@ -158,7 +158,7 @@ def test_links_of_other_graphs(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     (dict(x=3), "new.pt: the features of the nodes have 3 columns, and the model was trained on 4"),
-    (dict(x=0), "new.pt: there is no x, and the model reads features of nodes. Save them as x"),
+    (dict(x=0), "new.pt: there is no x, and the model reads features of nodes. Give them as x"),
     (dict(edges=0), "new.pt: the features of the edges have no columns, and the model was trained on 2"),
     (dict(edges=3), "new.pt: the features of the edges have 3 columns, and the model was trained on 2"),
     (dict(species=3), "new.pt: a node has species 2, and the model knows 0, counted from 0")])
