@@ -103,8 +103,11 @@ def describe_data(config: RunConfig) -> str:
     return format_table(rows, f"{opened.config.data.origin()}, for trainer={config.trainer.name}")
 
 
-def find_baselines(config: RunConfig) -> str:
+def find_baselines(config: RunConfig, whose: str = "") -> str:
     """Fit simple methods to the dataset of a configuration, and keep their scores in the cache, where runs find them.
+
+    Args:
+        whose: names the run that the configuration is of, for messages; "" for one of the command line.
 
     Returns:
         A table: the metric of each method on each split.
@@ -114,13 +117,14 @@ def find_baselines(config: RunConfig) -> str:
     """
     find = product_of(config).baselines
     if find is None:
-        raise ValueError(f"no simple method is known for trainer={config.trainer.name}: baselines is for "
+        raise ValueError(f"{whose}no simple method is known for trainer={config.trainer.name}: baselines is for "
                          + " and ".join(f"trainer={name}" for name, known in PRODUCTS.items()
                                         if product_of(known.config()).baselines))
     part = open_data(config, torch.device("cpu")).parts[0]
     if part.number is not None or part.data.on_disk:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
-        raise ValueError(f"{key}: baselines needs one graph, in memory. Leave the key out")
+        mend = "Give the keys of its data in place of run=DIR, without this one" if whose else "Leave the key out"
+        raise ValueError(f"{whose}{key}: baselines needs one graph, in memory. {mend}")
     found = []
     metric, baselines = find(part)
     for baseline in baselines:

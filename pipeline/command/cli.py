@@ -245,10 +245,13 @@ def check_command(module: str, check: Check | None, *, needs_data: bool = False,
         HydraException: what Hydra does not compose.
     """
     takes_run = takes_a_run(module, sys.argv[1:] if given is None else given)
-    known = {entry.name for entry in keys.entries(schema.AnyEvaluation())} if takes_run \
+    known = {entry.name for entry in _entries_of_run(module)} if takes_run \
         else schema.all_keys() | ({entry.name for entry in keys.entries(TuneConfig())} if _searches(module) else set())
     options = arguments.parse(sys.argv[1:] if given is None else given, known)
     options.multirun |= _searches(module)
+    more = [text for text in options.overrides if text.partition("=")[0] not in known]
+    if takes_run and more and module.endswith("baselines"):
+        raise ValueError(f"{more[0]}: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out")
     arguments.check(options, {} if takes_run else config_groups(), known)
     if takes_run or _searches(module):
         return
@@ -312,6 +315,12 @@ def takes_a_run(module: str, given: list[str]) -> bool:
     return name in ("evaluate", "predict") or name == "baselines" and any(text.startswith("run=") for text in given)
 
 
+def _entries_of_run(module: str) -> list[keys.Entry]:
+    """Return the keys of a command that is about a run that was trained."""
+    return [entry for entry in keys.entries(schema.AnyEvaluation())
+            if not module.endswith("baselines") or entry.name in ("run", "trust")]
+
+
 def _searches(module: str) -> bool:
     return module.rpartition(".")[2] == "tune"
 
@@ -343,12 +352,9 @@ def read_config_of_run(cfg: DictConfig) -> RunConfig:
     """Return the configuration of the run that `baselines run=DIR` names.
 
     Raises:
-        ValueError: it is no run, or the command gives more keys.
+        ValueError: it is none.
     """
-    more = [text for text in HydraConfig.get().overrides.task if text.partition("=")[0] not in ("run", "trust")]
-    if more:
-        raise ValueError(f"{more[0]}: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out")
-    return load_run(Path(cfg.run).expanduser(), trusts=cfg.trust)[0]
+    return load_run(_named_run(cfg, "baselines"), trusts=cfg.trust)[0]
 
 
 def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateConfig]:
@@ -360,14 +366,22 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateCo
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
     """
-    if OmegaConf.is_missing(cfg, "run") or not cfg.run:
-        name = command_of("predict" if predicts else "evaluate")
-        raise ValueError("One argument is missing: run=DIR, a run directory. For example: "
-                         f"{name} run=DIR{' output=FILE.csv' * predicts}")
-    config, shared = load_run(Path(cfg.run).expanduser(), trusts=cfg.trust)
+    config, shared = load_run(_named_run(cfg, "predict" if predicts else "evaluate"), trusts=cfg.trust)
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
     return saved_run(options, config, shared), options
+
+
+def _named_run(cfg: DictConfig, command: str) -> Path:
+    """Return the run that a command names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if OmegaConf.is_missing(cfg, "run") or not cfg.run:
+        raise ValueError("One argument is missing: run=DIR, a run directory. For example: "
+                         f"{command_of(command)} run=DIR{' output=FILE.csv' * (command == 'predict')}")
+    return Path(cfg.run).expanduser()
 
 
 def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
@@ -432,8 +446,10 @@ def help_text(module: str, overrides: list[str]) -> str:
     """
     columns = min(shutil.get_terminal_size((USUAL, 0)).columns, WIDEST)
     lines = [f"python -m {module} [key=value ...]", ""]
+    if module.endswith("baselines"):
+        lines[1:1] = [f"python -m {module} run=DIR    (the dataset of a run, with all keys of it)"]
     if takes_a_run(module, overrides):
-        return "\n".join([*lines, "Keys:", *format_entries(keys.entries(schema.AnyEvaluation()), columns)])
+        return "\n".join([*lines, "Keys:", *format_entries(_entries_of_run(module), columns)])
     if _searches(module):
         return "\n".join([
             *lines, "Keys:", *format_entries(keys.entries(TuneConfig()), columns), "",

@@ -53,7 +53,8 @@ def _describe_data(cfg: DictConfig) -> None:
 
 def _find_baselines(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
-    print(training.find_baselines(cli.read_config_of_run(cfg) if "run" in cfg else cli.read_config(cfg)))
+    print(training.find_baselines(cli.read_config_of_run(cfg), f"run={cfg.run}: ") if "run" in cfg else
+          training.find_baselines(cli.read_config(cfg)))
 
 
 def _evaluate(cfg: DictConfig) -> None:

@@ -157,10 +157,19 @@ def _together() -> Iterator[None]:
 
 
 def from_environment() -> Ranks | None:
-    """Read this process' rank from the environment of torchrun or Slurm; None if neither has started it."""
+    """Read this process' rank from the environment of torchrun or Slurm; None if neither has started it.
+
+    Raises:
+        ValueError: a variable is missing or wrong; the message names those that are there.
+    """
     _name_slurm_tasks()
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    pair = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if not pair or pair == ["WORLD_SIZE"] and os.environ["WORLD_SIZE"] == "1":
         return None
+    if len(pair) == 1:
+        other = "WORLD_SIZE" if pair == ["RANK"] else "RANK"
+        raise ValueError(f"{pair[0]}={os.environ[pair[0]]} is set in the environment and {other} is not; torchrun sets "
+                         f"both. To train without torchrun, unset {pair[0]}")
     found = {name: os.environ.get(name, default) for name, default in (
         ("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))}
     told = " ".join(f"{name}={value}" for name, value in found.items())
@@ -179,14 +188,20 @@ def _name_slurm_tasks() -> None:
     """Set torchrun's environment variables from those of Slurm, if the ranks are Slurm tasks."""
     environ = os.environ
     # A job asks for this by setting MASTER_ADDR. RANK is set if it is done already.
-    if "RANK" in environ or "MASTER_ADDR" not in environ or int(environ.get("SLURM_NTASKS", 1)) == 1:
+    if "RANK" in environ or "MASTER_ADDR" not in environ or environ.get("SLURM_NTASKS", "1") == "1":
         return
+    of_slurm = {f"SLURM_{name}": environ.get(f"SLURM_{name}", "0" if name == "NODEID" else "") for name in (
+        "NTASKS", "PROCID", "LOCALID", "NNODES", "NODEID")}
+    if not all(value.isdecimal() for value in of_slurm.values()) or int(of_slurm["SLURM_NNODES"]) == 0:
+        told = " ".join(f"{name}={value}" for name, value in of_slurm.items())
+        raise ValueError(f"{told}: these variables of the environment must be whole numbers, as srun sets them. To "
+                         "train as one process, unset MASTER_ADDR")
     environ["RANK"], environ["LOCAL_RANK"] = environ["SLURM_PROCID"], environ["SLURM_LOCALID"]
     environ["WORLD_SIZE"] = environ["SLURM_NTASKS"]
     # "4,2(x3)": four tasks on the first machine, two on each of three others.
     on_machines = [int(tasks) for tasks, times in re.findall(
         r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")) for _ in range(int(times or 1))]
-    machine = int(environ.get("SLURM_NODEID", 0))
+    machine = int(of_slurm["SLURM_NODEID"])
     most = -(-int(environ["SLURM_NTASKS"]) // int(environ["SLURM_NNODES"]))
     environ["LOCAL_WORLD_SIZE"] = str(on_machines[machine] if machine < len(on_machines) else most)
 

@@ -251,6 +251,10 @@ LATER = [
                                  "directory"),
     (BASELINES, "run=no", "no is not a run directory: it has no config.yaml"),
     (BASELINES, "run=run device=cpu", "device=cpu: run=DIR takes all keys from DIR. Leave it out, or <*>"),
+    (BASELINES, "run=run data=digits", "data=digits: run=DIR takes all keys from DIR. Leave it out, or <*>"),
+    (BASELINES, "run=run seed=1", "seed=1: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out"),
+    (BASELINES, "run=", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs baselines "
+                        "run=DIR"),
     (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>"),
     (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>"),
     (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),

@@ -106,6 +106,12 @@ def extras() -> list[str]:
     return sorted(IMPORTED.get(name, name) for name in named)
 
 
+def test_the_help_of_baselines_names_the_run_and_what_it_reads():
+    assert "pipeline.baselines run=DIR " in cli.help_text("pipeline.baselines", [])
+    asked = cli.help_text("pipeline.baselines", ["run=DIR"])
+    assert re.findall(r"^  (\w+)=", asked, re.MULTILINE) == ["run", "trust"]
+
+
 def test_the_help_of_a_run_explains_every_key():
     explain_every_key(cli.help_text("pipeline.train", ["+experiment=digits"]))
 

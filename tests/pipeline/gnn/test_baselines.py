@@ -202,8 +202,10 @@ def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(co
 def test_what_has_no_baselines_is_refused(configure, arguments, message):
     given = TOY if "trainer=node_embedding" not in arguments else [
         argument for argument in TOY if argument.startswith("data.")]
-    with pytest.raises(ValueError, match=message):
-        training.find_baselines(configure(*given, *arguments))
+    for whose, mend in (("", "Leave the key out"), ("run=runs/first: ", "in place of run=DIR, without this one")):
+        with pytest.raises(ValueError, match=f"^{whose}{message}") as error:
+            training.find_baselines(configure(*given, *arguments), whose)
+        assert mend in str(error.value) or arguments == ["trainer=node_embedding"]
 
 
 @pytest.mark.parametrize("text", [

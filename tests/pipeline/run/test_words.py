@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 
 import pytest
 
@@ -44,12 +45,32 @@ def test_the_noun_agrees_with_its_number(arguments, text):
     assert count(*arguments) == text
 
 
+SLURM = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "1"}
+
+
 @pytest.mark.parametrize("given, said", [
     ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK=a WORLD_SIZE=2 .* must be whole numbers"),
     ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 WORLD_SIZE=2 .* do not fit each other"),
     ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2: .* do not fit each other"),
-    ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 .* must be whole numbers")])
+    ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 .* must be whole numbers"),
+    ({"RANK": "a"}, "RANK=a is set in the environment and WORLD_SIZE is not; .* unset RANK"),
+    ({"RANK": "0"}, "RANK=0 is set in the environment and WORLD_SIZE is not"),
+    ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set in the environment and RANK is not; .* unset WORLD_SIZE"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is set in the environment and RANK is not"),
+    ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 WORLD_SIZE=0 .* do not fit each other"),
+    ({"RANK": "0", "WORLD_SIZE": ""}, "RANK=0 WORLD_SIZE= .* must be whole numbers"),
+    ({"RANK": "0", "WORLD_SIZE": "1.0"}, "WORLD_SIZE=1.0 .* must be whole numbers"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 .* must be whole numbers"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 .* do not fit each other"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: .* do not fit each other"),
+    ({"MASTER_ADDR": "n1", "SLURM_NTASKS": "x"}, "SLURM_NTASKS=x SLURM_PROCID= .* as srun sets them"),
+    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_PROCID": "x"}, "SLURM_PROCID=x .* as srun sets them.* unset MASTER_ADDR"),
+    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_NODEID": "-1"}, "SLURM_NODEID=-1: .* as srun sets them"),
+    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_NNODES": "0"}, "SLURM_NNODES=0 .* as srun sets them"),
+    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_PROCID": "9"}, "RANK=9 WORLD_SIZE=2 .* do not fit each other")])
 def test_ranks_that_cannot_be_are_refused_by_the_names_of_their_variables(given, said, monkeypatch):
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items()
+                                        if not name.startswith("SLURM_")})
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=said):
