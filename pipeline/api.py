@@ -26,11 +26,10 @@ import torch
 from hydra.errors import HydraException
 from torch import Tensor
 
-from parallel_epochs.pipeline import keys as key_rules, training
+from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import keys_of, naming
-from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
@@ -192,8 +191,7 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
     path = Path(path).expanduser()
     config, shared = cli.load_run(path, trusts=trust)
     options = product_keys(config.trainer.name).evaluate(str(path), checkpoint=checkpoint, device=device)
-    key_rules.check(options)
-    check_device(device)
+    schema.check_options(options)
     return Model(cli.saved_run(options, config, shared))
 
 

@@ -319,6 +319,15 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
     for name, value in given.items():
         OmegaConf.update(options, name, value)
     asked = cast(EvaluateConfig, OmegaConf.to_object(options))
+    check_options(asked)
+    return keys.expand_paths(asked)
+
+
+def check_options(asked: EvaluateConfig) -> None:
+    """Refuse values of keys of `evaluate` or `predict` that are not allowed.
+
+    Raises:
+        ValueError: names the first such key.
+    """
     keys.check(asked)
     check_device(asked.device)
-    return keys.expand_paths(asked)
