@@ -117,12 +117,17 @@ def _further_scores(run: Run) -> str:
 
 
 def _baseline(run: Run, name: str) -> list[tuple[str, str, str]]:
-    """Build the tile of the best simple method on the dataset, if `pipeline.baselines` has found one."""
-    best = run.summary.get("baseline", {})
-    if not isinstance(best.get("test"), float):
-        return []
-    return [(words.score_name(words.SPLITS["test"], name) + " of a simple method", words.score(best["test"]),
-             f"{best.get('name')}; {words.score(best.get('valid'))} at the validation")]
+    """Build the tiles of the network alone and of the simple method that a run begins at.
+
+    Otherwise, build that of the best simple method on the dataset, if `pipeline.baselines` has found one.
+    """
+    base, network = run.summary.get("base", {}), run.summary.get("network", {})
+    best = base or run.summary.get("baseline", {})
+    entries = [("of the network alone", network, ""),
+               ("of a simple method", best, f"{best.get('title' if base else 'name')}; ")]
+    return [(f"{words.score_name(words.SPLITS['test'], name)} {what}", words.score(scores["test"]),
+             f"{about}{words.score(scores.get('valid'))} at the validation")
+            for what, scores, about in entries if isinstance(scores.get("test"), float)]
 
 
 def _smoothed(run: Run, split: str) -> str:

@@ -16,7 +16,8 @@ from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
-from tests.helpers.running import summary_of, train
+from tests.helpers.graph_toys import write_graphs
+from tests.helpers.running import TOY, finish, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
 
 SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "train.patience=0",
@@ -139,6 +140,24 @@ def test_a_run_that_was_killed_between_candidates_ends_the_same(tried, tmp_path)
     assert {name: found[name] for name in same} == {name: summary[name] for name in same}
 
 
+@pytest.mark.slow
+def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path):
+    overrides = [*TOY, "task.base=propagation", "parallel.num_ranks=2", "train.epochs=60"]
+    killed, cache = tmp_path / "killed", tmp_path / "cache"
+    process = start(overrides, killed, cache)
+    wait_for_rounds(killed / "candidate_offset", 3, process)
+    process.kill()
+    process.communicate()
+    assert not (killed / "summary.json").exists()
+    for folder in (killed, tmp_path / "whole"):
+        status, output = finish(overrides, folder, cache)
+        assert status == 0, output
+    same = ("weights_sha256", "best_valid", "test", "candidate", "candidates")
+    first, second = summary_of(killed), summary_of(tmp_path / "whole")
+    assert {name: first[name] for name in same} == {name: second[name] for name in same}
+    assert (killed / "config.yaml").read_text() == (tmp_path / "whole" / "config.yaml").read_text()
+
+
 @pytest.mark.parametrize("name", ["linear", "propagation"])
 @pytest.mark.parametrize("candidate", ["network", "offset"])
 def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_path):
@@ -175,3 +194,22 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
 def test_a_base_that_does_not_fit_is_refused(given, expected, configure, tmp_path):
     with pytest.raises((ValueError, SystemExit), match=expected):
         train(configure(*graph_of("classes", tmp_path / "graph.pt"), *given), tmp_path / "run")
+
+
+def test_graphs_are_mixed_with_a_simple_method_but_do_not_read_it(configure, tmp_path):
+    data = ["task=graph", "loader=graph", "data=ogb_graph", "data.name=ogbg-molhiv",
+            f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv', num_graphs=80)}", *SMALL]
+    found = train(configure(*data, "task.base=linear"), tmp_path / "run")
+    assert "candidates" not in found and set(found["network"]) == {"train", "valid", "test"}
+    assert found["answer"]["share"] == 1 or found["answer"]["gain"] > found["answer"]["error"]
+    with pytest.raises(ValueError, match="task.candidate=offset needs task=node|needs task.candidate|needs task=node"):
+        train(configure(*data, "task.base=linear", "task.candidate=offset"), tmp_path / "other")
+
+
+def test_a_run_that_has_not_ended_answers_nothing(tried, tmp_path):
+    config, folder, _ = tried
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "base.pt").unlink()
+    run = SavedRun(tmp_path / "run", config, {})
+    with pytest.raises(ValueError, match="base.pt is not there: what the run answers with is chosen when it ends"):
+        predicted(run)
