@@ -257,6 +257,8 @@ WRONG = [
     (dict(predictions="a.pt", embeddings=True), "embeddings=True is for a table of predictions. Give output=FILE"),
     (dict(predictions="a.pt", output_nodes="ids.csv"),
      "output_nodes=ids.csv is for a table of predictions. Give output=FILE"),
+    (dict(predictions="a.pt", columns="class"), "columns=class is for a table of predictions. Give output=FILE"),
+    (dict(output="a.csv", skip_unknown=True), "skip_unknown=true is for tables of ids. Give output_nodes=FILE"),
     (dict(output="a.csv", output_nodes="no.csv"), "output_nodes=no.csv does not exist"),
     (dict(output="a.csv", output_nodes="ids.txt"), "output_nodes=ids.txt: tables are one of"),
     (dict(output="a.csv", output_nodes="name.csv"), "name.csv has the columns name, size, but none called id"),

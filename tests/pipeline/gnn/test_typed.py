@@ -182,6 +182,8 @@ def test_links_that_another_relation_shows_are_told_of(caplog):
     assert "100 % of the links of buys are edges of bought_by too" in caplog.text and "name it rev_buys" in caplog.text
     caplog.clear()
     warn_of_copies(schema, own, links, edges[:, :2], relation[:2])
+    edges[1, 2:] = edges[1, 2:].flip(0)
+    warn_of_copies(schema, own, links, edges, relation)  # the other relation links other nodes
     assert not caplog.text
 
 

@@ -54,6 +54,19 @@ def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
         torch.testing.assert_close(part @ part.T / part.size(1), torch.from_numpy(expected @ expected.T))
 
 
+def test_an_id_counts_in_scores_though_it_is_in_one_text_alone(tmp_path):
+    """Without ids there would be no term at all, since each word is in one text, and such words do not count."""
+    numbers = np.arange(20)
+    pd.DataFrame({"id": [f"{side}{number}" for side in "nm" for number in numbers], "kind": [*"ab" * 10, *[""] * 20],
+                  "word": [f"w{number}" for number in range(40)], "split": ["train"] * 16 + ["valid"] * 24}).to_csv(
+        tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\n" + "".join(f"n{number},m{number}\n" for number in numbers))
+    config = TablesConfig(folder=str(tmp_path), edges=EdgeColumns(path="edges.csv"), nodes=NodeColumns(
+        path="nodes.csv", text=["word"], text_neighbors=True, text_features="scores", label="kind",
+        split_column="split"))
+    assert cache.load(config, tmp_path / "cache").x.shape == (40, 2)
+
+
 def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
     """Linked nodes have like texts, and labels are noise: a model that has seen a node tells its label by the score of
     its neighbour.
