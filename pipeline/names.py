@@ -16,6 +16,8 @@ PAIR_COLUMNS = ("source", "target")
 TEXT_SCORES = "text_scores"
 # Value of a graph with the columns of x that hold the scores of a simple method.
 BASE_COLUMNS = "base_columns"
+# The value of a prepared graph that is true if log(1 + label) is learned of real values.
+LOG_LABEL = "log_label"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
 # Keys of .pt files of predictions and vectors: those of which one is always there, and optional ones.

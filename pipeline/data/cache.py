@@ -35,7 +35,7 @@ from parallel_epochs.pipeline.data.summaries import MOMENTS, NO_MARKS, SUMMARIES
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
-from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
@@ -51,7 +51,7 @@ LINKS_FORMAT, SCORES_FORMAT = 1, 1
 # The end of the key of a store that this version of a reader has written.
 READ_BY = f"read by version {READING}"
 # Types of the arrays and values of a prepared graph, as far as it has them.
-KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str,
+KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str, LOG_LABEL: bool,
         "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
         "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
         "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
@@ -213,7 +213,8 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         whole = _load(config, cache_dir, check=check_relation)
         if num_hops:
             refuse_propagate(whole, num_hops)
-        data = divide_links(whole, split, config.origin(), relation)
+        refit = getattr(_reader(config), "refit_edges", None)
+        data = divide_links(whole, split, config.origin(), relation, None if refit is None else partial(refit, config))
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
         if config.summaries:
@@ -326,6 +327,7 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, numbe
     component = _keep(path, partial(write_component, data=data, nodes=nodes), again="selecting it again",
                       verify=verify, check=check)
     component.on_disk = data.on_disk
+    component.update({key: data[key] for key in (TEXT_SCORES, LOG_LABEL) if key in data})
     if not data.types.homogeneous:
         component.types = data.types.restricted_to(nodes)
     return component

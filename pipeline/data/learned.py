@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.summaries import MOMENTS, SUMMARIES, Summaries, read_summaries
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
-from parallel_epochs.pipeline.names import MASKS
+from parallel_epochs.pipeline.names import LOG_LABEL, MASKS
 from parallel_epochs.pipeline.run.read_back import build
 
 # The array of a prepared graph that holds what was learned of tables, see :mod:`pipeline.data.tables.fitted`.
@@ -48,6 +48,7 @@ class Learned:
             without summaries; none for others.
         summaries: the fields of :class:`pipeline.data.summaries.Summaries`; none without them.
         summary_moments: mean and deviation of each of them, type by type, float64.
+        log_label: whether log(1 + label) is learned.
     """
 
     num_columns: int
@@ -65,6 +66,7 @@ class Learned:
     schema: dict[str, Any] | None = None
     summaries: dict[str, Any] | None = None
     summary_moments: Float[Tensor, "2 summaries"] | None = None
+    log_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
@@ -84,7 +86,7 @@ def from_dict(path: Path, content: Any) -> Learned:
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
     found = build(path, Learned, {entry.name: content[entry.name] for entry in fields(Learned) if entry.name not in (
-        FITTED, SCHEMA, SUMMARIES, MOMENTS) or entry.name in content})  # of versions of before
+        FITTED, SCHEMA, SUMMARIES, MOMENTS, LOG_LABEL) or entry.name in content})  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
     if found.summaries is not None:
@@ -120,7 +122,8 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
         data.get("hop_moments") if num_hops else None, labels, data.get(FITTED),
-        None if types.homogeneous else types.to_value(), data.get(SUMMARIES), data.get(MOMENTS))
+        None if types.homogeneous else types.to_value(), data.get(SUMMARIES), data.get(MOMENTS),
+        data.get(LOG_LABEL, False))
 
 
 def check_inputs(learned: Learned, data: Graph) -> None:
@@ -190,4 +193,4 @@ def with_labels(learned: Learned, data: Graph, origin: str, num_rows: int) -> Gr
         for mask in MASKS:
             data[mask] = torch.zeros(num_rows, dtype=torch.bool)
     data.metric, data.out_channels, data.split_is_known = learned.metric, learned.out_channels, False
-    return data.update(learned.label_names)
+    return data.update(learned.label_names | ({LOG_LABEL: True} if learned.log_label else {}))

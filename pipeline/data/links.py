@@ -7,6 +7,7 @@ together with the links. As in PyG's LinkNeighborLoader, pairs without a link th
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,8 @@ def describe_links(data: Graph, split: LinkSplit) -> str:
             f"without a link drawn for validation and test; the graph keeps {data.edge_index.size(1):,} directed edges")
 
 
-def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object = None) -> Graph:
+def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object = None,
+                 refit: Callable[[Graph, Tensor], Tensor] | None = None) -> Graph:
     """Divide the edges of a prepared graph, or those of one relation.
 
     A link is a pair of two different nodes with an edge in either direction. Self-loops are no links, and stay. Where
@@ -114,6 +116,8 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
         graph: as :func:`pipeline.data.cache.load` returns it, with ``edge_time`` [num_edges] for a split by time.
         origin: where the graph comes from, for messages.
         relation: that task.relation names; none for a graph with one type of nodes.
+        refit: changes features of the edges that are left, so that what they are scaled by is learned of these alone;
+            returns the array ``fitted`` that says so.
 
     Raises:
         ValueError: no link is left for training, there are not as many pairs without a link as are needed, or the
@@ -133,6 +137,9 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
     kept = (is_other | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
     edge_index = keep_edges(graph.edge_index, kept)
     edge_attr = None if graph.edge_attr is None else graph.edge_attr.index_select(0, kept)
+    fitted = graph.get(FITTED)
+    if refit is not None and fitted is not None and edge_attr is not None:
+        fitted = refit(graph, edge_attr)
     x, source = graph.x, graph.get("x_source", "data")
     if not types.homogeneous:
         x = refill_means(types, x, edge_index.as_tensor(), edge_index.get_csc()[0][0])
@@ -140,7 +147,9 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
         made = incident_features(edge_index, edge_attr, split.node_features)
         x = torch.cat([made, x[:, x.size(1) - graph.num_categories:]], dim=1)
     pairs = _make_pairs(split, links, masks, graph.num_nodes, own, origin)
-    names = {key: graph[key] for key in (*NAME_KEYS, FITTED, "types") if key in graph and not key.startswith("label")}
+    names = {key: graph[key] for key in (*NAME_KEYS, "types") if key in graph and not key.startswith("label")}
+    if fitted is not None:
+        names[FITTED] = fitted
     if own is not None:
         names[RELATION] = own.number
     out = Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,

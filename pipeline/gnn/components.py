@@ -20,6 +20,7 @@ from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.components import Components, find_components
 from parallel_epochs.pipeline.graph.ranges import check_numbers
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
+from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.words import count
@@ -105,6 +106,7 @@ def merge_summaries(summaries: dict[str, dict], scores: dict[str, float]) -> dic
     each = list(summaries.values())
     return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"],
             "test": scores["test"],
+            **({"scores": more} if (more := {name: scores[name] for name in scores if name not in SPLITS}) else {}),
             "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
             "num_parameters": sum(s["num_parameters"] for s in each),
             "wall_seconds": sum(s["wall_seconds"] for s in each),

@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.smoothing import smooth
+from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.log import format_scores, format_table
@@ -48,8 +49,8 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     scores = setup.task.scores(setup.model, predicted.rows, official=True)
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
     smoothed = predicted.smoothed_scores
-    log.info("%s", format_table([(f"{split} {setup.task.metric}", format_scores(score, smoothed.get(split)))
-                                 for split, score in scores.items()], title))
+    log.info("%s", format_table([(f"{name} {setup.task.metric}" if name in SPLITS else name,
+                                  format_scores(score, smoothed.get(name))) for name, score in scores.items()], title))
     save(setup.kind, predicted, wanted)
     return scores
 

@@ -31,10 +31,11 @@ from parallel_epochs.pipeline.data.tables.schema import (
     without_paths,
 )
 from parallel_epochs.pipeline.keys import key
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run.errors import install_command
 
 # Keys of columns that become node features.
-INPUTS = ("features", "categories", "text", "text_chars", "text_tags")
+INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
 SPLITS = ("column", "random", "time")
 MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?B)", re.IGNORECASE)
 # No table of people has more columns. A larger number is a mistake and would fill the disk.
@@ -52,7 +53,10 @@ class NodeColumns:
     features: list[str] = key([], "Columns of numbers that become node features.", shapes_graph=True)
     log1p: list[str] = key([], "Columns of data.nodes.features that are replaced by log(1 + x).", shapes_graph=True)
     standardize: bool = key(False, "Scale every column of data.nodes.features to mean 0 and variance "
-                            "1.", shapes_graph=True)
+                            "1, and the age in days of every column of data.nodes.dates.", shapes_graph=True)
+    dates: list[str] = key([], "Columns of dates or times, which become five node features each: the days until the "
+                           "latest one of the training, and sine and cosine of the day of the week and of the month, "
+                           "in UTC.", shapes_graph=True, hashed_if_given=True, before=[])
     categories: list[str] = key([], "Categorical columns: texts or whole numbers with few different values. They "
                                 "become one-hot node features.",
                                 shapes_graph=True, hashed_if_given=True)
@@ -84,6 +88,8 @@ class NodeColumns:
                             "values.", shapes_graph=True)
     labels: list[str] = key([], "Several columns of labels, instead of data.nodes.label. They are binary tasks (0 and "
                             "1) or real values.", shapes_graph=True)
+    log_label: bool = key(False, "Learn log(1 + label) of real values that are not negative. Predictions and metrics "
+                          "are in the unit of the labels.", shapes_graph=True, hashed_if_given=True, before=False)
     split_column: str | None = key(None, "Column that holds train, valid (or val) or test.", shapes_graph=True)
 
 
@@ -99,6 +105,13 @@ class EdgeColumns:
                              "are added.", shapes_graph=True)
     features: list[str] = key([], "Columns of numbers that become edge features. Duplicate edges get the mean.",
                               shapes_graph=True)
+    log1p: list[str] = key([], "Columns of data.edges.features that are replaced by log(1 + x).", shapes_graph=True,
+                           hashed_if_given=True, before=[])
+    standardize: bool = key(False, "Scale every column of data.edges.features to mean 0 and variance 1, and the age in "
+                            "days of every column of data.edges.dates.", shapes_graph=True, hashed_if_given=True,
+                            before=False)
+    dates: list[str] = key([], "Columns of dates or times, which become five edge features each, as those of "
+                           "data.nodes.dates.", shapes_graph=True, hashed_if_given=True, before=[])
     relation: str | None = key(None, "Column of relations, which become one-hot edge features. Duplicate edges get all "
                                "their relations.", shapes_graph=True)
     directed_relations: bool = key(False, "Give a relation another one-hot feature on reverse edges "
@@ -135,6 +148,9 @@ class TablesConfig(DataConfig):
     dangling: str = key("drop", "What to do with edges that have an empty id, or an id that no node has. drop: leave "
                         "them out and log how many. error: refuse the table.",
                         choices=("drop", "error"), shapes_graph=True)
+    duplicates: str = key("error", "What to do with an id that several rows of the table of nodes have. error: refuse "
+                          "the table. first: keep the first of these rows and log how many are left out.",
+                          choices=("error", "first"), shapes_graph=True, hashed_if_given=True)
     empty: str = key("zero", "What to do with empty cells in columns of numbers. zero: read them as 0, or as the mean "
                      "in standardised columns. flag: do that, and add a feature that is 1 for such cells. error: "
                      "refuse the table.", choices=("zero", "flag", "error"), shapes_graph=True)
@@ -248,7 +264,8 @@ class TablesConfig(DataConfig):
     @property
     def has_features(self) -> bool:
         """Tell whether features of nodes are made of columns, and not of edges."""
-        return bool(self.nodes.features or self.text_columns() or self.nodes.categories or self.nodes.text_neighbors)
+        return bool(self.nodes.features or self.nodes.dates or self.text_columns() or self.nodes.categories
+                    or self.nodes.text_neighbors)
 
     @property
     def folds_of_scores(self) -> str | None:
@@ -272,18 +289,20 @@ class TablesConfig(DataConfig):
             return []
         return [("label", nodes.label)] if nodes.label is not None else [("labels", column) for column in nodes.labels]
 
-    def value_columns(self) -> list[tuple[str, str]]:
-        """Return the columns of numbers of the edges, each with the key that names it. The weight is first."""
-        edges = self.edges
-        return [*([("weight", edges.weight)] if edges.weight is not None else []),
-                *(("features", column) for column in edges.features)]
+    def value_columns(self, what: str) -> list[tuple[str, str]]:
+        """Return the columns of numbers and dates of the "nodes" or "edges", each with the key that names it. A weight
+        is first, and dates are last.
+        """
+        keys, weight = getattr(self, what), self.edges.weight
+        return [*([("weight", weight)] if what == "edges" and weight is not None else []),
+                *((option, column) for option in ("features", "dates") for column in getattr(keys, option))]
 
     def edge_columns(self) -> list[tuple[str, str]]:
         """Return every column of the edges that a key names, each with that key."""
         edges = self.edges
-        return [*((f"data.edges.{name}", column) for name in ("source", "target", "weight", "relation", "time")
+        return [*((f"data.edges.{name}", column) for name in ("source", "target", "relation", "time")
                   if (column := getattr(edges, name)) is not None),
-                *(("data.edges.features", column) for column in edges.features)]
+                *((f"data.edges.{name}", column) for name, column in self.value_columns("edges"))]
 
     def node_columns(self) -> list[tuple[str, str]]:
         """Return every column of the nodes that is read, each with the key that names it."""
@@ -344,7 +363,9 @@ class TablesConfig(DataConfig):
             ValueError: names the key.
         """
         self._check_nodes()
-        _refuse_twice("data.edges.features", self.edges.features)
+        for name in ("features", "dates"):
+            _refuse_twice(f"data.edges.{name}", getattr(self.edges, name))
+        _check_scaled("data.edges", self.edges)
         self._check_split()
         if self.edges.directed_relations and (self.edges.relation is None or not self.to_undirected):
             raise ValueError("data.edges.directed_relations=true needs data.edges.relation and "
@@ -370,8 +391,12 @@ class TablesConfig(DataConfig):
         if nodes.label is not None and nodes.labels:
             raise ValueError(f"data.nodes.label={nodes.label} and data.nodes.labels={nodes.labels} exclude each other: "
                              "give one of them")
-        if wrong := set(nodes.log1p) - set(nodes.features):
-            raise ValueError(f"data.nodes.log1p names {sorted(wrong)[0]}, which is not in data.nodes.features")
+        _check_scaled("data.nodes", nodes)
+        if nodes.log_label and not (nodes.label or nodes.labels):
+            raise ValueError("data.nodes.log_label=true needs labels: name their column by data.nodes.label")
+        if nodes.log_label and self.metric not in (None, *LOWER_IS_BETTER):
+            raise ValueError(f"data.nodes.log_label=true learns the logarithm of real values, and data.metric="
+                             f"{self.metric} measures others. Set data.metric to {' or '.join(LOWER_IS_BETTER)}")
         if len(nodes.char_lengths) != 2 or not 1 <= nodes.char_lengths[0] <= nodes.char_lengths[1] <= 10:
             raise ValueError(f"data.nodes.char_lengths={nodes.char_lengths} must be two numbers from 1 to 10, the "
                              "smallest and the largest number of letters, as in [2,4]")
@@ -448,6 +473,18 @@ def _read_time(key: str, text: str | None) -> float:
         raise ValueError(f"{key}={'null' if text is None else text} is no time. Give a number or a date such as "
                          "2024-05-31, for both data.train_until and data.valid_until") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _check_scaled(key: str, columns: NodeColumns | EdgeColumns) -> None:
+    """Refuse to scale columns that are not there, and a column that is both a number and a date."""
+    if wrong := set(columns.log1p) - set(columns.features):
+        raise ValueError(f"{key}.log1p names {sorted(wrong)[0]}, which is not in {key}.features")
+    _refuse_twice(f"{key}.log1p", columns.log1p)
+    if both := [column for column in columns.dates if column in columns.features]:
+        raise ValueError(f"{key}.features and {key}.dates both name {both[0]}: it holds either numbers or dates")
+    if isinstance(columns, EdgeColumns) and columns.standardize and not columns.features and not columns.dates:
+        raise ValueError(f"{key}.standardize=true scales {key}.features and {key}.dates, and there are none. Weights "
+                         "are not scaled")
 
 
 def _refuse_twice(key: str, columns: list[str]) -> None:

@@ -28,7 +28,9 @@ class Columns:
     Attributes:
         flagged: places of the columns of numbers whose empty cells are marked by a column of their own.
         categories: the values of each column of categories, in the order of their numbers.
-        mean, std: of the columns of numbers, float64; 0 and 1 if they are not standardised.
+        latest: latest time of each of these columns in the training, seconds since 1970, float64; 0 of numbers.
+        mean, std: of the columns of numbers and of those that dates become, float64; 0 and 1 if they are not
+            standardised.
         texts: of each column of text how many texts were counted, the terms that occur in them and in how many texts
             each occurs, int64.
         scores: of all columns of text; none without them.
@@ -36,6 +38,7 @@ class Columns:
 
     flagged: list[int] = field(default_factory=list)
     categories: list[list[str]] = field(default_factory=list)
+    latest: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
     texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(default_factory=list)
@@ -50,11 +53,16 @@ class Fitted:
         columns: of the table of nodes.
         relations: the kinds of edges, in the order of their numbers.
         flagged: places of the columns of numbers of the edges whose empty cells are marked by a column of their own.
+        latest: latest time of each of these columns in the training, as those of nodes.
+        mean, std: of each of them, float64; 0 and 1 if it is not standardised. Earlier versions kept none.
     """
 
     columns: Columns
     relations: list[str] = field(default_factory=list)
     flagged: list[int] = field(default_factory=list)
+    latest: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
+    mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
+    std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
 
     def pack(self) -> Tensor:
         """Return it as bytes, uint8, which a store and a checkpoint can hold."""

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
-from parallel_epochs.pipeline.names import MASKS, SPLIT_NAMES, SPLITS
+from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, SPLIT_NAMES, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class Labels:
         masks: nodes for training, validation and test, each bool [num_nodes]; a node without a label is in none.
         out_channels: classes or columns.
         names: of the classes or columns, as tensors.
+        is_log: whether log(1 + label) is learned.
     """
 
     columns: list[str]
@@ -46,30 +47,39 @@ class Labels:
     masks: list[Tensor]
     out_channels: int
     names: dict[str, Tensor] = field(default_factory=dict)
+    is_log: bool = False
 
 
 def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes: int, metric: str | None,
-         split: Split) -> Labels:
+         split: Split, *, is_log: bool = False) -> Labels:
     """Look through labels and splits, and refuse or report what is odd, before anything is written.
 
     Args:
         labels: the columns of labels, each with the key that names it.
         metric: of the labels; none: the one that they look like.
         split: divides the nodes.
+        is_log: whether log(1 + label) is learned, of real values that are not negative.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
     option, columns = labels[0][0], [column for _, column in labels]
-    metric = _choose_metric(db, metric, columns)
+    metric = _choose_metric(db, metric or ("rmse" if is_log else None), columns)
     if metric in CLASS_METRICS:
         names = pack_names(number_values(db, source, "label0", columns[0], "classes"), "label_names")
     else:
         source.refuse_wrong_numbers(db, option, columns)
         source.warn_rounded(db, "nodes", {f"TRY_CAST(label{place} AS DOUBLE)": column for place, column in enumerate(
-            columns)}, "Subtract a constant from the labels to keep their differences")
+            columns)}, "Their logarithms hardly change" if is_log else
+            "Subtract a constant from the labels to keep their differences")
+        if is_log:
+            source.refuse_values(db, option, columns, "< 0", ", and data.nodes.log_label=true learns log(1 + label) of "
+                                 "labels that are not negative. Correct the value, or leave data.nodes.log_label out")
+            log.info("%s: the model learns log(1 + label); predictions and %s are in the unit of the labels, and "
+                     "%s_of_log is that of the logarithms (data.nodes.log_label)", source.name, metric, metric)
         if metric in TASK_METRICS:
-            _refuse_other_than_binary(db, source, option, columns)
+            source.refuse_values(db, option, columns, "NOT IN (0, 1)", ", which is neither 0 nor 1; set data.metric="
+                                 "rmse for real values, and give data.nodes.label for classes")
         names = pack_names(np.asarray(columns), "label_names")
     labelled = np.zeros(num_nodes, bool)
     for first, last in blocks(num_nodes, BLOCK):
@@ -86,7 +96,13 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
         for first, last in blocks(num_nodes, BLOCK):
             classes = read_values(db, metric, columns, first, last)[:, 0][counts[first:last]]
             out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
-    return Labels(columns, metric, masks, out_channels, names)
+    return Labels(columns, metric, masks, out_channels, names, is_log)
+
+
+def describe(labels: Labels) -> dict[str, object]:
+    """Return the values of a prepared graph that tell of its labels."""
+    found: dict[str, object] = {"metric": labels.metric, "out_channels": labels.out_channels}
+    return found | ({LOG_LABEL: True} if labels.is_log else {})
 
 
 def write(db: Database, writer: StoreWriter, labels: Labels, *, first_node: int = 0,
@@ -137,14 +153,6 @@ def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:
     if len(columns) > 1:
         return "rmse" if fractions or others else "rocauc"
     return "rmse" if fractions and not texts else "acc"
-
-
-def _refuse_other_than_binary(db: Database, source: Source, option: str, columns: list[str]) -> None:
-    for column in columns:
-        if found := source.find_row(db, f"{source.number(option, column)} NOT IN (0, 1)", source.text(column)):
-            name, row, (text,) = found
-            raise ValueError(f"{name}: row {row}, column {column} holds {text}, which is neither 0 nor 1; set "
-                             "data.metric=rmse for real values, and give data.nodes.label for classes")
 
 
 def read_values(db: Database, metric: str, columns: list[str], first: int, last: int) -> np.ndarray:

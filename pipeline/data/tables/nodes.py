@@ -18,7 +18,9 @@ from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, f
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import ID_SEPARATOR, NUM_HASHES, TextFeatures
+from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates
 from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
@@ -29,27 +31,10 @@ BLOCK = 1 << 14
 NUM_GROUPS = 20
 
 
-@dataclass
-class Numbers:
-    """The columns of numbers that are node features.
-
-    Attributes:
-        columns: their names.
-        log1p: those whose log(1 + x) is taken.
-        standardize: bring every column to mean 0 and variance 1.
-        empty: what is done with an empty cell: "zero" takes it for 0, or for the mean if the column is standardised;
-            "flag" adds a column that is 1 for such cells; "error" refuses it.
-    """
-
-    columns: list[str]
-    log1p: list[str]
-    standardize: bool
-    empty: str
-
-
-def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, texts: list[str], categories: list[str],
+def read(db: Database, source: Source, id_column: str, values: Values, *, texts: list[str], categories: list[str],
          max_categories: int, labels: list[tuple[str, str]], split_column: str | None,
-         time_column: str | None, fitted: Columns | None = None, unknown: str = "error") -> Columns:
+         time_column: str | None, fitted: Columns | None = None, unknown: str = "error",
+         duplicates: str = "error") -> Columns:
     """Make the table of nodes of what their table holds, numbered in its order.
 
     Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``category0``..., ``label0``..., ``split`` and
@@ -63,6 +48,7 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
         split_column, time_column: those of the split and of the time, if they are needed.
         fitted: what is known of the columns of the table of a training; none: this one tells.
         unknown: what is done with categories that are not known, see :func:`categories.read`.
+        duplicates: what is done with an id that several rows have: "error" refuses it, "first" keeps the first row.
 
     Returns:
         What this table tells of its columns before all of them are read, or `fitted`.
@@ -71,25 +57,34 @@ def read(db: Database, source: Source, id_column: str, numbers: Numbers, *, text
         ValueError: names the file, the column and the first bad row.
     """
     chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(id_column)} AS id"]
-    chosen += [f"{source.number('features', name)} AS f{place}" for place, name in enumerate(numbers.columns)]
+    chosen += [f"{cell} AS f{place}" for place, cell in enumerate(values.cells(db, source))]
     for kind, names in (("text", texts), ("category", categories), ("label", [name for _, name in labels])):
         chosen += [f"{source.text(name)} AS {kind}{place}" for place, name in enumerate(names)]
     if split_column is not None:
         chosen.append(f"{source.text(split_column)} AS split")
     if time_column is not None:
         chosen.append(f"{source.time(db, time_column, 'data.time_column', may_be_empty=True)} AS time")
-    db.stage("nodes", f"SELECT {', '.join(chosen)} FROM {source.relation}", "reading nodes")
-    num_nodes, missing = _check(db, source, id_column, numbers)
-    source.warn_rounded(db, "nodes", {f"f{place}": name for place, name in enumerate(numbers.columns) if not (
-        numbers.standardize or name in numbers.log1p)}, "data.nodes.standardize=true scales them before")
-    values, notes = read_categories(db, source, categories, limit=max_categories,
-                                    refuse_empty=numbers.empty == "error",
+    rows = f"SELECT {', '.join(chosen)} FROM {source.relation}"
+    if duplicates == "first":
+        rows = ("SELECT * REPLACE ((row_number() OVER (ORDER BY number) - 1)::INTEGER AS number) FROM (SELECT * FROM "
+                f"({rows}) QUALIFY id IS NULL OR row_number() OVER (PARTITION BY id ORDER BY number) = 1) "
+                "ORDER BY number")
+    db.stage("nodes", rows, "reading nodes")
+    num_nodes, missing = _check(db, source, id_column, values)
+    if duplicates == "first":
+        (num_rows,), = db.execute(f"SELECT count(*) FROM {source.relation}")
+        log.info("%s: %s left out, whose id an earlier row has (data.duplicates=first)", source.name,
+                 words.count(num_rows - num_nodes, "row is", "rows are"))
+    source.warn_rounded(db, "nodes", {f"f{place}": name for place, name in values.unscaled()},
+                        "data.nodes.standardize=true scales them before")
+    known, notes = read_categories(db, source, categories, limit=max_categories,
+                                    refuse_empty=values.empty == "error",
                                     known=None if fitted is None else fitted.categories, unknown=unknown)
-    notes = _report(db, source, numbers, missing, None if fitted is None else fitted.flagged) + notes
+    notes = values.report(db, source, missing, None if fitted is None else fitted.flagged) + notes
     log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
     if fitted is not None:
         return fitted
-    return Columns([place for place, count in enumerate(missing) if count] if numbers.empty == "flag" else [], values)
+    return Columns([place for place, count in enumerate(missing) if count] if values.empty == "flag" else [], known)
 
 
 def count(db: Database, origin: str) -> int:
@@ -109,9 +104,9 @@ def count(db: Database, origin: str) -> int:
     return num_nodes
 
 
-def _check(db: Database, source: Source, id_column: str, numbers: Numbers) -> tuple[int, list[int]]:
+def _check(db: Database, source: Source, id_column: str, values: Values) -> tuple[int, list[int]]:
     """Refuse nodes without an id, or with that of another; returns their number, and empty cells of each feature."""
-    empty = "".join(f", count(*) FILTER (f{place} IS NULL)" for place in range(len(numbers.columns)))
+    empty = "".join(f", count(*) FILTER (f{place} IS NULL)" for place in range(len(values.columns)))
     num_nodes, no_id, *missing = db.execute(f"SELECT count(*), count(*) FILTER (id IS NULL){empty} FROM nodes")[0]
     if no_id:
         name, row, _ = source.first_row(db, f"{source.text(id_column)} IS NULL")
@@ -122,30 +117,9 @@ def _check(db: Database, source: Source, id_column: str, numbers: Numbers) -> tu
     if twice:
         id, first, times = twice[0]
         raise ValueError(f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times "
-                         f"(data.nodes.id={id_column}): give each node one row")
+                         f"(data.nodes.id={id_column}): give each node one row, or set data.duplicates=first to keep "
+                         "the first one")
     return num_nodes, missing
-
-
-def _report(db: Database, source: Source, numbers: Numbers, missing: list[int],
-            flagged: list[int] | None) -> list[str]:
-    """Say what becomes of the empty cells of each feature, and refuse values that have no logarithm.
-
-    Args:
-        flagged: places of the columns whose empty cells are marked; none: of those that have some.
-    """
-    notes = []
-    for place, (column, count) in enumerate(zip(numbers.columns, missing)):
-        if count:
-            is_marked = flagged is None or place in flagged
-            empty = "zero" if numbers.empty == "flag" and not is_marked else numbers.empty
-            notes.append(source.report_empty(db, "features", column, count, empty=empty,
-                                             filled="the mean" if numbers.standardize else "zeros"))
-    for column in numbers.log1p:
-        if found := source.find_row(db, f"{source.number('features', column)} <= -1", source.text(column)):
-            name, row, (text,) = found
-            raise ValueError(f"{name}: row {row}, column {column} holds {text}, but data.nodes.log1p needs values "
-                             "above -1: correct the value, or remove the column from data.nodes.log1p")
-    return notes
 
 
 def write_names(db: Database, writer: StoreWriter, counts: dict[str, int]) -> None:
@@ -202,26 +176,29 @@ def collect_ids(db: Database, place: int, neighbors: Neighbors) -> None:
              "collecting the ids of neighbours", ordered=False)
 
 
-def fit(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures], *, found: Columns,
-        scored: Labels | None, links: Links | None, seed: int) -> Columns:
+def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[TextFeatures], *, found: Columns,
+        labels: Labels | None, are_scored: bool, links: Links | None, seed: int) -> Columns:
     """Learn of a table what its features are made with.
 
     Args:
+        source: name of the table, for the log.
         texts: what computes the features of each column of text; it counts them here.
         found: what :func:`read` returned.
-        scored: the labels, if texts become scores.
+        labels: of the nodes, if there are some.
+        are_scored: whether texts become scores.
         links: the edges, if linked nodes are to lie in one fold of the scores.
         seed: of the scores.
     """
-    mean, std = _moments(db, numbers, num_nodes)
+    latest = _latest(db, source, values, labels)
+    mean, std = _moments(db, values, num_nodes, latest)
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
-    return replace(found, mean=mean, std=std, texts=[text.counted() for text in texts],
-                   scores=None if scored is None else _fit_scores(db, texts, num_nodes, scored, links, seed))
+    return replace(found, latest=latest, mean=mean, std=std, texts=[text.counted() for text in texts],
+                   scores=_fit_scores(db, texts, num_nodes, labels, links, seed) if are_scored and labels else None)
 
 
-def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: Numbers, texts: list[TextFeatures],
+def write_features(db: Database, writer: StoreWriter, num_nodes: int, values: Values, texts: list[TextFeatures],
                    fitted: Columns) -> None:
     """Write ``x``: the columns of numbers, the marks of their empty cells, the columns of each column of text or the
     scores of all of them, and those of each column of categories.
@@ -232,33 +209,34 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, numbers: N
     """
     if writer.has("x"):
         return
-    channels = num_channels(numbers, texts, fitted)
+    channels = num_channels(values, texts, fitted)
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
-        for first, block in feature_blocks(db, num_nodes, numbers, texts, fitted):
+        for first, block in feature_blocks(db, num_nodes, values, texts, fitted):
             opened["x"].write(first * channels, block)
 
 
-def num_channels(numbers: Numbers, texts: list[TextFeatures], fitted: Columns) -> int:
+def num_channels(values: Values, texts: list[TextFeatures], fitted: Columns) -> int:
     """Return the number of columns of features; arguments are those of :func:`write_features`."""
-    return len(numbers.columns) + len(fitted.flagged) + sum(map(len, fitted.categories)) + (
+    return first_score(values, fitted) + sum(map(len, fitted.categories)) + (
         sum(text.channels for text in texts) if fitted.scores is None else len(fitted.scores.bias))
 
 
-def first_score(numbers: Numbers, fitted: Columns) -> int:
+def first_score(values: Values, fitted: Columns) -> int:
     """Return the number of the first column of scores of texts, where there are some."""
-    return len(numbers.columns) + len(fitted.flagged)
+    return values.num_features(fitted.flagged)
 
 
-def feature_blocks(db: Database, num_nodes: int, numbers: Numbers, texts: list[TextFeatures],
+def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[TextFeatures],
                    fitted: Columns) -> Iterator[tuple[int, np.ndarray]]:
     """Compute the features of some nodes at a time: the number of the first, and [num, num_channels], float32.
 
     Arguments are those of :func:`write_features`.
     """
     scores, sizes = fitted.scores, [len(values) for values in fitted.categories]
+    marked = [values.first_features[place] for place in fitted.flagged]
     for first, last in blocks(num_nodes, BLOCK):
-        values = _numbers(db, numbers, first, last)
-        parts = [np.nan_to_num((values - fitted.mean) / fitted.std), np.isnan(values[:, fitted.flagged])]
+        rows = _numbers(db, values, first, last, fitted.latest)
+        parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked])]
         parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
             text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
         parts.append(one_hot(db, sizes, first, last))
@@ -277,6 +255,8 @@ def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels:
         own = fitted[(fitted >= first) & (fitted < last)] - first
         terms.append(_terms(db, texts, first, last)[own])
         values.append(read_values(db, labels.metric, labels.columns, first, last)[own])
+        if labels.is_log:
+            values[-1] = np.log1p(values[-1])
     first_id = next((place for place, text in enumerate(texts) if text.kind == "ids"), len(texts)) * NUM_HASHES
     found = fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng,
                        first_id=first_id, groups=None if links is None else
@@ -308,35 +288,57 @@ def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp
                                   format="csr"))
 
 
-def _moments(db: Database, numbers: Numbers, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean and standard deviation of the columns of numbers, without what is empty; 0 and 1 if not wanted."""
-    channels = len(numbers.columns)
+def _latest(db: Database, source: str, values: Values, labels: Labels | None) -> np.ndarray:
+    """Find the latest time of each column of dates among the training nodes, or among all where these have none."""
+    latest = np.zeros(len(values.columns))
+    for place, (option, column) in enumerate(values.columns):
+        if option == "dates":
+            found = db.stream(f"SELECT coalesce(f{place}, '-inf'::DOUBLE) AS time FROM nodes ORDER BY number")
+            times = np.concatenate([part["time"] for part in found])
+            learned = times if labels is None else times[labels.masks[0].numpy()]
+            latest[place] = next((max(some) for some in (learned, times) if np.isfinite(some).any()), 0)
+            describe_dates(source, column, latest[place])
+    return latest
+
+
+def _moments(db: Database, values: Values, num_nodes: int, latest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute mean and standard deviation of the columns of numbers, without what is empty; 0 and 1 if not wanted.
+
+    Sine and cosine of dates stay as they are.
+    """
+    channels = values.num_features([])
     mean, std = np.zeros(channels), np.ones(channels)
-    if not numbers.standardize or not channels:
+    if not values.standardize or not channels:
         return mean, std
     counts, sums, squares = np.zeros(channels), np.zeros(channels), np.zeros(channels)
     for first, last in blocks(num_nodes, BLOCK):
-        values = _numbers(db, numbers, first, last)
-        counts += (~np.isnan(values)).sum(0)
-        sums += np.nansum(values, 0)
-    mean = sums / np.maximum(counts, 1)
+        rows = _numbers(db, values, first, last, latest)
+        counts += (~np.isnan(rows)).sum(0)
+        sums += np.nansum(rows, 0)
+    found = sums / np.maximum(counts, 1)
     for first, last in blocks(num_nodes, BLOCK):
-        squares += np.nansum((_numbers(db, numbers, first, last) - mean) ** 2, 0)
-    return mean, np.maximum(np.sqrt(squares / np.maximum(counts, 1)), 1e-6)
+        squares += np.nansum((_numbers(db, values, first, last, latest) - found) ** 2, 0)
+    scaled = values.first_features[:-1]
+    mean[scaled], std[scaled] = found[scaled], np.maximum(np.sqrt(squares / np.maximum(counts, 1)), LEAST)[scaled]
+    return mean, std
 
 
-def _numbers(db: Database, numbers: Numbers, first: int, last: int) -> np.ndarray:
-    """Read the columns of numbers of some nodes, float64, NaN where a cell is empty."""
-    columns = numbers.columns
-    if not columns:
+def _numbers(db: Database, values: Values, first: int, last: int, latest: np.ndarray) -> np.ndarray:
+    """Read what columns of numbers and of dates become, of some nodes, float64, NaN where a cell is empty.
+
+    Args:
+        latest: time of each column of dates in the training.
+    """
+    if not values.columns:
         return np.empty((last - first, 0))
-    chosen = ", ".join(f"coalesce(f{place}::DOUBLE, 'nan'::DOUBLE) AS f{place}" for place in range(len(columns)))
+    found = [sql for place, time in enumerate(latest) for sql in values.unfitted(place, f"f{place}", time)]
+    chosen = ", ".join(f"coalesce(({sql})::DOUBLE, 'nan'::DOUBLE) AS x{place}" for place, sql in enumerate(found))
     table = db.fetch(f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
-    values = np.stack([table[f"f{place}"].to_numpy() for place in range(len(columns))], axis=1)
-    for place, column in enumerate(columns):
-        if column in numbers.log1p:
-            values[:, place] = np.log1p(values[:, place])
-    return values
+    rows = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    for place, (option, column) in zip(values.first_features, values.columns):
+        if option == "features" and column in values.log1p:
+            rows[:, place] = np.log1p(rows[:, place])
+    return rows
 
 
 def _texts(db: Database, place: int, first: int, last: int) -> list[str]:

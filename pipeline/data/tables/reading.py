@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.data.tables.scores import check_columns
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.data.tables.values import Values
 
 
 def open_table(db: Database, config: TablesConfig, what: str) -> Source:
@@ -59,11 +60,11 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         return tables_nodes.count(db, f"{ends[0][0].name} holds no ids"), None, Columns()
     nodes, kind = open_table(db, config, "nodes"), config.split_kind()
     split_column = config.nodes.split_column if kind == "column" and labels else None
-    found = tables_nodes.read(db, nodes, config.nodes.id, numbers_of(config),
+    found = tables_nodes.read(db, nodes, config.nodes.id, values_of(config, "nodes"),
                               texts=[name for name, _ in config.text_columns()], categories=config.nodes.categories,
                               max_categories=config.nodes.max_categories, labels=labels, split_column=split_column,
                               time_column=config.time_column if kind == "time" and labels else None, fitted=fitted,
-                              unknown=config.unknown)
+                              unknown=config.unknown, duplicates=config.duplicates)
     num_nodes = tables_nodes.count(db, f"{path} holds no rows")
     if not labels:
         return num_nodes, None, found
@@ -73,7 +74,8 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
         "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions,
                         until=config.until)}[kind]
-    learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split)
+    learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split,
+                                  is_log=config.nodes.log_label)
     if config.nodes.text_features == "scores":
         check_columns(learned.out_channels)
     return num_nodes, learned, found
@@ -81,7 +83,7 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
 
 def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: Labels | None, found: Columns, *,
                    neighbors: list[tables_nodes.Neighbors], links: Links,
-                   is_new: bool) -> tuple[tables_nodes.Numbers, list[TextFeatures], Columns]:
+                   is_new: bool) -> tuple[Values, list[TextFeatures], Columns]:
     """Learn what the features of nodes are made with, or go on with what other tables have told.
 
     Args:
@@ -93,14 +95,15 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
     Returns:
         The columns of numbers, what computes the features of each column of text, and what is known of all columns.
     """
-    numbers, texts = numbers_of(config), texts_of(config)
+    numbers, texts = values_of(config, "nodes"), texts_of(config)
     for own in neighbors if config.nodes.text_neighbors else []:
         tables_nodes.collect_ids(db, len(texts), own)
         texts.append(TextFeatures("ids", config.nodes.text_channels))
     if is_new:
-        found = tables_nodes.fit(db, num_nodes, numbers, texts, found=found, seed=config.graph_seed,
+        found = tables_nodes.fit(db, str(config.tables[1]), num_nodes, numbers, texts, found=found,
+                                 seed=config.graph_seed,
                                  links=links if config.score_folds == "groups" else None,
-                                 scored=labels if config.nodes.text_features == "scores" else None)
+                                 labels=labels, are_scored=config.nodes.text_features == "scores")
     else:
         for text, counted in zip(texts, found.texts, strict=True):
             text.restore(*counted)
@@ -108,9 +111,10 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
     return numbers, texts, found
 
 
-def numbers_of(config: TablesConfig) -> tables_nodes.Numbers:
-    """Return the columns of numbers that are features."""
-    return tables_nodes.Numbers(config.nodes.features, config.nodes.log1p, config.nodes.standardize, config.empty)
+def values_of(config: TablesConfig, what: str) -> Values:
+    """Return the columns of numbers and of dates of the "nodes" or "edges"."""
+    keys = config.nodes if what == "nodes" else config.edges
+    return Values(config.value_columns(what), keys.log1p, keys.standardize, config.empty)
 
 
 def texts_of(config: TablesConfig) -> list[TextFeatures]:

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
 from parallel_epochs.pipeline.data.tables.heads import is_there
+from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 Keys = TypeVar("Keys")
 
 # Keys of a table that do not say what a model reads: other tables may have others.
-NO_INPUTS = ("path", "table", "id", "label", "labels", "split_column", "max_categories", "source", "target", "time")
+NO_INPUTS = ("path", "table", "id", "label", "labels", "log_label", "split_column", "max_categories",
+             "source", "target", "time")
 
 # The kind of value that a key takes, by a word of its type.
 KINDS = {"list[int]": "a list of whole numbers", "list": "a list of names", "bool": "true or false",
@@ -77,21 +79,21 @@ class TableSchema:
 
     def describe(self) -> dict[str, Any]:
         """Return what the graph depends on beside the content of the files, as JSON can hold it."""
-        def without_path(columns: "NodeColumns | EdgeColumns") -> dict[str, Any]:
-            return {key: value for key, value in dataclasses.asdict(columns).items() if key != "path"}
-
-        return {"nodes": [[name, without_path(config.nodes)] for name, config in self.nodes.items()],
-                "edges": [[name, edges.source, edges.target, without_path(edges.config.edges)]
+        return {"nodes": [[name, _chosen(config.nodes, ("path",))] for name, config in self.nodes.items()],
+                "edges": [[name, edges.source, edges.target, _chosen(edges.config.edges, ("path",))]
                           for name, edges in self.edges.items()]}
 
     def inputs(self) -> dict[str, Any]:
         """Return the keys that say what the columns are which a model reads, as JSON can hold them."""
-        def chosen(columns: "NodeColumns | EdgeColumns") -> dict[str, Any]:
-            return {key: value for key, value in dataclasses.asdict(columns).items() if key not in NO_INPUTS}
+        return {"nodes": [[name, _chosen(config.nodes, NO_INPUTS)] for name, config in self.nodes.items()],
+                "edges": [[name, _chosen(edges.config.edges, NO_INPUTS) | {
+                    "source": edges.source, "target": edges.target}] for name, edges in self.edges.items()]}
 
-        return {"nodes": [[name, chosen(config.nodes)] for name, config in self.nodes.items()],
-                "edges": [[name, chosen(edges.config.edges) | {"source": edges.source, "target": edges.target}]
-                          for name, edges in self.edges.items()]}
+
+def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> dict[str, Any]:
+    """Return the keys of a table; those that came later are there only if they are given, as graphs keep their hash."""
+    return {name: value for name, value in dataclasses.asdict(columns).items() if name not in left_out and (
+        (before := meaning_of(type(columns), name).before) is None or value != before)}
 
 
 def read_schema(config: "TablesConfig") -> TableSchema:
@@ -237,7 +239,8 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
         labelled = found[0] if len(found) == 1 else None
     for name, nodes in schema.nodes.items():
         if name != labelled:
-            columns = dataclasses.replace(nodes.nodes, label=None, labels=[], split_column=None, text_features="hashed")
+            columns = dataclasses.replace(nodes.nodes, label=None, labels=[], log_label=False, split_column=None,
+                                          text_features="hashed")
             schema.nodes[name] = _replace(nodes, nodes=columns, split=None, time_column=None)
     return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
 
@@ -257,10 +260,10 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
             raise ValueError(f"data.schema: {part} has {', '.join(names)}, and the model was trained on "
                              f"{', '.join(expected)}, in this order")
         for (name, keys), (_, old) in zip(found, known[part], strict=True):
-            for key, value in keys.items():
-                if value != old.get(key):
-                    raise ValueError(f"data.schema: {part}.{name}.{key} is {value}, and the model was trained on "
-                                     f"{old.get(key)}")
+            for key in keys | old:
+                if keys.get(key) != old.get(key):
+                    raise ValueError(f"data.schema: {part}.{name}.{key} is {keys.get(key)}, and the model was trained "
+                                     f"on {old.get(key)}")
 
 
 def _check_labels(wanted: str | None, found: list[str], schema: TableSchema) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.join_types import (
     MAX_RELATIONS,
@@ -34,12 +35,12 @@ from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.labels import Labels
-from parallel_epochs.pipeline.data.tables.nodes import Numbers
-from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
+from parallel_epochs.pipeline.data.tables.reading import learn_features, open_table, read_nodes, values_of
 from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_inputs, read_schema
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.data.tables.values import Values
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run.words import count
@@ -68,7 +69,7 @@ class ReadNodes:
     num_nodes: int
     labels: Labels | None
     columns: Columns
-    numbers: Numbers
+    numbers: Values
     texts: list[TextFeatures] = field(default_factory=list)
 
 
@@ -80,8 +81,8 @@ class ReadEdges:
         part: of the database.
         source, target: types of the nodes at both ends.
         names: of its relations, in the order of their numbers.
-        values: columns of numbers that become features, each with the key that names it.
-        flagged: places of those whose empty cells get a column of their own.
+        values: columns of numbers and of dates that become features.
+        fitted: what is known of them.
         has_times: whether its rows have times.
     """
 
@@ -89,14 +90,14 @@ class ReadEdges:
     source: str
     target: str
     names: list[str]
-    values: list[tuple[str, str]]
-    flagged: list[int]
+    values: Values
+    fitted: Fitted
     has_times: bool
 
     @property
     def num_features(self) -> int:
         """Columns of features of its edges."""
-        return len(self.values) + len(self.flagged)
+        return self.values.num_features(self.fitted.flagged)
 
 
 def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
@@ -134,13 +135,28 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     tables_nodes.write_names(db, writer, {f"{own.part}.nodes": own.num_nodes for own in nodes.values()})
     if learned is None:
         writer.put(FITTED, pack_several([*(Fitted(own.columns) for own in nodes.values()),
-                                         *(Fitted(Columns(), own.names, own.flagged) for own in edges)],
+                                         *(dataclasses.replace(own.fitted, relations=own.names) for own in edges)],
                                         tables.inputs()))
     summary: dict[str, object] = {"num_nodes": sum(types.counts), "num_categories": len(nodes), "x_source": "data",
                                   "structure": dataclasses.asdict(counted.structure), SCHEMA: types.to_value()}
     for own in nodes.values():
         summary |= _write_labels(db, writer, own, types)
     writer.finish(summary)
+
+
+def refit_edges(tables: TableSchema, graph: Graph, edge_attr: Tensor) -> Tensor:
+    """Do what :func:`to_store.refit_edges` does for a graph with several types of nodes."""
+    fitted, inputs = unpack_several(graph[FITTED])
+    relation, first = edge_attr[:, 0].long(), 0
+    for own, table in zip(fitted[len(tables.nodes):], tables.edges.values(), strict=True):
+        column, width = graph.types.edge_columns[first]
+        forward = len(graph.types.edge_columns)
+        rows = ((relation % forward >= first) & (relation % forward < first + len(own.relations))).nonzero().squeeze(1)
+        features = edge_attr[rows, column:column + width].numpy()
+        values_of(table.config, "edges").refit_edges(features, own)
+        edge_attr[rows, column:column + width] = torch.from_numpy(features)
+        first += len(own.relations)
+    return pack_several(fitted, inputs)
 
 
 def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, types: GraphTypes) -> dict[str, object]:
@@ -150,7 +166,7 @@ def _write_labels(db: Database, writer: StoreWriter, own: ReadNodes, types: Grap
         with db.part(own.part):
             tables_labels.write(db, writer, own.labels, first_node=types.nodes_of(own.name).start,
                                 num_nodes=sum(types.counts))
-        found = {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
+        found = tables_labels.describe(own.labels)
     if own.columns.scores is not None:
         found[TEXT_SCORES] = tables_nodes.first_score(own.numbers, own.columns)
     return found
@@ -194,7 +210,7 @@ def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],
                 if kind == name]
         with db.part(NODES.format(number)):
             read = read_nodes(db, config, ends, None if known is None else known[number].columns)
-        found[name] = ReadNodes(name, NODES.format(number), *read, numbers_of(config))
+        found[name] = ReadNodes(name, NODES.format(number), *read, values_of(config, "nodes"))
     return found
 
 
@@ -219,21 +235,21 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
                 known: Fitted | None) -> ReadEdges:
     """Join a table of edges with the nodes of both ends."""
     own, part = tables.edges[name], EDGES.format(number)
-    columns, values = own.config.edges, own.config.value_columns()
+    columns, values = own.config.edges, values_of(own.config, "edges")
     with db.part(part):
         if columns.relation is not None and (
                 found := source.find_row(db, f"{source.text(columns.relation)} IS NULL")):
             raise ValueError(f"{found[0]}: row {found[1]}, column {columns.relation} is empty: each edge needs a "
                              f"relation (data.schema, edges.{name}.relation)")
-        flagged = tables_edges.join(
+        fitted = tables_edges.join(
             db, source, (columns.source, columns.target), values, columns.relation, time=columns.time,
             id_column=tables.nodes[own.source].nodes.id, refuse_dangling=own.config.dangling == "error",
-            empty=own.config.empty, fitted=known,
+            fitted=known,
             nodes=(f"{nodes[own.source].part}.nodes", f"{nodes[own.target].part}.nodes"),
             limit=tables_edges.RelationLimit(MAX_RELATIONS, "are ids rather than kinds of edges",
                                              f"data.schema, edges.{name}.relation"))
         names = [name] if columns.relation is None else tables_edges.relations(db)
-    return ReadEdges(part, own.source, own.target, names, values, flagged, columns.time is not None)
+    return ReadEdges(part, own.source, own.target, names, values, fitted, columns.time is not None)
 
 
 def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool) -> None:
@@ -248,7 +264,7 @@ def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool
     for own in edges:
         rows += _rows_of(own, types, column, relation, num_features, num_forward if both else None,
                          has_times=has_times, has_relations="r" in db.columns(f"{own.part}.joined"))
-        added |= {column + place for place, (option, _) in enumerate(own.values) if option == "weight"}
+        added |= {column + place for place, (option, _) in enumerate(own.values.columns) if option == "weight"}
         column, relation = column + own.num_features, relation + len(own.names)
     merged = "".join(f", {'sum' if place in added else 'avg'}(v{place}::DOUBLE ORDER BY v{place})::FLOAT AS v{place}"
                      for place in range(num_features)) + (", min(w) AS w" if has_times else "")
@@ -275,8 +291,7 @@ def _rows_of(own: ReadEdges, types: GraphTypes, column: int, relation: int, num_
         has_relations: whether the rows have numbers of relations.
     """
     features = ["0::FLOAT"] * num_features
-    known = [f"coalesce(v{place}, 0)::FLOAT" for place in range(len(own.values))]
-    known += [f"(v{place} IS NULL)::FLOAT" for place in own.flagged]
+    known = [f"{feature}::FLOAT" for feature in own.values.of_edges(own.fitted)]
     features[column:column + len(known)] = known
     chosen = "".join(f", {text} AS v{place}" for place, text in enumerate(features))
     if has_times:

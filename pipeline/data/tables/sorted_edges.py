@@ -13,9 +13,10 @@ from torch_geometric.utils import scatter
 
 from parallel_epochs.models.edge_index import INT32_END, choose_dtype
 from parallel_epochs.pipeline.data.incident import incident_rows, num_channels
-from parallel_epochs.pipeline.data.tables.fitted import Fitted
+from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
+from parallel_epochs.pipeline.data.tables.values import Values
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter, map_file
 from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.run import words
@@ -82,21 +83,19 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
              "FROM ids ORDER BY number", "numbering ids")
 
 
-def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], relation: str | None, *,
-         time: str | None, id_column: str | None, refuse_dangling: bool, empty: str,
+def join(db: Database, source: Source, ends: tuple[str, str], values: Values, relation: str | None, *,
+         time: str | None, id_column: str | None, refuse_dangling: bool,
          fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
-         limit: RelationLimit = ONE_HOT, unknown: str = "error") -> list[int]:
+         limit: RelationLimit = ONE_HOT, unknown: str = "error") -> Fitted:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
         ends: the columns of the ids that edges come from, and that they go to.
-        values: the columns of numbers, each with the key that names it.
+        values: the columns of numbers and of dates.
         relation: the column of the kind of edge, if there is one.
         time: the column of times, if they are needed.
         id_column: of the table of nodes, if there is one.
         refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
-        empty: what is done with an empty cell in a column of numbers: "zero" takes it for 0, "flag" does so and adds
-            a column that is 1 for such cells, "error" refuses it.
         fitted: what was learned of the tables of a training; none: this table tells.
         nodes: the tables of nodes that edges come from, and that they go to.
         limit: of the relations.
@@ -104,15 +103,15 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
             for empty.
 
     Returns:
-        The places of the columns of numbers whose empty cells get a column.
+        What is known of the columns and relations of this table, or `fitted`.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
     ids = [source.text(column) for column in ends]
-    chosen = [source.number(option, column) + f" AS v{place}" for place, (option, column) in enumerate(values)]
+    chosen = [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(db, source))]
     joins = [f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id" for own, side in zip(nodes, ("s", "t"), strict=True)]
-    kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values)))]
+    kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values.columns)))]
     if relation is not None:
         kind = source.text(relation)
         _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes, limit,
@@ -126,13 +125,14 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: list[tuple
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
              "joining edges with nodes", ordered=False)
-    source.warn_rounded(db, "joined", {f"v{place}": column for place, (_, column) in enumerate(values)},
-                        "Subtract a constant to keep their differences")
-    missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, empty=empty,
-                      nodes=nodes, may_be_empty=fitted is not None)
+    source.warn_rounded(db, "joined", {f"v{place}": name for place, name in values.unscaled()},
+                        "Subtract a constant to keep their differences, or set data.edges.standardize=true")
+    missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, nodes=nodes,
+                      fitted=fitted)
     if fitted is not None:
-        return fitted.flagged
-    return [place for place, count in enumerate(missing) if count] if empty == "flag" else []
+        return fitted
+    flagged = [place for place, count in enumerate(missing) if count] if values.empty == "flag" else []
+    return values.fit_edges(db, source.name, Fitted(Columns(), relations(db), flagged))
 
 
 def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None,
@@ -178,12 +178,11 @@ def num_relations(db: Database) -> int:
     return db.execute("SELECT count(*) FROM relations")[0][0] if db.has("relations") else 0
 
 
-def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tuple[str, str]], *,
-            id_column: str | None, refuse_dangling: bool, empty: str, nodes: tuple[str, str],
-            may_be_empty: bool) -> list[int]:
+def _report(db: Database, source: Source, ends: tuple[str, str], values: Values, *, id_column: str | None,
+            refuse_dangling: bool, nodes: tuple[str, str], fitted: Fitted | None) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     ids = [source.text(column) for column in ends]
-    counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values))]
+    counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values.columns))]
     more = ["count(*) FILTER (r IS NULL)"] if db.has("relations") else []
     is_loop = "s = t" if nodes[0] == nodes[1] else "false"
     rows, dangling, loops, *missing = db.execute(
@@ -202,31 +201,27 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: list[tu
             raise ValueError(f"{name}: row {row}, {problem}; {dangling:,} rows in all are affected. data.dangling=drop "
                              "leaves them out")
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
-    for (option, column), count in zip(values, missing):
-        if count:
-            notes.append(source.report_empty(db, option, column, count, empty=empty, filled="zeros"))
+    notes += values.report(db, source, missing, None if fitted is None else fitted.flagged)
     if more and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
         notes.append(words.count(loops, 'self-loop'))
     log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
-    if dangling == rows and (rows or not may_be_empty):
+    if dangling == rows and (rows or fitted is None):
         hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
         raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
-    return missing[:len(values)]
+    return missing[:len(values.columns)]
 
 
-def sort(db: Database, num_values: int, flagged: list[int], *, has_times: bool, both: bool) -> None:
+def sort(db: Database, features: list[str], *, has_times: bool, both: bool) -> None:
     """Sort the edges by destination, then source.
 
     Args:
-        num_values: columns of numbers.
-        flagged: places of those whose empty cells get a column, behind all of them.
+        features: SQL of each, see :meth:`Values.of_edges`.
         has_times: whether there is a column of times.
         both: sort the reverse of each edge among them.
     """
-    columns = "".join(f", coalesce(v{place}, 0) AS v{place}" for place in range(num_values))
-    columns += "".join(f", (v{place} IS NULL)::FLOAT AS v{num_values + number}" for number, place in enumerate(flagged))
+    columns = "".join(f", {feature} AS v{place}" for place, feature in enumerate(features))
     if db.has("relations"):
         columns += ", coalesce(r, -1) AS r"
     if has_times:
@@ -314,23 +309,23 @@ def count_without_reverse(db: Database, *, parallel: bool = False) -> int:
                       f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)", "counting edges")[0][0]
 
 
-def write(db: Database, writer: StoreWriter, counted: Counted, values: list[tuple[str, str]], *,
+def write(db: Database, writer: StoreWriter, counted: Counted, values: Values, known: Fitted, *,
           directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool,
           moments: Tensor | None = None) -> None:
     """Write edges, pointers to them and their features.
 
     Args:
-        values: the columns of numbers, each with the key that names it: those of equal edges are averaged, a weight is
-            added.
+        values: the columns of numbers and of dates: features of equal edges are averaged, a weight is added.
+        known: what :func:`join` returned.
         directed_relations: whether a relation has another column on the reverse edge.
         node_features: how ``x`` is made of the features of the edges, or of their number, see
             :func:`pipeline.data.incident.incident_features`; none: it is not written.
         has_times: write ``edge_time``, the earliest of the times of equal edges.
         moments: of the edges of a training, see :func:`pipeline.data.incident.moments_of_edges`; none: of these.
     """
-    num_values, relations = len(values), num_relations(db)
+    num_values, relations = values.num_features(known.flagged), num_relations(db)
+    num_added = sum(option == "weight" for option, _ in values.columns)
     channels = num_values + relations * (2 if directed_relations else 1)
-    num_added = sum(option == "weight" for option, _ in values)
     with open_arrays(writer, counted, channels, has_times=has_times) as opened:
         for piece in _pieces(db, counted.structure.num_nodes) if opened else ():
             src, dst, attr = _merge(piece, num_added, channels - num_values, directed_relations=directed_relations)

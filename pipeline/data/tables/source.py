@@ -76,15 +76,17 @@ class Source:
         elif kind.startswith(NUMBERS):
             value = f"{name}::DOUBLE"
         else:
+            dates = f". Give dates as {self.key}.dates" if kind.startswith(("DATE", "TIMESTAMP")) else ""
             raise ValueError(f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is not a "
-                             "number")
+                             f"number{dates}")
         return f"CASE WHEN abs({value}) <= {LARGEST} THEN {value} END"
 
-    def time(self, db: Database, column: str, option: str, *, may_be_empty: bool) -> str:
+    def time(self, db: Database, column: str, option: str, *, may_be_empty: bool, is_feature: bool = False) -> str:
         """Write SQL for a cell as a time: a number, or of a date the seconds since 1970, in UTC where it has no zone.
 
         Args:
             option: the key that names the column, for messages.
+            is_feature: whether all of them are to be dates, as they become features.
 
         Raises:
             ValueError: the times are neither all numbers nor all dates; names the file and the row.
@@ -97,15 +99,17 @@ class Source:
         filled, = db.execute(f"SELECT count(*), count(*) FILTER ({known[0]}), count(*) FILTER ({known[1]}), count(*) "
                              f"FILTER (NOT regexp_matches({text}, '{ZONED}')) FROM {self.relation} "
                              f"WHERE {text} IS NOT NULL", "reading times")
-        are_numbers = filled[1] == filled[0] or filled[1] > 0 and not may_be_empty
+        are_numbers = not is_feature and (filled[1] == filled[0] or filled[1] > 0 and not may_be_empty)
         wrong = f"NOT {known[0 if are_numbers else 1]}{f' AND {text} IS NOT NULL' if may_be_empty else ''}"
         if found := self.find_row(db, wrong, text):
             name, row, (value,) = found
             problem = "is empty" if value is None else f"holds {value!r}, which is not a date" if not are_numbers else (
                 f"holds {value!r}, which is not a number")
-            raise ValueError(f"{name}: row {row}, column {column} {problem}; times are numbers in every row, or dates "
-                             f"such as 2024-05-31 or 2024-05-31 18:00+02:00 in every row ({option}). Correct the row, "
-                             "leave it out, or set data.split=random")
+            kinds, mend = ("times are numbers in every row, or dates", "leave it out, or set data.split=random")
+            if is_feature:
+                kinds, mend = "cells are empty, or dates", f"or give a column of numbers as one of {self.key}.features"
+            raise ValueError(f"{name}: row {row}, column {column} {problem}; {kinds} such as 2024-05-31 or 2024-05-31 "
+                             f"18:00+02:00 in every row ({option}). Correct the row, {mend}")
         if not are_numbers:
             log.info("%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC", self.name,
                      column, f"{filled[3]:,}", f"{filled[0]:,}")
@@ -151,8 +155,11 @@ class Source:
         for column in columns:
             if found := self.find_row(db, self.is_wrong(option, column), self.text(column)):
                 name, row, (text,) = found
-                mend = ". Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text" \
-                    if (self.key, option) == ("data.nodes", "features") else ""
+                mend = ""
+                if option == "features":
+                    words_too = ", of words as one of data.nodes.categories or data.nodes.text"
+                    mend = f". Correct it, or give a column of dates as one of {self.key}.dates" + \
+                        words_too * (self.key == "data.nodes")
                 raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is not a finite number of "
                                  f"float32 ({self.key}.{option}){mend}")
 
@@ -186,6 +193,21 @@ class Source:
                 log.warning(ROUNDED, f"{self.name}: column {column}", f"{count:,}", f"{first:,.0f}",
                             f"{float(np.float32(first)):,.0f}", mend)
 
+    def refuse_values(self, db: Database, option: str, columns: list[str], condition: str, reason: str) -> None:
+        """Refuse numbers for which a condition holds.
+
+        Args:
+            condition: SQL that follows the number.
+            reason: why they are refused, the end of the message.
+
+        Raises:
+            ValueError: names the file, the column and the first such row.
+        """
+        for column in columns:
+            if found := self.find_row(db, f"{self.number(option, column)} {condition}", self.text(column)):
+                name, row, (text,) = found
+                raise ValueError(f"{name}: row {row}, column {column} holds {text}{reason}")
+
     def report_empty(self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
         """Say what becomes of the empty cells of a column of numbers.
 
@@ -197,9 +219,11 @@ class Source:
         Raises:
             ValueError: a cell is neither a number nor empty, or it is empty and is to be refused.
         """
-        self.refuse_wrong_numbers(db, option, [column])
+        if option != "dates":  # which :meth:`time` has checked
+            self.refuse_wrong_numbers(db, option, [column])
         if empty == "error":
-            self.refuse_empty(db, column, f"{self.number(option, column)} IS NULL", count)
+            cell = self.text(column) if option == "dates" else self.number(option, column)
+            self.refuse_empty(db, column, f"{cell} IS NULL", count)
         flag = ", with a column that marks them" if empty == "flag" else ""
         return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}{flag}"
 

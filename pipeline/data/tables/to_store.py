@@ -16,11 +16,13 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.summaries import Marks
 from parallel_epochs.pipeline.data.tables import (
     labels as tables_labels,
     nodes as tables_nodes,
+    reading,
     several_types as typed,
     sorted_edges as tables_edges,
 )
@@ -29,7 +31,6 @@ from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack, unpack_s
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.heads import members
 from parallel_epochs.pipeline.data.tables.labels import Labels
-from parallel_epochs.pipeline.data.tables.reading import learn_features, numbers_of, open_table, read_nodes
 from parallel_epochs.pipeline.data.tables.schema import TableSchema, read_schema
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -90,17 +91,36 @@ def find_marks(config: TablesConfig, fitted: Tensor) -> Marks:
     tables = None if config.schema is None else read_schema(config)
     known = [unpack(fitted)] if tables is None else unpack_several(fitted)[0]
     num_types = 1 if tables is None else len(tables.nodes)
-    nodes = [{place: len(own.columns.mean) + number for number, place in enumerate(own.columns.flagged)}
-             for own in known[:num_types]]
+    columns = [reading.values_of(table, "nodes").columns_of
+               for table in ([config] if tables is None else tables.nodes.values())]
+    nodes = [{column: len(own.columns.mean) + number for number, place in enumerate(own.columns.flagged)
+              for column in columns_of(place)} for own, columns_of in zip(known[:num_types], columns, strict=True)]
     edges, first = list[dict[int, int]](), 0 if tables is None else 1
     for own, table in zip(known[:1] if tables is None else known[num_types:],
                           [config] if tables is None else [one.config for one in tables.edges.values()], strict=True):
-        values = table.value_columns()
-        marks = {first + place: first + len(values) + number for number, place in enumerate(own.flagged)
-                 if values[place][0] != "weight"}
+        values = reading.values_of(table, "edges")
+        marks = {first + column: first + values.num_features([]) + number for number, place in enumerate(own.flagged)
+                 if values.columns[place][0] != "weight" for column in values.columns_of(place)}
         edges += [marks] * (1 if tables is None else len(own.relations))
-        first += len(values) + len(own.flagged)
+        first += values.num_features(own.flagged)
     return nodes if config.has_features or tables is not None else [{}], edges
+
+
+def refit_edges(config: TablesConfig, graph: Graph, edge_attr: Tensor) -> Tensor:
+    """Scale features of the edges that training sees by these edges alone.
+
+    Args:
+        graph: with all edges.
+        edge_attr: of the edges that are left; it is changed in place.
+
+    Returns:
+        The array ``fitted`` that gives other tables such features.
+    """
+    if config.schema is not None:
+        return typed.refit_edges(read_schema(config), graph, edge_attr)
+    fitted = unpack(graph[FITTED])
+    reading.values_of(config, "edges").refit_edges(edge_attr.numpy(), fitted)
+    return fitted.pack()
 
 
 def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
@@ -108,40 +128,38 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     """Do what :func:`write_store` does for one type of nodes, with an open database."""
     fitted = None if learned is None else unpack(cast(Tensor, learned.fitted))
     on_stage("reading nodes")
-    edges = open_table(db, config, "edges")
-    ends, values = (config.edges.source, config.edges.target), config.value_columns()
+    edges = reading.open_table(db, config, "edges")
+    ends, values = (config.edges.source, config.edges.target), reading.values_of(config, "edges")
     both, add_self_loops = config.to_undirected, config.add_self_loops
-    num_nodes, labels, found = read_nodes(db, config, [(edges, end) for end in ends],
+    num_nodes, labels, found = reading.read_nodes(db, config, [(edges, end) for end in ends],
                                           None if fitted is None else fitted.columns)
-    flagged = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
-                                id_column=config.nodes.id if config.nodes.path is not None else None,
-                                refuse_dangling=config.dangling == "error", empty=config.empty, fitted=fitted,
-                                unknown=config.unknown)
+    known = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
+                              id_column=config.nodes.id if config.nodes.path is not None else None,
+                              refuse_dangling=config.dangling == "error", fitted=fitted, unknown=config.unknown)
     on_stage("sorting edges")
-    tables_edges.sort(db, len(values), flagged, has_times=config.edges.time is not None, both=both)
-    values += [("empty", values[place][1]) for place in flagged]
+    tables_edges.sort(db, values.of_edges(known), has_times=config.edges.time is not None, both=both)
     counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
     if counted.num_merged:
         log.info("%s: %s merged with an edge between the same nodes", edges.name,
                  count(counted.num_merged, "edge was", "edges were"))
     on_stage("writing the store")
     has_features = config.has_features
-    tables_edges.write(db, writer, counted, values, directed_relations=config.edges.directed_relations,
+    tables_edges.write(db, writer, counted, values, known, directed_relations=config.edges.directed_relations,
                        add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
                        has_times=config.edges.time is not None, moments=None if learned is None else learned.edges)
     tables_nodes.write_names(db, writer, {"nodes": num_nodes})
     if not writer.has(FITTED, *(["x"] if has_features else [])):
-        fitted = fitted or Fitted(found, tables_edges.relations(db), flagged)
-        _write_features(db, writer, num_nodes, config, labels, fitted, is_new=learned is None)
+        known = dataclasses.replace(known, columns=found)
+        _write_features(db, writer, num_nodes, config, labels, known, is_new=learned is None)
     if labels is not None:
         tables_labels.write(db, writer, labels)
     summary: dict[str, object] = {"num_nodes": num_nodes, "num_categories": 0,
                                   "structure": dataclasses.asdict(counted.structure)}
     summary["x_source"] = "data" if has_features else "edges" if writer.has("edge_attr") else "degree"
     if labels is not None:
-        summary |= {"metric": labels.metric, "out_channels": labels.out_channels}
+        summary |= tables_labels.describe(labels)
     if config.nodes.text_features == "scores":
-        summary[TEXT_SCORES] = tables_nodes.first_score(numbers_of(config), found)
+        summary[TEXT_SCORES] = tables_nodes.first_score(reading.values_of(config, "nodes"), found)
     writer.finish(summary)
 
 
@@ -149,7 +167,7 @@ def _write_features(db: Database, writer: StoreWriter, num_nodes: int, config: T
                     fitted: Fitted, *, is_new: bool) -> None:
     """Write ``x`` and, of the tables of a training, what is learned of them."""
     both_ends = [tables_nodes.Neighbors("joined", *ends) for ends in ("st", "ts")]
-    numbers, texts, found = learn_features(db, num_nodes, config, labels, fitted.columns, neighbors=both_ends,
+    numbers, texts, found = reading.learn_features(db, num_nodes, config, labels, fitted.columns, neighbors=both_ends,
                                            links=Links(LINKS.format("joined", 0, 0), num_nodes), is_new=is_new)
     if is_new:
         writer.put(FITTED, dataclasses.replace(fitted, columns=found).pack())

@@ -32,7 +32,7 @@ class Base:
     Attributes:
         name: value of ``task.base``.
         title: for people, with the settings that validation has chosen.
-        rows: logits, or values in the labels' unit, [num_rows, out_channels], float32. Those of training rows are out
+        rows: logits, or values as they are learned, [num_rows, out_channels], float32. Those of training rows are out
             of fold. Those of others are of the model of all training rows, or the mean over the folds, by validation.
         scores: the metric of each split.
         reads_labels: whether it reads labels of neighbours.
@@ -152,7 +152,7 @@ def _fit_one(inputs: Inputs, name: str, seed: int) -> Base:
     logits = inputs.labels.calibrate(own, train)
     rows = to_logits(torch.where(train.unsqueeze(1), own, rows), logits).float().contiguous()
     check_finite(rows, f"task.base={name} does not fit these data. Set task.base=none")
-    scores = {split: inputs.task.score(split, rows) for split in SPLITS}
+    scores = {split: inputs.task.score(split, inputs.task.from_learned(rows)) for split in SPLITS}
     title = method.title + f", mean of {NUM_FOLDS} folds" * (len(models) > 1)
     return Base(name, title, rows, scores, method.reads_labels, time.perf_counter() - began,
                 {"name": name, "models": models, "logits": logits})

@@ -33,7 +33,7 @@ class Labels:
             self.y = torch.nn.functional.one_hot(data.y[:, 0].clamp(min=0), task.out_channels).float()
             self.y = self.y.where(known, torch.nan)
         else:
-            self.y = data.y.float()
+            self.y = task.to_learned(data.y.float()) if self.are_values else data.y.float()
 
     @property
     def plain(self) -> dict:

@@ -11,7 +11,10 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.metrics import KINDS, check_finite, kind_of
-from parallel_epochs.pipeline.names import BASE_COLUMNS, SPLITS, TEXT_SCORES
+from parallel_epochs.pipeline.names import BASE_COLUMNS, LOG_LABEL, SPLITS, TEXT_SCORES
+
+# Logarithms beyond it have no number of float32.
+LARGEST_LOG = 88.0
 
 
 class NodeTask:
@@ -20,6 +23,9 @@ class NodeTask:
     Real values are learned as multiples of their standard deviation from their mean, both of the training nodes, with
     the squared error as the loss for "rmse" and the absolute one for "mae"; predictions are in their own unit. The two
     numbers are a function of the graph, whose digest stands in the checkpoint.
+
+    Of a graph with ``log_label`` it is log(1 + label) that is learned so. Predictions are in the labels' own unit all
+    the same, and at least 0; the metric of the logarithms is a further score.
 
     Labels may be inputs too: in training a random part of the training nodes shows its labels and the loss is taken
     on the others; in prediction all training nodes show them. See "Masked Label Prediction: Unified Message Passing
@@ -64,6 +70,7 @@ class NodeTask:
         self._first_score = data.get(TEXT_SCORES, 0) - data.x.size(1)
         first, self._base_scale, self._base_shift = data.get(BASE_COLUMNS, (0, 0.0, 0.0))
         self._first_base = first - data.x.size(1)
+        self._is_log = data.get(LOG_LABEL, False)
         self.out_channels: int = data.out_channels
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
@@ -72,7 +79,7 @@ class NodeTask:
         self.label_loss = None if self.kind == "real values" else LabelLoss(
             loss_options, data, num_labels=self.out_channels, is_binary=self.kind == "binary tasks")
         if self.label_loss is None:
-            self._mean, self._std = _standard(data.y[data.train_mask])
+            self._mean, self._std = _standard(self.to_learned(data.y[data.train_mask]))
         if label_input:
             self.in_channels += self.out_channels + 1
         if label_input and self.kind != "real values":
@@ -94,6 +101,16 @@ class NodeTask:
         if moments is not None:
             self._mean, self._std = moments
 
+    def to_learned(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return real values as they are learned: their logarithm, if it is."""
+        return y.log1p() if self._is_log else y
+
+    def from_learned(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return values that were learned in the labels' own unit; the inverse of :meth:`to_learned`."""
+        if not self._is_log:
+            return values
+        return torch.where(values.isfinite(), values.clamp(0, LARGEST_LOG), values).expm1()
+
     def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
                                                                     Float[Tensor, "num_targets out_channels"]]:
         """Predict the targets of a batch.
@@ -105,7 +122,7 @@ class NodeTask:
         if not batch.target.all():  # those of a whole graph are as large as it, and need no copy
             rows = rows[batch.target]
         if self.label_loss is None:
-            rows = rows.float() * self._std.to(rows.device) + self._mean.to(rows.device)
+            rows = self.from_learned(rows.float() * self._std.to(rows.device) + self._mean.to(rows.device))
         return self._rows_of(batch)[batch.target], rows
 
     def loss(self, model: torch.nn.Module, batch: Data,
@@ -126,13 +143,16 @@ class NodeTask:
         y = batch.y[learned]
         if self.label_loss is not None:
             return self.label_loss(logits, y)
-        known = ~y.isnan()
+        known, y = ~y.isnan(), self.to_learned(y)
         errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
         return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
 
     def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
                official: bool = False) -> dict[str, float]:
         """Compute the metric on the nodes of each split; NaN for a split on which it is undefined.
+
+        Where logarithms are learned, their metric is there too, as ``rmse_of_log@valid`` and ``rmse_of_log`` of the
+        test.
 
         Args:
             model: not needed here; a task whose rows are embeddings decodes them with it.
@@ -143,7 +163,12 @@ class NodeTask:
             FloatingPointError: a logit is not finite.
         """
         check_finite(rows)
-        return {split: self.score(split, rows, official=official) for split in SPLITS}
+        found = {split: self.score(split, rows, official=official) for split in SPLITS}
+        for name, split in ((f"{self.metric}_of_log@valid", "valid"), (f"{self.metric}_of_log", "test")):
+            if self._is_log and not math.isnan(found[split]):
+                mask = self._data[f"{split}_mask"]
+                found[name] = self._score(rows[mask].log1p(), self._data.y[mask].log1p(), official)
+        return found
 
     def score(self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False) -> float:
         """Compute the metric on the nodes of a split; NaN where it is undefined. Arguments as of :meth:`scores`."""
@@ -192,7 +217,8 @@ class NodeTask:
         return torch.cat([torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1)
 
     def _label_columns(self, y: Shaped[Tensor, "num_nodes columns"]) -> Float[Tensor, "num_nodes out_channels"]:
-        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.kind == "classes" else y
+        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.kind == "classes" else \
+            self.to_learned(y)
 
     def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
         if y.size(0) == 0:

@@ -24,6 +24,7 @@ NUMBERS = ["data.nodes.features=[size,age]", "data.nodes.log1p=[size]", "data.no
 TEXTS = ["data.nodes.text=[about]", "data.nodes.text_chars=[id]", "data.nodes.text_tags=[tags]"]
 EDGES = ["data.edges.weight=weight", "data.edges.features=[since]", "data.edges.relation=kind",
          "data.edges.directed_relations=true"]
+DATES = ["data.nodes.dates=[joined]", "data.edges.dates=[met]"]
 LABEL = ["data.nodes.label=label", "data.nodes.split_column=split"]
 CASES = {
     "everything": [*NUMBERS, "data.empty=flag", "data.nodes.categories=[color,year]", *TEXTS, *EDGES, *LABEL,
@@ -35,6 +36,11 @@ CASES = {
     "scores": [*TEXTS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_features=scores",
                "task.text_scores=2"],
     "values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]"],
+    "logarithms of values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]",
+                             "data.nodes.log_label=true", *TEXTS, "data.nodes.text_features=scores",
+                             "task.text_scores=1"],
+    "dates": [*NUMBERS, *LABEL, *EDGES, *DATES, "data.edges.log1p=[since]", "data.edges.standardize=true",
+              "data.empty=flag"],
     "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
 
 
@@ -50,11 +56,13 @@ def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
         **{name: rng.choice(values, num_nodes) for name, values in draw.items()},
         "about": [" ".join(rng.choice(WORDS, 4)) for _ in ids], "tags": [f"a::{rng.choice(WORDS)}|b" for _ in ids]})
     nodes.loc[::7, "size"] = ""
+    nodes["joined"] = [f"2024-0{number % 9 + 1}-1{number % 7}" if number % 5 else "" for number in range(num_nodes)]
     edges = pd.DataFrame({
         "source": rng.choice(ids, num_edges), "target": rng.choice(ids, num_edges),
         "weight": rng.random(num_edges).round(3).astype(str), "since": rng.integers(0, 50, num_edges).astype(str),
         "kind": rng.choice(["likes", "knows"], num_edges)})
     edges.loc[::9, "since"] = ""
+    edges["met"] = [f"202{number % 4}-03-0{number % 8 + 1}T10:00+02:00" for number in range(num_edges)]
     folder.mkdir(exist_ok=True)
     for name, table in (("nodes", nodes), ("edges", edges)):
         table = changes.get(name, lambda table: table)(table)

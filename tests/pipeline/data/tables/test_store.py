@@ -24,6 +24,7 @@ from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.sorted_edges import DST, SRC, Tally
 from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.data.tables.values import Values
 from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
 from parallel_epochs.pipeline.graph.structure import inspect
@@ -388,8 +389,8 @@ def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
 
 
 def test_scores_of_texts_lie_behind_the_marks_of_empty_cells():
-    numbers = nodes_of_tables.Numbers(["a", "b"], [], False, "flag")
-    assert nodes_of_tables.first_score(numbers, Columns([1])) == 3
+    values = Values([("features", "a"), ("features", "b")], [], False, "flag")
+    assert nodes_of_tables.first_score(values, Columns([1])) == 3
 
 
 def test_a_node_that_only_has_a_loop_is_isolated():
