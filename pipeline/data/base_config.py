@@ -52,9 +52,9 @@ class DataConfig:
     summaries: int = key(0, "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
                          "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
                          "over 2 to K hops the means of these.", minimum=0, below=4)
-    link_negatives: str = key("sides", "Pairs without a link that are drawn for validation and test, where the dataset "
-                              "has none. sides: in a bipartite graph, the ends are of different sides, as those of a "
-                              "link are. all: of any two nodes, as in runs of earlier versions.",
+    link_negatives: str = key("sides", "Pairs without a link that are drawn for training, validation and test, where "
+                              "the dataset has none. sides: in a bipartite graph, the ends are of different sides, "
+                              "as those of a link are. all: of any two nodes, as in runs of earlier versions.",
                               choices=("sides", "all"), before="all", when={"task.name": ("link",)})
     on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
                         "than memory).", changes_numbers=False)

@@ -14,6 +14,7 @@ from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.data.graph_types import EDGE, NODE, SCHEMA, GraphTypes
 from parallel_epochs.pipeline.graph import ranges
 from parallel_epochs.pipeline.graph.store import MANIFEST, StoreWriter, check_once, open_store
+from parallel_epochs.pipeline.run.errors import DamagedFile
 
 
 class DataKind(StrEnum):
@@ -132,7 +133,7 @@ def open_graph(path: Path, *, verify: bool = True) -> Graph:
         ``store``. All tensors lie in their files.
 
     Raises:
-        ValueError: its types are none.
+        DamagedFile: its types are none.
     """
     tensors, values = open_store(path, verify=verify)
     if verify:
@@ -145,6 +146,6 @@ def open_graph(path: Path, *, verify: bool = True) -> Graph:
     try:
         graph = unpack({**tensors, **values})
     except ValueError as error:
-        raise ValueError(f"{path / MANIFEST}: {error}") from None
+        raise DamagedFile(f"{path / MANIFEST}: {error}") from None
     graph.store = path
     return graph

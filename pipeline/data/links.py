@@ -275,6 +275,21 @@ def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor,
     return torch.from_numpy(np.where(is_linked, side.astype(np.int64), -1))
 
 
+def sides_of(data: Graph) -> Int[Tensor, " num_nodes"] | None:
+    """Find the sides between which the pairs without a link of a divided graph are; none where they are of any nodes.
+
+    Args:
+        data: as :func:`divide_links` returns it, for links that were divided with negatives "sides".
+    """
+    if RELATION in data:
+        return None
+    links = torch.cat([data[f"{part}_pairs"] for part in SPLITS])
+    side, num_drawn = find_sides(links, data.num_nodes), len(data.valid_pairs) + len(data.test_pairs)
+    if side is None or int((side == 0).sum()) * int((side == 1).sum()) < len(links) + num_drawn:
+        return None
+    return side
+
+
 def draw_across(rng: np.random.Generator, count: int, links: Int[Tensor, "num_links 2"],
                 side: Int[Tensor, " num_nodes"]) -> Int[Tensor, "count 2"] | None:
     """Draw different pairs without a link of nodes of different sides, as :func:`draw_unlinked` does of any nodes.

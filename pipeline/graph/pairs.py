@@ -89,12 +89,15 @@ def sort_by_cluster(pairs: Int[Tensor, "num_pairs 2"], partition: Partition,
 
 
 def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, " num_nodes"],
-                   linked: PairSet | None = None) -> Int[Tensor, "num_pairs 2"]:
+                   linked: PairSet | None = None,
+                   side: Int[Tensor, " num_nodes"] | None = None) -> Int[Tensor, "num_pairs 2"]:
     """Draw pairs of nodes at random, each of all with the same probability.
 
     Args:
         nodes: the numbers of the nodes to draw from.
         linked: pairs that shall not be drawn, and with them no node with itself; none: whatever is drawn will do.
+        side: of each node in a bipartite graph, 0 or 1, or another number for a node that is not drawn: pairs go from
+            side 0 to side 1. None: pairs of any nodes.
 
     Returns:
         Places in `nodes`, [num_pairs, 2], int64.
@@ -102,7 +105,14 @@ def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, 
     Raises:
         ValueError: `ATTEMPTS` draws met no pair of nodes that is not linked.
     """
-    drawn = torch.from_numpy(rng.integers(len(nodes), size=(num_pairs, 2)))
+    ends = None if side is None else [(side == number).nonzero().squeeze(1) for number in (0, 1)]
+
+    def draw(num_drawn: int) -> Tensor:
+        if ends is None or not num_drawn:
+            return torch.from_numpy(rng.integers(len(nodes), size=(num_drawn, 2)))
+        return torch.stack([own[torch.from_numpy(rng.integers(len(own), size=num_drawn))] for own in ends], dim=1)
+
+    drawn = draw(num_pairs)
     if linked is None:
         return drawn
     wrong = torch.arange(num_pairs)
@@ -111,7 +121,7 @@ def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, 
         wrong = wrong[linked.contains(nodes[again]) | (again[:, 0] == again[:, 1])]
         if not wrong.numel():
             return drawn
-        drawn[wrong] = torch.from_numpy(rng.integers(len(nodes), size=(wrong.numel(), 2)))
+        drawn[wrong] = draw(wrong.numel())
     raise ValueError(f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster found no unlinked pair: nearly all "
                      "pairs are linked. Lower partition.num_parts, or set task.strict_negatives=false")
 

@@ -261,7 +261,10 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
     try:
         version, arrays, values = manifest["version"], manifest["arrays"], manifest["values"]
         if version != VERSION:
-            raise ValueError(f"{path} was written in version {version} of stores, and this program reads {VERSION}")
+            raise ValueError(f"{path} was written in version {version!r:.40} of stores, and this program reads "
+                             f"{VERSION}")
+        if not isinstance(values, dict):
+            raise TypeError(f"values are {values!r:.40}")
         if strange := [name for name in (*arrays, *values) if not name.isidentifier() or name == "edge_index"]:
             raise DamagedFile(f"{path / MANIFEST} is damaged: {strange[0]!r} is not the name of an array or a value")
         if twice := next((name for name in values if name in arrays), None):

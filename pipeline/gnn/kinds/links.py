@@ -15,7 +15,7 @@ from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.cache import load_links
 from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
-from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation
+from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation, sides_of
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
@@ -61,9 +61,11 @@ class LinkKind(Kind):
                         valid_edges=self.config.task.valid_edges)
 
     def loader(self, clusters: ClusterLoader) -> Loader:
-        task = self.config.task
+        task, data = self.config.task, self.config.data
+        across = data.links == "edges" and data.link_negatives == "sides"
         return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
-                          strict=task.strict_negatives, hide=task.hide_pairs, seed=self.config.seed)
+                          strict=task.strict_negatives, hide=task.hide_pairs, seed=self.config.seed,
+                          side=sides_of(clusters.data) if across else None)
 
     def model(self, encoder: torch.nn.Module, task: Task) -> LinkModel:
         config = self.config

@@ -49,15 +49,17 @@ class PairLoader:
         hide: leave the training pairs of a batch out of its edges; of those of a relation, the edges of this relation
             and of its reverse. A batch has at most about half of the pairs of its
             cluster then, so that the others remain.
+        side: of each node, where pairs are drawn across the sides of a bipartite graph, see
+            :func:`pipeline.data.links.sides_of`; none: of any two nodes.
         seed: of every random number here.
     """
 
     def __init__(self, clusters: ClusterLoader, *, pairs_per_step: int, num_negatives: int = 1, strict: bool = False,
-                 hide: bool = False, seed: int = 0):
+                 hide: bool = False, side: Tensor | None = None, seed: int = 0):
         self.clusters, self.data, self.device = clusters, clusters.data, clusters.device
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
-        self._hide, self._seed = hide, seed
+        self._hide, self._side, self._seed = hide, side, seed
         self._own, self._strict = link_relation_of(self.data), strict
         self._linked = PairSet(self._pairs, self.data.num_nodes) if strict and self._own is None else None
         self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
@@ -113,7 +115,8 @@ class PairLoader:
         rng = stream("negatives", self._seed, *path, number)
         batch.pairs, batch.cluster = pairs, number
         if self._own is None:
-            batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked)
+            batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked,
+                                             None if self._side is None else self._side[batch.n_id])
         else:
             batch.negatives = self._draw_targets(rng, pairs, within, batch.n_id, self._own)
         if self._hide and len(pairs):
@@ -157,8 +160,9 @@ class PairLoader:
         if self._linked is not None:
             self._check_negatives(partition, self._linked)
         log.info("pairs: %s of %s training pairs within clusters (%.1f%% left out), %s batches of up to %s, each with "
-                 "%s drawn for one of them%s", f"{num_kept:,}", f"{total:,}", 100 * (1 - num_kept / total),
+                 "%s drawn for one of them%s%s", f"{num_kept:,}", f"{total:,}", 100 * (1 - num_kept / total),
                  f"{self.num_batches:,}", f"{max(sizes):,}", self._num_negatives,
+                 ", across the sides of the graph" if self._side is not None else "",
                  "; the pairs of a batch are hidden from its graph" if self._hide else "")
         if num_empty:
             log.warning("pairs: %s of %s clusters hold no training pair: their steps learn nothing. Lower "
@@ -170,7 +174,13 @@ class PairLoader:
         pairs = linked.nodes()
         within = sort_by_cluster(pairs, partition, torch.arange(len(pairs))).ptr.diff()
         sizes = partition.ptr.diff()
-        full = ((within == sizes * (sizes - 1) // 2) & (within > 0)).nonzero()
+        most = sizes * (sizes - 1) // 2
+        if self._side is not None:
+            cluster = torch.arange(len(sizes)).repeat_interleave(sizes)
+            first, second = (torch.bincount(cluster[self._side[partition.perm] == number], minlength=len(sizes))
+                             for number in (0, 1))
+            most = first * second
+        full = ((within == most) & (within > 0)).nonzero()
         if len(full):
             raise ValueError(f"all pairs of the {int(sizes[full[0]]):,} nodes of cluster {int(full[0]) + 1} are "
                              "training pairs: there is no other to draw. Lower partition.num_parts, or set "

@@ -405,3 +405,22 @@ def test_an_odd_value_in_the_cache_is_damage(tmp_path, caplog, name, value):
     cache.load(SMALL, tmp_path)
     assert f"{name} is {value!r}, and it should be" in caplog.text and "preparing the graph again" in caplog.text
     assert json.loads(manifest.read_text())["values"][name] != value
+
+
+@pytest.mark.parametrize("part, name, value", [
+    *(("values", name, value) for name, value in (
+        ("out_channels", 10**9), ("out_channels", 0), ("out_channels", ...), ("metric", "odd"), ("metric", ...),
+        ("num_nodes", 10**9), ("num_nodes", ...), ("num_categories", 10**9), ("num_categories", ...),
+        ("structure", {"num_nodes": 3}))),
+    ("arrays", "train_mask", ...), ("arrays", "x", ...)])
+def test_a_value_that_the_arrays_contradict_is_damage(tmp_path, caplog, part, name, value):
+    expected = cache.load(SMALL, tmp_path)
+    manifest = expected.store / "manifest.json"
+    content = json.loads(manifest.read_text())
+    if value is ...:
+        del content[part][name]
+    else:
+        content[part][name] = value
+    manifest.write_text(json.dumps(content))
+    assert cache.load(SMALL, tmp_path).out_channels == expected.out_channels
+    assert "does not fit the arrays; preparing the graph again" in caplog.text

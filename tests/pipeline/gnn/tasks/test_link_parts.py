@@ -7,6 +7,10 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 
 from parallel_epochs.models import DeeperGCN, LinkModel, LinkPredictor
+from parallel_epochs.pipeline.data.cache import prepare_as
+from parallel_epochs.pipeline.data.config import EdgesConfig
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, sides_of
 from parallel_epochs.pipeline.data.readers.ogb_link import official_metric
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
@@ -23,6 +27,45 @@ def loader_of(data, num_parts=1, **options) -> PairLoader:
     name = "whole" if num_parts == 1 else "random"
     clusters = ClusterLoader(data, Partitioner(data.edge_index, name=name, num_parts=num_parts, seed=3))
     return PairLoader(clusters, **{"pairs_per_step": 1000, "seed": 3, **options})
+
+
+def bipartite(num_left=12, num_right=9) -> Graph:
+    """A divided graph whose links go from the first nodes to the others; the last node has none."""
+    left, right = torch.meshgrid(torch.arange(num_left), torch.arange(num_left, num_left + num_right), indexing="ij")
+    edges = torch.stack([left.flatten(), right.flatten()])[:, (left + right).flatten() % 3 == 0]
+    graph = prepare_as(EdgesConfig(path=""), Graph(edge_index=edges, num_nodes=num_left + num_right + 1))
+    return divide_links(graph, LinkSplit("random", 0.8, 0.1, 0, "log_sum", "sides"), "the graph")
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("strict", [False, True])
+def test_negatives_of_a_bipartite_graph_join_its_sides(num_parts, strict):
+    data = bipartite()
+    loader, first = loader_of(data, num_parts, side=sides_of(data), strict=strict), loader_of(data, num_parts)
+    linked = unordered(data.train_pairs.tolist())
+    for batch, other in zip(loader.batches(0, Share(0, 0, 1)), first.batches(0, Share(0, 0, 1)), strict=True):
+        pairs = named(batch, "negatives")
+        assert len(pairs) == len(batch.pairs) > 0 and torch.equal(batch.pairs, other.pairs)
+        assert all(source < 12 <= target < 21 for source, target in pairs)
+        assert not strict or not unordered(pairs) & linked
+        assert not all(source < 12 <= target < 21 for source, target in named(other, "negatives"))
+
+
+def test_a_complete_bipartite_graph_has_no_sides_to_draw_across():
+    data = bipartite()
+    for part in ("train", "valid", "test"):
+        data[f"{part}_pairs"] = torch.cartesian_prod(torch.arange(12), torch.arange(12, 21))
+    assert sides_of(data) is None
+    data.train_pairs = torch.cat([data.train_pairs, torch.tensor([[0, 1]])])
+    assert sides_of(data) is None  # and neither has one that is not bipartite
+
+
+def test_a_cluster_whose_sides_are_fully_linked_is_refused():
+    data = bipartite()
+    side, data.train_pairs = sides_of(data), torch.cartesian_prod(torch.arange(12), torch.arange(12, 21))
+    loader = loader_of(data, side=side, strict=True)
+    with pytest.raises(ValueError, match="all pairs of the 22 nodes of cluster 1 are training pairs"):
+        loader.measure(loader.draw(0, Share(0, 0, 1)), 0.0)
 
 
 def named(batch, key) -> list[tuple[int, int]]:
