@@ -22,15 +22,14 @@ from torch import Tensor
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.base_config import READING
-from parallel_epochs.pipeline.data.check import FEW_NODES, SPARSE_NUMBERING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
-from parallel_epochs.pipeline.data.graph import DataKind, Graph, open_graph, write_graph
+from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.join_types import refuse_propagate
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links, name_relation
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
-from parallel_epochs.pipeline.data.readers.given_store import check_typed
+from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
 from parallel_epochs.pipeline.data.summaries import MOMENTS, NO_MARKS, SUMMARIES, Marks, summarise, write_summarised
@@ -41,7 +40,7 @@ from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
-from parallel_epochs.pipeline.run.read_back import check_values, shown
+from parallel_epochs.pipeline.run.read_back import check_values
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -59,8 +58,6 @@ KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source
         "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
         "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"], SUMMARIES: dict[str, Any],
         MOMENTS: Float[Tensor, "2 _"]}
-# A component of a graph may have fewer nodes than the graph has classes.
-FEW_CLASSES = 1_000_000
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -358,7 +355,7 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
                 data = open_graph(path, verify=verify)
                 if verify:
                     check_values(path / store.MANIFEST, data.to_dict(), KEPT)
-                    _check_prepared(path / store.MANIFEST, data)
+                    check_prepared(path / store.MANIFEST, data)
                     check(data)
                 return data
             except DamagedFile as error:
@@ -381,41 +378,6 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
             num_looks += 1
             pulse.renew()
             time.sleep(WAITING)
-
-
-def _check_prepared(path: Path, data: Graph) -> None:
-    """Refuse values that the arrays of a graph contradict. They would end in a traceback, or in a huge allocation.
-
-    Args:
-        data: a graph whose values have the types of :data:`KEPT`.
-    """
-    metric, count_of = data.get("metric"), {name: data.get(name, -1) for name in (
-        "num_nodes", "num_relations", "num_categories", "out_channels")}
-    if data.kind is DataKind.TRIPLES:
-        most = max(FEW_NODES, 2 * len(data.triples))
-        fits = {name: 0 < count_of[name] <= most for name in ("num_nodes", "num_relations")}
-    else:
-        rows, columns = (*data.x.shape, -2)[:2] if "x" in data else (-2, -2)
-        fits = {"num_nodes": count_of["num_nodes"] == rows,
-                "num_categories": data.edge_index is None or 0 <= count_of["num_categories"] <= columns}
-    if data.kind is DataKind.PAIRS:
-        fits["metric"] = metric in LINK_METRICS or str(metric).startswith("hits@")
-    elif "y" in data:
-        fits |= {mask: len(data.get(mask, ())) == len(data.y) for mask in MASKS} | {"metric": metric in METRICS}
-        fits["out_channels"] = data.y.dim() == 2 and (
-            count_of["out_channels"] == data.y.size(1) if metric not in CLASS_METRICS else
-            int(data.y.max()) < count_of["out_channels"] <= max(FEW_CLASSES, SPARSE_NUMBERING * len(data.y)))
-    if "structure" in data:
-        fits["structure"] = structure.is_structure(data.structure) and [
-            data.structure[name] for name in ("num_nodes", "num_edges")] == [data.num_nodes, data.edge_index.size(1)]
-    if wrong := next((name for name, is_right in fits.items() if not is_right), None):
-        raise DamagedFile(f"{path} is damaged, or somebody changed it: {wrong} is {shown(data.get(wrong))}, which does "
-                          "not fit the arrays")
-    try:
-        if not data.types.homogeneous:
-            check_typed(data, verify=False)
-    except ValueError as error:
-        raise DamagedFile(f"{path} is damaged, or somebody changed it: {error}") from None
 
 
 def _tell_of_reading(config: DataConfig, path: Path) -> None:

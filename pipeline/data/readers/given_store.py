@@ -7,19 +7,24 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data import graph
+from parallel_epochs.pipeline.data.check import FEW_NODES, SPARSE_NUMBERING
 from parallel_epochs.pipeline.data.content import hash_file
-from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.join_types import check_schema
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
-from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, LINK_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run import words
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.read_back import shown
 
 FLOATS = (torch.float32,)
 # Rows of an array on disk that are read at a time.
 BLOCK = 1 << 20
+# A component of a graph may have fewer nodes than the graph has classes.
+FEW_CLASSES = 1_000_000
 # Arrays of a union of many graphs.
 UNION_KEYS = ("ptr", "by_source", "x_tables", "edge_tables")
 
@@ -101,6 +106,41 @@ def _check_values(data: Graph, *, has_labels: bool) -> None:
 def _check_count(name: str, value: object, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= max(high, low):
         raise ValueError(f"{name} is {value!r}; it must be a whole number from {low} to {high:,}")
+
+
+def check_prepared(path: Path, data: Graph) -> None:
+    """Refuse values that the arrays of a graph contradict. They would end in a traceback, or in a huge allocation.
+
+    Args:
+        data: a graph whose values have the types of :data:`pipeline.data.cache.KEPT`.
+    """
+    metric, count_of = data.get("metric"), {name: data.get(name, -1) for name in (
+        "num_nodes", "num_relations", "num_categories", "out_channels")}
+    if data.kind is DataKind.TRIPLES:
+        most = max(FEW_NODES, 2 * len(data.triples))
+        fits = {name: 0 < count_of[name] <= most for name in ("num_nodes", "num_relations")}
+    else:
+        rows, columns = (*data.x.shape, -2)[:2] if "x" in data else (-2, -2)
+        fits = {"num_nodes": count_of["num_nodes"] == rows,
+                "num_categories": data.edge_index is None or 0 <= count_of["num_categories"] <= columns}
+    if data.kind is DataKind.PAIRS:
+        fits["metric"] = metric in LINK_METRICS or str(metric).startswith("hits@")
+    elif "y" in data:
+        fits |= {mask: len(data.get(mask, ())) == len(data.y) for mask in MASKS} | {"metric": metric in METRICS}
+        fits["out_channels"] = data.y.dim() == 2 and (
+            count_of["out_channels"] == data.y.size(1) if metric not in CLASS_METRICS else
+            int(data.y.max()) < count_of["out_channels"] <= max(FEW_CLASSES, SPARSE_NUMBERING * len(data.y)))
+    if "structure" in data:
+        fits["structure"] = is_structure(data.structure) and [
+            data.structure[name] for name in ("num_nodes", "num_edges")] == [data.num_nodes, data.edge_index.size(1)]
+    if wrong := next((name for name, is_right in fits.items() if not is_right), None):
+        raise DamagedFile(f"{path} is damaged, or somebody changed it: {wrong} is {shown(data.get(wrong))}, which does "
+                          "not fit the arrays")
+    try:
+        if not data.types.homogeneous:
+            check_typed(data, verify=False)
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged, or somebody changed it: {error}") from None
 
 
 def check_typed(data: Graph, *, verify: bool) -> None:
