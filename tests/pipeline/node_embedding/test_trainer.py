@@ -413,6 +413,7 @@ def test_links_that_are_held_out_are_no_edges(small, configure):
     assert 0.15 < len(held) / (data.num_edges / 2) < 0.25 and held <= every
     for links, others in pairs.values():  # each once, whichever way round it stands in the graph
         assert len(np.unique(np.sort(links, 1), axis=0)) == len(links) == len(others)
+        assert not every & set(map(tuple, others.tolist())) and (others[:, 0] != others[:, 1]).all()
     assert not set(map(tuple, pairs["valid"][0].tolist())) & set(map(tuple, pairs["test"][0].tolist()))
     assert not walked & (held | {(b, a) for a, b in held}) and walked <= every and len(walked) > 0.7 * len(every)
     assert {tuple(link) for link in pairs["train"][0].tolist()} <= walked | {(b, a) for a, b in walked}
