@@ -215,7 +215,9 @@ def test_torchrun_and_a_single_process_contradict_each_other(configure):
 @pytest.mark.slow
 @pytest.mark.parametrize("only, number", [
     (["SIGSTOP", "lock", "Ctrl-C twice", "in an evaluation", "full"], 7),
-    pytest.param(["Ctrl-C", "stopped", "one rank"], 6, marks=pytest.mark.exhaustive)])
+    pytest.param(["Ctrl-C", "stopped", "one rank"], 6, marks=pytest.mark.exhaustive),
+    pytest.param(["of sweep", "of export", "of prepare", "of predictions", "a rank of"], 10,
+                 marks=pytest.mark.exhaustive)])
 def test_faults_of_real_processes_lose_nothing(only, number, tmp_path):
     faults = [fault.name for fault in FAULTS if any(text in fault.name for text in only)]
     # Not by the tests' server: it forks its runs from a process of its own.
