@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
+LATER = ("score_folds", "link_negatives", "reading", "degrees")
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
 RUNS = ["gnn", *(pytest.param(name, marks=pytest.mark.slow) for name in
                  ("knowledge", "gnn_of_tables", "layout", "node_embedding"))]
@@ -54,11 +55,11 @@ def test_a_run_is_evaluated_predicted_and_continued(name, folder):
 def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     path = folder / "runs" / "gnn_of_tables" / "config.yaml"
     saved, usual = schema.load(path), TablesConfig()
-    assert (saved.data.score_folds, saved.data.link_negatives, saved.data.reading) == ("rows", "all", 1)
+    assert [getattr(saved.data, name) for name in LATER] == ["rows", "all", 1, False]
     (tmp_path / "checkpoints").mkdir(), (tmp_path / "checkpoints" / "last.pt").touch()
     (tmp_path / "config.yaml").write_text(path.read_text())
-    later = {f"data.{name}": getattr(usual, name) for name in ("score_folds", "link_negatives", "reading")}
-    assert set(later.values()) == {"groups", "sides", 2}
+    later = {f"data.{name}": getattr(usual, name) for name in LATER}
+    assert list(later.values()) == ["groups", "sides", 2, True]
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
     for name in ("node_embedding", "knowledge", "layout"):  # which have no task
         assert "data.link_negatives" not in str(explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml")))

@@ -14,6 +14,13 @@ READING = 2
 NO_FILE = "not in this file"
 
 
+def degrees(default: bool) -> Any:
+    """Declare the key that says whether nodes get columns of degrees."""
+    return key(default, "Add columns to the node features: log(1 + degree), standardised; in and out where they "
+               "differ, and by relation in graphs with several types of nodes.", before=False,
+               when={"trainer.name": ("gnn",)})
+
+
 @dataclass
 class DataConfig:
     """Keys of every dataset.
@@ -52,6 +59,7 @@ class DataConfig:
     summaries: int = key(0, "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
                          "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
                          "over 2 to K hops the means of these.", minimum=0, below=4)
+    degrees: bool = degrees(False)
     link_negatives: str = key("sides", "Pairs without a link that are drawn for training, validation and test, where "
                               "the dataset has none. sides: in a bipartite graph, the ends are of different sides, "
                               "as those of a link are. all: of any two nodes, as in runs of earlier versions.",
@@ -62,6 +70,16 @@ class DataConfig:
     @property
     def folds_of_scores(self) -> str | None:
         return None
+
+    @property
+    def counts_degrees(self) -> bool:
+        """Tell whether degrees join the features. Summaries count the edges of each relation themselves."""
+        return self.degrees and not self.summaries
+
+    @property
+    def num_last(self) -> int:
+        """The number of the last columns of ``x`` that say where a node stands in its graph."""
+        return sum(getattr(self, name, None) or 0 for name in ("random_walk", "laplacian"))
 
     @property
     def may_have_text_scores(self) -> bool:
@@ -215,7 +233,7 @@ def refuse_changes(config: DataConfig, what: str) -> None:
         ValueError: such a key was given. The message names it.
     """
     for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False), ("propagate", 0),
-                        ("summaries", 0)):
+                        ("summaries", 0), *((("degrees", False),) if config.holds != "graphs" else ())):
         if (value := getattr(config, name)) != usual:
             raise ValueError(f"data.{name}={str(value).lower()} needs one graph, but data={config.source} holds "
                              f"{what}. Leave it out")

@@ -23,6 +23,7 @@ from torch import Tensor
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
+from parallel_epochs.pipeline.data.degrees import DEGREE_MOMENTS, add_degrees, can_have_degrees, write_degrees
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.join_types import refuse_propagate
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
@@ -51,13 +52,15 @@ FORMAT = 4
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
 # The end of the key of a store that this version of a reader has written.
 READ_BY = f"read by version {READING}"
+# End of the hash of a graph with columns of degrees.
+DEGREES = "-degrees"
 # Types of the arrays and values of a prepared graph, as far as it has them.
 KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str, LOG_LABEL: bool,
         "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
         "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
         "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
         "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"], SUMMARIES: dict[str, Any],
-        MOMENTS: Float[Tensor, "2 _"]}
+        MOMENTS: Float[Tensor, "2 _"], DEGREE_MOMENTS: Float[Tensor, "2 _"]}
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -66,10 +69,11 @@ DAY = 24 * 3600
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-         check: Callable[[Graph], None] = lambda data: None) -> Graph:
+         check: Callable[[Graph], None] = lambda data: None, degrees: bool = False) -> Graph:
     """Open the prepared graph of a dataset, from the cache if it is there. Processes share the memory of its file.
 
     Args:
+        degrees: whether ``x`` has columns of degrees, see :mod:`pipeline.data.degrees`; not where it is categories.
         content_hash: of the graph as another process loaded and checked it a moment ago; it is not checked again.
         check: refuses what was read, before it is prepared.
 
@@ -89,8 +93,20 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     """
     ending = f"-hops-{config.propagate}" if config.propagate else f"-summaries-{config.summaries}" * (
         config.summaries > 0)
-    data = _load(config, cache_dir, content_hash=content_hash and content_hash.removesuffix(ending), check=check)
-    return _load_widened(config, cache_dir, data, ending, verify=content_hash is None) if ending else data
+    own, verify = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES), content_hash is None
+    data = _load(config, cache_dir, content_hash=own, check=check)
+    if degrees and can_have_degrees(data):
+        data = _load_with_degrees(config, cache_dir, data, verify=verify)
+    return _load_widened(config, cache_dir, data, ending, verify=verify) if ending else data
+
+
+def _load_with_degrees(config: DataConfig, cache_dir: str | Path, data: Graph, *, verify: bool) -> Graph:
+    """Open a graph with columns of degrees."""
+    content_hash = data.content_hash + DEGREES
+    out = _keep(path_of(config, cache_dir, content_hash), partial(write_degrees, data=data, num_last=config.num_last),
+                again="counting the degrees again", verify=verify)
+    out.content_hash, out.on_disk = content_hash, data.on_disk
+    return out
 
 
 def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool) -> Graph:
@@ -191,15 +207,16 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     """
     if config.links != "edges":
         refuse_relation(relation, config.origin())
-        return load(config, cache_dir, content_hash=content_hash)
+        return load(config, cache_dir, content_hash=content_hash, degrees=config.counts_degrees)
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
     split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
                       chosen.valid_fraction, chosen.graph_seed, config.node_features, config.link_negatives,
                       getattr(config, "until", None))
-    # Links that are hidden must not show in the features: they are averaged over the edges that are left.
+    # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
     num_hops = config.propagate
     hops = [num_hops] if num_hops else [{"summaries": config.summaries}] if config.summaries else []
+    hops = [DEGREES] * config.counts_degrees + hops
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
     named = [] if relation is None else [{"relation": relation}]
@@ -216,6 +233,8 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
             refuse_propagate(whole, num_hops)
         refit = getattr(_reader(config), "refit_edges", None)
         data = divide_links(whole, split, config.origin(), relation, None if refit is None else partial(refit, config))
+        if config.counts_degrees:
+            add_degrees(data)
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
         if config.summaries:

@@ -11,6 +11,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_files,
     check_folder,
     check_fractions,
+    degrees,
     featureless,
     label_type,
     reading,
@@ -188,6 +189,7 @@ class FileConfig(DataConfig):
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
     source: str = key("file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True)
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
+    degrees: bool = degrees(True)
     mask_column: int | None = key(None, "Column of the masks to use, counted from 0, if they have "
                                   "several.", minimum=0, shapes_graph=True)
     split: str | None = key(None, "How labelled nodes, or the links of task=link, are split. random: at random. time: "
@@ -307,6 +309,7 @@ class GraphFilesConfig(ManyGraphsConfig):
     folder: str = key(..., "Path of the folder. It holds *.pt, or train/, valid/ and test/ with such files.",
                       is_path=True, names_files=True)
     reading: int = reading()
+    degrees: bool = degrees(True)
 
     def origin(self) -> str:
         return self.folder
@@ -368,6 +371,7 @@ class EdgesConfig(DataConfig):
                               "it is an edge. Default: it is an edge, but a line that looks like a header is "
                               "refused.", shapes_graph=True, hashed_if_given=True)
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
+    degrees: bool = degrees(True)
     train_fraction: float = key(0.5, "Fraction of the labelled nodes, or of the links of task=link, for training.",
                                 above=0, shapes_graph=True)
     valid_fraction: float = key(0.1, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "

@@ -33,6 +33,7 @@ class GraphTypes:
         labelled: type of the nodes with labels; none without labels.
         averaged: types whose features are the means of those of their neighbours.
         unread: types with labels, if there are several of which none was chosen.
+        degrees: number of the last of these columns that are degrees; none without such columns.
         edge_columns: first column of ``edge_attr`` and number of columns of the features of each relation that is not a
             reverse one; none if they are not known.
         homogeneous: whether ``x`` and ``edge_attr`` have no columns for types and relations, as there is one of each.
@@ -46,12 +47,14 @@ class GraphTypes:
     averaged: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     edge_columns: list[list[int]] = field(default_factory=list)
+    degrees: list[int] = field(default_factory=list)
     homogeneous: bool = False
 
     def to_value(self) -> dict[str, Any]:
         """Return what JSON can hold, for :meth:`from_value`."""
         value = {"types": self.names, **vars(self), "relations": [list(relation) for relation in self.relations]}
-        return {name: value[name] for name in value if name not in ("names", "homogeneous")}
+        return {name: value[name] for name in value if name not in ("names", "homogeneous") and (
+            name != "degrees" or self.degrees)}  # as earlier versions wrote it
 
     @classmethod
     def from_value(cls, value: object) -> "GraphTypes":
@@ -101,14 +104,14 @@ class GraphTypes:
 def _check_value(value: object) -> Mapping[str, Any]:
     """Refuse what is not the types of a graph, as JSON holds them."""
     needed = ["types", "counts", "widths", "relations"]
-    known = [*needed, "labelled", "averaged", "unread", "edge_columns"]
+    known = [*needed, "labelled", "averaged", "unread", "edge_columns", "degrees"]
     if not isinstance(value, Mapping) or not set(needed) <= set(value) <= set(known):
         found = ", ".join(map(str, value)) if isinstance(value, Mapping) else repr(value)
         raise ValueError(f"schema must have {', '.join(needed)}, and may have {', '.join(known[len(needed):])}; it has "
                          f"{found or 'nothing'}")
     for name, kind, what in (("types", str, "names"), ("counts", int, "whole numbers from 0"),
-                             ("widths", int, "whole numbers from 0"), ("averaged", str, "names"),
-                             ("unread", str, "names")):
+                             ("widths", int, "whole numbers from 0"), ("degrees", int, "whole numbers from 0"),
+                             ("averaged", str, "names"), ("unread", str, "names")):
         if not _is_list(found := value.get(name, []), kind):
             raise ValueError(f"schema: {name} is {found!r}; it must be a list of {what}")
     relations, types, labelled = value["relations"], value["types"], value.get("labelled")

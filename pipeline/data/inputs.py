@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from parallel_epochs.pipeline.data.degrees import DEGREE_MOMENTS
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.summaries import SUMMARIES
 from parallel_epochs.pipeline.run.words import count
@@ -31,18 +32,18 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
                                learned_types=learned_types)
     num_summaries = sum(_widths_of(data))
     num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors - num_summaries
-    num_features, source = num_own // (num_hops + 1), data.get("x_source")
-    what = ("category", "categories") if "x_tables" in data else ("feature",)
+    num_features, source = num_own // (num_hops + 1) - _num_degrees(data), data.get("x_source")
     if source == "degree":
         how = {"log_sum": ", its logarithm, standardised", "counts": ", its logarithm"}
         text = f"no node features: degree only{how.get(node_features, '')}"
     else:
         where = {"data": " from the file" if is_file else " of the dataset",
                  "edges": f" from the edges (data.node_features={node_features})"}
-        text = f"x: {count(num_features, *what)}{where.get(source, '')}"
+        text = f"x: {_columns(num_features, are_categories='x_tables' in data)}{where.get(source, '')}"
+    text += _name_degrees(data)
     if num_hops:
-        whose = "its" if source == "degree" else "their"
-        text += f" and {whose} means over {'1 to ' * (num_hops > 1)}{count(num_hops, 'hop')}"
+        text += (f" and {'its' if source == 'degree' else 'their'} means over {'1 to ' * (num_hops > 1)}"
+                 f"{count(num_hops, 'hop')}")
     more = [_of_neighbours(num_summaries)] * (num_summaries > 0)
     more += [f"{data.num_categories} species, one-hot"] * (data.num_categories > 0)
     if num_walks:
@@ -53,8 +54,7 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
         own = [text.removeprefix("no node features: ").removeprefix("x: "), *more] if concat else []
         text, more = f"x: {count(num_learned, 'learned feature')} (features=embedding)", own
     if data.edge_attr is not None:
-        what = ("category", "categories") if "edge_tables" in data else ("feature",)
-        more.append(f"{count(data.edge_attr.size(1), *what)} of each edge")
+        more.append(f"{_columns(data.edge_attr.size(1), are_categories='edge_tables' in data)} of each edge")
     if label_input:
         more.append(f"labels of training nodes (train.label_input={label_input:g})")
     text = " + ".join([text, *more])
@@ -66,6 +66,19 @@ def describe_inputs(data: Graph, *, is_file: bool, node_features: str, label_inp
             better.append("data.node_features=log_sum takes the degree's logarithm, standardised")
         text += f". Better: {'; '.join(better)}"
     return text
+
+
+def _columns(number: int, *, are_categories: bool) -> str:
+    return count(number, *(("category", "categories") if are_categories else ("feature",)))
+
+
+def _name_degrees(data: Graph) -> str:
+    one = " and the out-degree" if data.get("x_source") == "degree" else " and the degree"
+    return ("", one, ", in- and out-degree")[_num_degrees(data)]
+
+
+def _num_degrees(data: Graph) -> int:
+    return data[DEGREE_MOMENTS].size(1) if DEGREE_MOMENTS in data else 0
 
 
 def _widths_of(data: Graph) -> list[int]:
@@ -88,12 +101,14 @@ def _describe_typed(data: Graph, *, label_input: float = 0, num_learned: int = 0
         learned_types: types that have rows in the table; none: all of them.
     """
     parts, types, num_edge_features = [], data.types, data.edge_attr.size(1) - 1
-    for name, width, num_made in zip(types.names[:LISTED], types.widths, _widths_of(data)):
-        width -= num_made
+    degrees = types.degrees or [0] * len(types.names)
+    for name, width, num_made, num_degrees in zip(types.names[:LISTED], types.widths, _widths_of(data), degrees):
+        width -= num_made + num_degrees
         learns = num_learned > 0 and (learned_types is None or name in learned_types)
         own = [count(width, "mean", "means") + " of neighbours' features" if name in types.averaged else
-               count(width, "feature")] if width and not (learns and not concat) else []
-        own += [_of_neighbours(num_made)] if num_made and not (learns and not concat) else []
+               count(width, "feature")] * (width > 0)
+        own += [count(num_degrees, "degree")] * (num_degrees > 0) + [_of_neighbours(num_made)] * (num_made > 0)
+        own = [] if learns and not concat else own
         learned = [f"{count(num_learned, 'learned feature')} of each node"] if learns else []
         parts.append(f"{name}: {' and '.join([*own, *learned]) or 'one learned vector for all its nodes'}")
     if len(types.names) > LISTED:

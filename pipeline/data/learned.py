@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from parallel_epochs.pipeline.data.degrees import DEGREE_MOMENTS, without_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.incident import moments_of_edges
@@ -40,7 +41,8 @@ class Learned:
         label_names: the tensors of the labels' names, see :mod:`pipeline.data.node_names`.
         edges: mean and deviation, or least and greatest value, of what features are made of where they are made of
             edges [2, channels], float64; none where nothing was learned of them.
-        hops: mean and deviation of the features of each hop but the first [num_hops, 2, channels], float64.
+        hops: mean and deviation of the features of each hop but the first [num_hops, 2, hop_channels], float64.
+        degrees: mean and deviation of the columns of degrees [2, num_degrees], float64; none without them.
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
         fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
             for other sources.
@@ -60,13 +62,23 @@ class Learned:
     tables: dict[str, list[int]] = field(default_factory=dict)
     label_names: dict[str, Tensor] = field(default_factory=dict)
     edges: Float[Tensor, "2 channels"] | None = None
-    hops: Float[Tensor, "num_hops 2 channels"] | None = None
+    hops: Float[Tensor, "num_hops 2 hop_channels"] | None = None
     labels: Float[Tensor, "2 columns"] | None = None
     fitted: UInt8[Tensor, " num_bytes"] | None = None
     schema: dict[str, Any] | None = None
     summaries: dict[str, Any] | None = None
     summary_moments: Float[Tensor, "2 summaries"] | None = None
     log_label: bool = False
+    degrees: Float[Tensor, "2 num_degrees"] | None = None
+
+    def num_own(self, num_hops: int) -> int:
+        """Return the number of columns that ``x`` has before degrees are counted and hops averaged.
+
+        Args:
+            num_hops: the key data.propagate.
+        """
+        num_degrees = 0 if self.degrees is None or self.schema is not None else self.degrees.size(1)
+        return (self.num_columns - self.num_categories) // (num_hops + 1) - num_degrees
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
@@ -86,7 +98,7 @@ def from_dict(path: Path, content: Any) -> Learned:
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
     found = build(path, Learned, {entry.name: content[entry.name] for entry in fields(Learned) if entry.name not in (
-        FITTED, SCHEMA, SUMMARIES, MOMENTS, LOG_LABEL) or entry.name in content})  # of versions of before
+        FITTED, SCHEMA, SUMMARIES, MOMENTS, LOG_LABEL, "degrees") or entry.name in content})  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
     if found.summaries is not None:
@@ -115,7 +127,9 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
     summaries, types = read_summaries(data), data.types
     if summaries is not None:
         types = replace(types, widths=[width - own for width, own in zip(types.widths, summaries.widths, strict=True)])
-    num_columns = data.x.size(1) if summaries is None else max(types.widths) + data.num_categories
+    types = without_degrees(types)
+    is_own = summaries is None and not data.types.degrees
+    num_columns = data.x.size(1) if is_own else max(types.widths) + data.num_categories
     return Learned(
         num_columns, None if data.edge_attr is None else data.edge_attr.size(1), data.num_categories, source,
         data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
@@ -123,7 +137,7 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
         data.get("hop_moments") if num_hops else None, labels, data.get(FITTED),
         None if types.homogeneous else types.to_value(), data.get(SUMMARIES), data.get(MOMENTS),
-        data.get(LOG_LABEL, False))
+        data.get(LOG_LABEL, False), data.get(DEGREE_MOMENTS))
 
 
 def check_inputs(learned: Learned, data: Graph) -> None:
@@ -159,7 +173,7 @@ def check_columns(learned: Learned, data: Graph, origin: str, num_hops: int) -> 
         ValueError: says what the graph has and what the model was trained on.
     """
     own = data.x.size(1) - data.num_categories
-    expected = (learned.num_columns - learned.num_categories) // (num_hops + 1)
+    expected = learned.num_own(num_hops)
     if own != expected:
         raise ValueError(f"{origin}: the features of the nodes have {own} columns, and the model was trained on "
                          f"{expected}")

@@ -130,7 +130,13 @@ def _average_in_blocks(data: Graph, x: Tensor) -> Tensor:
 
 
 def standardise(x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Bring columns to mean 0 and variance 1, by their own moments or by those of another graph [2, channels]."""
+    """Bring columns to mean 0 and variance 1, by their own moments or by those of another graph [2, channels].
+
+    A column with the same value everywhere becomes 0.
+
+    Returns:
+        The columns, and the moments that were used, float64.
+    """
     out, found = torch.empty_like(x), []
     for place, (values, scaled) in enumerate(zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1))):
         values = values.double()
@@ -147,6 +153,7 @@ def _moments(values: Tensor) -> Tensor:
 
 
 def _copy(out: np.ndarray, values: Tensor) -> None:
+    """Copy columns into an array, which may be a mapped file, some rows at a time."""
     for first in range(0, len(values), COPIED):
         out[first:first + COPIED] = values[first:first + COPIED].numpy()
         pulse.renew()

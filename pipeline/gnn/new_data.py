@@ -13,6 +13,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.config import DATASETS
+from parallel_epochs.pipeline.data.degrees import add_degrees
 from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
@@ -138,6 +139,8 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     if learned.schema is not None:  # other data need not say which type has labels
         data.types = replace(data.types, labelled=learned.schema["labelled"])
     check_columns(learned, data, origin, source.propagate)
+    if learned.degrees is not None:
+        add_degrees(data, learned.degrees, num_last=source.num_last)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
     if learned.summaries is not None:

@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.data.base_config import (
     DataConfig,
     check_folder,
     check_fractions,
+    degrees,
     featureless,
     label_type,
     reading,
@@ -145,6 +146,7 @@ class TablesConfig(DataConfig):
     featureless: str = featureless()
     label_type: str | None = label_type()
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
+    degrees: bool = degrees(True)
     dangling: str = key("drop", "What to do with edges that have an empty id, or an id that no node has. drop: leave "
                         "them out and log how many. error: refuse the table.",
                         choices=("drop", "error"), shapes_graph=True)

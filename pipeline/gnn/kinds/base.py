@@ -138,7 +138,8 @@ class Kind(ABC):
         Raises:
             ValueError: the dataset is inconsistent, or does not fit.
         """
-        data = load(self.config.data, self.config.cache_dir, content_hash=content_hash, check=self.check_data)
+        data = load(self.config.data, self.config.cache_dir, content_hash=content_hash, check=self.check_data,
+                    degrees=self.config.data.counts_degrees)
         self.check_data(data)
         return data
 

@@ -125,7 +125,7 @@ def test_hidden_links_do_not_show(tmp_path):
     graph = random_graph(40, 200, 1, edge_dim=1)
     torch.save({"x": graph.x, "edge_attr": graph.edge_attr, "edge_index": graph.edge_index.as_tensor().long()},
                tmp_path / "graph.pt")
-    keys = dict(path=str(tmp_path / "graph.pt"), train_fraction=0.6, valid_fraction=0.2)
+    keys = dict(path=str(tmp_path / "graph.pt"), train_fraction=0.6, valid_fraction=0.2, degrees=False)
     data, plain = (load_links(FileConfig(**keys, summaries=num_hops), tmp_path) for num_hops in (1, 0))
     np.testing.assert_allclose(data.x, expected(plain, 1), atol=2e-5)
     assert data.content_hash != plain.content_hash

@@ -16,7 +16,7 @@ def overrides(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the ranks
     return ["data=file", f"data.path={save_hetero(tmp_path)}", "model=custom", "model.hidden_channels=8",
             "model.path=tests.helpers.hetero_nets.ToHetero", "partition.num_parts=2", "train.patience=0",
-            "train.lr=0.05"]
+            "train.lr=0.05", "data.degrees=false"]
 
 
 @pytest.mark.parametrize("more", [pytest.param([], id="alone"), pytest.param(

@@ -144,7 +144,7 @@ def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
 def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them(tmp_path):
     """Also in another order, with new neighbours; a node of another text under an old id is another node."""
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *CASES["scores"])
+    run = trained(tmp_path, tmp_path / "old", *CASES["scores"], "data.degrees=false")
     old = restored(run).setup.data
     changed = int(old.train_mask.nonzero()[3])
 
@@ -178,7 +178,7 @@ def test_an_exported_model_reads_tables(tmp_path):
 
 def test_links_of_other_tables(tmp_path):
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *EDGES, "task=link", "data.split=random")
+    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *EDGES, "task=link", "data.split=random", "data.degrees=false")
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("source,target\nn0,n1\nn2,n59\n")
     new = NewDataConfig(folder=str(tmp_path / "old"))

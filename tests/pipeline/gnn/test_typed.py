@@ -202,7 +202,7 @@ def test_an_exported_model_reads_other_tables(run, tmp_path):
 def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
     write_tables(tmp_path)
     run = trained(tmp_path, tmp_path, "features=embedding", "features.types=[shop,item]", "features.channels=5",
-                  "data.featureless=none", "features.dropout=0")
+                  "data.featureless=none", "features.dropout=0", "data.degrees=false")
     weights = run.load()["model"]
     assert weights[KEY].shape == (28, 5)
     data = predicted(run).setup.data
