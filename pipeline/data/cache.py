@@ -33,7 +33,7 @@ from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
-from parallel_epochs.pipeline.data.summaries import MOMENTS, NO_MARKS, SUMMARIES, Marks, summarise, write_summarised
+from parallel_epochs.pipeline.data.summaries import NO_MARKS, SUMMARIES, Marks, summarise, write_summarised
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
@@ -60,7 +60,7 @@ KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source
         "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
         "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
         "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"], SUMMARIES: dict[str, Any],
-        MOMENTS: Float[Tensor, "2 _"], DEGREE_MOMENTS: Float[Tensor, "2 _"]}
+        DEGREE_MOMENTS: Float[Tensor, "2 _"]}
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -111,7 +111,7 @@ def _load_with_degrees(config: DataConfig, cache_dir: str | Path, data: Graph, *
 
 def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool) -> Graph:
     """Open a graph with averages of its features over its edges, or with summaries of its neighbours and edges."""
-    num_hops, needed = config.propagate, "hop_moments" if config.propagate else MOMENTS
+    num_hops, needed = config.propagate, "hop_moments" if config.propagate else SUMMARIES
     what = f"data.propagate={num_hops} averages over" if num_hops else f"data.summaries={config.summaries} summarises"
     if num_hops:
         refuse_propagate(data, num_hops)

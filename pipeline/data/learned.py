@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.summaries import MOMENTS, SUMMARIES, Summaries, read_summaries
+from parallel_epochs.pipeline.data.summaries import SUMMARIES, Summaries
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import LOG_LABEL, MASKS
 from parallel_epochs.pipeline.run.read_back import build
@@ -49,7 +49,6 @@ class Learned:
         schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON,
             without summaries; none for others.
         summaries: the fields of :class:`pipeline.data.summaries.Summaries`; none without them.
-        summary_moments: mean and deviation of each of them, type by type, float64.
         log_label: whether log(1 + label) is learned.
     """
 
@@ -67,7 +66,6 @@ class Learned:
     fitted: UInt8[Tensor, " num_bytes"] | None = None
     schema: dict[str, Any] | None = None
     summaries: dict[str, Any] | None = None
-    summary_moments: Float[Tensor, "2 summaries"] | None = None
     log_label: bool = False
     degrees: Float[Tensor, "2 num_degrees"] | None = None
 
@@ -98,13 +96,13 @@ def from_dict(path: Path, content: Any) -> Learned:
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
     found = build(path, Learned, {entry.name: content[entry.name] for entry in fields(Learned) if entry.name not in (
-        FITTED, SCHEMA, SUMMARIES, MOMENTS, LOG_LABEL, "degrees") or entry.name in content})  # of versions of before
+        FITTED, SCHEMA, SUMMARIES, LOG_LABEL, "degrees") or entry.name in content})  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
     if found.summaries is not None:
-        plan, moments = build(path, Summaries, found.summaries), found.summary_moments
-        if moments is None or moments.size(1) != sum(plan.widths):
-            raise ValueError("summary_moments must have a column for each summary")
+        plan = build(path, Summaries, found.summaries)
+        if [len(part) for part in plan.moments] != [sum(plan.widths)] * 2:
+            raise ValueError("summaries: there must be two moments of each")
     names: object = found.label_names
     if names and len(unpack_names(names, "label_names")) < found.out_channels:
         raise ValueError(f"there are fewer names of labels than out_channels={found.out_channels}")
@@ -124,9 +122,9 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
     source, edges = data.x_source, None
     if source != "data":
         edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
-    summaries, types = read_summaries(data), data.types
+    summaries, types = data.get(SUMMARIES), data.types
     if summaries is not None:
-        types = replace(types, widths=[width - own for width, own in zip(types.widths, summaries.widths, strict=True)])
+        types = replace(types, widths=[own - more for own, more in zip(types.widths, summaries["widths"], strict=True)])
     types = without_degrees(types)
     is_own = summaries is None and not data.types.degrees
     num_columns = data.x.size(1) if is_own else max(types.widths) + data.num_categories
@@ -136,8 +134,8 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
                                                    if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
         data.get("hop_moments") if num_hops else None, labels, data.get(FITTED),
-        None if types.homogeneous else types.to_value(), data.get(SUMMARIES), data.get(MOMENTS),
-        data.get(LOG_LABEL, False), data.get(DEGREE_MOMENTS))
+        None if types.homogeneous else types.to_value(), summaries, data.get(LOG_LABEL, False),
+        data.get(DEGREE_MOMENTS))
 
 
 def check_inputs(learned: Learned, data: Graph) -> None:

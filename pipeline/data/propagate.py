@@ -48,10 +48,7 @@ def propagate(data: Graph, num_hops: int, moments: Float[Tensor, "num_hops 2 cha
         ValueError: this machine cannot hold them.
     """
     shape = _shape_of(data, num_hops)
-    if (needed := 4 * math.prod(shape)) > machine_memory():
-        raise ValueError(f"data.propagate={num_hops}: the features of {shape[0]:,} nodes over all hops take "
-                         f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it, or "
-                         "set data.on_disk=true")
+    refuse_too_large(f"data.propagate={num_hops}", *shape)
     out = np.empty(shape, np.float32)
     found = _write_hops(out, data, num_hops, data.x.size(1), moments)
     return torch.from_numpy(out), found
@@ -93,6 +90,17 @@ def adopt_others(writer: StoreWriter, data: Graph) -> dict[str, object]:
         if name != "x":
             writer.adopt(name, folder / f"{name}.bin", entry)
     return manifest["values"]
+
+
+def refuse_too_large(key: str, num_nodes: int, num_columns: int) -> None:
+    """Refuse columns that this machine cannot hold.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if (needed := 4 * num_nodes * num_columns) > machine_memory():
+        raise ValueError(f"{key}: the features of {num_nodes:,} nodes over all hops take {format_bytes(needed)}, but "
+                         f"this machine has {format_bytes(machine_memory())}: lower it, or set data.on_disk=true")
 
 
 def _shape_of(data: Graph, num_hops: int) -> tuple[int, int]:

@@ -2,10 +2,8 @@
 # ruff: noqa: F722 (shapes are strings)
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,18 +12,17 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
-from parallel_epochs.pipeline.data.propagate import AT_ONCE, adopt_others, standardise
+from parallel_epochs.pipeline.data.propagate import AT_ONCE, adopt_others, refuse_too_large, standardise
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, StoreWriter
 from parallel_epochs.pipeline.run import pulse
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# The value and the array of a prepared graph that say what its summaries are made with.
-SUMMARIES, MOMENTS = "summaries", "summary_moments"
+# The value of a prepared graph that says what its summaries are made with.
+SUMMARIES = "summaries"
 # Columns that a relation gives to the nodes at its end, for each hop, and columns that a type may get in all.
 MOST_OF_RELATION, MOST_OF_TYPE = 128, 10_000
 # A column of numbers gives mean, maximum, minimum and standard deviation, a column of shares the mean alone.
@@ -47,58 +44,49 @@ class Summaries:
     """The columns that are summarised.
 
     Attributes:
-        latest: the time at which an edge has the age 0; none without times.
-        edges: those of the edges of each relation. The age is the column behind the last.
+        edges: those of the edges of each relation. Their time is the column behind the last.
         nodes: for each hop and relation, those of the nodes at the beginning, which hops before may have made.
         widths: number of the summaries of each type.
+        moments: mean and deviation of each of them, type by type; empty before they are known.
     """
 
-    latest: float | None
     edges: list[list[Column]]
     nodes: list[list[list[Column]]]
     widths: list[int]
+    moments: list[list[float]]
 
 
-def read_summaries(data: Graph) -> Summaries | None:
-    """Return what the summaries of a prepared graph are made with; none without summaries."""
-    return Summaries(**data[SUMMARIES]) if SUMMARIES in data else None
-
-
-def summarise(data: Graph, num_hops: int, marks: Marks = NO_MARKS, plan: Summaries | None = None,
-              moments: Float[Tensor, "2 columns"] | None = None) -> Graph:
+def summarise(data: Graph, num_hops: int, marks: Marks = NO_MARKS, plan: Summaries | None = None) -> Graph:
     """Give the nodes of a graph in memory columns that summarise their incoming edges and their neighbours.
 
     For each relation, a node gets the logarithm of 1 + the number of edges, a mark that there is none, and summaries of
-    each column of the edges, of their age in days, and of each column of the nodes at their beginning: mean, maximum,
-    minimum and standard deviation, or the mean alone of a column that is 0 or 1, or mostly 0. Hop k has the mean of
-    each column of hop k - 1 of these nodes. Empty cells do not count. Each column is then brought to mean 0 and
-    variance 1 over the nodes of its type, and is 0 where there is nothing to summarise. Labels are not read.
+    each column of the edges, of their time, and of each column of the nodes at their beginning: mean, maximum, minimum
+    and standard deviation, or the mean alone of a column that is 0 or 1, or mostly 0. Hop k has the mean of each column
+    of hop k - 1 of these nodes. Empty cells do not count. Each column is then brought to mean 0 and variance 1 over the
+    nodes of its type, and is 0 where there is nothing to summarise. Labels are not read.
 
     Args:
         data: a prepared graph, see :func:`pipeline.data.cache.load`.
         num_hops: at least 1.
         marks: which columns mark empty cells.
-        plan, moments: what the summaries of the training graph are made with, in place of what this one tells.
+        plan: what the summaries of the training graph are made with, in place of what this one tells.
 
     Returns:
-        The graph, whose ``x`` has the new columns behind those of each type, with :data:`SUMMARIES` and
-        :data:`MOMENTS`.
+        The graph, whose ``x`` has the new columns behind those of each type, with :data:`SUMMARIES`.
 
     Raises:
         ValueError: there are too many columns, this machine cannot hold them, or edges have no times.
     """
     plan = plan or _plan(data, num_hops, marks)
-    if plan.latest is not None and "edge_time" not in data:
-        raise ValueError("data.summaries: the model reads the age of edges, and these have no times. Name their column "
+    time = 0 if data.edge_attr is None else data.edge_attr.size(1)
+    if "edge_time" not in data and any(column[0] == time for columns in plan.edges for column in columns):
+        raise ValueError("data.summaries: the model reads the times of edges, and these have none. Name their column "
                          "by data.edges.time")
     shape = _shape_of(data, plan)
-    if (needed := 4 * math.prod(shape)) > machine_memory():
-        raise ValueError(f"data.summaries={num_hops}: {shape[1]:,} columns of {shape[0]:,} nodes take "
-                         f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it, or "
-                         "set data.on_disk=true")
-    out = np.empty(shape, np.float32)
-    data[MOMENTS] = _write(out, data, plan, moments)
-    types, data.x, data[SUMMARIES] = data.types, torch.from_numpy(out), asdict(plan)
+    refuse_too_large(f"data.summaries={num_hops}", *shape)
+    out, types = np.empty(shape, np.float32), data.types
+    data[SUMMARIES] = asdict(_write(out, data, plan))
+    data.x = torch.from_numpy(out)
     if not types.homogeneous:
         data.types = _widened(types, plan)
     return data
@@ -112,11 +100,9 @@ def write_summarised(writer: StoreWriter, data: Graph, num_hops: int, marks: Mar
         FileError: a store cannot be read, or there is no room for the new one.
     """
     values, plan = adopt_others(writer, data), _plan(data, num_hops, marks)
-    if not writer.has("x", MOMENTS):
-        shape = _shape_of(data, plan)
-        with writer.write(**{"x": (shape, torch.float32), MOMENTS: ((2, sum(plan.widths)), torch.float64)}) as arrays:
-            out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
-            arrays[MOMENTS].write(0, _write(out, data, plan).numpy())
+    shape = _shape_of(data, plan)
+    with writer.write(x=(shape, torch.float32)) as arrays:
+        plan = _write(np.memmap(arrays["x"].path, np.float32, "r+", shape=shape), data, plan)
     schema = {} if data.types.homogeneous else {SCHEMA: _widened(data.types, plan).to_value()}
     writer.finish(values | schema | {SUMMARIES: asdict(plan)})
 
@@ -132,9 +118,7 @@ def _shape_of(data: Graph, plan: Summaries) -> tuple[int, int]:
 def _plan(data: Graph, num_hops: int, marks: Marks) -> Summaries:
     """Choose the columns that are summarised, and the place of each summary."""
     types, relations = data.types, data.types.relations
-    times = None if (known := data.get("edge_time")) is None else known[known.isfinite()]
-    latest = float(times.max()) if times is not None and len(times) else None
-    found = _columns_of_edges(data, latest, marks[1])
+    found = _columns_of_edges(data, marks[1])
     own = [_columns_of_nodes(data, place, marks[0]) for place in range(len(types.names))]
     next_column, left = dict(zip(types.names, types.widths, strict=True)), 0
     last = {name: list[tuple[int, int]]() for name in types.names}  # the less the second, the sooner it is passed on
@@ -167,7 +151,7 @@ def _plan(data: Graph, num_hops: int, marks: Marks) -> Summaries:
     if left:
         log.info("summaries: %s left out, for a relation gives at most %d at each hop", count(left, "column"),
                  MOST_OF_RELATION)
-    return Summaries(latest, edges, nodes, widths)
+    return Summaries(edges, nodes, widths, [])
 
 
 def _width(columns: list[Column]) -> int:
@@ -203,8 +187,7 @@ def _columns_of_nodes(data: Graph, place: int, marks: Sequence[Mapping[int, int]
     return _varying(data.x[nodes.start:nodes.stop:step].numpy(), columns, marks[place] if marks else {})
 
 
-def _columns_of_edges(data: Graph, latest: float | None, marks: Sequence[Mapping[int, int]]) -> list[
-        list[tuple[Column, int]]]:
+def _columns_of_edges(data: Graph, marks: Sequence[Mapping[int, int]]) -> list[list[tuple[Column, int]]]:
     """Find the columns of each relation whose values differ, see :func:`_varying`."""
     types, attr, found = data.types, data.edge_attr, list[list[tuple[Column, int]]]()
     num_columns, reverses = 0 if attr is None else attr.size(1), reverses_of(types.relations)
@@ -217,26 +200,26 @@ def _columns_of_edges(data: Graph, latest: float | None, marks: Sequence[Mapping
             types.edge_columns[number] if types.edge_columns else (1, num_columns - 1))
         places = np.arange(data.num_edges) if relation is None else np.flatnonzero(relation == number)
         places = places[::max(len(places) // SAMPLE, 1)]
-        rows = _rows_of_edges(None if attr is None else attr.numpy()[places], data, latest, places)
+        rows = _rows_of_edges(data, None if attr is None else attr.numpy()[places], places)
         columns = [*range(first, first + width), *range(num_columns, rows.shape[1])]
         found.append(_varying(rows, columns, marks[number] if marks else {}))
     return found
 
 
-def _rows_of_edges(attr: np.ndarray | None, data: Graph, latest: float | None, places: np.ndarray) -> np.ndarray:
-    """Put the age of edges behind their features; it is NaN without a time."""
+def _rows_of_edges(data: Graph, attr: np.ndarray | None, places: np.ndarray) -> np.ndarray:
+    """Put the times of edges, in days, behind their features; NaN stands for no time."""
     rows = np.empty((len(places), 0), np.float32) if attr is None else attr
-    if latest is None:
+    if "edge_time" not in data:
         return rows
-    age = (latest - data.edge_time.numpy()[places]) / SECONDS_OF_DAY
-    return np.column_stack([rows, np.where(np.isfinite(age), age, np.nan)])
+    times = data.edge_time.numpy()[places] / SECONDS_OF_DAY
+    return np.column_stack([rows, np.where(np.isfinite(times), times, np.nan)])
 
 
 def _varying(rows: np.ndarray, columns: Sequence[int], marks: Mapping[int, int]) -> list[tuple[Column, int]]:
     """Find the columns whose values differ, each with the number of its values that are not 0."""
     found = []
     for column in columns:
-        values = _known(rows, [[column, marks.get(column, column), 0]])
+        values = _known(rows, slice(None), [[column, marks.get(column, column), 0]])
         values = values[~np.isnan(values)]
         if len(values) and values.min() < values.max():
             filled = int(np.count_nonzero(values))
@@ -245,19 +228,20 @@ def _varying(rows: np.ndarray, columns: Sequence[int], marks: Mapping[int, int])
     return found
 
 
-def _known(rows: np.ndarray, columns: list[Column]) -> Float[np.ndarray, "num_rows columns"]:
-    """Return the values of columns, float64, NaN for empty cells. Of averaged rows a mark is the share that is empty.
-    """
-    values = rows[:, [place for place, _, _ in columns]].astype(np.float64)
-    for place, (column, mark, _) in enumerate(columns):
-        if mark != column:
-            share = 1.0 - rows[:, mark].astype(np.float64)
-            values[:, place] = np.where(share > 0, values[:, place] / np.where(share > 0, share, 1.0), np.nan)
-    return values
+def _known(x: np.ndarray, rows: np.ndarray | slice, columns: list[Column]) -> Float[np.ndarray, "num_rows columns"]:
+    """Return columns of some rows, float64, NaN for empty cells. Of averaged rows a mark is the share that is empty."""
+    found = []
+    for place, mark, _ in columns:
+        values = x[rows, place].astype(np.float64)
+        if mark != place:
+            share = 1.0 - x[rows, mark].astype(np.float64)
+            values = np.where(share > 0, values / np.where(share > 0, share, 1.0), np.nan)
+        found.append(values)
+    return np.stack(found, axis=1)
 
 
-def _write(out: np.ndarray, data: Graph, plan: Summaries, moments: Tensor | None = None) -> Tensor:
-    """Write the columns of a graph with its summaries; returns mean and deviation of these, float64 [2, columns]."""
+def _write(out: np.ndarray, data: Graph, plan: Summaries) -> Summaries:
+    """Write the columns of a graph with its summaries; returns the plan with the moments, if it had none."""
     types, num_own, found = data.types, data.x.size(1) - data.num_categories, list[Tensor]()
     for first in range(0, data.num_nodes, COPIED):
         rows = data.x[first:first + COPIED].numpy()
@@ -272,11 +256,12 @@ def _write(out: np.ndarray, data: Graph, plan: Summaries, moments: Tensor | None
         nodes = types.nodes_of(name)
         for values in torch.from_numpy(out[nodes.start:nodes.stop, own:own + width]).split(AT_ONCE, dim=1):
             column = sum(part.size(1) for part in found)
-            used = _moments(values.double()) if moments is None else moments[:, column:column + values.size(1)]
+            used = torch.tensor(plan.moments, dtype=torch.float64)[:, column:column + values.size(1)] \
+                if plan.moments else _moments(values.double())
             values.copy_(standardise(values, used)[0].nan_to_num_(0.0))
             found.append(used)
             pulse.renew()
-    return torch.cat(found, dim=1)
+    return replace(plan, moments=torch.cat(found, dim=1).tolist())
 
 
 def _moments(values: Float[Tensor, "num_nodes columns"]) -> Float[Tensor, "2 columns"]:
@@ -310,35 +295,29 @@ def _write_hop(out: np.ndarray, data: Graph, plan: Summaries, hop: int, begins: 
             rows = out[low:high]
             if not hop:
                 rows[:, start], rows[:, start + 1] = np.log1p(np.diff(own)), np.diff(own) == 0
-                of_edges = _rows_of_edges(attr[0][places] if attr else None, data, plan.latest,
-                                          places + int(indptr[first]))
-                start = _fill(rows, start + 2, partial(_known, of_edges), plan.edges[number], own)
-            _fill(rows, start, partial(_gather, out, src[places]), plan.nodes[hop][number], own)
+                of_edges = _rows_of_edges(data, attr[0][places] if attr else None, places + int(indptr[first]))
+                start = _fill(rows, start + 2, of_edges, slice(None), plan.edges[number], own)
+            _fill(rows, start, out, src[places], plan.nodes[hop][number], own)
         pulse.renew()
     return columns
 
 
-def _gather(x: np.ndarray, nodes: np.ndarray, columns: list[Column]) -> np.ndarray:
-    """Return the values of columns of some nodes, as :func:`_known`."""
-    read = sorted({place for column in columns for place in column[:2]})
-    return _known(x[nodes[:, None], read], [[read.index(place), read.index(mark), 0] for place, mark, _ in columns])
-
-
-def _fill(rows: np.ndarray, start: int, read: Callable[[list[Column]], np.ndarray], columns: list[Column],
+def _fill(rows: np.ndarray, start: int, x: np.ndarray, of_edges: np.ndarray | slice, columns: list[Column],
           ptr: np.ndarray) -> int:
     """Write statistics of columns of some edges, those of numbers first; returns the first column behind them.
 
     Args:
         rows: of the destinations.
         start: the first column.
-        read: returns the values of columns, float64 [num_edges, columns].
+        x: what is summarised.
+        of_edges: the row of each edge.
         ptr: where the edges of each destination begin.
     """
     at_once, offsets = max(NUMBERS // max(int(ptr[-1]), 1), 1), torch.from_numpy(ptr)
     for is_number in (1, 0):
         own = [column for column in columns if column[2] == is_number]
         for place in range(0, len(own), at_once):
-            values = torch.from_numpy(read(own[place:place + at_once]))
+            values = torch.from_numpy(_known(x, of_edges, own[place:place + at_once]))
             for number, found in enumerate(_statistics(values, offsets, only_mean=not is_number)):
                 first = start + number * len(own) + place
                 rows[:, first:first + found.size(1)] = found.numpy()

@@ -144,8 +144,7 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
     if learned.summaries is not None:
-        summarise(data, source.summaries, plan=Summaries(**learned.summaries),
-                  moments=learned.summary_moments)
+        summarise(data, source.summaries, plan=Summaries(**learned.summaries))
     data.content_hash = hash_graph(source)
     data, base = kind.accept(data, learned), None
     if config.task.has_base:

@@ -88,22 +88,22 @@ def find_marks(config: TablesConfig, fitted: Tensor) -> Marks:
     Args:
         fitted: what the preparation learned of the tables.
     """
-    tables = None if config.schema is None else read_schema(config)
-    known = [unpack(fitted)] if tables is None else unpack_several(fitted)[0]
-    num_types = 1 if tables is None else len(tables.nodes)
-    columns = [reading.values_of(table, "nodes").columns_of
-               for table in ([config] if tables is None else tables.nodes.values())]
+    if config.schema is None:
+        known, nodes_of, edges_of, first = [unpack(fitted)], [config], [config], 0
+    else:  # the first column of edges is the number of the relation
+        known, schema, first = unpack_several(fitted)[0], read_schema(config), 1
+        nodes_of, edges_of = list(schema.nodes.values()), [own.config for own in schema.edges.values()]
     nodes = [{column: len(own.columns.mean) + number for number, place in enumerate(own.columns.flagged)
-              for column in columns_of(place)} for own, columns_of in zip(known[:num_types], columns, strict=True)]
-    edges, first = list[dict[int, int]](), 0 if tables is None else 1
-    for own, table in zip(known[:1] if tables is None else known[num_types:],
-                          [config] if tables is None else [one.config for one in tables.edges.values()], strict=True):
+              for column in reading.values_of(table, "nodes").columns_of(place)}
+             for own, table in zip(known[:len(nodes_of)], nodes_of, strict=True)]
+    edges = list[dict[int, int]]()
+    for own, table in zip(known[-len(edges_of):], edges_of, strict=True):
         values = reading.values_of(table, "edges")
         marks = {first + column: first + values.num_features([]) + number for number, place in enumerate(own.flagged)
                  if values.columns[place][0] != "weight" for column in values.columns_of(place)}
-        edges += [marks] * (1 if tables is None else len(own.relations))
+        edges += [marks] * (len(own.relations) if config.schema is not None else 1)
         first += values.num_features(own.flagged)
-    return nodes if config.has_features or tables is not None else [{}], edges
+    return nodes, edges
 
 
 def refit_edges(config: TablesConfig, graph: Graph, edge_attr: Tensor) -> Tensor:
