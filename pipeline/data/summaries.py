@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 # The value of a prepared graph that says what its summaries are made with.
 SUMMARIES = "summaries"
-# Columns that a relation gives to the nodes at its end, for each hop, and columns that a type may get in all.
-MOST_OF_RELATION, MOST_OF_TYPE = 128, 10_000
+# Columns that a relation gives to the nodes at its end, for each hop, and shares of its nodes among them; and columns
+# that a type may get in all.
+MOST_OF_RELATION, MOST_SHARES, MOST_OF_TYPE = 128, 32, 10_000
 # A column of numbers gives mean, maximum, minimum and standard deviation, a column of shares the mean alone.
 NUM_STATISTICS = 4
 # Rows by which columns are chosen, bytes of edges that are read at a time, and numbers that are summarised at a time.
@@ -149,8 +150,8 @@ def _plan(data: Graph, num_hops: int, marks: Marks) -> Summaries:
         nodes[0] = [[[place + widths[0] if place >= types.widths[0] else place for place in column[:2]] + column[2:]
                      for column in columns] for columns in nodes[0]]
     if left:
-        log.info("summaries: %s left out, for a relation gives at most %d at each hop", count(left, "column"),
-                 MOST_OF_RELATION)
+        log.info("summaries: %s left out, for a relation gives at most %d at each hop, and %d shares",
+                 count(left, "column"), MOST_OF_RELATION, MOST_SHARES)
     return Summaries(edges, nodes, widths, [])
 
 
@@ -161,12 +162,15 @@ def _width(columns: list[Column]) -> int:
 def _choose(edges: list[tuple[Column, int]], nodes: list[tuple[Column, int]]) -> tuple[list[Column], list[Column], int]:
     """Choose as many columns as a relation may give: those of the edges first, and numbers before the commonest shares.
 
-    If all statistics of the numbers of nodes are too many, these give their means alone.
+    More shares help neither trees nor networks. If all statistics of the numbers of nodes are too many, these give
+    their means alone.
 
     Returns:
         Columns of the edges and of the nodes, and the number of those that are left out.
     """
-    room = MOST_OF_RELATION - 2  # without the number of edges and the mark that there is none
+    room, num_found = MOST_OF_RELATION - 2, len(edges) + len(nodes)  # without the number and mark
+    nodes = sorted(nodes, key=lambda entry: (-entry[0][2], -entry[1], entry[0][0]))
+    nodes = nodes[:sum(column[2] for column, _ in nodes) + MOST_SHARES]
     if _width([column for column, _ in (*edges, *nodes) if column[2]]) > room:
         nodes = [([place, mark, 0], times) for (place, mark, _), times in nodes]
     chosen: tuple[list[Column], list[Column]] = [], []
@@ -176,7 +180,7 @@ def _choose(edges: list[tuple[Column, int]], nodes: list[tuple[Column, int]]) ->
                 room -= _width([column])
                 chosen[kind].append(column)
         chosen[kind].sort()
-    return *chosen, len(edges) + len(nodes) - len(chosen[0]) - len(chosen[1])
+    return *chosen, num_found - len(chosen[0]) - len(chosen[1])
 
 
 def _columns_of_nodes(data: Graph, place: int, marks: Sequence[Mapping[int, int]]) -> list[tuple[Column, int]]:
