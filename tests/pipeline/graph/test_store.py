@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.store import StoreWriter, open_store
-from parallel_epochs.pipeline.run.errors import DamagedFile, FileError
+from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, InUse
 from tests.helpers import disks, running
 from tests.helpers.graphs import random_graph
 
@@ -32,6 +32,38 @@ def path(tmp_path):
     with StoreWriter(tmp_path / "graph") as writer:
         write_graph(writer, random_graph(30, 200, 0).update(pack_names(np.arange(30))), colour="red")
     return tmp_path / "graph"
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_folder_that_another_process_has_just_renamed_is_written_by_it(is_before, tmp_path, monkeypatch):
+    lock = store.files.lock
+
+    @contextlib.contextmanager
+    def rename(folder):
+        if is_before:
+            os.rename(folder, tmp_path / "graph")
+        with lock(folder):
+            if not is_before:
+                os.rename(folder, tmp_path / "graph")
+            yield
+
+    monkeypatch.setattr(store.files, "lock", rename)
+    with pytest.raises(InUse, match="another process has just written .*/graph"):
+        StoreWriter(tmp_path / "graph")
+    assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+
+def test_a_graph_that_another_process_writes_is_waited_for(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    other = StoreWriter(tmp_path / "graph")
+
+    def finish(seconds):
+        with other:
+            write_graph(other, random_graph(30, 200, 0), colour="red")
+
+    monkeypatch.setattr(cache.time, "sleep", finish)
+    assert cache._keep(tmp_path / "graph", pytest.fail, again="", verify=False).colour == "red"
+    assert "data: waiting, as " in caplog.text
 
 
 def test_what_is_written_is_read(path):

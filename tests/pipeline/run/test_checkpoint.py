@@ -69,6 +69,13 @@ def test_any_changed_byte_is_found_or_harmless(tmp_path):
         checkpoint.load(path)
 
 
+def test_a_layout_without_a_digest_is_damage(tmp_path):
+    x = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (2,), check_invariants=True)
+    torch.save({"sha256": "0" * 64, "x": x}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="a.pt is damaged: its content does not have the checksum"):
+        checkpoint.load(tmp_path / "a.pt")
+
+
 def test_what_killed_processes_left_is_cleaned_up(tmp_path):
     half_written = "\n".join([
         "import os, pathlib, signal, sys, time", "from parallel_epochs.pipeline.run import files",

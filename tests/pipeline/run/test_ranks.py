@@ -388,6 +388,14 @@ class OneOfTwo(Ranks):
         pass
 
 
+def test_a_rank_alone_on_its_machine_has_a_place_on_its_board():
+    board = rank_tools.share_board(Ranks(rank=2, num_ranks=4, local_rank=2, num_local=1))
+    try:
+        assert len(board.signs()) == 3
+    finally:
+        board.remove()
+
+
 def test_machines_must_share_the_run_directory(monkeypatch, tmp_path):
     monkeypatch.setattr(rank_tools, "SECONDS_TO_SEE", 0)
     message = r"do not share the run directory .*: rank 1 did not find what rank 0 wrote there on .* hydra.run.dir=DIR"
