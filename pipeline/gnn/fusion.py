@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import Base, apply
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
-from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.names import SPLITS, merit
 from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -102,9 +102,12 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     checkpoint.save(folder / FILE, asdict(Kept(
         base.name, base.title, answer.share, list(bases.moments_of(setup.data, base.rows)), base.reads_labels,
         base.fitted)))
-    label_scores.write(setup, setup.model, mix(rows, base.rows, answer.share), best["epoch"], folder)
+    rows = mix(rows, task.from_learned(base.rows), answer.share)
+    label_scores.write(setup, setup.model, rows, best["epoch"], folder)
     log.info("answer: %s", answer)
-    return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
+    more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
+    return {**({"scores": more} if more else {}),
+            "best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
             "network": answer.network, "base": {"name": base.name, "title": base.title, "seconds": base.seconds,
                                                 **base.scores},
             "answer": {"share": answer.share, "gain": answer.gain, "error": answer.error, "text": str(answer)}}
@@ -118,14 +121,15 @@ def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) 
     Args:
         rows: logits or values that the network predicts.
     """
-    valid = {share: merit(task.metric, task.score("valid", mix(rows, base.rows, share))) for share in SHARES}
+    own = task.from_learned(base.rows)
+    valid = {share: merit(task.metric, task.score("valid", mix(rows, own, share))) for share in SHARES}
     share = max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
     gain, error = valid[share] - valid[1.0], 0.0
     if share < 1:
-        error = error_of_difference(task, mix(rows, base.rows, share), base.rows)
+        error = error_of_difference(task, mix(rows, own, share), own)
         if not gain > error:
             share = 1.0
-    return Answer(share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, base.rows, share)))
+    return Answer(share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, own, share)))
 
 
 def mix(rows: Tensor, base: Tensor, share: float) -> Tensor:
@@ -195,4 +199,4 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
         log.info("the network answers alone, since %s reads labels of neighbours, and none are known here", kept.title)
         share = 0.0
     own = base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
-    return replace(predicted, rows=mix(predicted.rows, own, share))
+    return replace(predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share))

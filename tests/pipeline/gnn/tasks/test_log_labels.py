@@ -9,6 +9,8 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.gnn.fusion import Kept, choose, mix_in
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.simple.base import fit_base, of_labels
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import LOG_LABEL, TEXT_SCORES
@@ -96,6 +98,11 @@ def test_logits_begin_at_logarithms_of_a_simple_method():
     rows = task.predict(Constant(0.0), data)[1].detach()
     assert task.scores(None, rows)["valid"] == pytest.approx(base.scores["valid"])
     torch.testing.assert_close(rows, base.rows.expm1().clamp(min=0))
+    answer = choose(task, torch.full((6, 1), 1e4), base)  # far off: the simple method alone answers
+    assert answer.share == 1 and answer.scores["valid"] == pytest.approx(base.scores["valid"])
+    far = Predicted(data, data, task, Constant(0.0), torch.full((6, 1), 1e4), 1)
+    kept = Kept(base.name, base.title, 1.0, [1.0, 0.0], base.reads_labels, base.fitted)
+    torch.testing.assert_close(mix_in(far, base, kept).rows, rows)
 
 
 def test_a_component_keeps_what_is_known_of_labels_and_scores(tmp_path):
