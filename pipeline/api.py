@@ -176,10 +176,12 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
         return Result(folder, summary)
 
 
-def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", trust: bool = False) -> Model:
+def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", device: str = "auto",
+         trust: bool = False) -> Model:
     """Open a trained model: a run directory, or a file that ``export`` wrote.
 
     Args:
+        path: several, or the directory of a sweep, give a model whose predictions are the mean of those of all.
         checkpoint: "best" by the validation metric, or "last".
         device: "auto", "cpu", "cuda" or "cuda:N".
         trust: allow a class of the user's that the configuration names, and you have not (model=custom).
@@ -188,11 +190,15 @@ def load(path: str | Path, *, checkpoint: str = "best", device: str = "auto", tr
         ValueError: it is neither.
     """
     cli.register_schema()
-    path = Path(path).expanduser()
-    config, shared = cli.load_run(path, trusts=trust)
-    options = product_keys(config.trainer.name).evaluate(str(path), checkpoint=checkpoint, device=device)
+    paths = [path] if isinstance(path, (str, Path)) else list(path)
+    if not paths:
+        raise ValueError("no run is named: give the directory of one, or a list of several")
+    paths = [Path(one).expanduser() for one in paths]
+    loaded = cli.load_runs(cli.members_of(paths[0]) if len(paths) == 1 else paths, trusts=trust)
+    first, config, _ = loaded[0]
+    options = product_keys(config.trainer.name).evaluate(str(first), checkpoint=checkpoint, device=device)
     schema.check_options(options)
-    return Model(cli.saved_run(options, config, shared))
+    return Model(cli.saved_runs(options, loaded))
 
 
 def embed(data: object = None, *overrides: str, **keys: Any) -> np.ndarray:

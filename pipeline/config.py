@@ -94,6 +94,8 @@ class RunConfig:
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
+    # It tells whether the predictions of several runs can be averaged.
+    averages_runs: ClassVar[bool] = False
     # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu".
     auto_device: ClassVar[str] = "auto"
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {"data": ("source", DATA_SCHEMAS)}
@@ -176,7 +178,8 @@ class RunConfig:
 class EvaluateConfig:
     """The keys of `python -m pipeline.evaluate` that every product reads."""
 
-    run: str = key(..., "Run directory.", is_path=True)
+    run: str = key(..., "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
+                   is_path=True)
     checkpoint: str = key("best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last"))
     predictions: str | None = key(None, "File for the predictions. Logits, in the order of nodes, graphs or pairs, are "
                                   "saved as .pt. Vectors and positions are saved as .pt, .npy, .parquet, or .txt in "

@@ -1,6 +1,7 @@
 """The entry points share Hydra, the help, and errors that a user can read. Nothing here imports torch."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -366,10 +367,54 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateCo
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
     """
-    config, shared = load_run(_named_run(cfg, "predict" if predicts else "evaluate"), trusts=cfg.trust)
+    loaded = load_runs(members_of(_named_run(cfg, "predict" if predicts else "evaluate")), trusts=cfg.trust)
+    _, config, _ = loaded[0]
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
-    return saved_run(options, config, shared), options
+    return saved_runs(options, loaded), options
+
+
+def members_of(path: Path) -> list[Path]:
+    """Return the runs in a directory that is no run itself, such as that of a sweep, or the path alone.
+
+    Runs that have not ended are left out, which the log says.
+    """
+    if not path.is_dir() or files.is_there(path / "config.yaml"):
+        return [path]
+    ended = {summary.parent for summary in path.glob("**/summary.json") if files.is_there(
+        summary.parent / "config.yaml")}
+    members = sorted(folder for folder in ended if not ended & set(folder.parents))  # no models of components
+    if members and (left := {log.parent for log in path.glob("**/train.log")} - ended):
+        logging.getLogger(__name__).warning("%s of the runs in %s have not ended, and are left out, such as %s",
+                                            f"{len(left):,}", path, min(left))
+    return members or [path]
+
+
+def load_runs(paths: list[Path], *, trusts: bool) -> list[tuple[Path, RunConfig, "Content | None"]]:
+    """Read what :func:`load_run` reads of each of several runs whose predictions are to be averaged.
+
+    Raises:
+        ValueError: one of them is no run, or they learned vectors.
+    """
+    loaded = [(path, *load_run(path, trusts=trusts)) for path in paths]
+    for path, config, _ in loaded if len(loaded) > 1 else []:
+        if not config.averages_runs:
+            raise ValueError(f"the predictions of {len(loaded)} runs cannot be averaged: {path} has "
+                             f"trainer={config.trainer.name}, and those of trainer=gnn can. Name one, such as "
+                             f"run={paths[0]}")
+    return loaded
+
+
+def saved_runs(options: EvaluateConfig, loaded: list[tuple[Path, RunConfig, "Content | None"]]) -> "SavedRun":
+    """Return the first of several runs, with the others.
+
+    Args:
+        options: the keys of `evaluate` or `predict`.
+        loaded: as :func:`load_runs` returns it.
+    """
+    first, *others = (saved_run(dataclasses.replace(options, run=str(path)), config, shared)
+                      for path, config, shared in loaded)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def _named_run(cfg: DictConfig, command: str) -> Path:

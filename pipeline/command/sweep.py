@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import statistics
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files, words
 from parallel_epochs.pipeline.run.errors import DamagedFile
-from parallel_epochs.pipeline.run.log import format_score
+from parallel_epochs.pipeline.run.log import format_score, mean_and_std
 
 # Directories of the sweeps that this process has begun.
 begun: list[Path] = []
@@ -101,10 +100,3 @@ def _read_summary(folder: Path) -> dict | None:
 
 def _without_seed(command: str) -> tuple[str, ...]:
     return tuple(argument for argument in shlex.split(command) if not argument.startswith("seed="))
-
-
-def mean_and_std(values: list[float]) -> str:
-    """Format the mean and, for several values, their sample standard deviation (divided by n - 1)."""
-    mean = format_score(statistics.fmean(values))
-    decimals = len(mean.partition(".")[2])
-    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean

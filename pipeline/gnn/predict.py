@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import build, fusion, new_data
+from parallel_epochs.pipeline.gnn import build, ensemble, fusion, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.gnn.smoothing import smooth
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
-from parallel_epochs.pipeline.run.log import format_scores, format_table
+from parallel_epochs.pipeline.run.log import format_scores, format_table, mean_and_std
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -49,8 +49,11 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     scores = setup.task.scores(setup.model, predicted.rows, official=True)
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
     smoothed = predicted.smoothed_scores
-    log.info("%s", format_table([(f"{name} {setup.task.metric}" if name in SPLITS else name,
-                                  format_scores(score, smoothed.get(name))) for name, score in scores.items()], title))
+    members = [setup.task.scores(setup.model, rows, official=True) for rows in predicted.members]
+    log.info("%s", format_table([(
+        f"{name} {setup.task.metric}" if name in SPLITS else name, format_scores(score, smoothed.get(name))
+        + f", that of a run {mean_and_std([own[name] for own in members])}" * bool(members))
+        for name, score in scores.items()], title))
     save(setup.kind, predicted, wanted)
     return scores
 
@@ -62,6 +65,7 @@ def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
         ValueError: see :func:`predict_rows`; neither a file nor a table is asked for.
     """
     if wanted.export is not None:
+        ensemble.check(run, wanted)
         new_data.export(run, Path(wanted.export))
     if wanted.predictions is not None or wanted.output is not None:
         setup, predicted = predict_rows(run, wanted, whole=wanted.predictions is not None)
@@ -115,6 +119,15 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
         ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or something asked for that
             cannot be read or predicted.
     """
+    ensemble.check(run, asked)
+    setup, predicted = ensemble.average(run, [_predict_run(one, asked, whole=whole) for one in (run, *run.others)])
+    if setup.config.evaluation.smooths:
+        predicted = smooth(setup, predicted)
+    return setup, calibrate(predicted) if asked.calibrate else predicted
+
+
+def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tuple[Setup, Predicted]:
+    """Predict every row with the model of one run."""
     new = new_data.choose(run, asked.data)
     kind = kind_of(run.config)
     given = _check(run, kind, asked, is_new=bool(new))
@@ -130,9 +143,7 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
     predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
     if setup.base is not None:
         predicted = fusion.mix_in(predicted, setup.base, fusion.read_kept(run))
-    if setup.config.evaluation.smooths:
-        predicted = smooth(setup, predicted)
-    return setup, calibrate(predicted) if asked.calibrate else predicted
+    return setup, predicted
 
 
 def _predict(setup: Setup, dataset: Data, chosen: Tensor | None, asked: GNNPredictConfig, round_: int, epoch: int,

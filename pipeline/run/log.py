@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import logging
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -233,3 +234,9 @@ def format_table(rows: list[tuple[str, str]], title: str) -> str:
     """Format two aligned columns under a title."""
     width = max(len(name) for name, _ in rows)
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+def mean_and_std(values: list[float]) -> str:
+    """Format the mean and, for several values, their sample standard deviation (divided by n - 1)."""
+    mean = format_score(statistics.fmean(values))
+    decimals = len(mean.partition(".")[2])
+    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean

@@ -2,8 +2,8 @@
 
 import statistics
 
-from parallel_epochs.pipeline.command.sweep import mean_and_std
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
+from parallel_epochs.pipeline.run.log import mean_and_std
 from parallel_epochs.scripts.report import charts, words
 from parallel_epochs.scripts.report.charts import Figures, Line
 from parallel_epochs.scripts.report.elements import (

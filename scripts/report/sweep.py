@@ -3,8 +3,8 @@
 import statistics
 import textwrap
 
-from parallel_epochs.pipeline.command.sweep import mean_and_std
 from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run.log import mean_and_std
 from parallel_epochs.scripts.report.runs import Run, comparable, differing, groups, scores_of, short
 from parallel_epochs.scripts.report.words import setting
 

@@ -36,6 +36,7 @@ class Predicted:
         smoothed: smoothed predictions, as `rows`; none without them.
         temperatures: what the logits were divided by; none if they were not.
         smoothed_scores: metric of the smoothed predictions of each split.
+        members: rows of each run, if `rows` are their mean.
     """
 
     graph: Data
@@ -50,6 +51,7 @@ class Predicted:
     smoothed: Tensor | None = None
     temperatures: Tensor | None = None
     smoothed_scores: dict[str, float] = field(default_factory=dict)
+    members: list[Tensor] = field(default_factory=list)
 
 
 class Kind(ABC):
@@ -66,12 +68,14 @@ class Kind(ABC):
         is_one_graph: whether the data are one graph, which may be cut, and not many small ones.
         has_labels: whether labels are learned.
         takes_pairs: whether pairs of nodes are predicted.
+        averages: whether the rows of several runs can be averaged.
     """
 
     unit: ClassVar[str]
     is_one_graph: ClassVar[bool] = True
     has_labels: ClassVar[bool] = True
     takes_pairs: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
 
     def __init__(self, config: GNNConfig):
         self.config = config
