@@ -6,6 +6,7 @@ import resource
 import shlex
 import signal
 from errno import EMFILE
+from importlib import metadata
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
@@ -95,11 +96,13 @@ def _has_folder() -> bool:
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra of pyproject.toml, for the way this program came here.
 
-    In a checkout it uses the versions that were tested. Elsewhere pip takes the package that is installed.
+    In a checkout it uses the versions that were tested. Elsewhere it names these packages: no index has ours.
     """
     root = Path(parallel_epochs.__file__).resolve().parents[1]
     if (root / "pyproject.toml").exists():
         here = Path.cwd() == root
         constraints = "constraints.txt" if here else shlex.quote(str(root / "constraints.txt"))
         return f"pip install -c {constraints} -e '{'.' if here else root}[{extra}]'"
-    return f"pip install 'parallel-epochs[{extra}]'"
+    needed = [text.partition(";")[0].strip() for text in metadata.requires("parallel-epochs") or ()
+              if re.search(rf"extra == ['\"]{extra}['\"]", text)]
+    return f"pip install {shlex.join(needed)}"
