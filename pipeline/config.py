@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.names import (
     SCORE_KINDS,
     check_device,
 )
-from parallel_epochs.pipeline.run import outputs
+from parallel_epochs.pipeline.run import files, outputs
 
 _A_OR_NOTHING = {"graph": "a "}
 # Keys of `evaluate` and `predict` that name files to write.
@@ -258,6 +258,15 @@ def is_prediction(header: outputs.Header) -> bool:
 
 # Another number of ranks changes these; a checkpoint records how many there were.
 RESCALED = {"parallel.num_ranks", "parallel.threads_per_rank"}
+
+
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Write config.yaml of a run, with the folder in which it is started, to which its paths are relative.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    files.write_text(folder / "config.yaml", f"{keys.to_yaml(config)}# started in {Path.cwd()}\n")
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

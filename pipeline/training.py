@@ -14,7 +14,7 @@ import torch
 
 from parallel_epochs.models.kernels.native import builds, check_simd
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings
+from parallel_epochs.pipeline.config import ParallelConfig, RunConfig, settings, write_config
 from parallel_epochs.pipeline.data import inspection
 from parallel_epochs.pipeline.data.opened import OpenData, Part, download
 from parallel_epochs.pipeline.loop import fit
@@ -290,7 +290,7 @@ def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,
 
 def _write_start(folder: Path, opened: OpenData) -> None:
     """Write what is known before the first step; config.yaml alone says how the run is continued."""
-    files.write_text(folder / "config.yaml", keys.to_yaml(opened.config))
+    write_config(opened.config, folder)
     if opened.components is not None:
         files.write_json(folder / "components.json", opened.components.record())
     product_of(opened.config).write_start(opened.parts[0], folder)
@@ -304,7 +304,7 @@ def _train_one(part: Part, folder: Path, *, root: Path, command: str, ranks: Ran
         return train()
     files.own_folder(folder)
     if ranks.is_first:
-        files.write_text(folder / "config.yaml", keys.to_yaml(part.config))
+        write_config(part.config, folder)
     summary = train()
     if ranks.is_first:
         files.write_json(folder / "summary.json", summary)

@@ -7,6 +7,7 @@ reads, and refuses any other that was given.
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -246,7 +247,28 @@ def load(path: Path) -> RunConfig:
     """
     if not files.is_there(path):
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
-    return parse(files.read_text(path), path)
+    text = files.read_text(path)
+    return _from_start(parse(text, path), text)
+
+
+def _from_start(config: RunConfig, text: str) -> RunConfig:
+    """Look for the data of a run in the folder in which it was started, if this is another one.
+
+    Args:
+        text: of config.yaml; see :func:`pipeline.config.write_config`.
+    """
+    started = re.search(r"^# started in (/.*)$", text, re.MULTILINE)
+    if started is None or (start := Path(started[1])) == Path.cwd():
+        return config
+    given = {entry.name: entry.value for entry in keys.entries(config) if entry.value
+             and re.fullmatch(r"data\.((nodes\.|edges\.)?path|folder|root|schema|labels)", entry.name)}
+    if "data.folder" in given:  # to which the others are relative
+        given = {"data.folder": given["data.folder"]}
+    chosen = {name: str(start / value) for name, value in given.items()
+              if isinstance(value, str) and not Path(value).is_absolute() and (start / value).exists()}
+    for name, path in chosen.items():
+        log.info("%s=%s is %s, since the run was started there", name, given[name], path)
+    return keys.replaced(config, chosen)
 
 
 def parse(text: str, origin: Path) -> RunConfig:

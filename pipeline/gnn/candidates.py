@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import bases
 from parallel_epochs.pipeline.gnn.components import train_components
@@ -46,7 +47,7 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     best = max(TRIED, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"]))
     log.info("candidate %s is the model of the run, by the valid %s", best, summaries[best]["metric"])
     _adopt(folder / f"{FOLDER}{best}", folder)
-    files.write_text(folder / "config.yaml", keys.to_yaml(keys.replaced(opened.config, {"task.candidate": best})))
+    write_config(keys.replaced(opened.config, {"task.candidate": best}), folder)
     return merge(summaries, best)
 
 

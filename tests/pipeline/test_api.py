@@ -470,3 +470,27 @@ def test_a_run_writes_through_no_link_in_its_folder(result, tmp_path):
     (theirs / "checkpoints").symlink_to(result.folder / "checkpoints")
     with pytest.raises(OSError, match=f"theirs/checkpoints is a symbolic link to {result.folder}/checkpoints, and"):
         pe.train(resume=theirs, epochs=4)
+
+
+def test_a_run_finds_its_data_from_another_folder(tmp_path, monkeypatch, caplog):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "copy").mkdir()
+    for folder, seed in ((".", 0), ("sub", 5)):
+        torch.save(graph(seed=seed).to_dict(), tmp_path / folder / "g.pt")
+    monkeypatch.chdir(tmp_path)
+    trained = pe.train("g.pt", folder="run", **OPTIONS)
+    expected = trained.model.predict()
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path / "sub")  # where another file has this name
+    assert torch.equal(pe.load("../run").predict(), expected)
+    assert f"data.path=g.pt is {tmp_path}/g.pt, since the run was started there" in caplog.text
+    (tmp_path / "g.pt").rename(tmp_path / "copy" / "g.pt")
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+        pe.load("../run").predict()
+    monkeypatch.chdir(tmp_path / "copy")  # the file has moved, and the caller with it
+    assert torch.equal(pe.load("../run").predict(), expected)
+    (tmp_path / "copy" / "g.pt").rename(tmp_path / "g.pt")
+    monkeypatch.chdir(tmp_path / "sub")
+    again = pe.train(None, resume="../run", verbose=False)
+    assert again.summary["weights_sha256"] == trained.summary["weights_sha256"]
+    assert f"path: {tmp_path}/g.pt\n" in (tmp_path / "run" / "config.yaml").read_text()
