@@ -22,6 +22,10 @@ from parallel_epochs.pipeline.data.objects import (
 )
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 
+# What stands for data of each kind, which the keys of `data` name, in memory.
+GIVEN = {"tables": "a pair of tables (nodes, edges) or a schema of several", "smiles": "a list of SMILES",
+         "graph_files": "a list of graphs", "file": "one graph"}
+
 
 @contextlib.contextmanager
 def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
@@ -42,14 +46,14 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
             names[str(data)] = str(data)
             yield NewDataConfig(folder=str(data)) if Path(data).is_dir() else NewDataConfig(path=str(data))
         elif are_tables(data):
-            _refuse_others(source, "edges.path", "a pair of tables", folder)
+            _refuse_others(source, "tables", "a pair of tables", folder)
             paths = {name: str(path) for name, path in write_tables(data, Path(scratch), names).items()}
             yield NewDataConfig(nodes=NewTableConfig(paths.get("nodes")), edges=NewTableConfig(paths["edges"]))
         elif is_schema(data):
-            _refuse_others(source, "schema", "a schema", folder)
+            _refuse_others(source, "tables", "a schema", folder)
             yield NewDataConfig(schema=str(write_schema(data, Path(scratch), names)))
         elif isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
-            _refuse_others(source, "smiles_column", "a list of SMILES", folder)
+            _refuse_others(source, "smiles", "a list of SMILES", folder)
             path, name = Path(scratch, "molecules.csv"), getattr(source, "smiles_column", "smiles")
             text = io.StringIO()
             csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])
@@ -57,7 +61,7 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
             names[str(path)] = "the list of SMILES"
             yield NewDataConfig(path=str(path))
         elif isinstance(data, (list, tuple)):
-            _refuse_others(source, "folder", "a list of graphs", folder)
+            _refuse_others(source, "graph_files", "a list of graphs", folder)
             for number, graph in enumerate(data):
                 torch.save(attributes_of(graph), path := Path(scratch, f"{number}.pt"))
                 names[str(path)] = f"graph {number} of the list"
@@ -65,25 +69,22 @@ def written(data: Any, source: Any, folder: Path) -> Iterator[NewDataConfig]:
             yield NewDataConfig(folder=scratch)
         else:
             attributes = attributes_of(data)
-            _refuse_others(source, "path" if source.holds != "graphs" else "a list", title_of(data), folder)
+            _refuse_others(source, "file", title_of(data), folder)
             torch.save(attributes, path := Path(scratch, "graph.pt"))
             names[str(path)] = title_of(data)
             yield NewDataConfig(path=str(path))
 
 
-def _refuse_others(source: Any, needed: str, what: str, folder: Path) -> None:
+def _refuse_others(source: Any, reader: str, what: str, folder: Path) -> None:
     """Refuse data in memory of another kind than the run was trained on.
 
     Args:
-        needed: key below `data` that takes such data.
+        reader: value of `data` that stands for such data.
         what: was given.
     """
-    known = (*source.other_keys, *(["smiles_column"] if hasattr(source, "smiles_column") else []))
-    if source.other_keys and needed not in known:
-        gives = ("a pair of tables (nodes, edges) or a schema of several" if "edges.path" in known else
-                 "a list of SMILES" if "smiles_column" in known else "a list of graphs" if source.holds == "graphs" else
-                 "one graph")
-        raise ValueError(f"{folder} was trained on data={source.source}, and {what} is given: give {gives}, or a path")
+    if source.other_keys and source.source != reader:  # a run that takes no other data is refused later
+        raise ValueError(f"{folder} was trained on data={source.source}, and {what} is given: give "
+                         f"{GIVEN[source.source]}, or a path")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from itertools import accumulate
 from parallel_epochs.scripts.report import charts, words
 from parallel_epochs.scripts.report.charts import Figures
 from parallel_epochs.scripts.report.elements import Column, number, paragraph, table, text
-from parallel_epochs.scripts.report.label_scores import has_each
 
 SHOWN = ("valid", "test")
 NUM_BINS = 10
@@ -28,29 +27,21 @@ def ranking_table(record: dict) -> str:
         "fewer than K of them at or above their score.", "note")
 
 
-def curve_title(record: dict | None) -> str:
-    """Return the heading of the section with the curves."""
-    return "ROC and precision" if record is None or record["kind"] == "links" else "ROC, precision and calibration"
-
-
 def curve_section(record: dict, figures: Figures) -> str:
     """Draw ROC, precision-recall and calibration curves of binary labels or of links; nothing for other labels."""
     is_links = record["kind"] == "links"
-    if not (is_links or record["kind"] == "binary tasks" and has_each(record)
-            or record["kind"] == "classes" and record["num_labels"] == 2):
+    if record["kind"] == "real values" or record["kind"] == "classes" and record["num_labels"] != 2:
         return ""
     found = {split: curve for split in SHOWN if (curve := record["splits"][split].get("curve"))}
     if not found:
         return paragraph(f"Curves: {NONE.format(of='pairs' if is_links else 'labels')}", "note")
     lines = [(split, words.SPLITS[split], SHOWN.index(split), curve) for split, curve in found.items()]
     legend = charts.legend_of([(split, label, place, 1) for split, label, place, _ in lines])
-    drawn = [charts.score_curves(figures, "ROC curve", [(*line[:3], roc(line[3])) for line in lines],
-                                 ("false positive rate", "true positive rate"), diagonal=True),
-             charts.score_curves(figures, "Precision-recall curve", [
-                 (*line[:3], precision_recall(line[3])) for line in lines], ("recall", "precision"))]
-    if not is_links:
-        drawn.append(charts.score_curves(figures, "Calibration", [(*line[:3], reliability(line[3])) for line in lines],
-                                         ("predicted probability", "share that is positive"), diagonal=True))
+    shown = [("ROC curve", roc, ("false positive rate", "true positive rate"), True),
+             ("Precision-recall curve", precision_recall, ("recall", "precision"), False),
+             ("Calibration", reliability, ("predicted probability", "share that is positive"), True)]
+    drawn = [charts.score_curves(figures, title, [(*line[:3], points(line[3])) for line in lines], axes,
+                                 diagonal=diagonal) for title, points, axes, diagonal in shown[:2 if is_links else 3]]
     return (_scores(found, is_links) + f'<div class="block">{legend}<div class="charts">{"".join(drawn)}</div></div>'
             + paragraph(_explanation(record, is_links), "note"))
 

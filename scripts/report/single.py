@@ -5,7 +5,7 @@ import re
 from parallel_epochs.pipeline.run.words import command_of
 from parallel_epochs.scripts.report import charts, words
 from parallel_epochs.scripts.report.charts import Figures, Line
-from parallel_epochs.scripts.report.curve_section import curve_section, curve_title
+from parallel_epochs.scripts.report.curve_section import curve_section
 from parallel_epochs.scripts.report.elements import (
     Cell,
     Column,
@@ -42,7 +42,7 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("curves", "Curves", _curves(run, figures)),
         ("scores", "Further scores", _further_scores(run)),
         ("labels", title_of(scores), label_section(scores) if scores else ""),
-        ("thresholds", curve_title(scores), curve_section(scores, figures) if scores else ""),
+        ("thresholds", "ROC and precision-recall", curve_section(scores, figures) if scores else ""),
         ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
         ("types", "Types and relations", typed_section(scores, run.partition) if scores and "typed" in scores else ""),
         ("time", "Time of each phase", _time(run, figures)),
