@@ -346,6 +346,6 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
 
 
 def check_options(asked: EvaluateConfig) -> None:
-    """Refuse values of keys of `evaluate` or `predict` that are not allowed; the ValueError names the first such key."""
+    """Refuse values of keys of `evaluate` or `predict` that are not allowed; a ValueError names the first such key."""
     keys.check(asked)
     check_device(asked.device)

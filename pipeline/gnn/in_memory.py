@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.data.objects import (
 )
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 
-# What stands for data of each kind, which the keys of `data` name, in memory.
+# Data in memory that each value of the key `data` can predict.
 GIVEN = {"tables": "a pair of tables (nodes, edges) or a schema of several", "smiles": "a list of SMILES",
          "graph_files": "a list of graphs", "file": "one graph"}
 
