@@ -52,7 +52,7 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     members = [setup.task.scores(setup.model, rows, official=True) for rows in predicted.members]
     log.info("%s", format_table([(
         f"{name} {setup.task.metric}" if name in SPLITS else name, format_scores(score, smoothed.get(name))
-        + f", that of a run {mean_and_std([own[name] for own in members])}" * bool(members))
+        + (f", that of a run {mean_and_std([own[name] for own in members])}" if members else ""))
         for name, score in scores.items()], title))
     save(setup.kind, predicted, wanted)
     return scores
