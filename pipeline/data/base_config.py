@@ -71,6 +71,10 @@ class DataConfig:
     def folds_of_scores(self) -> str | None:
         return None
 
+    def link_split(self) -> str:
+        """Return how the links of task=link are divided: "random", "time", "column" or "group"."""
+        return "time" if getattr(self, "split", None) == "time" else "random"
+
     @property
     def counts_degrees(self) -> bool:
         """Tell whether degrees join the features. Summaries count the edges of each relation themselves."""

@@ -210,7 +210,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         return load(config, cache_dir, content_hash=content_hash, degrees=config.counts_degrees)
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
-    split = LinkSplit("time" if getattr(config, "split", None) == "time" else "random", chosen.train_fraction,
+    split = LinkSplit(config.link_split(), chosen.train_fraction,
                       chosen.valid_fraction, chosen.graph_seed, config.node_features, config.link_negatives,
                       getattr(config, "until", None))
     # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.

@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.data.join_types import fill_means, plan_means
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
-from parallel_epochs.pipeline.data.splits import divide
+from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 from parallel_epochs.pipeline.graph.pairs import draw_targets, keep_edges
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.seeds import stream
@@ -46,7 +46,8 @@ class LinkSplit:
     """How links are divided.
 
     Attributes:
-        kind: "random", or "time", which trains on the earliest.
+        kind: "random"; "time", which trains on the earliest; "column", where ``edge_time`` holds the number of the
+            split, or "group", where it holds that of a group that stays in one split.
         train_fraction, valid_fraction: of the links; the rest is for the test.
         seed: of a random order, and of the pairs that are drawn.
         node_features: how features are made of edges, see :func:`pipeline.data.incident.incident_features`.
@@ -205,12 +206,20 @@ def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
         order = stream("links", split.seed).permutation(len(links))
     else:
         times = graph.edge_time if own is None else times_of_links(
-            graph.get("edge_time"), graph.edge_attr[:, 0], own, origin)
+            graph.get("edge_time"), graph.edge_attr[:, 0], own, origin, split.kind)
         first = _earliest(times, link_of_edge, len(links))
         order = first.argsort(stable=True).numpy()
         sorted_times = first.numpy()[order]
+    if split.kind == "column":
+        masks = [first == number for number in range(3)]
+        if not masks[0].any():
+            raise ValueError(f"{origin}: no link has train in the column data.edges.split_column")
+        return masks
+    groups = None
+    if split.kind == "group":
+        (order, groups), sorted_times = shuffle_groups(np.arange(len(links)), first.numpy(), split.seed), None
     masks = divide(order, len(links), split.train_fraction, split.valid_fraction, unit="link", times=sorted_times,
-                   until=split.until)
+                   until=split.until, groups=groups)
     rest = 1 - split.train_fraction - split.valid_fraction
     for mask, key, fraction in zip(masks[1:], ("data.valid_fraction", "the rest for the test"),
                                    (split.valid_fraction, rest), strict=True):
@@ -419,15 +428,16 @@ def warn_of_copies(types: GraphTypes, own: LinkRelation, links: Int[Tensor, "num
 
 
 def times_of_links(times: Tensor | None, relation: Float[Tensor, " num_edges"], own: LinkRelation,
-                   origin: str) -> Float[Tensor, " num_edges"]:
-    """Return the times of edges.
+                   origin: str, kind: str = "time") -> Float[Tensor, " num_edges"]:
+    """Return the times of edges, or what else divides them.
 
     Raises:
         ValueError: the edges of the relation have none.
     """
     if times is None or not bool(times[relation == own.number].isfinite().all()):
-        raise ValueError(f"data.split=time: the relation {own.name} of {origin} has no times. Name their column by "
-                         "time, in its part of data.schema, or set data.split=random")
+        what, key = ("times", "time") if kind == "time" else ("splits", "split_column")
+        raise ValueError(f"data.split={kind}: the relation {own.name} of {origin} has no {what}. Name their column by "
+                         f"{key}, in its part of data.schema, or set data.split=random")
     return times
 
 

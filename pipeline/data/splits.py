@@ -31,10 +31,10 @@ def shuffle_all(count: int, seed: int) -> np.ndarray:
 
 def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction: float, *,
            unit: str = "label", times: np.ndarray | None = None,
-           until: tuple[float, float] | None = None) -> list[Tensor]:
+           until: tuple[float, float] | None = None, groups: np.ndarray | None = None) -> list[Tensor]:
     """Divide nodes or graphs in their order: the first for training, then those for validation, the rest for the test.
 
-    Sizes are rounded down.
+    Sizes are rounded down. With groups, a border is the nearest one between two of them.
 
     Args:
         order: numbers below `count`, each at most once; what is not among them is in no split.
@@ -42,6 +42,7 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
         times: in that order, if it is one of times, float64 [len(order)]; equal ones on both sides of a border are
             logged.
         until: the last time of training and that of validation, in place of the fractions.
+        groups: in that order, which are not divided; those of one group are side by side [len(order)].
 
     Returns:
         Three masks [count], bool.
@@ -62,6 +63,8 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
                              "data.valid_until: validation would have none. Give other times")
     elif times is not None:
         _report_equal(times, ends, unit)
+    elif groups is not None:
+        ends = _ends_of_groups(groups, ends)
     if not ends[0]:
         raise ValueError(f"data.train_fraction={train_fraction:.4g} of {words.count(len(order), unit)} is none. Raise "
                          f"it, or give more {unit}s")
@@ -71,6 +74,35 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
         mask[torch.from_numpy(part)] = True
         masks.append(mask)
     return masks
+
+
+def shuffle_groups(chosen: np.ndarray, groups: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bring groups into a random order.
+
+    Args:
+        chosen: what is divided, numbers.
+        groups: of each.
+
+    Returns:
+        The numbers, those of one group side by side, and their groups.
+    """
+    known, own = np.unique(groups, return_inverse=True)
+    place = stream("split groups", seed).permutation(len(known))[own]
+    order = place.argsort(kind="stable")
+    return chosen[order], place[order]
+
+
+def _ends_of_groups(groups: np.ndarray, ends: list[int]) -> list[int]:
+    """Move the borders of splits to the nearest border between two groups, so that no split with a part loses all."""
+    borders = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1, [len(groups)]])
+    sizes = np.diff([0, *ends, len(groups)])
+    if len(borders) - 1 < (num_splits := int((sizes > 0).sum())):
+        raise ValueError(f"data.split_by: {words.count(len(borders) - 1, 'group')} cannot be divided into {num_splits} "
+                         "splits. Choose another column, or leave it out")
+    first, last = (int(np.abs(borders - end).argmin()) for end in ends)
+    first = min(max(first, 1), len(borders) - 1 - int((sizes[1:] > 0).sum()))
+    last = min(max(last, first + int(sizes[1] > 0)), len(borders) - 1 - int(sizes[2] > 0))
+    return [int(borders[first]), int(borders[last])]
 
 
 def _report_equal(times: np.ndarray, ends: list[int], unit: str) -> None:

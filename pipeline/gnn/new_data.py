@@ -36,7 +36,7 @@ FILE = "preprocessing.pt"
 FEW_CHANNELS = 10_000
 # Keys that say where labels and splits are.
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
-             "data.edges.time", "data.train_until", "data.valid_until")
+             "data.edges.time", "data.edges.split_column", "data.split_by", "data.train_until", "data.valid_until")
 # Those of them that are of edges, whose age may be summarised.
 TIMES_OF_EDGES = ("data.edge_time", "data.edges.time")
 

@@ -120,6 +120,9 @@ class EdgeColumns:
     time: str | None = key(None, "Column of times, as numbers or dates (task=link with data.split=time). Duplicate "
                            "edges get their earliest time.",
                            shapes_graph=True, hashed_if_given=True)
+    split_column: str | None = key(None, "Column that holds train, valid (or val) or test (task=link). Duplicate edges "
+                                   "are in the first of their splits, and an edge with an empty cell is in none.",
+                                   shapes_graph=True, hashed_if_given=True)
 
 
 @dataclass
@@ -162,9 +165,12 @@ class TablesConfig(DataConfig):
     metric: str | None = key(None, "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
                              "numbers, rocauc for several columns of 0 and 1.", shapes_graph=True)
     split: str | None = key(None, "How labelled nodes, or the links of task=link, are split. column: by "
-                            "data.nodes.split_column (nodes only). random: at random. time: the earliest are for "
-                            "training. Default: column if data.nodes.split_column is given, otherwise "
-                            "random.", choices=SPLITS, shapes_graph=True)
+                            "data.nodes.split_column, or data.edges.split_column. random: at random. time: the "
+                            "earliest are for training. Default: column if that column is given, otherwise random.",
+                            choices=SPLITS, shapes_graph=True)
+    split_by: str | None = key(None, "Column of groups, whose rows stay in one split: of the table of nodes where it "
+                               "has labels, otherwise of the table of edges (data.split=random).", shapes_graph=True,
+                               hashed_if_given=True)
     time_column: str | None = key(None, "Column of the table of nodes that holds times, as numbers or dates "
                                   "(data.split=time).",
                                   shapes_graph=True)
@@ -250,6 +256,21 @@ class TablesConfig(DataConfig):
         """Return how the labelled nodes are divided: "column", "random" or "time"."""
         return self.split or ("column" if self.nodes.split_column is not None else "random")
 
+    def link_split(self) -> str:
+        kind = self.split or ("column" if self._divides_edges() else "random")
+        return "group" if kind == "random" and self.split_by is not None else kind
+
+    def _divides_edges(self) -> bool:
+        """Tell whether a table of edges has a column of splits."""
+        tables = [self] if self.schema is None else [own.config for own in read_schema(self).edges.values()]
+        return any(own.edges.split_column is not None for own in tables)
+
+    def place_of_links(self) -> tuple[str, str] | None:
+        """Return the kind of the column of edges that divides links, "time", "column" or "group", and its name."""
+        edges, by = self.edges, None if self.label_columns() else self.split_by
+        found = [("time", edges.time), ("column", edges.split_column), ("group", by)]
+        return next(((kind, column) for kind, column in found if column is not None), None)
+
     @property
     def until(self) -> tuple[float, float] | None:
         """The last time of training and that of validation, as a column of times is read; none: fractions count.
@@ -302,8 +323,9 @@ class TablesConfig(DataConfig):
     def edge_columns(self) -> list[tuple[str, str]]:
         """Return every column of the edges that a key names, each with that key."""
         edges = self.edges
-        return [*((f"data.edges.{name}", column) for name in ("source", "target", "relation", "time")
-                  if (column := getattr(edges, name)) is not None),
+        by = [("data.split_by", self.split_by)] if self.split_by is not None and not self.label_columns() else []
+        return [*((f"data.edges.{name}", column) for name in ("source", "target", "relation", "time", "split_column")
+                  if (column := getattr(edges, name)) is not None), *by,
                 *((f"data.edges.{name}", column) for name, column in self.value_columns("edges"))]
 
     def node_columns(self) -> list[tuple[str, str]]:
@@ -313,6 +335,7 @@ class TablesConfig(DataConfig):
                 *((f"data.nodes.{name}", column) for name in INPUTS for column in getattr(nodes, name)),
                 *((f"data.nodes.{name}", column) for name, column in labels),
                 *([("data.nodes.split_column", nodes.split_column)] if kind == "column" and labels else []),
+                *([("data.split_by", self.split_by)] if self.split_by is not None and labels else []),
                 *([("data.time_column", self.time_column)] if kind == "time" and labels else [])]
 
     @property
@@ -356,6 +379,8 @@ class TablesConfig(DataConfig):
             name = "add_self_loops=true" if self.add_self_loops else f"propagate={self.propagate}"
             raise ValueError(f"data.{name} is for graphs with one type of nodes, and data.schema has several. Leave it "
                              "out")
+        if self.split_by is not None:
+            raise ValueError(f"data.split_by={self.split_by} is for graphs with one type of nodes. Leave it out")
         check_schema(self)
 
     def check_columns(self) -> None:
@@ -411,8 +436,20 @@ class TablesConfig(DataConfig):
 
     def _check_split(self) -> None:
         kind = self.split_kind()
-        if kind == "column" and self.nodes.split_column is None:
-            raise ValueError("data.split=column needs data.nodes.split_column, which holds train, valid or test")
+        if kind == "column" and self.nodes.split_column is None and (
+                self.edges.split_column is None or self.label_columns()):
+            raise ValueError("data.split=column needs data.nodes.split_column, which holds train, valid or test, or "
+                             "for task=link data.edges.split_column, without labels of nodes")
+        if self.split_by is not None and (kind != "random" or self.link_split() != "group"):
+            raise ValueError(f"data.split_by={self.split_by} needs data.split=random without a column of splits; this "
+                             f"run has data.split={kind if kind != 'random' else self.link_split()}")
+        given = [f"{name}={value}" for name, value in (
+            ("data.edges.time", self.edges.time), ("data.edges.split_column", self.edges.split_column),
+            ("data.split_by", None if self.label_columns() else self.split_by)) if value is not None]
+        if len(given) > 1 or self.edges.time is None and given and (self.add_self_loops or self.summaries):
+            other = given[1] if len(given) > 1 else "data.add_self_loops=true" if self.add_self_loops else (
+                f"data.summaries={self.summaries}")
+            raise ValueError(f"{given[0]} and {other} exclude each other: leave one of them out")
         if kind == "time" and self.edges.time is None and (self.time_column is None or self.nodes.path is None):
             raise ValueError("data.split=time needs data.time_column, a column of data.nodes.path, or for task=link "
                              "data.edges.time, a column of data.edges.path")
@@ -448,9 +485,11 @@ class TablesConfig(DataConfig):
         if any(nodes.text_neighbors for nodes in self._all_nodes()):
             raise ValueError("text_neighbors=true tells a node by its links, and task=link is to predict these. Leave "
                              "it out")
-        if self.split == "column":
-            raise ValueError("data.split=column divides nodes; task=link divides links. Set data.split=random, or "
-                             "data.split=time with data.edges.time")
+        if self.link_split() == "column" and not self._divides_edges():
+            raise ValueError("data.split=column divides nodes; task=link divides links. Set data.split=random, "
+                             "data.split=time with data.edges.time, or data.split=column with data.edges.split_column")
+        if self.schema is None and self.link_split() in ("column", "group") and self.label_columns():
+            raise ValueError(f"task=link reads no labels: leave data.nodes.{self.label_columns()[0][0]} out")
         if self.split == "time" and self.edges.time is None and self.schema is None:
             raise ValueError("task=link with data.split=time needs data.edges.time, the column of the edges that holds "
                              "numbers or dates")

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 from parallel_epochs.pipeline.data.tables.categories import number_values
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
-from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, SPLIT_NAMES, SPLITS
+from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -178,14 +178,9 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     Raises:
         ValueError: a cell names no split.
     """
-    known = ", ".join(f"'{name}'" for name in SPLIT_NAMES)
-    if found := source.find_row(db, f"lower(trim({source.text(column)})) NOT IN ({known})", source.text(column)):
-        name, row, (text,) = found
-        raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
-                         "test or empty (data.nodes.split_column)")
-    whens = " ".join(f"WHEN '{name}' THEN {SPLITS.index(split)}" for name, split in SPLIT_NAMES.items())
+    split = source.split(db, column, "data.nodes.split_column", cell="split")
     codes = np.concatenate([batch["code"] for batch in db.stream(
-        f"SELECT (CASE lower(trim(split)) {whens} ELSE 3 END)::TINYINT AS code FROM nodes ORDER BY number")])
+        f"SELECT ({split})::TINYINT AS code FROM nodes ORDER BY number")])
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
         log.info("%s: %s no label, and %s left out of it", source.name,
                  count(unlabelled, "node of a split has", "nodes of a split have"), "is" if unlabelled == 1 else "are")
@@ -198,6 +193,16 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
 def split_at_random(labelled: np.ndarray, fractions: tuple[float, float], seed: int) -> list[Tensor]:
     """Divide the labelled nodes at random; `fractions` are for training and validation."""
     return divide(shuffle(labelled, seed), len(labelled), *fractions)
+
+
+def split_by_group(labelled: np.ndarray, db: Database, source: Source, column: str, fractions: tuple[float, float],
+                   seed: int) -> list[Tensor]:
+    """Divide the labelled nodes at random, those of one group together; the table of nodes has it as ``split``."""
+    source.group(db, column)
+    groups = np.concatenate([np.empty(0, np.int64), *(batch["own"] for batch in db.stream(
+        "SELECT dense_rank() OVER (ORDER BY split) AS own, number FROM nodes ORDER BY number"))])
+    order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
+    return divide(order, len(labelled), *fractions, groups=own)
 
 
 def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions: tuple[float, float],

@@ -59,7 +59,8 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         tables_edges.number_ids(db, ends)
         return tables_nodes.count(db, f"{ends[0][0].name} holds no ids"), None, Columns()
     nodes, kind = open_table(db, config, "nodes"), config.split_kind()
-    split_column = config.nodes.split_column if kind == "column" and labels else None
+    by = config.split_by if kind == "random" and labels else None
+    split_column = config.nodes.split_column if kind == "column" and labels else by
     found = tables_nodes.read(db, nodes, config.nodes.id, values_of(config, "nodes"),
                               texts=[name for name, _ in config.text_columns()], categories=config.nodes.categories,
                               max_categories=config.nodes.max_categories, labels=labels, split_column=split_column,
@@ -71,7 +72,9 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
     fractions = config.train_fraction, config.valid_fraction
     split: tables_labels.Split = {
         "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=cast(str, split_column)),
-        "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed),
+        "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed) if by is None else
+        partial(tables_labels.split_by_group, db=db, source=nodes, column=by, fractions=fractions,
+                seed=config.graph_seed),
         "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions,
                         until=config.until)}[kind]
     learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split,

@@ -242,14 +242,14 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
             raise ValueError(f"{found[0]}: row {found[1]}, column {columns.relation} is empty: each edge needs a "
                              f"relation (data.schema, edges.{name}.relation)")
         fitted = tables_edges.join(
-            db, source, (columns.source, columns.target), values, columns.relation, time=columns.time,
+            db, source, (columns.source, columns.target), values, columns.relation, time=own.config.place_of_links(),
             id_column=tables.nodes[own.source].nodes.id, refuse_dangling=own.config.dangling == "error",
             fitted=known,
             nodes=(f"{nodes[own.source].part}.nodes", f"{nodes[own.target].part}.nodes"),
             limit=tables_edges.RelationLimit(MAX_RELATIONS, "are ids rather than kinds of edges",
                                              f"data.schema, edges.{name}.relation"))
         names = [name] if columns.relation is None else tables_edges.relations(db)
-    return ReadEdges(part, own.source, own.target, names, values, fitted, columns.time is not None)
+    return ReadEdges(part, own.source, own.target, names, values, fitted, own.config.place_of_links() is not None)
 
 
 def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool) -> None:

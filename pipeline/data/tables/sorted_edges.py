@@ -84,7 +84,7 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
 
 
 def join(db: Database, source: Source, ends: tuple[str, str], values: Values, relation: str | None, *,
-         time: str | None, id_column: str | None, refuse_dangling: bool,
+         time: tuple[str, str] | None, id_column: str | None, refuse_dangling: bool,
          fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
          limit: RelationLimit = ONE_HOT, unknown: str = "error") -> Fitted:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
@@ -93,7 +93,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: Values, re
         ends: the columns of the ids that edges come from, and that they go to.
         values: the columns of numbers and of dates.
         relation: the column of the kind of edge, if there is one.
-        time: the column of times, if they are needed.
+        time: how links are divided by a column and which, see :meth:`Source.place`; none: by none.
         id_column: of the table of nodes, if there is one.
         refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
         fitted: what was learned of the tables of a training; none: this table tells.
@@ -120,7 +120,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: Values, re
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
     if time is not None:
-        chosen.append(f"{source.time(db, time, 'data.edges.time', may_be_empty=False)} AS w")
+        chosen.append(f"{source.place(db, *time)} AS w")
         kept.append("w")
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",

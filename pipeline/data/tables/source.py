@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
 from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, newline_of, read_head, separator_of
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, pattern_of, quote
+from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 from parallel_epochs.pipeline.run import limits, words
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,50 @@ class Source:
             log.info("%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC", self.name,
                      column, f"{filled[3]:,}", f"{filled[0]:,}")
         return number if are_numbers else f"epoch({date})"
+
+    def place(self, db: Database, kind: str, column: str) -> str:
+        """Write SQL for the number by which the link of a row is divided: its time, or that of its split or its group.
+
+        Args:
+            kind: "time", "column" or "group".
+
+        Raises:
+            ValueError: a cell is none; names the file and the row.
+        """
+        if kind == "time":
+            return self.time(db, column, "data.edges.time", may_be_empty=False)
+        if kind == "column":
+            return f"({self.split(db, column, 'data.edges.split_column')})::DOUBLE"
+        return f"(dense_rank() OVER (ORDER BY {self.group(db, column)}))::DOUBLE"
+
+    def split(self, db: Database, column: str, key: str, cell: str | None = None) -> str:
+        """Write SQL for the number of the split that a cell names, 0 to 2; 3 for an empty one.
+
+        Args:
+            key: that names the column, for messages.
+            cell: SQL for the cell, where it is read from another table.
+
+        Raises:
+            ValueError: a cell names no split.
+        """
+        known = ", ".join(f"'{name}'" for name in SPLIT_NAMES)
+        if found := self.find_row(db, f"lower(trim({self.text(column)})) NOT IN ({known})", self.text(column)):
+            name, row, (text,) = found
+            raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
+                             f"test or empty ({key})")
+        whens = " ".join(f"WHEN '{name}' THEN {SPLITS.index(split)}" for name, split in SPLIT_NAMES.items())
+        return f"CASE lower(trim({cell or self.text(column)})) {whens} ELSE 3 END"
+
+    def group(self, db: Database, column: str) -> str:
+        """Write SQL for a cell that names a group.
+
+        Raises:
+            ValueError: a cell is empty.
+        """
+        if found := self.find_row(db, f"{self.text(column)} IS NULL"):
+            raise ValueError(f"{found[0]}: row {found[1]}, column {column} is empty; every row needs a group "
+                             "(data.split_by)")
+        return self.text(column)
 
     def is_wrong(self, option: str, column: str) -> str:
         """Write SQL for whether a cell is neither a number nor empty; nan counts as empty."""

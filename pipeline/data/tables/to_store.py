@@ -130,14 +130,14 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     on_stage("reading nodes")
     edges = reading.open_table(db, config, "edges")
     ends, values = (config.edges.source, config.edges.target), reading.values_of(config, "edges")
-    both, add_self_loops = config.to_undirected, config.add_self_loops
+    both, add_self_loops, place = config.to_undirected, config.add_self_loops, config.place_of_links()
     num_nodes, labels, found = reading.read_nodes(db, config, [(edges, end) for end in ends],
                                           None if fitted is None else fitted.columns)
-    known = tables_edges.join(db, edges, ends, values, config.edges.relation, time=config.edges.time,
+    known = tables_edges.join(db, edges, ends, values, config.edges.relation, time=place,
                               id_column=config.nodes.id if config.nodes.path is not None else None,
                               refuse_dangling=config.dangling == "error", fitted=fitted, unknown=config.unknown)
     on_stage("sorting edges")
-    tables_edges.sort(db, values.of_edges(known), has_times=config.edges.time is not None, both=both)
+    tables_edges.sort(db, values.of_edges(known), has_times=place is not None, both=both)
     counted = tables_edges.count(db, num_nodes, both=both, add_self_loops=add_self_loops)
     if counted.num_merged:
         log.info("%s: %s merged with an edge between the same nodes", edges.name,
@@ -146,7 +146,7 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     has_features = config.has_features
     tables_edges.write(db, writer, counted, values, known, directed_relations=config.edges.directed_relations,
                        add_self_loops=add_self_loops, node_features=None if has_features else config.node_features,
-                       has_times=config.edges.time is not None, moments=None if learned is None else learned.edges)
+                       has_times=place is not None, moments=None if learned is None else learned.edges)
     tables_nodes.write_names(db, writer, {"nodes": num_nodes})
     if not writer.has(FITTED, *(["x"] if has_features else [])):
         known = dataclasses.replace(known, columns=found)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 
 
 @pytest.mark.parametrize("count, fractions, sizes", [
@@ -32,6 +32,24 @@ def test_borders_of_times_and_equal_times_at_a_border(caplog):
         divide(order, 6, 0.5, 0.34, times=times, until=(0.0, 3.5))
     with pytest.raises(ValueError, match="no time of 6 labels is after data.train_until and not after"):
         divide(order, 6, 0.5, 0.34, times=times, until=(2.0, 2.0))
+
+
+@pytest.mark.parametrize("sizes, fractions, expected", [
+    ((5, 3, 2), (0.5, 0.3), (5, 3, 2)), ((9, 1, 1), (0.5, 0.25), (9, 1, 1)), ((1, 1, 9), (0.5, 0.25), (1, 1, 9)),
+    ((4, 4), (0.5, 0.5), (4, 4, 0)), ((4, 4), (0.5, 0.0), (4, 0, 4)), ((6, 1, 5), (0.5, 0.0), (6, 0, 6))])
+def test_borders_of_groups_are_the_nearest_that_leave_no_split_empty(sizes, fractions, expected):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    masks = divide(np.arange(len(groups)), len(groups), *fractions, groups=groups)
+    assert tuple(int(mask.sum()) for mask in masks) == expected
+    assert sum(len(set(groups[mask.numpy()])) for mask in masks) == len(sizes)  # none is in two
+
+
+def test_too_few_groups_are_refused_and_their_order_depends_on_the_seed():
+    with pytest.raises(ValueError, match="data.split_by: 2 groups cannot be divided into 3 splits"):
+        divide(np.arange(8), 8, 0.5, 0.25, groups=np.repeat([0, 1], 4))
+    groups = np.arange(40) % 7
+    orders = [shuffle_groups(np.arange(40), groups, seed)[0].tolist() for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(40))
 
 
 def test_a_random_order_has_the_chosen_ones_once_and_depends_on_the_seed():

@@ -581,3 +581,55 @@ def test_the_order_of_rows_changes_no_bit(tmp_path):
         edges = "source,target,p\n" + "".join(f"{rows[place]}\n" for place in order)
         attrs.append(load(tmp_path, small(tmp_path, edges=edges)).edge_attr.clone())
     assert torch.equal(attrs[0], attrs[1]) and torch.equal(attrs[0], attrs[2]) and attrs[0][0] == attrs[0][1]
+
+
+def _grouped(folder, *, labels=False, **keys) -> TablesConfig:
+    ends = [(node, (node * 7 + step) % 40) for node in range(40) for step in (1, 2, 3)]
+    folder.mkdir(exist_ok=True)
+    names = "train", "Train", "val", "test", ""
+    (folder / "edges.csv").write_text("source,target,fold,team,odd\n" + "".join(
+        f"{a},{b},{names[(a + b) % 5]},t{(a + b) % 9},{'x' * (a == 7)}\n" for a, b in ends))
+    (folder / "nodes.csv").write_text("id,kind,team\n" + "".join(f"{a},k{a % 2},t{a % 9}\n" for a in range(40)))
+    nodes = NodeColumns(path="nodes.csv", label="kind" if labels else None)
+    column = keys.pop("split_column", None)
+    edges = EdgeColumns(path="edges.csv", split_column=column)
+    return TablesConfig(folder=str(folder), nodes=nodes, edges=edges, **keys)
+
+
+def test_links_are_divided_by_a_column_and_by_groups(tmp_path):
+    found = cache.load_links(_grouped(tmp_path, split_column="fold"), tmp_path)
+    for number, part in enumerate(("train", "valid", "test")):
+        ends = found[f"{part}_pairs"].sum(1) % 5
+        assert set(ends.tolist()) == ({0, 1}, {2}, {3})[number]
+    kept = {tuple(sorted(edge)) for edge in found.edge_index.t().tolist() if edge[0] != edge[1]}
+    assert kept == {tuple(sorted(pair)) for pair in found.train_pairs.tolist()}
+    found = cache.load_links(_grouped(tmp_path, split_by="team"), tmp_path)
+    teams = [set((found[f"{part}_pairs"].sum(1) % 9).tolist()) for part in ("train", "valid", "test")]
+    assert all(teams) and sum(map(len, teams)) == len(set.union(*teams)) == 9
+
+
+def test_nodes_of_one_group_are_in_one_split(tmp_path):
+    found = cache.load(_grouped(tmp_path, labels=True, split_by="team"), tmp_path)
+    teams = [set((found[mask].nonzero().flatten() % 9).tolist()) for mask in ("train_mask", "valid_mask", "test_mask")]
+    assert all(teams) and sum(map(len, teams)) == len(set.union(*teams)) == 9
+
+
+@pytest.mark.parametrize("keys, message", [
+    ({"split_column": "nobody"}, "data.edges.split_column=nobody: .* has no such column"),
+    ({"split_column": "team"}, "row 1, column team holds 't1'; a cell of the split is train"),
+    ({"split_column": "fold", "split": "time"}, "data.split=time needs data.time_column"),
+    ({"split_column": "fold", "add_self_loops": True}, "data.add_self_loops=true exclude each other"),
+    ({"split_column": "fold", "summaries": 1}, "data.summaries=1 exclude each other"),
+    ({"split_column": "fold", "labels": True}, "leave data.nodes.label out"),
+    ({"split_column": "fold", "split_by": "team"}, "needs data.split=random without a column of splits"),
+    ({"split_by": "nobody"}, "data.split_by=nobody: .* has no such column"),
+    ({"split_by": "odd"}, "row 1, column odd is empty; every row needs a group"),
+    ({"split_by": "team", "labels": True}, "leave data.nodes.label out"),
+    ({"split_by": "team", "split": "column"}, "data.split=column needs"),
+    ({"split": "column"}, "data.split=column needs data.nodes.split_column")])
+def test_columns_that_cannot_divide_links_are_refused(keys, message, tmp_path):
+    config = _grouped(tmp_path, **keys)
+    with pytest.raises(ValueError, match=message):
+        config.check()
+        config.check_links()
+        cache.load_links(config, tmp_path)
