@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.simple import linear, mean, propagation
+from parallel_epochs.pipeline.gnn.simple import linear, mean, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import to_logits
 from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.simple.trees import TooLong
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import check_finite
 from parallel_epochs.pipeline.names import SPLITS, merit
@@ -24,6 +25,8 @@ from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 log = logging.getLogger(__name__)
 
+# Seconds that each method may take, by an estimate that does not depend on the machine.
+SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Base:
@@ -52,10 +55,12 @@ class Base:
 # By the value of task.base: the settings of each method, of which validation chooses.
 NODES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, "diffusion": propagation.many_steps, "propagation": propagation.two_steps,
-    "linear": linear.methods}
-GRAPHS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {"mean": mean.methods, "linear": linear.methods}
+    "linear": linear.methods, "trees": trees.methods}
+GRAPHS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
+    "mean": mean.methods, "linear": linear.methods, "forest": trees.methods}
 PREDICT = {"mean": mean.predict, "diffusion": propagation.predict_many_steps,
-           "propagation": propagation.predict_two_steps, "linear": linear.predict}
+           "propagation": propagation.predict_two_steps, "linear": linear.predict,
+           "trees": trees.predict, "forest": trees.predict}
 
 
 def names_of(data: Data) -> list[str]:
@@ -65,19 +70,27 @@ def names_of(data: Data) -> list[str]:
     return [name for name in (GRAPHS if graphs else NODES) if has_columns or name != "linear"]
 
 
-def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0) -> Base:
+def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: float = SECONDS) -> Base:
     """Fit a simple method.
 
     Args:
         name: value of ``task.base``; auto: that with the best validation metric of all.
+        seed: of folds, draws and trees.
+        seconds: what each method may take, by an estimate.
 
     Raises:
         ValueError: the data or the task do not fit; names the key.
     """
     check(data, task, name)
-    inputs, best = Inputs(data, task), None
+    inputs, best = Inputs(data, task, seconds), None
     for each in names_of(data) if name == "auto" else [name]:
-        found = _fit_one(inputs, each, seed)
+        try:
+            found = _fit_one(inputs, each, seed)
+        except TooLong as error:
+            if name != "auto":
+                raise ValueError(f"task.base={each}: {error}. Raise it, or set task.base=none") from None
+            log.info("task.base=%s is left out: %s", each, error)
+            continue
         log.info("task.base=%s: %s, %s, %.1f s", each, found.title, ", ".join(
             f"{split} {score:.4f}" for split, score in found.scores.items()), found.seconds)
         if best is None or _merit(task, found) > _merit(task, best):
@@ -86,11 +99,15 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0) -> Base:
     return best
 
 
-def of_labels(data: Data, task: NodeTask) -> Iterator[Baseline]:
+def of_labels(data: Data, task: NodeTask, seconds: float = SECONDS) -> Iterator[Baseline]:
     """Fit each simple method to the labels of nodes or graphs; yields one after the other, as they end."""
-    inputs = Inputs(data, task)
+    inputs = Inputs(data, task, seconds)
     for name in names_of(data):
-        found = _fit_one(inputs, name, 0)
+        try:
+            found = _fit_one(inputs, name, 0)
+        except TooLong as error:
+            log.info("baselines: %s: left out, %s", name, error)
+            continue
         yield Baseline(found.title, found.scores, found.seconds)
 
 
@@ -123,7 +140,7 @@ def apply(fitted: dict[str, Any], data: Data, task: NodeTask) -> Float[Tensor, "
 
 def _predict(inputs: Inputs, fitted: dict) -> Tensor:
     predict = PREDICT[fitted["name"]]
-    found = torch.stack([predict(inputs, model, inputs.labels.train) for model in fitted["models"]]).mean(0)
+    found = torch.stack([predict(inputs, model, inputs.labels.train, None) for model in fitted["models"]]).mean(0)
     return to_logits(found, fitted["logits"])
 
 
@@ -133,10 +150,10 @@ def _merit(task: NodeTask, base: Base) -> float:
 
 
 def _fit_one(inputs: Inputs, name: str, seed: int) -> Base:
-    began, best = time.perf_counter(), None
+    began, best, train = time.perf_counter(), None, inputs.labels.train
     for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
-        model = method.fit(inputs.labels.train)
-        rows = method.predict(inputs, model, inputs.labels.train)
+        model = method.fit(train)
+        rows = method.predict(inputs, model, train, ~train)
         score = inputs.valid(rows)
         if best is None or score > best[0]:
             best = score, method, model, rows
@@ -145,10 +162,9 @@ def _fit_one(inputs: Inputs, name: str, seed: int) -> Base:
     models, own = [model], rows
     if not method.leaves_out:
         own, of_folds = _out_of_fold(inputs, method, seed)
-        mean_rows = torch.stack([method.predict(inputs, each, inputs.labels.train) for each in of_folds]).mean(0)
+        mean_rows = torch.stack([method.predict(inputs, each, train, ~train) for each in of_folds]).mean(0)
         if inputs.valid(mean_rows) > score:
             models, rows = of_folds, mean_rows
-    train = inputs.labels.train
     logits = inputs.labels.calibrate(own, train)
     rows = to_logits(torch.where(train.unsqueeze(1), own, rows), logits).float().contiguous()
     check_finite(rows, f"task.base={name} does not fit these data. Set task.base=none")
@@ -166,5 +182,5 @@ def _out_of_fold(inputs: Inputs, method: Method, seed: int) -> tuple[Tensor, lis
         known = (fold >= 0) & (fold != number)
         models.append(method.fit(known))
         held_out = fold == number
-        out[held_out] = method.predict(inputs, models[-1], known)[held_out]
+        out[held_out] = method.predict(inputs, models[-1], known, held_out)[held_out]
     return out, models

@@ -4,8 +4,9 @@ import math
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -13,6 +14,7 @@ from parallel_epochs.models.networks.propagation import NormalizedAdjacency
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.run.seeds import stream
 
 
 class Inputs:
@@ -21,16 +23,19 @@ class Inputs:
     Args:
         data: a prepared graph.
         task: what is learned.
+        seconds: what a method may take, by an estimate.
 
     Attributes:
         labels: of all rows.
         own: rows that may have labels: the nodes of their type, or all.
         are_graphs: whether the rows are graphs.
+        structure: columns of trees that read no labels, by parts.
+        of_labels: columns of trees that read labels, behind the rows whose labels they read.
         kept: labels that were propagated along some weights of edges: number of the weights, which labels, result.
     """
 
-    def __init__(self, data: Data, task: NodeTask):
-        self.data, self.task, self.labels = data, task, Labels(data, task)
+    def __init__(self, data: Data, task: NodeTask, seconds: float = math.inf):
+        self.seconds, self.data, self.task, self.labels = seconds, data, task, Labels(data, task)
         self.are_graphs, types = "ptr" in data, data.types
         self.own, self._width = slice(0, len(self.labels.y)), 0 if data.x is None else data.x.size(1)
         if len(types.names) > 1:
@@ -39,6 +44,8 @@ class Inputs:
             self.own, self._width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
         self._hops: list[Tensor] = []
         self.kept: tuple[int, Tensor, Any] | None = None
+        self.structure: dict[str, Tensor] = {}
+        self.of_labels: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def adjacency(self) -> NormalizedAdjacency:
@@ -68,6 +75,15 @@ class Inputs:
         """
         score = self.task.score("valid", self.task.from_learned(to_logits(found, self.labels.plain)))
         return -math.inf if math.isnan(score) else merit(self.task.metric, score)
+
+    def draw(self, rows: Bool[Tensor, " num_rows"], most: int, seed: int) -> Bool[Tensor, " num_rows"]:
+        """Draw some rows at random if there are more than a limit."""
+        chosen = rows.nonzero().squeeze(1).numpy()
+        if len(chosen) <= most:
+            return rows
+        out = torch.zeros_like(rows)
+        out[np.sort(stream("rows of bases", seed).choice(chosen, most, replace=False))] = True
+        return out
 
     def among_all(self, rows: Tensor, others: Tensor) -> Tensor:
         """Return rows of all nodes, given those of the rows that may have labels, and one for every other."""

@@ -14,16 +14,17 @@ from torch.nn import functional as F
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.gnn.simple.method import Method
-from parallel_epochs.pipeline.run.seeds import stream
 
 # Weights of the likelihood against the penalty, as scikit-learn's C; of ridge regression, 1 / alpha.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 # The columns of a hop are divided by nothing, by one number for all of them, or by the deviation of each.
 SCALINGS = ("none", "one", "each")
 # Steps of the optimiser at most, and the logit of a class that no row has.
-MOST_STEPS, ABSENT = 200, -30.0
-# Columns and scalings are compared on so many training rows at most, in so few steps for each strength.
-COARSE_ROWS, COARSE_STEPS = 3_000, 25
+MOST_STEPS, ABSENT = 100, -30.0
+# Columns and scalings are compared on so many training rows at most, by regressions of these strengths.
+COARSE_ROWS, COARSE_STRENGTHS = 5_000, (0.01, 1.0, 100.0)
+# Steps of the optimiser for each strength on these rows, and columns of all hops at most.
+COARSE_STEPS, MOST_COLUMNS = 30, 2_000
 
 
 def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows columns"], labels: Labels,
@@ -55,24 +56,27 @@ def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows
     if not bool(has.any()):
         return out
     target, known = target[:, has], known[:, has]
-    row_known = known.all(1)
+    if labels.are_classes:
+        one, target = one[known.all(1)], target[known.all(1)]
+    is_partial = not bool(known.all())
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weight = torch.from_numpy(flat).view(one.size(1), -1)
         logits = one @ weight.to(one.dtype)
         if labels.are_classes:
-            error = (logits.softmax(1) - target) * row_known.unsqueeze(1)
-            value = (F.cross_entropy(logits, target, reduction="none") * row_known).double().sum()
+            value, error = F.cross_entropy(logits, target, reduction="sum"), logits.softmax(1).sub_(target)
         else:
-            error = (logits.sigmoid() - target) * known
-            value = (F.binary_cross_entropy_with_logits(logits, target, reduction="none") * known).double().sum()
+            error = F.softplus(logits).sub_(target * logits)
+            value = (error * known if is_partial else error).double().sum()
+            error = logits.sigmoid_().sub_(target)
+            error = error.mul_(known) if is_partial else error
         gradient = strength * (one.t() @ error).double()
         gradient[:-1] += weight[:-1]
         return float(strength * value + weight[:-1].square().sum() / 2), gradient.reshape(-1).numpy()
 
     begin = torch.zeros(one.size(1), int(has.sum()), dtype=torch.float64) if start is None else start[:, has]
     found = minimize(loss, begin.reshape(-1).numpy(), method="L-BFGS-B", jac=True,
-                     options={"maxiter": num_steps, "maxfun": 2 * num_steps, "gtol": 1e-4 * strength})
+                     options={"maxiter": num_steps, "maxfun": 2 * num_steps, "gtol": 1e-5 * strength * len(one)})
     out[:, has] = torch.from_numpy(found.x).view(one.size(1), -1)
     return out
 
@@ -112,7 +116,7 @@ def _columns(inputs: Inputs, fitted: dict) -> Tensor:
         fitted["hops"], fitted["shift"], fitted["scale"], strict=True)], dim=1)
 
 
-def predict(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict by the weights of the columns."""
     labels, x = inputs.labels, _columns(inputs, fitted)
     rows = (x.double() @ fitted["weight"][:-1] + fitted["weight"][-1])
@@ -122,40 +126,60 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield linear models of all training rows, of the columns and with the scaling that are the best on some of them.
+
+    Regressions on all classes at once, which a decomposition solves for every penalty, choose columns and scaling.
     """
     hops = range(inputs.num_hops + 1)
     # With one hop alone, unscaled columns are those of one scale with another C.
     choices: list[tuple[tuple[int, ...], str]] = [((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]]
     choices += [(tuple(range(last + 1)), scaling) for last in hops[1:] for scaling in SCALINGS]
-    rows = inputs.labels.train
-    if int(rows.sum()) > COARSE_ROWS:
-        chosen = rows.nonzero().squeeze(1).numpy()
-        rows = torch.zeros_like(rows)
-        rows[np.sort(stream("linear base", seed).choice(chosen, COARSE_ROWS, replace=False))] = True
-    found = []
-    for number, (of_hops, scaling) in enumerate(choices):
-        start: Tensor | None = None
-        for strength in STRENGTHS:
-            fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, COARSE_STEPS)
-            start = fitted["weight"]
-            score = inputs.valid(predict(inputs, fitted, rows))
-            found.append((-score, number, strength))
-    best = sorted(found)[:1]
-    for _, number, strength in best:
-        of_hops, scaling = choices[number]
-        place = STRENGTHS.index(strength)
-        for near in STRENGTHS[max(place - 1, 0):place + 2]:
-            yield Method("linear", _title(inputs, of_hops, scaling, near),
-                         partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=near), predict)
+    choices = [choice for choice in choices if sum(inputs.hop(hop).size(1) for hop in choice[0]) <= MOST_COLUMNS]
+    rows = inputs.draw(inputs.labels.train, COARSE_ROWS, seed)
+    best: tuple[float, tuple[int, ...], str] | None = None
+    for of_hops, scaling in choices:
+        score = max(inputs.valid(found) for found in _regress(inputs, rows, of_hops, scaling))
+        if best is None or score > best[0]:
+            best = score, of_hops, scaling
+    if best is None:
+        raise ValueError(f"task.base=linear takes at most {MOST_COLUMNS:,} columns; there are "
+                         f"{inputs.hop(0).size(1):,}. Set task.base=none, or another one")
+    _, of_hops, scaling = best
+    scores, start = [], None
+    for strength in STRENGTHS:
+        fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, COARSE_STEPS)
+        start = fitted["weight"]
+        scores.append(inputs.valid(predict(inputs, fitted, rows)))
+    place = scores.index(max(scores))
+    for strength in STRENGTHS[max(place - 1, 0):place + 1]:  # of more rows, the penalty weighs less
+        yield Method("linear", _title(inputs, of_hops, scaling, strength),
+                     partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength), predict)
+
+
+def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) -> Iterator[Tensor]:
+    """Predict by ridge regression on the labels, with each of some penalties; what is unknown counts as the mean."""
+    labels, fitted = inputs.labels, _scales(inputs, rows, hops, scaling)
+    x, y = _columns(inputs, fitted).double(), labels.y[inputs.own][rows[inputs.own]].double()
+    own = x[rows[inputs.own]]
+    center, mean = own.mean(0), y.nanmean(0).nan_to_num()
+    values, vectors = torch.linalg.eigh((own - center).t() @ (own - center))
+    target = vectors.t() @ ((own - center).t() @ (y - mean).nan_to_num())
+    x = (x - center) @ vectors
+    for strength in COARSE_STRENGTHS:
+        found = x @ (target / (values.clamp(min=0) + 1 / strength).unsqueeze(1)) + mean
+        yield inputs.among_all((found if labels.are_values else (4 * found - 2).sigmoid()).float(), fitted["mean"])
+
+
+def _scales(inputs: Inputs, known: Tensor, hops: tuple[int, ...], scaling: str) -> dict:
+    scales = [scale_columns(inputs.hop(hop), scaling) for hop in hops]
+    return {"hops": list(hops), "shift": [shift for shift, _ in scales], "scale": [scale for _, scale in scales],
+            "mean": inputs.labels.mean(known)}
 
 
 def fit_hops(inputs: Inputs, known: Bool[Tensor, " num_rows"], hops: tuple[int, ...], scaling: str, strength: float,
              start: Tensor | None = None, num_steps: int = MOST_STEPS) -> dict:
     """Fit a linear model of the columns of some hops to some rows; arguments as of :func:`fit_linear`."""
     labels, rows = inputs.labels, known[inputs.own]
-    scales = [scale_columns(inputs.hop(hop), scaling) for hop in hops]
-    fitted = {"hops": list(hops), "shift": [shift for shift, _ in scales], "scale": [scale for _, scale in scales],
-              "mean": labels.mean(known)}
+    fitted = _scales(inputs, known, hops, scaling)
     weight = fit_linear(_columns(inputs, fitted)[rows], labels.y[inputs.own][rows], labels, strength, start, num_steps)
     return {**fitted, "weight": weight}
 

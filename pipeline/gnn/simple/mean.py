@@ -13,6 +13,6 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     yield Method("mean", inputs.labels.mean_name, lambda known: {"mean": inputs.labels.mean(known)}, predict)
 
 
-def predict(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict the same for all rows."""
     return fitted["mean"].expand(len(inputs.labels.y), -1)

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 
+Rows = Bool[Tensor, " num_rows"]
+Predict = Callable[[Inputs, dict, Rows, Rows | None], Tensor]
+
 
 @dataclass(frozen=True)
 class Method:
@@ -18,18 +21,14 @@ class Method:
         title: for people, with its settings.
         fit: fits it to some training rows; returns plain tensors and numbers.
         predict: computes probabilities, or values, of all rows [num_rows, columns] from what was fitted, and from the
-            labels of some training rows.
+            labels of some training rows. It may leave out other rows than those that are asked for.
         leaves_out: whether the predictions of a training row never read its own label.
         reads_labels: whether `predict` reads labels of neighbours.
     """
 
     name: str
     title: str
-    fit: Callable[[Bool[Tensor, " num_rows"]], dict]
-    predict: Callable[[Inputs, dict, Bool[Tensor, " num_rows"]], Tensor]
+    fit: Callable[[Rows], dict]
+    predict: Predict
     leaves_out: bool = False
     reads_labels: bool = False
-
-    def rows(self, inputs: Inputs, known: Bool[Tensor, " num_rows"]) -> Tensor:
-        """Predict all rows from the labels of some training rows."""
-        return self.predict(inputs, self.fit(known), known)

@@ -33,12 +33,12 @@ def propagate_twice(data: Data, labels: Labels, weight: Float[Tensor, " num_edge
         weight: of the edges.
         known: nodes whose labels are read.
     """
-    steps, mean = _both_steps(data, labels, weight, known), labels.mean(known)
+    steps, mean = both_steps(data, labels, weight, known), labels.mean(known)
     for share in SECOND:
         yield _mix(steps, share, mean)
 
 
-def _both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
+def both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
     """Propagate labels and marks that they are known by one step and by two, without what comes back to a node."""
     adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight)
     is_known, own = labels.known(known).float(), adjacency.square_diagonal()
@@ -76,7 +76,7 @@ def name_weight(number: int) -> str:
         f"edges by column {number - 2}"
 
 
-def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict by the labels one and two steps away, the own one left out.
 
     Raises:
@@ -88,7 +88,7 @@ def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
         if weight is None:
             raise ValueError(f"{name_weight(number)}: the graph of the training had such columns, none of them "
                              "negative, and this one has not")
-        inputs.kept = number, known, _both_steps(inputs.data, inputs.labels, weight, known)
+        inputs.kept = number, known, both_steps(inputs.data, inputs.labels, weight, known)
     return _mix(inputs.kept[2], fitted["second"], fitted["mean"])
 
 
@@ -99,7 +99,7 @@ def many_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
                      partial(_settings, inputs.labels, alpha=alpha), predict_many_steps, reads_labels=True)
 
 
-def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor) -> Tensor:
+def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict the mean of the labels around a node, of which near ones count more; the overall mean where none is.
 
     Each label and each mark that it is known takes `STEPS` steps ``z = alpha S z + (1 - alpha) x``.

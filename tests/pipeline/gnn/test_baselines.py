@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple import linear, propagation
+from parallel_epochs.pipeline.gnn.simple import linear, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
@@ -31,6 +31,8 @@ def few_settings(monkeypatch):
     monkeypatch.setattr(linear, "STRENGTHS", (0.01, 1.0))
     monkeypatch.setattr(propagation, "ALPHAS", (0.8,))
     monkeypatch.setattr(propagation, "STEPS", 10)
+    monkeypatch.setattr(trees, "KINDS", tuple((fit, cost._replace(least=2, most=10), noun)
+                                              for fit, cost, noun in trees.KINDS))
 
 
 def write_graph(path, y, x=None, **more) -> list[str]:
@@ -130,7 +132,7 @@ def test_features_of_edges_are_weights_unless_one_is_negative(columns, num_weigh
 
 def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path):
     found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL))
-    assert kinds_of(found)[-1] == "logistic regression on the node's own columns"
+    assert kinds_of(found)[-2] == "logistic regression on the node's own columns"
     rows = fit_columns(Inputs(setup.data, setup.task))
     x, y = setup.data.x[:40, :5].numpy(), setup.data.y[:40, 0].numpy()
     train = setup.data.train_mask[:40].numpy()
@@ -228,13 +230,74 @@ def test_the_best_has_the_best_validation_metric_that_is_defined(tmp_path):
     assert best["name"] == "c" and best["valid"] == 1.0 and math.isnan(best["test"])
 
 
-@pytest.mark.parametrize("name", ["mean", "propagation", "linear"])
+@pytest.mark.parametrize("name", ["mean", "diffusion", "propagation", "linear", "trees"])
 def test_a_base_scores_the_same_data_again(name, configure, tmp_path):
     setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))).parts[0]
     base = fit_base(setup.data, setup.task, name)
     rows, train = apply(base.fitted, setup.data, setup.task), setup.data.train_mask
     assert torch.equal(rows[~train], base.rows[~train])
-    assert base.scores == setup.task.scores(None, base.rows) and base.reads_labels == (name == "propagation")
+    assert base.scores == setup.task.scores(None, base.rows) and base.reads_labels == (
+        name in ("diffusion", "propagation") or "labels" in base.title)
+
+
+@pytest.mark.parametrize("name", ["propagation", "linear", "trees"])
+@pytest.mark.parametrize("kind", ["classes", "tasks", "values"])
+def test_scores_of_training_rows_read_nothing_of_their_own_labels(name, kind, configure, tmp_path):
+    """Labels are noise and each row has columns of its own, which trees and large weights could learn by heart."""
+    g = torch.Generator().manual_seed(0)
+    y, metric = {"classes": (torch.randint(2, (NUM_NODES,), generator=g), "acc"),
+                 "tasks": (torch.randint(2, (NUM_NODES, 2), generator=g).float(), "rocauc"),
+                 "values": (torch.randn(NUM_NODES, 1, generator=g), "rmse")}[kind]
+    setup = building.open_graph(configure(*write_graph(
+        tmp_path / "graph.pt", y, torch.randn(NUM_NODES, 40, generator=g), metric=metric))).parts[0]
+    train = fit_base(setup.data, setup.task, name).scores["train"]
+    assert train > 0.9 if kind == "values" else train < 0.7
+
+
+@pytest.mark.parametrize("kind", ["classes", "tasks", "values", "two classes"])
+def test_arrays_of_trees_predict_what_scikit_learn_does(kind, monkeypatch, configure, tmp_path):
+    group, made = torch.arange(NUM_NODES) % 3, []
+    y, metric = {"classes": (2 * group, "acc"), "two classes": ((group > 0).long(), "acc"),
+                 "tasks": (torch.stack([group == 0, group < 3], 1).float(), "rocauc"),
+                 "values": ((group * 10.0).unsqueeze(1), "rmse")}[kind]
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, metric=metric))).parts[0]
+    inputs, train = Inputs(setup.data, setup.task), setup.data.train_mask
+    for name in ("ExtraTreesClassifier", "ExtraTreesRegressor", "HistGradientBoostingClassifier",
+                 "HistGradientBoostingRegressor"):
+        kept = type(name, (getattr(trees.ensemble, name),), {"fit": lambda self, x, y: (
+            made.append(super(type(self), self).fit(x, y)), self)[1]})
+        monkeypatch.setattr(trees.ensemble, name, kept)
+    for fit in (trees.fit_forest, trees.fit_boosted):
+        made.clear()
+        ours = trees.predict(inputs, fit(inputs, ("own",), 0, 20, train), train).numpy()
+        model, x = made[0], setup.data.x.numpy()
+        theirs = model.predict_proba(x) if hasattr(model, "predict_proba") else model.predict(x).reshape(len(x), -1)
+        if kind == "tasks" and fit is trees.fit_boosted:
+            assert (ours[:, 1] > 1 - 1e-6).all()  # all known labels are 1
+            ours, theirs = ours[:, :1], theirs[:, 1:]
+        present = model.classes_.astype(int) if "classes" in kind else np.arange(theirs.shape[1])
+        np.testing.assert_allclose(ours[:, present], theirs, atol=1e-5)
+        if kind == "classes":
+            assert ours[:, [1, 3]].max() < 1e-6  # no row has these classes
+
+
+def test_columns_that_say_nothing_and_classes_that_training_lacks_do_no_harm(configure, tmp_path):
+    y, x = torch.arange(NUM_NODES) % 3, torch.zeros(NUM_NODES, 4)
+    y[torch.arange(NUM_NODES) // 3 % 3 != 0] += 1  # class 3 is not among the training rows
+    x[:, 1], x[:, 2] = 1e30, torch.arange(NUM_NODES) % 3 * 1e-20
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, x))).parts[0]
+    for name in ("propagation", "linear", "trees"):
+        base = fit_base(setup.data, setup.task, name)
+        assert base.rows.isfinite().all() and base.rows.shape == (NUM_NODES, 4)
+
+
+def test_a_method_that_would_take_too_long_is_left_out(configure, tmp_path, caplog):
+    caplog.set_level("INFO")
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))).parts[0]
+    with pytest.raises(ValueError, match="task.base=trees: trees would take longer than baselines.seconds=1e-09"):
+        fit_base(setup.data, setup.task, "trees", seconds=1e-9)
+    assert fit_base(setup.data, setup.task, "auto", seconds=1e-9).name != "trees"
+    assert "task.base=trees is left out: trees would take longer" in caplog.text
 
 
 @pytest.mark.parametrize("name, change, message", [

@@ -1,0 +1,226 @@
+"""Trees on own columns, on summaries of the neighbours, on degrees and on the labels of neighbours."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn import ensemble
+from torch import Tensor
+
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.labels import Labels
+from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.simple.summaries import choices, summarise
+
+# They are fitted to so many training rows at most, and compared on so many.
+MOST_ROWS, COARSE_ROWS = 50_000, 10_000
+# Boosting stops early where so many rows can spare some, and the logit of a class that no row has.
+LEAST_TO_STOP, ABSENT = 200, -30.0
+# One fit may take this share of the time that a method may take, as there are folds and several choices of columns.
+SHARE = 0.1
+
+
+class TooLong(ValueError):
+    """A method would take longer than it may."""
+
+
+def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield the forest or the boosted trees, on the columns, that are the best when fitted to some training rows."""
+    train, best = inputs.labels.train, None
+    for parts, (fit, cost, noun) in product(choices(inputs), KINDS):
+        width = summarise(inputs, train, parts).size(1)
+        size = int(train.sum()), width, inputs.task.out_channels
+        num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
+        if num_trees < cost.least:
+            continue
+        of = "sums over nodes and edges" if inputs.are_graphs else f"columns ({', '.join(parts)})"
+        of_rows = partial(fit, inputs, parts, seed, num_trees)
+        method = Method("forest" if inputs.are_graphs else "trees", f"{noun.format(num_trees)} on {of}",
+                        of_rows, predict, reads_labels="labels" in parts)
+        model = of_rows(train, most=COARSE_ROWS)
+        score = inputs.valid(predict(inputs, model, train, inputs.data.valid_mask))
+        if best is None or score > best[0]:
+            best = score, method
+    if best is None:
+        raise TooLong(f"trees would take longer than baselines.seconds={inputs.seconds:g}")
+    yield best[1]
+
+
+def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
+    """Predict by plain arrays of trees; the mean label for rows that are not asked for."""
+    labels, own = inputs.labels, summarise(inputs, known, fitted["parts"])
+    chosen = slice(None) if asked is None else asked[inputs.own]
+    rows = torch.from_numpy(evaluate(fitted, own[chosen].numpy()))
+    if fitted["is_boosted"] and not labels.are_values:
+        rows = rows.softmax(1) if labels.are_classes else rows.sigmoid()
+    out = fitted["mean"].repeat(len(own), 1)
+    out[chosen] = rows.float()
+    return inputs.among_all(out, fitted["mean"])
+
+
+def evaluate(fitted: dict, x: Float[np.ndarray, "num_rows channels"]) -> Float[np.ndarray, "num_rows columns"]:
+    """Sum the leaves of all trees, float64.
+
+    Args:
+        fitted: ``roots`` of the trees among all nodes; of each node ``feature``, ``threshold``, ``left`` and ``right``,
+            which are 0 at a leaf, and ``value``, the place of its leaf; ``leaves`` [num_leaves, width]; ``column`` of
+            each tree, of which the leaves have one number, or -1; ``start`` [columns].
+    """
+    arrays = {name: value.numpy() for name, value in fitted.items() if isinstance(value, Tensor)}
+    out = np.tile(fitted["start"].numpy().astype(np.float64), (len(x), 1))
+    rows = np.arange(len(x))
+    for root, column in zip(fitted["roots"].tolist(), fitted["column"].tolist(), strict=True):
+        node, open_ = np.full(len(x), root), rows
+        while len(open_):
+            open_ = open_[arrays["left"][node[open_]] > 0]
+            at = node[open_]
+            below = x[open_, arrays["feature"][at]] <= arrays["threshold"][at]
+            node[open_] = np.where(below, arrays["left"][at], arrays["right"][at])
+        found = arrays["leaves"][arrays["value"][node]]
+        if column < 0:
+            out += found
+        else:
+            out[:, column] += found[:, 0]
+    return out
+
+
+class Trees:
+    """Trees as plain arrays, one behind the other; see :func:`evaluate`."""
+
+    def __init__(self) -> None:
+        self._parts: list[dict[str, np.ndarray]] = []
+        self._roots: list[int] = []
+        self._columns: list[int] = []
+        self._first = self._num_leaves = 0
+
+    def add(self, is_leaf: np.ndarray, feature: np.ndarray, threshold: np.ndarray, left: np.ndarray,
+            right: np.ndarray, value: np.ndarray, column: int = -1) -> None:
+        """Add a tree: for each node whether it is a leaf, the column and the threshold of its split, and both ends.
+
+        Args:
+            value: of each leaf [num_leaves, width].
+        """
+        self._roots.append(self._first)
+        self._columns.append(column)
+        self._parts.append({
+            "feature": np.where(is_leaf, 0, feature).astype(np.int32), "threshold": threshold,
+            "left": np.where(is_leaf, 0, left + self._first).astype(np.int32),
+            "right": np.where(is_leaf, 0, right + self._first).astype(np.int32),
+            "value": np.where(is_leaf, np.cumsum(is_leaf) - 1 + self._num_leaves, 0).astype(np.int32),
+            "leaves": value.astype(np.float32)})
+        self._first, self._num_leaves = self._first + len(is_leaf), self._num_leaves + len(value)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the arrays of all trees."""
+        found = {name: torch.from_numpy(np.concatenate([part[name] for part in self._parts]))
+                 for name in (self._parts[0] if self._parts else ())}
+        return {**found, "roots": torch.tensor(self._roots), "column": torch.tensor(self._columns)}
+
+
+def _rows_of(inputs: Inputs, parts: tuple[str, ...], seed: int, known: Tensor, most: int) -> tuple[np.ndarray, Tensor]:
+    """Return the columns and the labels of the rows that trees are fitted to."""
+    rows = inputs.draw(known & ~inputs.labels.y.isnan().all(1), most, seed)
+    return summarise(inputs, known, parts)[rows[inputs.own]].numpy(), inputs.labels.y[rows]
+
+
+def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int, known: Tensor,
+               most: int = MOST_ROWS) -> dict:
+    """Fit randomised trees whose leaves have numbers for all classes, or all columns of labels.
+
+    Unknown labels count as the mean.
+
+    Args:
+        parts: columns, as :func:`summarise` takes them.
+        known: the training rows, whose labels their neighbours read.
+        most: of them that trees are fitted to, at most, drawn at random.
+    """
+    labels, (x, y), trees = inputs.labels, _rows_of(inputs, parts, seed, known, most), Trees()
+    mean = labels.mean(known)
+    options: dict[str, Any] = {"n_estimators": num_trees, "random_state": seed}
+    if labels.are_classes:
+        model = ensemble.ExtraTreesClassifier(**options).fit(x, y.argmax(1).numpy())
+        present = model.classes_
+    else:
+        target = y.where(~y.isnan(), mean).numpy()
+        options["max_features"] = 0.3 if y.size(1) == 1 else "sqrt"
+        model = ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options).fit(
+            x, target if y.size(1) > 1 else target[:, 0])
+        present = np.arange(y.size(1))
+    for each in model.estimators_:
+        tree = each.tree_
+        is_leaf = tree.children_left < 0
+        value = np.zeros((int(is_leaf.sum()), y.size(1)))
+        value[:, present] = tree.value.reshape(tree.node_count, -1)[is_leaf] / num_trees
+        trees.add(is_leaf, tree.feature, tree.threshold, tree.children_left, tree.children_right, value)
+    return {**trees.arrays(), "start": torch.zeros(y.size(1)), "is_boosted": False, "parts": parts, "mean": mean}
+
+
+def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: int, known: Tensor,
+                most: int = MOST_ROWS) -> dict:
+    """Fit trees one after the other, each to what those before leave; arguments as of :func:`fit_forest`."""
+    labels, (x, y), trees = inputs.labels, _rows_of(inputs, parts, seed, known, most), Trees()
+    start = torch.full((y.size(1),), ABSENT if labels.are_classes else 0.0)
+    columns = [y.argmax(1).float()] if labels.are_classes else y.unbind(1)
+    for column, target in enumerate(columns):
+        has = ~target.isnan()
+        values = target[has].numpy()
+        kinds, counts = np.unique(values, return_counts=True)
+        if len(kinds) < 2:
+            start[int(kinds[0]) if labels.are_classes else column] = _constant(labels, kinds)
+            continue
+        make = ensemble.HistGradientBoostingRegressor if labels.are_values else ensemble.HistGradientBoostingClassifier
+        stops = len(values) >= LEAST_TO_STOP and (labels.are_values or counts.min() > 1)
+        model = make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10).fit(
+            x[has.numpy()], values)
+        # With two classes there is one tree a round, which tells the second from the first.
+        first = np.ravel(model._baseline_prediction)
+        outputs = kinds.astype(int)[-len(first):] if labels.are_classes else np.array([column])
+        if labels.are_classes:
+            start[torch.from_numpy(kinds.astype(int))] = 0.0
+        start[torch.from_numpy(outputs)] = torch.from_numpy(first).float()
+        for output, predictor in ((output, each) for round_ in model._predictors
+                                  for output, each in zip(outputs.tolist(), round_, strict=True)):
+            nodes = predictor.nodes
+            is_leaf = nodes["is_leaf"].astype(bool)
+            trees.add(is_leaf, nodes["feature_idx"], nodes["num_threshold"], nodes["left"].astype(np.int64),
+                      nodes["right"].astype(np.int64), nodes["value"][is_leaf].reshape(-1, 1), output)
+    return {**trees.arrays(), "start": start, "is_boosted": True, "parts": parts, "mean": labels.mean(known)}
+
+
+def _constant(labels: Labels, kinds: np.ndarray) -> float:
+    """Return what stands for labels that are all alike, or of which none is known."""
+    if labels.are_classes or not len(kinds):
+        return 0.0
+    return float(kinds[0]) if labels.are_values else -ABSENT if kinds[0] else ABSENT
+
+
+class Cost(NamedTuple):
+    """The seconds that one tree of a forest, or one round of boosting, takes on a core; a rough estimate.
+
+    Attributes:
+        least, most: numbers of trees or rounds.
+        of_row: seconds for each row.
+        of_cell: seconds for each row, column and label.
+    """
+
+    least: int
+    most: int
+    of_row: float
+    of_cell: float
+    is_forest: bool
+
+    def of_one(self, num_rows: int, width: int, num_labels: int) -> float:
+        """Return the seconds for so many rows, columns and labels."""
+        rows = min(num_rows, MOST_ROWS)
+        if self.is_forest:
+            rows, width = rows * math.log2(rows + 2), math.sqrt(width) if num_labels > 1 else 0.3 * width
+        return rows * (self.of_row + self.of_cell * width * num_labels)
+
+
+KINDS = ((fit_forest, Cost(20, 100, 1e-7, 2e-9, True), "forest of {} trees"),
+         (fit_boosted, Cost(50, 200, 0.0, 1e-8, False), "boosted trees, at most {} rounds,"))
