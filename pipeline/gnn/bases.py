@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT = 1
+FORMAT = 2
 
 
 def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
@@ -45,13 +45,14 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     task = kind_of(config).task(data)
     assert isinstance(task, NodeTask)
     shape = (task.num_rows, task.out_channels)
-    asked = json.dumps([FORMAT, config.task.base, task.metric, config.task.text_scores, *shape])
+    asked = json.dumps([FORMAT, config.task.base, config.baselines.seconds, task.metric, config.task.text_scores,
+                        *shape])
     path = path_of(config.data, config.cache_dir, data.content_hash,
                    f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
 
     def fit() -> dict[str, Any]:
         pulse.beat("fitting simple methods", pulse.State.LONG)
-        return vars(fit_base(data, task, config.task.base))
+        return vars(fit_base(data, task, config.task.base, seconds=config.baselines.seconds))
 
     def check(path: Path, content: dict) -> None:
         base = read_back.build(path, Base, content)

@@ -357,6 +357,15 @@ RULES = (
 
 
 @dataclass
+class BaselinesConfig:
+    """How long simple methods may take."""
+
+    seconds: float = key(60.0, "Number of seconds that each simple method may take on one core, by an estimate that "
+                         "does not depend on the machine. A method that needs more takes fewer trees or rows, or is "
+                         "left out.", above=0)
+
+
+@dataclass
 class GNNConfig(RunConfig):
     """A run of trainer=gnn."""
 
@@ -377,6 +386,7 @@ class GNNConfig(RunConfig):
     model: ModelConfig = field(default_factory=MODEL_SCHEMAS["deepergcn"])
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
 
     def __post_init__(self) -> None:
         if self.task.type is not None and hasattr(self.data, "label_type"):

@@ -24,7 +24,7 @@ class GraphKind(LabelKind):
                 "edge_tables": data.get("edge_tables")}
 
     def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
-        return of_labels(data, task)
+        return of_labels(data, task, self.config.baselines.seconds)
 
     def num_rows(self, data: Data) -> int:
         return len(data.ptr) - 1

@@ -43,7 +43,7 @@ class NodeKind(LabelKind):
         return task
 
     def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
-        return of_labels(data, task)
+        return of_labels(data, task, self.config.baselines.seconds)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         found, own = super().tensors(predicted), self._labelled(predicted.graph)

@@ -1,17 +1,18 @@
 """The scores of the best simple method, at which a run may begin: out of fold for training rows."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.models.networks.propagation import correct, smooth
 from parallel_epochs.pipeline.gnn.simple import linear, mean, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -19,7 +20,7 @@ from parallel_epochs.pipeline.gnn.simple.labels import to_logits
 from parallel_epochs.pipeline.gnn.simple.method import Method
 from parallel_epochs.pipeline.gnn.simple.trees import TooLong
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import check_finite
+from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
 from parallel_epochs.pipeline.names import SPLITS, merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
@@ -63,11 +64,13 @@ PREDICT = {"mean": mean.predict, "diffusion": propagation.predict_many_steps,
            "trees": trees.predict, "forest": trees.predict}
 
 
-def names_of(data: Data) -> list[str]:
-    """Return the values of ``task.base`` that a graph allows."""
-    graphs = "ptr" in data
-    has_columns = graphs or data.x is not None and data.x.size(1) > 0
-    return [name for name in (GRAPHS if graphs else NODES) if has_columns or name != "linear"]
+def names_of(data: Data, task: NodeTask) -> list[str]:
+    """Return the values of ``task.base`` that a graph and its labels allow."""
+    if "ptr" in data:
+        return list(GRAPHS)
+    if data.x is None or not data.x.size(1):
+        return [name for name in NODES if name != "linear"]
+    return [*NODES, *["smoothed"] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]
 
 
 def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: float = SECONDS) -> Base:
@@ -81,44 +84,45 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
     Raises:
         ValueError: the data or the task do not fit; names the key.
     """
-    check(data, task, name)
-    inputs, best = Inputs(data, task, seconds), None
-    for each in names_of(data) if name == "auto" else [name]:
+    if "y" not in data or "edge_index" not in data:
+        raise ValueError(f"task.base={name} needs labels of nodes or graphs; this run has none. Set task.base=none")
+    inputs = Inputs(data, task, seconds)
+    check(inputs, name)
+    if name != "auto":
         try:
-            found = _fit_one(inputs, each, seed)
+            return _say(_fit(inputs, name, seed))
         except TooLong as error:
-            if name != "auto":
-                raise ValueError(f"task.base={each}: {error}. Raise it, or set task.base=none") from None
+            raise ValueError(f"task.base={name}: {error}. Raise it, or set task.base=none") from None
+    found: dict[str, Chosen] = {}
+    for each in names_of(data, task):
+        try:
+            found[each] = _choose(inputs, each, seed)
+        except TooLong as error:
             log.info("task.base=%s is left out: %s", each, error)
-            continue
-        log.info("task.base=%s: %s, %s, %.1f s", each, found.title, ", ".join(
-            f"{split} {score:.4f}" for split, score in found.scores.items()), found.seconds)
-        if best is None or _merit(task, found) > _merit(task, best):
-            best = found
-    assert best is not None
-    return best
+    best = max(found, key=lambda each: found[each].score)
+    log.info("task.base=auto: %s; valid %s", best, ", ".join(
+        f"{each} {merit(task.metric, chosen.score):.4f}" for each, chosen in found.items()))
+    return _say(_complete(inputs, best, found[best], seed))
 
 
 def of_labels(data: Data, task: NodeTask, seconds: float = SECONDS) -> Iterator[Baseline]:
     """Fit each simple method to the labels of nodes or graphs; yields one after the other, as they end."""
     inputs = Inputs(data, task, seconds)
-    for name in names_of(data):
+    for name in names_of(data, task):
         try:
-            found = _fit_one(inputs, name, 0)
+            found = _fit(inputs, name, 0)
         except TooLong as error:
             log.info("baselines: %s: left out, %s", name, error)
             continue
         yield Baseline(found.title, found.scores, found.seconds)
 
 
-def check(data: Data, task: NodeTask, name: str) -> None:
+def check(inputs: Inputs, name: str) -> None:
     """Refuse a base that the data do not allow; arguments and errors as of :func:`fit_base`."""
-    key = f"task.base={name}"
-    if "y" not in data or "edge_index" not in data:
-        raise ValueError(f"{key} needs labels of nodes or graphs; this run has none. Set task.base=none")
-    if name not in (names := [*names_of(data), "auto"]):
+    key, data, task = f"task.base={name}", inputs.data, inputs.task
+    if name not in (names := [*names_of(data, task), "auto"]):
         raise ValueError(f"{key} is no simple method for this data; choose one of {', '.join(names)}, or none")
-    if not bool(Inputs(data, task).labels.known(data.train_mask).any()):
+    if not bool(inputs.labels.known(data.train_mask).any()):
         raise ValueError(f"{key} is fitted to the training labels, and there are none. Set task.base=none")
     if not task.is_defined("valid"):
         raise ValueError(f"{key} is chosen by the {task.metric} of the valid split, which has too few labels for it. "
@@ -134,8 +138,9 @@ def apply(fitted: dict[str, Any], data: Data, task: NodeTask) -> Float[Tensor, "
     Raises:
         ValueError: the data have other columns than those that it was fitted to.
     """
-    inputs = Inputs(data, task)
-    return _predict(inputs, fitted)
+    if not fitted:
+        raise ValueError("task.base=smoothed reads the errors at the training rows, and scores no other data")
+    return _predict(Inputs(data, task), fitted)
 
 
 def _predict(inputs: Inputs, fitted: dict) -> Tensor:
@@ -144,34 +149,89 @@ def _predict(inputs: Inputs, fitted: dict) -> Tensor:
     return to_logits(found, fitted["logits"])
 
 
-def _merit(task: NodeTask, base: Base) -> float:
-    score = base.scores["valid"]
-    return -math.inf if math.isnan(score) else merit(task.metric, score)
+def _say(base: Base) -> Base:
+    log.info("task.base=%s: %s, %s, %.1f s", base.name, base.title, ", ".join(
+        f"{split} {score:.4f}" for split, score in base.scores.items()), base.seconds)
+    return base
 
 
-def _fit_one(inputs: Inputs, name: str, seed: int) -> Base:
+def _fit(inputs: Inputs, name: str, seed: int) -> Base:
+    return _complete(inputs, name, _choose(inputs, name, seed), seed)
+
+
+def _choose(inputs: Inputs, name: str, seed: int) -> "Chosen":
+    """Fit a method with each of its settings to all training rows, and take the best by validation."""
     began, best, train = time.perf_counter(), None, inputs.labels.train
+    if name == "smoothed":
+        return _smooth(inputs, _fit(inputs, "linear", seed), seed)
     for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
         model = method.fit(train)
         rows = method.predict(inputs, model, train, ~train)
         score = inputs.valid(rows)
-        if best is None or score > best[0]:
-            best = score, method, model, rows
+        if best is None or score > best.score:
+            best = Chosen(score, method, model, rows, 0.0)
     assert best is not None
-    score, method, model, rows = best
-    models, own = [model], rows
+    return best._replace(seconds=time.perf_counter() - began)
+
+
+def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
+    """Score training rows out of fold, and others by the model of all training rows or by the mean of the folds."""
+    began, train, method = time.perf_counter(), inputs.labels.train, chosen.method
+    models, rows, own = [chosen.model], chosen.rows, chosen.rows
     if not method.leaves_out:
         own, of_folds = _out_of_fold(inputs, method, seed)
         mean_rows = torch.stack([method.predict(inputs, each, train, ~train) for each in of_folds]).mean(0)
-        if inputs.valid(mean_rows) > score:
+        if inputs.valid(mean_rows) > chosen.score:
             models, rows = of_folds, mean_rows
     logits = inputs.labels.calibrate(own, train)
     rows = to_logits(torch.where(train.unsqueeze(1), own, rows), logits).float().contiguous()
     check_finite(rows, f"task.base={name} does not fit these data. Set task.base=none")
-    scores = {split: inputs.task.score(split, inputs.task.from_learned(rows)) for split in SPLITS}
+    scores = {split: inputs.task.score(split, rows) for split in SPLITS}
     title = method.title + f", mean of {NUM_FOLDS} folds" * (len(models) > 1)
-    return Base(name, title, rows, scores, method.reads_labels, time.perf_counter() - began,
-                {"name": name, "models": models, "logits": logits})
+    fitted = {"name": name, "models": models, "logits": logits} if chosen.model else {}
+    return Base(name, title, rows, scores, method.reads_labels, chosen.seconds + time.perf_counter() - began, fitted)
+
+
+class Chosen(NamedTuple):
+    """A method with the settings that validation has chosen.
+
+    Attributes:
+        score: of the validation rows, with the sign for which more is better.
+        model: what was fitted to all training rows; empty for what cannot score other data.
+        rows: its predictions.
+        seconds: what all settings together took.
+    """
+
+    score: float
+    method: Method
+    model: dict
+    rows: Tensor
+    seconds: float
+
+
+def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
+    """Correct and smooth the linear model by its errors at training rows, each by models that were fitted without it.
+
+    A training row is smoothed without the labels and the errors of its fold.
+    """
+    began, y = time.perf_counter(), inputs.data.y[:, 0].clamp(min=0)
+    labelled, probabilities = inputs.labels.known(inputs.labels.train)[:, 0], base.rows.softmax(1)
+
+    def smoothed(known: Tensor, first: float, second: float) -> Tensor:
+        corrected = correct(inputs.adjacency, probabilities, y, known, first, propagation.STEPS)
+        return smooth(inputs.adjacency, corrected, y, known, second, propagation.STEPS)
+
+    scores = {alphas: inputs.valid(smoothed(labelled, *alphas))
+              for alphas in product(propagation.ALPHAS, propagation.ALPHAS)}
+    alphas = max(scores, key=scores.__getitem__)
+    rows, fold = smoothed(labelled, *alphas), divide(inputs, seed)
+    for number in range(NUM_FOLDS):
+        known = labelled & (fold != number)
+        if bool(known.any()):
+            rows[fold == number] = smoothed(known, *alphas)[fold == number]
+    title = f"{base.title}, with Correct and Smooth (alphas {alphas[0]:g} and {alphas[1]:g})"
+    method = Method("smoothed", title, lambda known: {}, lambda *_: rows, leaves_out=True, reads_labels=True)
+    return Chosen(scores[alphas], method, {}, rows, base.seconds + time.perf_counter() - began)
 
 
 def _out_of_fold(inputs: Inputs, method: Method, seed: int) -> tuple[Tensor, list[dict]]:

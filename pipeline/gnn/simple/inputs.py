@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
+from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import merit
@@ -92,21 +93,3 @@ class Inputs:
         out = others.to(rows.dtype).repeat(len(self.labels.y), 1)
         out[self.own] = rows
         return out
-
-
-def count_contents(data: Data) -> Float[Tensor, "num_graphs columns"]:
-    """Sum the features of each graph's nodes, and of its edges; of categories, count each."""
-    graph = torch.arange(len(data.ptr) - 1).repeat_interleave(data.ptr.diff())
-    ends = graph[data.edge_index.as_tensor()[1].long()]
-    parts = [torch.bincount(graph, minlength=len(data.ptr) - 1).float().unsqueeze(1)]
-    for of, values, sizes in ((graph, data.x, data.get("x_tables")), (ends, data.edge_attr, data.get("edge_tables"))):
-        if values is None or not values.size(1):
-            continue
-        for column in range(values.size(1)):
-            if sizes is None:
-                found = torch.zeros(len(parts[0])).index_add_(0, of, values[:, column].float()).unsqueeze(1)
-            else:
-                found = torch.bincount(of * sizes[column] + values[:, column].long(),
-                                       minlength=len(parts[0]) * sizes[column]).view(-1, sizes[column]).float()
-            parts.append(found)
-    return torch.cat(parts, dim=1)

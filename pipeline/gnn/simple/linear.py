@@ -1,5 +1,6 @@
 """Linear models of the nodes' own columns and of their means over one to three hops."""
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,6 +16,8 @@ from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.gnn.simple.method import Method
 
+log = logging.getLogger(__name__)
+
 # Weights of the likelihood against the penalty, as scikit-learn's C; of ridge regression, 1 / alpha.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 # The columns of a hop are divided by nothing, by one number for all of them, or by the deviation of each.
@@ -25,6 +28,8 @@ MOST_STEPS, ABSENT = 100, -30.0
 COARSE_ROWS, COARSE_STRENGTHS = 5_000, (0.01, 1.0, 100.0)
 # Steps of the optimiser for each strength on these rows, and columns of all hops at most.
 COARSE_STEPS, MOST_COLUMNS = 30, 2_000
+# Seconds for each logit, and for each of its columns, in a step of the optimiser; and fits to all rows or four folds.
+OF_NUMBER, OF_CELL, NUM_FITS = 2e-9, 1e-10, 7
 
 
 def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows columns"], labels: Labels,
@@ -149,10 +154,22 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, COARSE_STEPS)
         start = fitted["weight"]
         scores.append(inputs.valid(predict(inputs, fitted, rows)))
-    place = scores.index(max(scores))
+    place, most = scores.index(max(scores)), _most_rows(inputs, of_hops)
     for strength in STRENGTHS[max(place - 1, 0):place + 1]:  # of more rows, the penalty weighs less
         yield Method("linear", _title(inputs, of_hops, scaling, strength),
-                     partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength), predict)
+                     partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength, most=most),
+                     predict)
+
+
+def _most_rows(inputs: Inputs, hops: tuple[int, ...]) -> int:
+    """Return how many training rows the fits of all rows and of the folds may read in the time that there is."""
+    num, width = int(inputs.labels.train.sum()), sum(inputs.hop(hop).size(1) for hop in hops)
+    of_row = NUM_FITS * MOST_STEPS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * width)
+    most = max(int(min(inputs.seconds / of_row, 1e15)), COARSE_ROWS)
+    if most < num:
+        log.info("simple methods: linear models are fitted to %s of %s training rows, drawn at random "
+                 "(baselines.seconds=%g)", f"{most:,}", f"{num:,}", inputs.seconds)
+    return most
 
 
 def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) -> Iterator[Tensor]:
@@ -176,9 +193,9 @@ def _scales(inputs: Inputs, known: Tensor, hops: tuple[int, ...], scaling: str) 
 
 
 def fit_hops(inputs: Inputs, known: Bool[Tensor, " num_rows"], hops: tuple[int, ...], scaling: str, strength: float,
-             start: Tensor | None = None, num_steps: int = MOST_STEPS) -> dict:
+             start: Tensor | None = None, num_steps: int = MOST_STEPS, most: int = 2**62) -> dict:
     """Fit a linear model of the columns of some hops to some rows; arguments as of :func:`fit_linear`."""
-    labels, rows = inputs.labels, known[inputs.own]
+    labels, rows = inputs.labels, inputs.draw(known, most, 0)[inputs.own]
     fitted = _scales(inputs, known, hops, scaling)
     weight = fit_linear(_columns(inputs, fitted)[rows], labels.y[inputs.own][rows], labels, strength, start, num_steps)
     return {**fitted, "weight": weight}

@@ -8,14 +8,16 @@ from torch import Tensor
 
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.structure import find_degrees
+from parallel_epochs.pipeline.gnn.simple.graphs import count_patterns
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.propagation import PRIOR, both_steps, edge_weights
 
 # Steps of PageRank, and its chance to follow an edge.
 STEPS, DAMPING = 20, 0.85
 # Columns are tried in these parts: a node's own; its degrees and PageRank; summaries of both over its neighbours; and
-# labels of neighbours. More columns are not better: a tree may look at too many of them.
-PARTS = ("own", "degrees", "neighbours", "labels")
+# labels of neighbours. Those of graphs are sums, and counts of patterns. More columns are not better: a tree may look
+# at too many of them.
+PARTS = ("own", "degrees", "neighbours", "labels", "patterns")
 # Columns of a node, or of edges, of which neighbours are summarised, and labels of neighbours, at most.
 MOST_COLUMNS, MOST_LABELS = 256, 128
 
@@ -28,10 +30,10 @@ def summarise(inputs: Inputs, known: Bool[Tensor, " num_rows"],
         known: rows whose labels their neighbours read; no row reads its own.
         parts: of :data:`PARTS`.
     """
-    if "degrees" in parts and not inputs.structure:
-        inputs.structure = _of_structure(inputs)
+    if {"degrees", "patterns"} & set(parts) and not inputs.structure:
+        inputs.structure = _of_graphs(inputs) if inputs.are_graphs else _of_structure(inputs)
     found = [inputs.hop(0)] if "own" in parts else []
-    found += [inputs.structure[part] for part in ("degrees", "neighbours") if part in parts]
+    found += [inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts]
     found += [_of_labels(inputs, known)] if "labels" in parts else []
     return torch.cat(found, dim=1)
 
@@ -40,7 +42,8 @@ def choices(inputs: Inputs) -> list[tuple[str, ...]]:
     """Return the parts that are tried together."""
     own = ("own",) if inputs.hop(0).size(1) else ()
     if inputs.are_graphs:
-        return [own]
+        has_patterns = inputs.data.get("x_tables") is not None
+        return [own, ("patterns",), (*own, "patterns")] if has_patterns else [own]
     several = [own, (*own, "labels"), (*own, "degrees", "labels")]
     if len(inputs.data.types.names) == 1:  # the columns of each type are its own
         several += [(*own, "degrees", "neighbours"), (*own, "degrees", "neighbours", "labels")]
@@ -64,6 +67,12 @@ def _of_structure(inputs: Inputs) -> dict[str, Tensor]:
     return {"degrees": degrees, "neighbours": torch.cat([
         once, update_all(edges, "copy_u", "mean", u=once, num_src=num),
         update_all(edges, "copy_u", "max", u=columns, num_src=num)], dim=1)}
+
+
+def _of_graphs(inputs: Inputs) -> dict[str, Tensor]:
+    patterns = count_patterns(inputs.data)
+    assert patterns is not None
+    return {"patterns": patterns}
 
 
 def _page_rank(inputs: Inputs) -> Tensor:

@@ -23,6 +23,9 @@ MOST_ROWS, COARSE_ROWS = 50_000, 10_000
 LEAST_TO_STOP, ABSENT = 200, -30.0
 # One fit may take this share of the time that a method may take, as there are folds and several choices of columns.
 SHARE = 0.1
+# Names of the columns of graphs.
+GRAPHS = {("own",): "sums over nodes and edges", ("patterns",): "patterns of categories",
+          ("own", "patterns"): "sums and patterns of categories"}
 
 
 class TooLong(ValueError):
@@ -38,7 +41,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
         if num_trees < cost.least:
             continue
-        of = "sums over nodes and edges" if inputs.are_graphs else f"columns ({', '.join(parts)})"
+        of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
         of_rows = partial(fit, inputs, parts, seed, num_trees)
         method = Method("forest" if inputs.are_graphs else "trees", f"{noun.format(num_trees)} on {of}",
                         of_rows, predict, reads_labels="labels" in parts)
@@ -147,7 +150,7 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
         present = model.classes_
     else:
         target = y.where(~y.isnan(), mean).numpy()
-        options["max_features"] = 0.3 if y.size(1) == 1 else "sqrt"
+        options["max_features"] = 0.3 if labels.are_values and y.size(1) == 1 else "sqrt"
         model = ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options).fit(
             x, target if y.size(1) > 1 else target[:, 0])
         present = np.arange(y.size(1))
