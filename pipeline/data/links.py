@@ -276,7 +276,7 @@ def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor,
     if (copies[0] == copies[1])[is_linked].any():
         return None
     side, part = copies[0] > copies[1], copies.min(0)
-    if (part[source] != part[source[0]]).any():
+    if (part[source] != part[source[:1]]).any():
         num_links, num_swapped = np.bincount(part[source]), np.bincount(part[source], side[source] != side[source[0]])
         if ((num_swapped > 0) & (num_swapped < num_links)).any():
             return None
