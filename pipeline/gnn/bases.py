@@ -16,6 +16,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn.config import GNNConfig
+from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.simple.base import Base, fit_base
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
 FORMAT = 2
+# A method is chosen for graphs of so many nodes at most.
+MOST_NODES = 300_000
 
 
 def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
@@ -42,7 +45,14 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     """
     if config.task.base == "none":
         return None
-    task = kind_of(config).task(data)
+    is_chosen, task = config.task.base == "auto", kind_of(config).task(data)
+    if is_chosen and (reason := config.why_no_base() or _why_not(data, task)):
+        if config.task.reads_base:
+            raise ValueError(f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto chooses "
+                             f"none: {reason}")
+        if verify:
+            log.info("no simple method (task.base=auto): %s", reason)
+        return None
     assert isinstance(task, NodeTask)
     shape = (task.num_rows, task.out_channels)
     asked = json.dumps([FORMAT, config.task.base, config.baselines.seconds, task.metric, config.task.text_scores,
@@ -63,6 +73,15 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     if verify:
         log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
     return base
+
+
+def _why_not(data: Graph, task: Task) -> str | None:
+    """Say why no method is chosen for some data; none if one may be."""
+    if data.num_nodes > MOST_NODES:
+        return f"the graph has more than {MOST_NODES:,} nodes; name a method to fit it nevertheless"
+    if not bool(data.train_mask.any()) or not task.is_defined("valid"):
+        return f"the {task.metric} of the valid split has too few labels to choose one"
+    return None
 
 
 def show(config: GNNConfig, data: Graph, base: Base | None,

@@ -35,13 +35,14 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     Returns:
         The content of ``summary.json``; empty on other ranks than the first.
     """
-    task = opened.config.task
-    if not task.has_base or task.candidate is not None or task.name != "node":
+    first, task = cast(Setup, opened.parts[0]), opened.config.task
+    is_own = hasattr(opened.config.model, "path")  # a class of the user's, which may expect the columns of the data
+    if first.base is None or task.candidate is not None or is_own or not first.kind.reads_base:
         return train_components(train_one, opened, folder, ranks=ranks)
-    whole, summaries = cast(Setup, opened.parts[0]), {}
+    summaries = {}
     for name in TRIED:
         log.info("candidate %s, in %s", name, folder / f"{FOLDER}{name}")
-        summaries[name] = train_one(_candidate(whole, name), folder / f"{FOLDER}{name}")
+        summaries[name] = train_one(_candidate(first, name), folder / f"{FOLDER}{name}")
     if not ranks.is_first:
         return {}
     best = max(TRIED, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"]))

@@ -131,10 +131,10 @@ class TaskConfig:
     text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
                              "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
                              minimum=0, when={"task.name": ("node",)})
-    base: str = key("none", "Simple method that the run begins at: auto for the best one by validation, a name "
-                    "(propagation, linear, trees, ...), or none. Its scores are inputs of a network and the start of "
-                    "its logits; the run predicts with the simple method, the network or a mixture of both, whichever "
-                    "validation favours.")
+    base: str = key("none", "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
+                    "auto for the best one by validation, where one fits the run and its data. A network reads its "
+                    "scores and begins at them, and the run predicts with the simple method, the network or a mixture "
+                    "of both, whichever validation favours.")
     candidate: str | None = key(None, "How the network uses the simple method. network: not at all. offset: its "
                                 "scores are inputs and the start of the logits. inputs: its scores are inputs. "
                                 "Default: network and offset are trained in turn and the better one is kept.",
@@ -300,7 +300,8 @@ def _is_set(value: object) -> bool:
 # The least positive number without loss of digits.
 SMALLEST_FLOAT32 = 1.2e-38
 WHOLE_GRAPHS = {"task.name": ("graph",)}
-BASE = {"task.base": lambda name: name != "none"}
+# A method that is named, rather than chosen where one fits.
+BASE = {"task.base": lambda name: name not in ("none", "auto")}
 RULES = (
     *(Rule(when, name, ("graph",), "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
            "graph_files or smiles)") for when, name in ((WHOLE_GRAPHS, "loader.name"),
@@ -396,6 +397,17 @@ class GNNConfig(RunConfig):
     def learned_channels(self) -> int:
         """Columns of the learned table of node features; 0 without one."""
         return self.features.channels if self.features.name == "embedding" else 0
+
+    def why_no_base(self) -> str | None:
+        """Say why task.base=auto chooses no simple method for this run; none if it may choose one."""
+        reasons = {
+            "labels are needed, and links are learned": self.task.name == "link",
+            "one simple method is fitted to all nodes (data.components=separate)": self.data.components == "separate",
+            "the graph stays on the disk (data.on_disk=true)": self.data.on_disk,
+            "predictions are smoothed (evaluation.smooth)": self.evaluation.smooths,
+            "the logits begin at scores of texts (task.text_scores)": self.task.text_scores > 0,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
     def begins_at_scores(self) -> bool:

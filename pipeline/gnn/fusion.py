@@ -155,17 +155,23 @@ def error_of_difference(task: NodeTask, first: Tensor, second: Tensor) -> float:
     return float(known.std()) * math.sqrt(drawn / len(chosen))
 
 
-def read_kept(run: SavedRun) -> Kept:
-    """Read what a run keeps of its simple method.
+def read_kept(run: SavedRun) -> Kept | None:
+    """Read what a run keeps of its simple method; none if it has none.
 
     Raises:
         ValueError: the run has not ended, or the file is damaged.
     """
-    path = run.folder / FILE
+    path, task = run.folder / FILE, run.config.task
+    if not task.has_base:
+        return None
     if run.shared is not None:
+        if "base" not in run.shared and task.base == "auto":
+            return None
         with checkpoint.fitting(run.shared):
             return read_back.build(run.folder, Kept, dict(run.shared["base"]))
     if not files.is_there(path):
+        if task.base == "auto" and files.is_there(run.folder / "summary.json"):
+            return None
         raise ValueError(f"{path} is not there: what the run answers with is chosen when it ends. Resume it, or train "
                          "with task.base=none")
     with checkpoint.fitting(content := checkpoint.load(path)):
@@ -186,14 +192,16 @@ def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
     return Base(kept.name, kept.title, rows, {}, kept.reads_labels, 0.0, kept.fitted)
 
 
-def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
+def mix_in(predicted: Predicted, base: Base, kept: Kept | None) -> Predicted:
     """Mix the predictions of a network with those of the simple method of its run.
 
     A method that reads labels knows nothing of a graph without training labels: the network answers alone there.
 
     Args:
         base: scores of the simple method for all rows.
+        kept: what the run keeps of it.
     """
+    assert kept is not None, "a run with a simple method keeps it"
     share = kept.share
     if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):
         log.info("the network answers alone, since %s reads labels of neighbours, and none are known here", kept.title)

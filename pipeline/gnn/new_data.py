@@ -147,8 +147,7 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
         summarise(data, source.summaries, plan=Summaries(**learned.summaries))
     data.content_hash = hash_graph(source)
     data, base = kind.accept(data, learned), None
-    if config.task.has_base:
-        kept = fusion.read_kept(run)
+    if (kept := fusion.read_kept(run)) is not None:
         base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
         data = bases.show(config, data, base, kept.moments)
     setup = Setup(_for_prediction(kind, data), data, device, base=base)
@@ -219,7 +218,7 @@ def export(run: SavedRun, path: Path) -> None:
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
                            "learned": _load(run, state).to_dict(),
-                           **({"base": asdict(fusion.read_kept(run))} if config.task.has_base else {})})
+                           **({} if (kept := fusion.read_kept(run)) is None else {"base": asdict(kept)})})
     log.info("wrote the model to %s", path)
 
 

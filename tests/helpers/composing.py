@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import pickle
+from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 from hydra._internal import config_loader_impl
@@ -23,8 +24,17 @@ from parallel_epochs.pipeline.command import cli, schema
 
 
 def compose_config(overrides: tuple[str, ...], name: str = "config") -> schema.RunConfig:
-    """Compose a configuration; the same overrides are composed once."""
-    return copy.deepcopy(_compose(overrides, name, os.path.expanduser("~")))
+    """Compose a configuration; the same overrides are composed once.
+
+    A run that names no simple method has none here, so that a test trains one network.
+    """
+    return copy.deepcopy(_compose(without_base(overrides), name, os.path.expanduser("~")))
+
+
+def without_base(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Add task.base=none to the overrides of a run of trainer=gnn that say nothing of it."""
+    named = ("task.base=", "trainer=", "resume=", "+experiment=", "task=link")
+    return tuple(overrides) if any(text.startswith(named) for text in overrides) else (*overrides, "task.base=none")
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.training import run
 from tests.helpers import disks
+from tests.helpers.composing import without_base
 from tests.helpers.server import Command, Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,8 @@ def command(module: str, *arguments: str, cwd: Path, together: bool = False, **e
         together: standard error goes where standard output goes.
     """
     output = Path(tempfile.mkdtemp(prefix="command-"))
+    if module == "pipeline.train" and not any(text.startswith("-") for text in arguments):
+        arguments = without_base(arguments)
     return Command(_server(), module, list(arguments), cwd=str(cwd), output=str(output / "output"),
                    errors=str(output / ("output" if together else "errors")),
                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment})

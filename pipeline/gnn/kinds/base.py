@@ -69,6 +69,7 @@ class Kind(ABC):
         has_labels: whether labels are learned.
         takes_pairs: whether pairs of nodes are predicted.
         averages: whether the rows of several runs can be averaged.
+        reads_base: whether scores of a simple method can be inputs.
     """
 
     unit: ClassVar[str]
@@ -76,6 +77,7 @@ class Kind(ABC):
     has_labels: ClassVar[bool] = True
     takes_pairs: ClassVar[bool] = False
     averages: ClassVar[bool] = True
+    reads_base: ClassVar[bool] = False
 
     def __init__(self, config: GNNConfig):
         self.config = config

@@ -24,7 +24,7 @@ from parallel_epochs.pipeline.run.tables import Columns
 class NodeKind(LabelKind):
     """Predicts the labels of nodes. Of a graph with several types of nodes, those of one type have labels."""
 
-    unit, learns = "nodes", NodeTask
+    unit, learns, reads_base = "nodes", NodeTask, True
 
     def check_data(self, data: Data) -> None:
         origin, weight = self.config.data.origin(), self.config.task.text_scores
