@@ -48,8 +48,8 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     is_chosen, task = config.task.base == "auto", kind_of(config).task(data)
     if is_chosen and (reason := config.why_no_base() or _why_not(data, task)):
         if config.task.reads_base:
-            raise ValueError(f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto chooses "
-                             f"none: {reason}")
+            raise ValueError(f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto "
+                             f"chooses none: {reason}")
         if verify:
             log.info("no simple method (task.base=auto): %s", reason)
         return None
