@@ -55,7 +55,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
         return None
     assert isinstance(task, NodeTask)
     shape = (task.num_rows, task.out_channels)
-    asked = json.dumps([FORMAT, config.task.base, config.baselines.seconds, task.metric, config.task.text_scores,
+    asked = json.dumps([FORMAT, config.task.base, config.baselines.seconds, task.metric, config.data.components,
                         *shape])
     path = path_of(config.data, config.cache_dir, data.content_hash,
                    f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
