@@ -38,7 +38,8 @@ class Meaning:
         before: its value in runs that were saved before the key existed; none: the default.
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
-        may_be_auto: whether it is a whole number or :data:`AUTO`.
+        may_be_auto: whether it may be :data:`AUTO`, which a run replaces by what it has chosen; without `choices` it
+            is a whole number otherwise.
         when: other keys, and the values of each with which this key has an effect; one match is enough. Empty: always.
         unless: other keys, and the values of each with which this key has no effect.
     """
@@ -153,7 +154,7 @@ def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
     if value is None or meaning.may_be_auto and value == AUTO:
         return
-    if meaning.may_be_auto and type(value) is not int:
+    if meaning.may_be_auto and not meaning.choices and type(value) is not int:
         raise ValueError(f"{name}={value}: give a whole number, or {AUTO}")
     if meaning.is_path and value == "":
         raise ValueError(f"no value for {name}: give a path")

@@ -37,7 +37,7 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     """
     first, task = cast(Setup, opened.parts[0]), opened.config.task
     is_own = hasattr(opened.config.model, "path")  # a class of the user's, which may expect the columns of the data
-    if first.base is None or task.candidate is not None or is_own or not first.kind.reads_base:
+    if first.base is None or task.candidate != keys.AUTO or is_own or not first.kind.reads_base:
         return train_components(train_one, opened, folder, ranks=ranks)
     summaries = {}
     for name in TRIED:
@@ -60,9 +60,10 @@ def _candidate(whole: Setup, name: str) -> Setup:
 
 def _adopt(own: Path, folder: Path) -> None:
     """Give the files of a model a second name in the directory of the run."""
-    files.own_folder(folder / "checkpoints")
-    for path in sorted([*own.iterdir(), *(own / "checkpoints").iterdir()]):
-        if path.is_file() and not path.is_symlink() and path.name not in ("config.yaml", "summary.json", ".lock"):
+    for path in sorted(own.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            files.own_folder(folder / path.relative_to(own))
+        elif path.is_file() and not path.is_symlink() and path.name not in ("config.yaml", "summary.json", ".lock"):
             files.link(path, folder / path.relative_to(own))
 
 

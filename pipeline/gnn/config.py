@@ -131,14 +131,15 @@ class TaskConfig:
     text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
                              "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
                              minimum=0, when={"task.name": ("node",)})
-    base: str = key("none", "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
+    base: str = key("auto", "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
                     "auto for the best one by validation, where one fits the run and its data. A network reads its "
                     "scores and begins at them, and the run predicts with the simple method, the network or a mixture "
-                    "of both, whichever validation favours.")
-    candidate: str | None = key(None, "How the network uses the simple method. network: not at all. offset: its "
-                                "scores are inputs and the start of the logits. inputs: its scores are inputs. "
-                                "Default: network and offset are trained in turn and the better one is kept.",
-                                choices=("network", "offset", "inputs"), unless={"task.base": ("none",)})
+                    "of both, whichever validation favours.", before="none")
+    candidate: str = key(keys.AUTO, "How the network uses the simple method. network: not at all. offset: its scores "
+                         "are inputs and the start of the logits. inputs: its scores are inputs. auto: network and "
+                         "offset are trained in turn, and the better one is kept.",
+                         choices=(keys.AUTO, "network", "offset", "inputs"), may_be_auto=True,
+                         unless={"task.base": ("none",)})
     pool: str = key("mean", "How the rows of a graph's nodes are pooled into one row.", choices=("mean", "sum", "max"),
                     when={"task.name": ("graph",)})
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
@@ -325,8 +326,8 @@ RULES = (
     Rule(TABLE | {"task.text_scores": _is_set}, "features.concat", (True,), "the table replaces the scores"),
     Rule(BASE, "data.components", lambda value: value != "separate", "one simple method is fitted to all nodes",
          "data.components=all, largest or a number"),
-    Rule({"task.candidate": _is_set}, "task.base", lambda name: name != "none", "it says how a network uses the simple "
-         "method", "task.base=auto, or the name of a method"),
+    Rule({"task.candidate": lambda name: name != keys.AUTO}, "task.base", lambda name: name != "none",
+         "it says how a network uses the simple method", "task.base=auto, or the name of a method"),
     Rule(BASE, "task.name", ("node", "graph"), "simple methods are fitted to labels"),
     Rule(BASE, "data.on_disk", (False,), "simple methods are fitted in memory"),
     Rule(BASE, "evaluation.smooth", ("none",), "predictions are mixed with those of the simple method"),

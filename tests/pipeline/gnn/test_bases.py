@@ -10,7 +10,7 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn import fusion, new_data
+from parallel_epochs.pipeline.gnn import bases, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -175,7 +175,7 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
         torch.testing.assert_close(other.rows[rest], own.rows[rest], rtol=1e-4, atol=1e-4)
     elif candidate == "network":  # no label is known there, and the network answers alone
         network = predicted(SavedRun(tmp_path / "run", dataclasses.replace(config, task=dataclasses.replace(
-            config.task, base="none", candidate=None)), {}))
+            config.task, base="none", candidate="auto")), {}))
         torch.testing.assert_close(other.rows, network.rows, rtol=1e-4, atol=1e-4)
     new_data.export(run, tmp_path / "model.pe")
     loaded, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
@@ -185,15 +185,50 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
 
 @pytest.mark.parametrize("given, expected", [
     (["task.base=nonsense"], "task.base=nonsense"),
-    (["task.base=auto", "data.components=separate"], "data.components"),
-    (["task.base=auto", "evaluation.smooth=label_propagation"], "evaluation.smooth"),
-    (["task.base=auto", "task=link"], "task.base"),
-    (["task.candidate=offset"], "task.candidate"),
+    (["task.base=linear", "data.components=separate"], "data.components"),
+    (["task.base=linear", "evaluation.smooth=label_propagation"], "evaluation.smooth"),
+    (["task.base=linear", "task=link"], "task.base"),
+    (["task.base=auto", "task.candidate=offset", "evaluation.smooth=label_propagation"],
+     "task.candidate=offset reads a simple method, and task.base=auto chooses none: predictions are smoothed"),
+    (["task.base=none", "task.candidate=offset"], "task.candidate"),
     (["task.base=auto", "task.candidate=all"], "task.candidate=all"),
 ])
 def test_a_base_that_does_not_fit_is_refused(given, expected, configure, tmp_path):
     with pytest.raises((ValueError, SystemExit), match=expected):
         train(configure(*graph_of("classes", tmp_path / "graph.pt"), *given), tmp_path / "run")
+
+
+@pytest.mark.parametrize("given, reason", [
+    (["evaluation.smooth=label_propagation"], "predictions are smoothed"),
+    (["data.components=separate"], "data.components=separate"),
+    (["task=link"], "links are learned"),
+])
+def test_no_method_is_chosen_where_none_fits(given, reason, configure, tmp_path, caplog):
+    caplog.set_level("INFO")
+    opened = open_graph(configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=auto", *given))
+    assert opened.parts[0].base is None
+    assert any("no simple method (task.base=auto)" in text and reason in text for text in caplog.messages)
+
+
+def test_no_method_is_chosen_without_validation_labels_or_for_a_large_graph(configure, tmp_path, monkeypatch):
+    overrides = graph_of("classes", tmp_path / "graph.pt")
+    content = torch.load(tmp_path / "graph.pt")
+    torch.save(content | {"val_mask": torch.zeros(300, dtype=torch.bool)}, tmp_path / "none.pt")
+    config = configure(*overrides, f"data.path={tmp_path / 'none.pt'}", "task.base=auto")
+    assert open_graph(config).parts[0].base is None
+    config = configure(*overrides, "task.base=auto")
+    assert open_graph(config).parts[0].base is not None
+    monkeypatch.setattr(bases, "MOST_NODES", 299)
+    assert open_graph(config).parts[0].base is None
+    assert open_graph(configure(*overrides, "task.base=linear")).parts[0].base is not None
+
+
+def test_the_same_command_again_finds_the_run_trained_already(tmp_path):
+    overrides = [*graph_of("classes", tmp_path / "graph.pt"), "task.base=propagation"]
+    for _ in range(2):
+        status, output = finish(overrides, tmp_path / "run", tmp_path / "cache", SLURM_RESTART_COUNT="1")
+        assert status == 0, output
+    assert "has been trained already" in output
 
 
 def test_graphs_are_mixed_with_a_simple_method_but_do_not_read_it(configure, tmp_path):

@@ -18,7 +18,7 @@ from tests.helpers.building import EvaluateConfig, evaluate, predicted
 from tests.helpers.running import rounds_of, train
 
 SMALL = ["data=file", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
-         "partition.num_parts=2"]
+         "partition.num_parts=2", "task.base=none"]
 
 
 def graph(num_nodes=60, num_edges=400, seed=0, *, x=4, edges=2, kind="classes", species=0, masks=True) -> Data:
@@ -123,7 +123,8 @@ def test_other_molecules_and_other_graphs(tmp_path):
     table = tmp_path / "molecules.csv"
     table.write_text("smiles,y,split\n" + "".join(f"{smiles},{y},{split}\n" for smiles, y, split in rows))
     options = ["task=graph", "loader=graph", "evaluation=exact", "model.num_layers=2", "model.hidden_channels=8",
-               "train.epochs=1", f"cache_dir={tmp_path / 'cache'}", "train.patience=0", "model.norm=batch"]
+               "train.epochs=1", f"cache_dir={tmp_path / 'cache'}", "train.patience=0", "model.norm=batch",
+               "task.base=none"]
     config = cli.compose_config(["data=smiles", f"data.path={table}", "data.split_column=split", *options])
     train(config, tmp_path / "run")
     run = SavedRun(tmp_path / "run", config, settings(config))

@@ -73,7 +73,7 @@ def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
 def trained(folder, tables, *overrides) -> SavedRun:
     config = cli.compose_config([
         "data=tables", f"data.folder={tables}", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv",
-        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
+        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0", "task.base=none",
         "partition.num_parts=2", f"cache_dir={folder / 'cache'}", "evaluation=exact", *overrides])
     train(config, folder / "run")
     return SavedRun(folder / "run", config, settings(config))

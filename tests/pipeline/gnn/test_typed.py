@@ -25,7 +25,7 @@ from tests.helpers.typed_graphs import hetero_graph
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
 pytest.importorskip("duckdb")
-SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0",
+SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0", "task.base=none",
          "partition.num_parts=2", "evaluation=exact"]
 
 
