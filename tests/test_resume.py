@@ -24,6 +24,7 @@ from parallel_epochs.pipeline.run.contract import Step
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopped
 from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers import building as build, resume_cases
+from tests.helpers.composing import without_base
 from tests.helpers.resume_cases import ROWS, WRITE, product
 from tests.helpers.running import (
     finish,
@@ -66,7 +67,7 @@ class Matrix:
         return [*data, *ROWS[row], *more]
 
     def _compose(self, row: str, *more: str) -> configuration.RunConfig:
-        return cli.compose_config([f"cache_dir={self.cache}", *self.overrides(row, *more)])
+        return cli.compose_config(list(without_base([f"cache_dir={self.cache}", *self.overrides(row, *more)])))
 
     def _train(self, row: str, *more: str) -> Path:
         """Train without an interruption; returns the folder."""

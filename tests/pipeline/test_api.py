@@ -27,7 +27,7 @@ from tests.helpers.typed_tables import SCHEMA, write_tables as write_typed
 from tests.pipeline.gnn.test_new_data import graph
 from tests.pipeline.gnn.test_new_tables import write
 
-OPTIONS = dict(num_layers=2, hidden_channels=8, epochs=2, verbose=False)
+OPTIONS = {"num_layers": 2, "hidden_channels": 8, "epochs": 2, "verbose": False, "task.base": "none"}
 
 
 @pytest.fixture(scope="module")

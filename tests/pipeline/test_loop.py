@@ -35,7 +35,8 @@ RNG = torch.Generator()
 def trained(tmp_path_factory):
     """A run of four epochs: its configuration, its summary and its folder, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    config = cli.compose_config([f"cache_dir={folder / 'cache'}", *TOY, "tracker=tensorboard"])
+    config = cli.compose_config([f"cache_dir={folder / 'cache'}", *TOY, "tracker=tensorboard",
+                                 "task.base=none"])
     return config, train(config, folder / "run"), folder / "run"
 
 
