@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import files, outputs
 
 TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "train.patience=0"]
+       "model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "train.patience=0", "task.base=none"]
 RUNS = {
     "random": TOY,
     "metis": [*TOY, "partition=metis"],
@@ -45,7 +45,7 @@ RUNS = {
     "separate": ["data=file", "data.path=COMPONENTS", "data.degrees=false", "data.components=separate",
                  "data.min_component_size=30", "data.node_features=log_sum", "partition.num_parts=2", "train.epochs=3",
                  "model.num_layers=2"],
-    "largest": ["data=file", "data.path=COMPONENTS", "data.degrees=false", "data.components=largest",
+    "largest": ["data=file", "data.path=COMPONENTS", "data.degrees=false", "task.base=none", "data.components=largest",
                 "partition.num_parts=2", "train.epochs=3"],
     "stopped in an epoch": [*TOY, "partition.num_parts=60", "train.epochs=40", "train.eval_every=40"],
     "two ranks, stopped in an epoch": [*TOY, "partition.num_parts=60", "train.epochs=60", "train.eval_every=60",
