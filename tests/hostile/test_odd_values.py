@@ -92,7 +92,7 @@ STORES = {"_global_store": {}, "item": {"num_nodes": 4}, BUYS: {"edge_index": to
           "user": {"x": torch.ones(6, 3), "y": torch.arange(6) % 2, "train_mask": torch.arange(6) < 2,
                    "valid_mask": torch.arange(6) == 2, "test_mask": torch.arange(6) > 2}}
 ENTRIES = {"file": lambda data, path: torch.save(data, path) or path,
-           "memory": lambda data, path: keys_of(data, path.parent)["data.path"]}
+           "memory": lambda data, path: keys_of(data, path.parent, {})["data.path"]}
 
 
 def refuses_graph(data, entry, folder) -> str:

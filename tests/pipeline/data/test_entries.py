@@ -66,7 +66,7 @@ def as_tables(folder, ends, weights, ending="csv"):
 
 
 def as_frames(folder, ends, weights):
-    path = keys_of((None, frame(ends, weights)), folder)["data.edges.path"]
+    path = keys_of((None, frame(ends, weights)), folder, {})["data.edges.path"]
     return TablesConfig(to_undirected=False, empty="error",
                         edges=EdgeColumns(path=path, weight=None if weights is None else "weight"))
 
@@ -102,7 +102,7 @@ def as_market(folder, ends, weights):
 
 
 def as_file(folder, data):
-    return FileConfig(path=keys_of(data, folder)["data.path"])
+    return FileConfig(path=keys_of(data, folder, {})["data.path"])
 
 
 def as_networkx(folder, ends, weights):

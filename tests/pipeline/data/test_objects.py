@@ -29,6 +29,6 @@ def test_categories_of_pandas_are_their_values():
 def test_sparse_tensors_with_the_same_values_elsewhere_are_other_data(tmp_path):
     def path_of(place):
         x = torch.sparse_coo_tensor(torch.tensor([[place], [0]]), torch.ones(1), (3, 1), check_invariants=True)
-        return objects.keys_of({"edge_index": torch.tensor([[0], [1]]), "x": x}, tmp_path)["data.path"]
+        return objects.keys_of({"edge_index": torch.tensor([[0], [1]]), "x": x}, tmp_path, {})["data.path"]
 
     assert path_of(0) == path_of(0) != path_of(1)

@@ -33,6 +33,7 @@ def test_it_says_what_the_model_gets_of_each_type(averages, options, text):
 
 def test_many_types_are_counted(monkeypatch):
     monkeypatch.setattr(inputs, "LISTED", 1)
-    schema = dataclasses.replace(typed_graph().types, widths=[1, 1, 0])
-    assert inputs._describe_typed(schema) == \
+    data = typed_graph()
+    data.types = dataclasses.replace(data.types, widths=[1, 1, 0])
+    assert inputs._describe_typed(data) == \
         "x of user: 1 feature; and 2 more types; of each edge: the relation"

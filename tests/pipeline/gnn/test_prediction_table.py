@@ -50,7 +50,7 @@ def classes(tmp_path_factory):
 def run(classes, tmp_path_factory):
     """A run on the graph of three classes, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    train(cli.compose_config([*classes, *MODEL, f"cache_dir={folder / 'cache'}"]), folder / "run")
+    train(cli.compose_config([*classes, *MODEL, f"cache_dir={folder / 'cache'}", "task.base=none"]), folder / "run")
     return folder / "run"
 
 
