@@ -72,12 +72,12 @@ def test_layouts_have_no_score_of_a_test_on_pages_about_several_and_in_summaries
     for runs, summary in ((seeds, "all         0.6875 ± 0.0884"), (rates, "lr  seeds  knn_acc")):
         page = page_of(*runs)
         text = page.text
-        assert page.titles().count("Knn_acc") == 1
+        assert page.titles().count("Nearest-neighbour accuracy") == 1
         assert not any(word in text for word in ("Test", "Validation", "left out", "OGB"))
         opened = [read_run(run) for run in runs]
         found, problems = summary_of_sweep(opened, [])
         assert summary in found and not problems and not any(word in found for word in ("test", "validation", "OGB"))
-    assert "Knn_acc 0.6250, the best value of the first run" in page_of(*rates).text
+    assert "Nearest-neighbour accuracy 0.6250, the best value of the first run" in page_of(*rates).text
     both = page_of(seeds[0], write_run(tmp_path / "labels", [0.5])).text
     assert "Validation metric" in both and "Test metric" in both
 
@@ -85,11 +85,11 @@ def test_layouts_have_no_score_of_a_test_on_pages_about_several_and_in_summaries
 def test_a_metric_without_splits_is_shown_once(tmp_path):
     folder = write_run(tmp_path / "run", [0.5, 0.75], metric="knn_acc")
     text = page_of(folder).text
-    assert all(f"{split} knn_acc" in text for split in ("Validation", "Test", "Training"))
+    assert all(f"{split} nearest-neighbour accuracy" in text for split in ("Validation", "Test", "Training"))
     without_splits(folder)
     text = page_of(folder).text
-    assert "Knn_acc .7500" in text or "Knn_acc 0.7500" in text
-    assert not any(f"{split} knn_acc" in text for split in ("Validation", "Test", "Training"))
+    assert any(f"Nearest-neighbour accuracy {value}" in text for value in (".7500", "0.7500"))
+    assert not any(f"{split} nearest-neighbour accuracy" in text for split in ("Validation", "Test", "Training"))
 
 
 def test_only_the_page_of_a_single_run_with_a_layout_has_it(tmp_path):

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 # Seconds that each method may take, by an estimate that does not depend on the machine.
 SECONDS = 60.0
+# A method that reads errors at the training rows, and scores no other data.
+SMOOTHED = "smoothed"
+
 
 @dataclass(frozen=True)
 class Base:
@@ -70,14 +73,14 @@ def names_of(data: Data, task: NodeTask) -> list[str]:
         return list(GRAPHS)
     if data.x is None or not data.x.size(1):
         return [name for name in NODES if name != "linear"]
-    return [*NODES, *["smoothed"] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]
+    return [*NODES, *[SMOOTHED] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]
 
 
 def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: float = SECONDS) -> Base:
     """Fit a simple method.
 
     Args:
-        name: value of ``task.base``; auto: that with the best validation metric of all.
+        name: value of ``task.base``; auto: that with the best validation metric of those that can score other data.
         seed: of folds, draws and trees.
         seconds: what each method may take, by an estimate.
 
@@ -95,6 +98,8 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
             raise ValueError(f"task.base={name}: {error}. Raise it, or set task.base=none") from None
     found: dict[str, Chosen] = {}
     for each in names_of(data, task):
+        if each == SMOOTHED:
+            continue
         try:
             found[each] = _choose(inputs, each, seed)
         except TooLong as error:
@@ -162,7 +167,7 @@ def _fit(inputs: Inputs, name: str, seed: int) -> Base:
 def _choose(inputs: Inputs, name: str, seed: int) -> "Chosen":
     """Fit a method with each of its settings to all training rows, and take the best by validation."""
     began, best, train = time.perf_counter(), None, inputs.labels.train
-    if name == "smoothed":
+    if name == SMOOTHED:
         return _smooth(inputs, _fit(inputs, "linear", seed), seed)
     for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
         model = method.fit(train)
@@ -186,7 +191,7 @@ def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
     logits = inputs.labels.calibrate(own, train)
     rows = to_logits(torch.where(train.unsqueeze(1), own, rows), logits).float().contiguous()
     check_finite(rows, f"task.base={name} does not fit these data. Set task.base=none")
-    scores = {split: inputs.task.score(split, rows) for split in SPLITS}
+    scores = {split: inputs.task.score(split, inputs.task.from_learned(rows)) for split in SPLITS}
     title = method.title + f", mean of {NUM_FOLDS} folds" * (len(models) > 1)
     fitted = {"name": name, "models": models, "logits": logits} if chosen.model else {}
     return Base(name, title, rows, scores, method.reads_labels, chosen.seconds + time.perf_counter() - began, fitted)
@@ -230,7 +235,7 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
         if bool(known.any()):
             rows[fold == number] = smoothed(known, *alphas)[fold == number]
     title = f"{base.title}, with Correct and Smooth (alphas {alphas[0]:g} and {alphas[1]:g})"
-    method = Method("smoothed", title, lambda known: {}, lambda *_: rows, leaves_out=True, reads_labels=True)
+    method = Method(SMOOTHED, title, lambda known: {}, lambda *_: rows, leaves_out=True, reads_labels=True)
     return Chosen(scores[alphas], method, {}, rows, base.seconds + time.perf_counter() - began)
 
 

@@ -36,4 +36,4 @@ def test_many_types_are_counted(monkeypatch):
     data = typed_graph()
     data.types = dataclasses.replace(data.types, widths=[1, 1, 0])
     assert inputs._describe_typed(data) == \
-        "x of user: 1 feature; and 2 more types; of each edge: the relation"
+        "x of user: 1 feature; and 2 more types; of each edge: the relation and 1 feature"

@@ -22,7 +22,7 @@ from tests.helpers import building as restore, disks
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import TOY, shell, train
 
-RUN = [*TOY, "train.epochs=3"]
+RUN = [*TOY, "train.epochs=3", "task.base=none"]
 
 
 def cut(path: Path) -> None:

@@ -282,7 +282,7 @@ def test_what_a_draw_holds_is_measured(caplog):
     assert "num_neighbors=[2, 2], 5 batches of 7 of 30 seeds, with " in caplog.text
 
 
-NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=24"]
+NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=24", "task.base=none"]
 
 
 @pytest.mark.parametrize("overrides, message", [
