@@ -8,7 +8,8 @@ from parallel_epochs.pipeline import api as pe
 from parallel_epochs.pipeline.gnn.ensemble import mean_rows
 from tests.helpers.running import shell
 
-SMALL = dict(num_layers=2, hidden_channels=4, verbose=False, **{"partition.num_parts": 2, "train.epochs": 2, "task.base": "none"})
+SMALL = {"num_layers": 2, "hidden_channels": 4, "verbose": False, "partition.num_parts": 2, "train.epochs": 2,
+         "task.base": "none"}
 
 
 @pytest.fixture(scope="module")
