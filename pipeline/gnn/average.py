@@ -50,8 +50,16 @@ class WeightAverage:
             return {name: value.clone() for name, value in self._model.state_dict().items()}
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Go on from what :meth:`weights` returned."""
-        self._averages = [weights[name].clone() for name in self._names]
+        """Go on from what :meth:`weights` returned.
+
+        Raises:
+            TypeError: it is of another model.
+        """
+        averages = [weights[name].clone() for name in self._names]
+        for name, value, average in zip(self._names, self._values, averages, strict=True):
+            if average.shape != value.shape or average.dtype != value.dtype:
+                raise TypeError(f"{name} is {average.dtype} of {list(average.shape)}")
+        self._averages = averages
 
     @torch.no_grad()
     def _swap(self) -> None:

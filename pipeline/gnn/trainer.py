@@ -233,7 +233,9 @@ class GNNTrainer:
         load_weights(state["model"] if self._average is None else state["trained"], self.model, self.table)
         if self._average is not None:
             self._average.load(state["model"])
+        _check_groups(self.optimizer, state["optimizer"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        _check_moments(self.optimizer)
         if self.table is not None:
             self.table.load(state["table_optimizer"])
         if self._scaler.is_enabled():
@@ -268,6 +270,33 @@ class GNNTrainer:
                    "features and labels, or for a division by zero in a model of your own" + (
                        "" if self._precision == "fp32" else ", or try train.precision=fp32")
         return FloatingPointError(f"{what} is {float(value)} in {where}; {mend}")
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """Refuse options of an optimizer of other types than it has, before they are loaded.
+
+    Raises:
+        TypeError: names what is odd.
+    """
+    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):  # load_state_dict counts
+        for name, value in own.items():
+            if name in saved and type(saved[name]) is not type(value):
+                raise TypeError(f"{name} of the optimizer is {saved[name]!r:.40}")
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the state of an optimizer that its next step could not read.
+
+    Raises:
+        TypeError: names what is odd.
+    """
+    names = {name for moments in optimizer.state.values() for name in moments}
+    for parameter, moments in optimizer.state.items():
+        for name in names:
+            value = moments.get(name)
+            if not isinstance(value, Tensor) or value.shape not in ((), parameter.shape) or \
+                    not value.is_floating_point():
+                raise TypeError(f"{name} of the optimizer is {type(value).__name__} of {getattr(value, 'shape', '')}")
 
 
 def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:

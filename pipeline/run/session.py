@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch import Tensor
+
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint, files, pulse
 from parallel_epochs.pipeline.run.contract import Step, Trainer
@@ -36,8 +38,10 @@ def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
         ValueError: the message names those that differ.
     """
     trained = saved.get("settings", {})
-    if edited := [f"{name}: {trained[name]} -> {value}" for name, value in settings.items()
-                  if name in trained and trained[name] != value]:
+    if not isinstance(trained, dict):
+        raise TypeError(f"settings is a {type(trained).__name__}")
+    if edited := [f"{name}: {' '.join(str(trained[name]).split()):.80} -> {value}" for name, value in settings.items()
+                  if name in trained and (isinstance(trained[name], Tensor) or trained[name] != value)]:
         raise ValueError(f"{folder / 'config.yaml'} is not what this run was trained with ({'; '.join(edited)}): put "
                          "the old values back, or start a new run")
 
@@ -51,6 +55,17 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
     if saved.get("data_hash") != data_hash:
         raise ValueError(f"{folder}: the dataset is not the one that this run was started with: restore it, or "
                          "start a new run")
+
+
+def _check_progress(progress: dict[str, Any]) -> None:
+    """Refuse counts and metrics of a checkpoint that are no numbers.
+
+    Raises:
+        TypeError: names what is none.
+    """
+    for name, value in {**progress, **progress["best_scores"]}.items():
+        if name != "best_scores" and not isinstance(value, (int, float, type(None))):
+            raise TypeError(f"{name} is {value!r:.40}")
 
 
 def load_best(folder: Path, ranks: Ranks) -> checkpoint.Content:
@@ -172,6 +187,7 @@ class Session:
         with checkpoint.fitting(saved):
             check_settings(self.folder, saved, self._origin["settings"])
             check_data(self.folder, saved, self._origin["data_hash"])
+            _check_progress(saved["progress"])
             trainer.load(saved)
         progress = trainer.progress
         if not same_ranks:

@@ -2,16 +2,19 @@
 
 import copy
 import io
+import shutil
 
 import pandas as pd
 import pytest
 import torch
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.objects import keys_of
 from parallel_epochs.pipeline.run import checkpoint
+from tests.helpers.running import train
 from tests.pipeline.gnn.test_new_data import graph
 
 OPTIONS = dict(num_layers=2, hidden_channels=8, epochs=1, verbose=False)
@@ -150,3 +153,65 @@ def test_no_odd_value_of_a_model_ends_in_a_traceback(models, tmp_path, kind, val
         torch.save(changed(fitted, key, value), packed := io.BytesIO())
         odd = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8).clone()
         refuses(changed(content, ("learned", "fitted"), odd), data, tmp_path)
+
+
+ODD = (None, "odd", -1, 2**62, [], {}, torch.ones(2, 3, 4), torch.tensor(float("nan"), dtype=torch.float64))
+
+
+def leaves(tree, path=()):
+    """Yield the path of everything that nested dicts and lists hold, and of themselves."""
+    yield path
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from leaves(value, (*path, name))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A run of two epochs, with averaged weights and a simple method, and what composes its configuration."""
+    folder = tmp_path_factory.mktemp("ended")
+    torch.save(graph().to_dict(), folder / "graph.pt")
+
+    def configure(*overrides: str):
+        return cli.compose_config(["data=file", f"data.path={folder / 'graph.pt'}", f"cache_dir={folder / 'cache'}",
+                                   "model.num_layers=2", "model.hidden_channels=8", "train.ema=0.9", "task.base=linear",
+                                   "task.candidate=offset", "train.patience=0", *overrides])
+
+    train(configure("train.epochs=2"), folder / "run")
+    return folder / "run", configure
+
+
+def continue_(folder, configure) -> None:
+    train(configure("train.epochs=3"), folder)
+
+
+def predict_(folder, configure) -> None:
+    pe.load(folder).predict()
+
+
+def predict_other(folder, configure) -> None:
+    pe.load(folder).predict(graph(50, 300, seed=1, masks=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, command, most", [
+    ("checkpoints/last.pt", continue_, 60), ("checkpoints/best.pt", predict_, 60), ("base.pt", predict_other, 60),
+    ("preprocessing.pt", predict_other, 40)])
+def test_odd_values_of_a_run_are_refused_or_used(ended, tmp_path, name, command, most):
+    folder, configure = ended
+    content = dict(checkpoint.load(folder / name))
+    paths = [path for path in leaves(content) if path]
+    refused, bad = 0, []
+    for number, path in enumerate(paths[::max(1, len(paths) // most)]):
+        value, run = ODD[number % len(ODD)], tmp_path / str(number)
+        shutil.copytree(folder, run)
+        checkpoint.save(run / name, changed(content, path, value))
+        (run / "checkpoints" / "previous.pt").unlink()
+        try:
+            command(run, configure)
+        except (ValueError, OSError, FloatingPointError) as error:
+            refused += 1
+            if "\n" in str(error):
+                bad.append(f"{path}={value}: {error}")
+        except FAULTS as error:
+            bad.append(f"{path}={value}: {type(error).__name__}: {error}")
+    assert refused > most // 6 and not bad, bad
