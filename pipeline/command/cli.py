@@ -382,7 +382,7 @@ def members_of(path: Path) -> list[Path]:
     if not path.is_dir() or files.is_there(path / "config.yaml"):
         return [path]
     ended = {summary.parent for summary in path.glob("**/summary.json") if files.is_there(
-        summary.parent / "config.yaml")}
+        summary.parent / "config.yaml") and not summary.parent.name.startswith(("candidate_", "component_"))}
     members = sorted(folder for folder in ended if not ended & set(folder.parents))  # no models of components
     if members and (left := {log.parent for log in path.glob("**/train.log")} - ended):
         logging.getLogger(__name__).warning("%s of the runs in %s have not ended, and are left out, such as %s",

@@ -123,4 +123,5 @@ def moments_of(data: Graph, rows: Float[Tensor, "num_rows columns"]) -> tuple[fl
     All columns have the same ones, since they are compared with each other.
     """
     known = rows[data.train_mask].double()
-    return max(float(known.std()), 1e-6), float(known.mean())
+    deviation = float(known.std(correction=0))
+    return (deviation if deviation > 1e-6 else 1.0), float(known.mean())

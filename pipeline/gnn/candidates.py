@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 from parallel_epochs.pipeline.run.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     first, task = cast(Setup, opened.parts[0]), opened.config.task
     is_own = hasattr(opened.config.model, "path")  # a class of the user's, which may expect the columns of the data
     if first.base is None or task.candidate != keys.AUTO or is_own or not first.kind.reads_base:
-        return train_components(train_one, opened, folder, ranks=ranks)
+        summary = train_components(train_one, opened, folder, ranks=ranks)
+        return _with_candidates(summary, task.candidate, folder) if ranks.is_first else summary
     summaries = {}
     for name in TRIED:
         log.info("candidate %s, in %s", name, folder / f"{FOLDER}{name}")
@@ -50,6 +52,18 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     _adopt(folder / f"{FOLDER}{best}", folder)
     write_config(keys.replaced(opened.config, {"task.candidate": best}), folder)
     return merge(summaries, best)
+
+
+def _with_candidates(summary: dict, best: str, folder: Path) -> dict:
+    """Add what other candidates reached to the summary of a run that chose one of them before it was resumed."""
+    paths = {name: folder / f"{FOLDER}{name}" / "summary.json" for name in TRIED}
+    if best not in TRIED or not all(map(files.is_there, paths.values())):
+        return summary
+    try:
+        return merge({name: files.read_json(path) for name, path in paths.items()} | {best: summary}, best)
+    except (DamagedFile, LookupError, TypeError) as error:
+        log.warning("the candidates are not told: %s", one_line(error))
+        return summary
 
 
 def _candidate(whole: Setup, name: str) -> Setup:

@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import SPLITS, merit
 from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
@@ -34,7 +35,9 @@ FILE = "base.pt"
 # Shares of the simple method in the mixture.
 SHARES = tuple(tenths / 10 for tenths in range(11))
 # Validation rows drawn with replacement for the error of a difference: how often, and how many at most.
-DRAWS, MOST_DRAWN = 50, 20_000
+DRAWS, MOST_DRAWN, MOST_CELLS = 50, 20_000, 500_000
+# Of fewer validation rows, no error can be told.
+FEWEST_ROWS = 10
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,9 @@ def error_of_difference(task: NodeTask, first: Tensor, second: Tensor) -> float:
     Both are scored on the same drawn rows (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 6).
     """
     y, chosen = task.labels_of("valid")
-    drawn, differences = min(len(chosen), MOST_DRAWN), []
+    drawn, differences = min(len(chosen), MOST_DRAWN, max(MOST_CELLS // y.size(1), FEWEST_ROWS)), []
+    if len(chosen) < FEWEST_ROWS:
+        return math.inf
     for number in range(DRAWS):
         picked = torch.from_numpy(stream("answer", 0, number).integers(0, len(chosen), drawn))
         score = KINDS[task.kind][task.metric]
@@ -162,20 +167,29 @@ def read_kept(run: SavedRun) -> Kept | None:
         ValueError: the run has not ended, or the file is damaged.
     """
     path, task = run.folder / FILE, run.config.task
-    if not task.has_base:
+    if not task.has_base or task.base == "auto" and run.config.why_no_base():
         return None
     if run.shared is not None:
         if "base" not in run.shared and task.base == "auto":
             return None
         with checkpoint.fitting(run.shared):
-            return read_back.build(run.folder, Kept, dict(run.shared["base"]))
+            return _checked(run.folder, dict(run.shared["base"]))
     if not files.is_there(path):
         if task.base == "auto" and files.is_there(run.folder / "summary.json"):
             return None
         raise ValueError(f"{path} is not there: what the run answers with is chosen when it ends. Resume it, or train "
                          "with task.base=none")
     with checkpoint.fitting(content := checkpoint.load(path)):
-        return read_back.build(path, Kept, content)
+        return _checked(path, content)
+
+
+def _checked(path: Path, content: dict) -> Kept:
+    """Build what is kept; refuse a share and moments that no run has."""
+    kept = read_back.build(path, Kept, content)
+    if not 0 <= kept.share <= 1 or len(kept.moments) != 2 or not all(map(math.isfinite, kept.moments)) or \
+            kept.moments[0] <= 0:
+        raise DamagedFile(f"{path} is damaged: its share is {kept.share:g}, and its moments are {kept.moments}")
+    return replace(kept, fitted=checkpoint.Content(path, kept.fitted))
 
 
 def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
@@ -204,7 +218,8 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept | None) -> Predicted:
     assert kept is not None, "a run with a simple method keeps it"
     share = kept.share
     if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):
-        log.info("the network answers alone, since %s reads labels of neighbours, and none are known here", kept.title)
+        log.warning("the network answers alone, since %s reads labels of neighbours, and none are known here",
+                    kept.title)
         share = 0.0
     own = base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
     return replace(predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share))

@@ -1,7 +1,7 @@
 """Other data than those of the training, prepared as the training data were, for a trained model."""
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -218,7 +218,8 @@ def export(run: SavedRun, path: Path) -> None:
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
                            "learned": _load(run, state).to_dict(),
-                           **({} if (kept := fusion.read_kept(run)) is None else {"base": asdict(kept)})})
+                           **({} if (kept := fusion.read_kept(run)) is None else {
+                               "base": vars(kept) | {"fitted": dict(kept.fitted)}})})
     log.info("wrote the model to %s", path)
 
 

@@ -17,8 +17,7 @@ from parallel_epochs.pipeline.gnn.simple import linear, mean, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import to_logits
-from parallel_epochs.pipeline.gnn.simple.method import Method
-from parallel_epochs.pipeline.gnn.simple.trees import TooLong
+from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
 from parallel_epochs.pipeline.names import SPLITS, merit
@@ -95,7 +94,7 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
         try:
             return _say(_fit(inputs, name, seed))
         except TooLong as error:
-            raise ValueError(f"task.base={name}: {error}. Raise it, or set task.base=none") from None
+            raise ValueError(f"task.base={name}: {error}. Set task.base=none, or choose another one") from None
     found: dict[str, Chosen] = {}
     for each in names_of(data, task):
         if each == SMOOTHED:

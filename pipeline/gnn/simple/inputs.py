@@ -29,6 +29,7 @@ class Inputs:
     Attributes:
         labels: of all rows.
         own: rows that may have labels: the nodes of their type, or all.
+        width: number of columns of these nodes.
         are_graphs: whether the rows are graphs.
         structure: columns of trees that read no labels, by parts.
         of_labels: columns of trees that read labels, behind the rows whose labels they read.
@@ -38,11 +39,11 @@ class Inputs:
     def __init__(self, data: Data, task: NodeTask, seconds: float = math.inf):
         self.seconds, self.data, self.task, self.labels = seconds, data, task, Labels(data, task)
         self.are_graphs, types = "ptr" in data, data.types
-        self.own, self._width = slice(0, len(self.labels.y)), 0 if data.x is None else data.x.size(1)
+        self.own, self.width = slice(0, len(self.labels.y)), 0 if data.x is None else data.x.size(1)
         if len(types.names) > 1:
             assert types.labelled is not None
             nodes = types.nodes_of(types.labelled)
-            self.own, self._width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
+            self.own, self.width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
         self._hops: list[Tensor] = []
         self.kept: tuple[int, Tensor, Any] | None = None
         self.structure: dict[str, Tensor] = {}
@@ -65,7 +66,7 @@ class Inputs:
         """
         if not self._hops:
             self._hops.append(count_contents(self.data) if self.are_graphs else
-                              self.data.x[self.own, :self._width].float())
+                              self.data.x[self.own, :self.width].float())
         while len(self._hops) <= number:
             self._hops.append(self.adjacency @ self._hops[-1])
         return self._hops[number]

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
-from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     # With one hop alone, unscaled columns are those of one scale with another C.
     choices: list[tuple[tuple[int, ...], str]] = [((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]]
     choices += [(tuple(range(last + 1)), scaling) for last in hops[1:] for scaling in SCALINGS]
+    refuse_much(inputs)
     choices = [choice for choice in choices if sum(inputs.hop(hop).size(1) for hop in choice[0]) <= MOST_COLUMNS]
     rows = inputs.draw(inputs.labels.train, COARSE_ROWS, seed)
     best: tuple[float, tuple[int, ...], str] | None = None
@@ -146,8 +148,8 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         if best is None or score > best[0]:
             best = score, of_hops, scaling
     if best is None:
-        raise ValueError(f"task.base=linear takes at most {MOST_COLUMNS:,} columns; there are "
-                         f"{inputs.hop(0).size(1):,}. Set task.base=none, or another one")
+        raise TooLong(f"a linear model takes at most {MOST_COLUMNS:,} columns, and there are "
+                      f"{inputs.hop(0).size(1):,}")
     _, of_hops, scaling = best
     scores, start = [], None
     for strength in STRENGTHS:
@@ -159,6 +161,18 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         yield Method("linear", _title(inputs, of_hops, scaling, strength),
                      partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength, most=most),
                      predict)
+
+
+def refuse_much(inputs: Inputs) -> None:
+    """Refuse columns of hops that would take much of the memory, before any is computed.
+
+    Raises:
+        TooLong: says how much.
+    """
+    # Those of all hops, and three copies of them in float64, of the scaled ones and of what is predicted.
+    size = len(inputs.labels.y) * inputs.width * (inputs.num_hops + 1) * (4 + 3 * 8)
+    if size > machine_memory() // 4:
+        raise TooLong(f"a linear model of {inputs.width:,} columns would take about {format_bytes(size)}")
 
 
 def _most_rows(inputs: Inputs, hops: tuple[int, ...]) -> int:
@@ -180,9 +194,11 @@ def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) 
     center, mean = own.mean(0), y.nanmean(0).nan_to_num()
     values, vectors = torch.linalg.eigh((own - center).t() @ (own - center))
     target = vectors.t() @ ((own - center).t() @ (y - mean).nan_to_num())
-    x = (x - center) @ vectors
+    asked = inputs.data.valid_mask[inputs.own]  # no other row is looked at
+    x, out = (x[asked] - center) @ vectors, mean.expand(len(x), -1).clone()
     for strength in COARSE_STRENGTHS:
-        found = x @ (target / (values.clamp(min=0) + 1 / strength).unsqueeze(1)) + mean
+        found = out.clone()
+        found[asked] += x @ (target / (values.clamp(min=0) + 1 / strength).unsqueeze(1))
         yield inputs.among_all((found if labels.are_values else (4 * found - 2).sigmoid()).float(), fitted["mean"])
 
 

@@ -32,3 +32,7 @@ class Method:
     predict: Predict
     leaves_out: bool = False
     reads_labels: bool = False
+
+
+class TooLong(ValueError):
+    """A method would take longer than it may, or more memory."""

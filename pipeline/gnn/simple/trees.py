@@ -1,6 +1,7 @@
 """Trees on own columns, on summaries of the neighbours, on degrees and on the labels of neighbours."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
-from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.simple.summaries import choices, summarise
 
 # They are fitted to so many training rows at most, and compared on so many.
@@ -26,10 +27,6 @@ SHARE = 0.1
 # Names of the columns of graphs.
 GRAPHS = {("own",): "sums over nodes and edges", ("patterns",): "patterns of categories",
           ("own", "patterns"): "sums and patterns of categories"}
-
-
-class TooLong(ValueError):
-    """A method would take longer than it may."""
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
@@ -79,7 +76,9 @@ def evaluate(fitted: dict, x: Float[np.ndarray, "num_rows channels"]) -> Float[n
     rows = np.arange(len(x))
     for root, column in zip(fitted["roots"].tolist(), fitted["column"].tolist(), strict=True):
         node, open_ = np.full(len(x), root), rows
-        while len(open_):
+        for _ in range(len(arrays["left"])):  # of a changed file, nodes may be in a circle
+            if not len(open_):
+                break
             open_ = open_[arrays["left"][node[open_]] > 0]
             at = node[open_]
             below = x[open_, arrays["feature"][at]] <= arrays["threshold"][at]
@@ -146,13 +145,13 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
     mean = labels.mean(known)
     options: dict[str, Any] = {"n_estimators": num_trees, "random_state": seed}
     if labels.are_classes:
-        model = ensemble.ExtraTreesClassifier(**options).fit(x, y.argmax(1).numpy())
+        model = _fit(ensemble.ExtraTreesClassifier(**options), x, y.argmax(1).numpy())
         present = model.classes_
     else:
         target = y.where(~y.isnan(), mean).numpy()
         options["max_features"] = 0.3 if labels.are_values and y.size(1) == 1 else "sqrt"
-        model = ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options).fit(
-            x, target if y.size(1) > 1 else target[:, 0])
+        model = _fit(
+            ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options), x, target if y.size(1) > 1 else target[:, 0])
         present = np.arange(y.size(1))
     for each in model.estimators_:
         tree = each.tree_
@@ -178,8 +177,8 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
             continue
         make = ensemble.HistGradientBoostingRegressor if labels.are_values else ensemble.HistGradientBoostingClassifier
         stops = len(values) >= LEAST_TO_STOP and (labels.are_values or counts.min() > 1)
-        model = make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10).fit(
-            x[has.numpy()], values)
+        model = _fit(make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10),
+                     x[has.numpy()], values)
         # With two classes there is one tree a round, which tells the second from the first.
         first = np.ravel(model._baseline_prediction)
         outputs = kinds.astype(int)[-len(first):] if labels.are_classes else np.array([column])
@@ -193,6 +192,13 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
             trees.add(is_leaf, nodes["feature_idx"], nodes["num_threshold"], nodes["left"].astype(np.int64),
                       nodes["right"].astype(np.int64), nodes["value"][is_leaf].reshape(-1, 1), output)
     return {**trees.arrays(), "start": start, "is_boosted": True, "parts": parts, "mean": labels.mean(known)}
+
+
+def _fit(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
+    """Fit a model of scikit-learn's without its warning that many rows have a class of their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return model.fit(x, y)
 
 
 def _constant(labels: Labels, kinds: np.ndarray) -> float:

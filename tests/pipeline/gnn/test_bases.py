@@ -58,7 +58,8 @@ def test_scores_as_inputs_are_columns_that_begin_no_logits(configure, tmp_path):
     assert inputs.data.x.size(1) == plain.data.x.size(1) + 3
     shown, base = inputs.data.x[:, -3:], inputs.base.rows
     train = inputs.data.train_mask
-    assert float(shown[train].mean()) == pytest.approx(0, abs=1e-4) and float(shown[train].std()) == pytest.approx(1)
+    assert float(shown[train].mean()) == pytest.approx(0, abs=1e-4) and float(
+        shown[train].std(correction=0)) == pytest.approx(1)
     assert float(torch.corrcoef(torch.stack([shown.flatten(), base.flatten()]))[0, 1]) == pytest.approx(1)
     rows = building.build_predictor(inputs)(0)
     assert float(torch.corrcoef(torch.stack([rows.flatten(), base.flatten()]))[0, 1]) < 0.9
