@@ -262,7 +262,7 @@ def count_by_score(y_true: Float[Tensor, " num_rows"], y_pred: Float[Tensor, " n
     is_positive = y_true == 1
     if is_positive.all() or not is_positive.any():
         return None
-    ends = [part.sort().values[torch.linspace(0, len(part) - 1, 100).long()]
+    ends = [part.sort().values[torch.linspace(0, len(part) - 1, 100, dtype=torch.float64).long()]
             for part in (y_pred[is_positive], y_pred[~is_positive])]
     place = torch.searchsorted(torch.cat(ends).unique(), y_pred, right=True) - 1
     positive, negative = (torch.bincount(place[chosen], minlength=int(place.max()) + 1)

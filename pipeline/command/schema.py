@@ -6,6 +6,7 @@ reads, and refuses any other that was given.
 
 import dataclasses
 import functools
+import glob
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,6 +28,9 @@ from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 from parallel_epochs.pipeline.run.words import command_of
 
 log = logging.getLogger(__name__)
+
+# Keys that name the data of a run.
+PATHS = ("data.path", "data.nodes.path", "data.edges.path", "data.folder", "data.root", "data.schema", "data.labels")
 
 # The folder of a checkout and of an installation alike.
 CONF = str(Path(__file__).resolve().parents[2] / "conf")
@@ -247,28 +251,27 @@ def load(path: Path) -> RunConfig:
     """
     if not files.is_there(path):
         raise ValueError(f"{path.parent} is not a run directory: it has no {path.name}")
-    text = files.read_text(path)
-    return _from_start(parse(text, path), text)
+    return parse(files.read_text(path), path)
 
 
-def _from_start(config: RunConfig, text: str) -> RunConfig:
-    """Look for the data of a run in the folder in which it was started, if this is another one.
+def _from_start(cfg: DictConfig, text: str) -> None:
+    """Look for the data of a run in the folder in which it was started, if this is another one and has all of them.
 
     Args:
         text: of config.yaml; see :func:`pipeline.config.write_config`.
     """
     started = re.search(r"^# started in (/.*)$", text, re.MULTILINE)
     if started is None or (start := Path(started[1])) == Path.cwd():
-        return config
-    given = {entry.name: entry.value for entry in keys.entries(config) if entry.value
-             and re.fullmatch(r"data\.((nodes\.|edges\.)?path|folder|root|schema|labels)", entry.name)}
+        return
+    given = {name: value for name in PATHS if isinstance(value := OmegaConf.select(cfg, name), str) and value}
     if "data.folder" in given:  # to which the others are relative
         given = {"data.folder": given["data.folder"]}
-    chosen = {name: str(start / value) for name, value in given.items()
-              if isinstance(value, str) and not Path(value).is_absolute() and (start / value).exists()}
-    for name, path in chosen.items():
-        log.info("%s=%s is %s, since the run was started there", name, given[name], path)
-    return keys.replaced(config, chosen)
+    given = {name: value for name, value in given.items() if not Path(value).is_absolute()}
+    if not all((start / value).exists() or any(glob.iglob(str(start / value))) for value in given.values()):
+        return
+    for name, value in given.items():
+        OmegaConf.update(cfg, name, str(start / value))
+        log.info("%s=%s is %s, since the run was started there", name, value, start / value)
 
 
 def parse(text: str, origin: Path) -> RunConfig:
@@ -290,6 +293,7 @@ def parse(text: str, origin: Path) -> RunConfig:
             cfg.tracker = {"name": "tensorboard"}
         if OmegaConf.select(cfg, "trainer.name") is None:  # before there were several products
             cfg.trainer = {"name": "gnn"}
+        _from_start(cfg, text)
         return to_object(cfg, is_saved=True)
     except DamagedFile:
         raise

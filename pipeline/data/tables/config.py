@@ -262,8 +262,7 @@ class TablesConfig(DataConfig):
 
     def _divides_edges(self) -> bool:
         """Tell whether a table of edges has a column of splits."""
-        tables = [self] if self.schema is None else [own.config for own in read_schema(self).edges.values()]
-        return any(own.edges.split_column is not None for own in tables)
+        return self.schema is None and self.edges.split_column is not None
 
     def place_of_links(self) -> tuple[str, str] | None:
         """Return the kind of the column of edges that divides links, "time", "column" or "group", and its name."""
@@ -470,6 +469,9 @@ class TablesConfig(DataConfig):
         if (typed := self.typed_tables) is not None and typed.unread:
             raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(typed.unread)}. Choose "
                              f"those to learn by task.type={typed.unread[0]}")
+        if self.edges.split_column is not None:
+            raise ValueError(f"data.edges.split_column={self.edges.split_column} divides links (task=link), and labels "
+                             "of nodes are learned. Leave it out, or set data.nodes.split_column")
         if self.split_kind() == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, a column of the table of nodes")
         if self.labelled() is None:

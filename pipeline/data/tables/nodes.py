@@ -331,7 +331,9 @@ def _numbers(db: Database, values: Values, first: int, last: int, latest: np.nda
     """
     if not values.columns:
         return np.empty((last - first, 0))
-    found = [sql for place, time in enumerate(latest) for sql in values.unfitted(place, f"f{place}", time)]
+    # A run of before there were dates has no times.
+    times = [*latest.tolist(), *[0.0] * (len(values.columns) - len(latest))]
+    found = [sql for place, time in enumerate(times) for sql in values.unfitted(place, f"f{place}", time)]
     chosen = ", ".join(f"coalesce(({sql})::DOUBLE, 'nan'::DOUBLE) AS x{place}" for place, sql in enumerate(found))
     table = db.fetch(f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
     rows = np.stack([column.to_numpy() for column in table.columns], axis=1)

@@ -92,8 +92,10 @@ class TableSchema:
 
 def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> dict[str, Any]:
     """Return the keys of a table; those that came later are there only if they are given, as graphs keep their hash."""
+    later = ("split_column",) if hasattr(columns, "source") else ()  # that of edges
     return {name: value for name, value in dataclasses.asdict(columns).items() if name not in left_out and (
-        (before := meaning_of(type(columns), name).before) is None or value != before)}
+        (before := meaning_of(type(columns), name).before) is None or value != before)
+        and not (name in later and value is None)}
 
 
 def read_schema(config: "TablesConfig") -> TableSchema:
@@ -191,6 +193,9 @@ def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
     columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
+    if columns.split_column is not None:
+        raise ValueError(f"data.schema: edges.{name}.split_column is for graphs with one type of nodes. Leave it out, "
+                         "or divide the links by data.split=random or time")
     if columns.directed_relations:
         raise ValueError(f"data.schema: edges.{name}.directed_relations is for graphs with one type of nodes. Leave it "
                          "out: here reverse edges have relations of their own (data.reverse_relations)")
