@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn import ensemble
+from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -194,7 +195,7 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
     return {**trees.arrays(), "start": start, "is_boosted": True, "parts": parts, "mean": labels.mean(known)}
 
 
-def _fit(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def _fit(model: BaseEstimator, x: np.ndarray, y: np.ndarray) -> BaseEstimator:
     """Fit a model of scikit-learn's without its warning that many rows have a class of their own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
