@@ -36,7 +36,7 @@ FILE = "base.pt"
 SHARES = tuple(tenths / 10 for tenths in range(11))
 # Validation rows drawn with replacement for the error of a difference: how often, and how many at most.
 DRAWS, MOST_DRAWN, MOST_CELLS = 50, 20_000, 500_000
-# Of fewer validation rows, no error can be told.
+# With fewer validation rows, no error can be told.
 FEWEST_ROWS = 10
 
 
