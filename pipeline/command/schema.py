@@ -255,7 +255,7 @@ def load(path: Path) -> RunConfig:
 
 
 def _from_start(cfg: DictConfig, text: str) -> None:
-    """Look for the data of a run in the folder in which it was started, if this is another one and has all of them.
+    """Look for the data of a run in the folder in which it was started, if all are there and some are not here.
 
     Args:
         text: of config.yaml; see :func:`pipeline.config.write_config`.
@@ -267,11 +267,16 @@ def _from_start(cfg: DictConfig, text: str) -> None:
     if "data.folder" in given:  # to which the others are relative
         given = {"data.folder": given["data.folder"]}
     given = {name: value for name, value in given.items() if not Path(value).is_absolute()}
-    if not all((start / value).exists() or any(glob.iglob(str(start / value))) for value in given.values()):
+    if _are_there(Path.cwd(), given.values()) or not _are_there(start, given.values()):
         return
     for name, value in given.items():
         OmegaConf.update(cfg, name, str(start / value))
         log.info("%s=%s is %s, since the run was started there", name, value, start / value)
+
+
+def _are_there(folder: Path, paths: Iterable[str]) -> bool:
+    """Tell whether all paths, which may be patterns, name something in a folder."""
+    return all((folder / path).exists() or any(glob.iglob(str(folder / path))) for path in paths)
 
 
 def parse(text: str, origin: Path) -> RunConfig:

@@ -102,11 +102,13 @@ FLAGS = [
          nodes([*DATES[:3], None], suffix="parquet")),
     Case("flags of words", CHECK + "data.nodes.features=[a] data.empty=flag",
          "nodes.csv: row 2, column a holds 'n/a', which is not a finite number of float32 (data.nodes.features). "
-         "Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text",
+         "Correct it, or give a column of dates as one of data.nodes.dates, of words as one of data.nodes.categories "
+         "or data.nodes.text",
          nodes(["1", "n/a"])),
     Case("flags of infinity", CHECK + "data.nodes.features=[a] data.empty=flag",
          "nodes.csv: row 2, column a holds 'inf', which is not a finite number of float32 (data.nodes.features). "
-         "Correct it, or give a column of words as one of data.nodes.categories or data.nodes.text",
+         "Correct it, or give a column of dates as one of data.nodes.dates, of words as one of data.nodes.categories "
+         "or data.nodes.text",
          nodes(["1", "inf"])),
     Case("flags of a column used twice", CHECK + "data.nodes.features=[a,a] data.empty=flag",
          "data.nodes.features names a twice. Name it once", nodes(["1"])),
