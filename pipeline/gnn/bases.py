@@ -56,7 +56,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     if not isinstance(task, NodeTask):  # a kind of others
         if is_chosen:
             return None
-        raise ValueError(f"task.base={config.task.base}: task={config.task.name} has no simple methods. Leave it out")
+        raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
     shape = (task.num_rows, task.out_channels)
     asked = json.dumps([FORMAT, config.task.base, config.baselines.seconds, task.metric, config.data.components,
                         *shape])
