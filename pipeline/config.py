@@ -261,12 +261,15 @@ RESCALED = {"parallel.num_ranks", "parallel.threads_per_rank"}
 
 
 def write_config(config: RunConfig, folder: Path) -> None:
-    """Write config.yaml of a run, with the folder in which it is started, to which its paths are relative.
+    """Write config.yaml of a run, with the folder in which it was started first, to which its paths are relative.
 
     Raises:
         FileError: the file cannot be written.
     """
-    files.write_text(folder / "config.yaml", f"{keys.to_yaml(config)}# started in {Path.cwd()}\n")
+    path, start = folder / "config.yaml", f"# started in {Path.cwd()}\n"
+    if files.is_there(path) and (found := re.search(r"^# started in /.*\n", files.read_text(path), re.MULTILINE)):
+        start = found[0]
+    files.write_text(path, keys.to_yaml(config) + start)
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

@@ -169,6 +169,8 @@ def refuse_format(content: bytes, name: str) -> None:
         found = "a METIS graph, whose lines are the neighbours of a node", ""
     if found is not None:
         kind, reader = found
+        if name.endswith(".zip") and start.startswith(b"PK"):
+            raise ValueError(f"{name} is a zip archive: unpack it")
         mend = f"Read it by {reader}, give the graph to parallel_epochs.train, or" if reader.startswith(
             "networkx") else f"Read it by {reader}, or" if reader else "To read it,"
         raise ValueError(f"{name} is {kind}, and not a table of text. {mend} write a table with a line for each edge "

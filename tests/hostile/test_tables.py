@@ -98,7 +98,8 @@ FLAGS = [
     Case("flags of booleans", PARQUET + "data.nodes.features=[a] data.empty=flag", None,
          nodes([True, None, False], suffix="parquet")),
     Case("flags of dates", PARQUET + "data.nodes.features=[a] data.empty=flag",
-         "data.nodes.features=a: the column of nodes.parquet is DATE, which is not a number",
+         "data.nodes.features=a: the column of nodes.parquet is DATE, which is not a number. Give dates as "
+         "data.nodes.dates",
          nodes([*DATES[:3], None], suffix="parquet")),
     Case("flags of words", CHECK + "data.nodes.features=[a] data.empty=flag",
          "nodes.csv: row 2, column a holds 'n/a', which is not a finite number of float32 (data.nodes.features). "
