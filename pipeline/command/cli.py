@@ -12,6 +12,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -382,8 +383,9 @@ def members_of(path: Path) -> list[Path]:
     if not path.is_dir() or files.is_there(path / "config.yaml"):
         return [path]
     ended = {summary.parent for summary in path.glob("**/summary.json") if files.is_there(
-        summary.parent / "config.yaml") and not summary.parent.name.startswith(("candidate_", "component_"))}
-    members = sorted(folder for folder in ended if not ended & set(folder.parents))  # no models of components
+        summary.parent / "config.yaml")}
+    members = sorted(folder for folder in ended if not any(  # no model of a component or a candidate of a run
+        files.is_there(outer / "config.yaml") for outer in takewhile(path.__ne__, folder.parents)))
     if members and (left := {log.parent for log in path.glob("**/train.log")} - ended):
         logging.getLogger(__name__).warning("%s of the runs in %s have not ended, and are left out, such as %s",
                                             f"{len(left):,}", path, min(left))

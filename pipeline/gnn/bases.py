@@ -45,8 +45,9 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     """
     if config.task.base == "none":
         return None
-    is_chosen, task = config.task.base == "auto", kind_of(config).task(data)
-    if is_chosen and (reason := config.why_no_base() or _why_not(data, task)):
+    is_chosen, reason = config.task.base == "auto", config.why_no_base()
+    task = None if is_chosen and reason else kind_of(config).task(data)
+    if is_chosen and (task is None or (reason := _why_not(data, task))):
         if config.task.reads_base:
             raise ValueError(f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto "
                              f"chooses none: {reason}")

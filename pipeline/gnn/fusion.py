@@ -12,9 +12,8 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn import bases, label_scores
-from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import Base, apply
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -25,7 +24,6 @@ from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
@@ -94,10 +92,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
         Stopped: a rank was asked to stop; all ranks raise it.
     """
     pulse.beat("comparing the network with the simple method", pulse.State.LONG)
-    best = load_best(folder, ranks)
-    with checkpoint.fitting(best):
-        load_weights(best["model"], setup.model, setup.table)
-    rows = build_predictor(setup, ranks, stop)(best["round"])
+    rows, epoch = predict_best(setup, folder, ranks, stop)
     if not ranks.is_first:
         return {}
     task, base = cast(NodeTask, setup.task), cast(Base, setup.base)
@@ -106,7 +101,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
         base.name, base.title, answer.share, list(bases.moments_of(setup.data, base.rows)), base.reads_labels,
         base.fitted)))
     rows = mix(rows, task.from_learned(base.rows), answer.share)
-    label_scores.write(setup, setup.model, rows, best["epoch"], folder)
+    label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
     return {**({"scores": more} if more else {}),

@@ -18,6 +18,7 @@ from parallel_epochs.models.networks.heads import find_head, keep_inputs
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.gnn import neighborhood
 from parallel_epochs.pipeline.gnn.contract import Task, autocast
+from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,
     predict_exact,
@@ -30,9 +31,10 @@ from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage
 
@@ -40,6 +42,21 @@ log = logging.getLogger(__name__)
 
 # Size of a block of the whole graph that is computed at a time.
 BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
+
+
+def predict_best(setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | None) -> tuple[Tensor, int]:
+    """Predict every row with the best checkpoint of a run that has ended, on all ranks.
+
+    Returns:
+        The rows, empty on other ranks than the first where only the first can predict; and the epoch of the checkpoint.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    best = load_best(folder, ranks)
+    with checkpoint.fitting(best):
+        load_weights(best["model"], setup.model, setup.table)
+    return build_predictor(setup, ranks, stop)(best["round"]), best["epoch"]
 
 
 def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,

@@ -13,19 +13,17 @@ from torch import Tensor
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
 from parallel_epochs.pipeline.gnn import fusion
-from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.threads import borrowed_threads
 
@@ -73,10 +71,8 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
     if not setup.config.evaluation.smooths:
         return {}
     pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
-    best = load_best(folder, ranks)
-    with checkpoint.fitting(best):
-        load_weights(best["model"], setup.model, setup.table)
-    smoothed = smooth_rows(setup, build_predictor(setup, ranks, stop)(best["round"]), ranks=ranks, stop=stop)
+    rows, _ = predict_best(setup, folder, ranks, stop)
+    smoothed = smooth_rows(setup, rows, ranks=ranks, stop=stop)
     return {} if smoothed is None else {"smoothed": smoothed.record()}
 
 

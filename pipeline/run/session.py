@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run import checkpoint, files, pulse
+from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
 from parallel_epochs.pipeline.run.contract import Step, Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.log import RunLog, format_score
@@ -55,17 +55,6 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
     if saved.get("data_hash") != data_hash:
         raise ValueError(f"{folder}: the dataset is not the one that this run was started with: restore it, or "
                          "start a new run")
-
-
-def _check_progress(progress: dict[str, Any]) -> None:
-    """Refuse counts and metrics of a checkpoint that are no numbers.
-
-    Raises:
-        TypeError: names what is none.
-    """
-    for name, value in {**progress, **progress["best_scores"]}.items():
-        if name != "best_scores" and not isinstance(value, (int, float, type(None))):
-            raise TypeError(f"{name} is {value!r:.40}")
 
 
 def load_best(folder: Path, ranks: Ranks) -> checkpoint.Content:
@@ -187,7 +176,9 @@ class Session:
         with checkpoint.fitting(saved):
             check_settings(self.folder, saved, self._origin["settings"])
             check_data(self.folder, saved, self._origin["data_hash"])
-            _check_progress(saved["progress"])
+            numbers = {**saved["progress"], **saved["progress"]["best_scores"]}
+            del numbers["best_scores"]
+            read_back.check_values(self._checkpoints / "last.pt", numbers, dict.fromkeys(numbers, int | float | None))
             trainer.load(saved)
         progress = trainer.progress
         if not same_ranks:

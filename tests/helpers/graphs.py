@@ -1,10 +1,13 @@
 """Small graphs that are ready for the pipeline."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph import Graph, write_graph
 from parallel_epochs.pipeline.graph.edges import sort_edges
+from parallel_epochs.pipeline.graph.store import StoreWriter
 
 
 def make_graph(edges, num_nodes: int, **attributes) -> Graph:
@@ -63,4 +66,14 @@ def link_graph(num_nodes: int = 40, num_pairs: int = 90, seed: int = 0, **attrib
                       valid_pairs=valid, test_pairs=test, valid_negatives=order[-120:-60], test_negatives=order[-60:])
     for key, value in attributes.items():
         data[key] = value
+    return data
+
+
+def write_species(folder: Path, num_pairs: int, **values: object) -> Graph:
+    """Write a directed graph of 40 nodes, with two species and nodes without edges, into a store; return it."""
+    data = random_graph(40, num_pairs, 0, symmetric=False)
+    data.x[:, 3:] = torch.eye(2)[torch.arange(40) % 2]
+    data.num_categories = 2
+    with StoreWriter(folder) as writer:
+        write_graph(writer, data, metric="rocauc", **values)
     return data

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import islice
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -24,20 +24,6 @@ MOST_CHANNELS = 16
 Steps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def propagate_twice(data: Data, labels: Labels, weight: Float[Tensor, " num_edges"], known: Bool[Tensor, " num_nodes"],
-                    ) -> Iterator[Float[Tensor, "num_nodes columns"]]:
-    """Predict the mean of the labels one and two steps away, without the node's own, once for each weight of the
-    second step.
-
-    Args:
-        weight: of the edges.
-        known: nodes whose labels are read.
-    """
-    steps, mean = both_steps(data, labels, weight, known), labels.mean(known)
-    for share in SECOND:
-        yield _mix(steps, share, mean)
-
-
 def both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
     """Propagate labels and marks that they are known by one step and by two, without what comes back to a node."""
     adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight)
@@ -52,7 +38,14 @@ def both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Ste
     return both(labels.y.nan_to_num() * is_known), both(is_known)
 
 
-def _mix(steps: Steps, share: float, mean: Tensor) -> Tensor:
+def mean_label(steps: Steps, share: float, mean: Tensor) -> Float[Tensor, "num_nodes columns"]:
+    """Return the mean of the labels one and two steps away, without the node's own, and a little of the mean label.
+
+    Args:
+        steps: of :func:`both_steps`.
+        share: weight of the second step.
+        mean: of all labels.
+    """
     (first, second), (among, among_second) = steps
     return (first + share * second + PRIOR * mean) / (among + share * among_second + PRIOR)
 
@@ -89,7 +82,7 @@ def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor
             raise ValueError(f"{name_weight(number)}: the graph of the training had such columns, none of them "
                              "negative, and this one has not")
         inputs.kept = number, known, both_steps(inputs.data, inputs.labels, weight, known)
-    return _mix(inputs.kept[2], fitted["second"], fitted["mean"])
+    return mean_label(inputs.kept[2], fitted["second"], fitted["mean"])
 
 
 def many_steps(inputs: Inputs, seed: int) -> Iterator[Method]:

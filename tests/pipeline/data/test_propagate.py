@@ -10,11 +10,11 @@ import torch
 from parallel_epochs.pipeline.data import propagate as propagating
 from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import FileConfig, StoreConfig, SyntheticProteinsConfig
-from parallel_epochs.pipeline.data.graph import open_graph, write_graph
+from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.store import StoreWriter
-from tests.helpers.graphs import random_graph
+from tests.helpers.graphs import random_graph, write_species
 
 SMALL = dict(num_nodes=300, num_edges=4000, num_groups=12, num_tasks=4)
 
@@ -36,11 +36,7 @@ def expected(data, num_hops: int) -> np.ndarray:
 @pytest.fixture
 def stored(tmp_path):
     """A directed graph in a store, with two species and a node without edges."""
-    data = random_graph(40, 150, 0, symmetric=False)
-    data.x[:, 3:] = torch.eye(2)[torch.arange(40) % 2]
-    data.num_categories = 2
-    with StoreWriter(tmp_path / "own.store") as writer:
-        write_graph(writer, data, metric="rocauc", colour="red")
+    write_species(tmp_path / "own.store", 150, colour="red")
     opened = open_graph(tmp_path / "own.store")
     opened.num_nodes, opened.on_disk = 40, True
     return opened

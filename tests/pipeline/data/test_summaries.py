@@ -8,11 +8,10 @@ import yaml
 from parallel_epochs.pipeline.data import summaries as summarising
 from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import FileConfig, StoreConfig
-from parallel_epochs.pipeline.data.graph import open_graph, write_graph
+from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.summaries import summarise
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.graph.store import StoreWriter
-from tests.helpers.graphs import random_graph
+from tests.helpers.graphs import random_graph, write_species
 
 SHOP = {"users.csv": "id,age,kind\nu1,20,a\nu2,40,b\nu3,,a\n", "items.csv": "id,price,colour\ni1,5,red\ni2,9,blue\n",
         "buys.csv": "user,item,rating,day\nu1,i1,4,2024-01-01\nu1,i2,,2024-01-03\nu2,i1,2,2024-01-05\n"}
@@ -88,11 +87,7 @@ def expected(data, num_hops: int) -> np.ndarray:
 @pytest.fixture
 def stored(tmp_path):
     """A directed graph in a store, with two species and nodes without edges."""
-    data = random_graph(40, 70, 0, symmetric=False)
-    data.x[:, 3:] = torch.eye(2)[torch.arange(40) % 2]
-    data.num_categories = 2
-    with StoreWriter(tmp_path / "own.store") as writer:
-        write_graph(writer, data, metric="rocauc")
+    data = write_species(tmp_path / "own.store", 70)
     return StoreConfig(path=str(tmp_path / "own.store"), on_disk=True, summaries=2), data
 
 

@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import api as pe
+from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.gnn.ensemble import mean_rows
 from tests.helpers.running import shell
 
@@ -64,3 +65,12 @@ def test_means_of_rows():
     torch.testing.assert_close(mean_rows(rows, "binary tasks").sigmoid(), rows.sigmoid().mean(0))
     assert mean_rows(1e4 * rows, "binary tasks").isfinite().all()
     torch.testing.assert_close(mean_rows(rows, "real values"), rows.mean(0))
+
+
+def test_models_inside_of_a_run_are_no_members_even_if_it_has_not_ended(tmp_path):
+    for name in ("0", "1", "1/candidate_offset", "2/component_1", "2"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "config.yaml").touch()
+        if name != "1":
+            (tmp_path / name / "summary.json").touch()
+    assert cli.members_of(tmp_path) == [tmp_path / "0", tmp_path / "2"]
