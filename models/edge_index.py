@@ -30,6 +30,11 @@ def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
                          f"make it int64")
 
 
+def plain_edges(edge_index: Int[Tensor, "2 num_edges"]) -> Int[Tensor, "2 num_edges"]:
+    """Return the edges as a plain tensor without the caches of an ``EdgeIndex``."""
+    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+
+
 def for_pyg(edge_index: Tensor | SparseTensor) -> Tensor | SparseTensor:
     """Return edges as PyG's own layers need them: int64, with the sorted orders that they have.
 

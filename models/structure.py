@@ -100,7 +100,7 @@ def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degr
     is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.sort_order == "col"
     if torch.compiler.is_compiling() or edge_index.is_inference() or not is_sorted and (
             isinstance(edge_index, EdgeIndex) or edge_index.device.type != "cpu" or sorting.LIBRARY.get() is None):
-        plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        plain = edges.plain_edges(edge_index)
         return Degrees(edge_index, None, torch.bincount(plain[1], minlength=num_nodes), _find_loops(plain))
     structure = find_structure(edge_index, num_nodes, num_nodes, by_source=not is_sorted)
     key = edge_index._version if is_sorted else _sorted[edge_index][0]
@@ -166,7 +166,7 @@ def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: i
 def append_loops(edge_index: Int[Tensor, "2 num_edges"], num_dst: int,
                  num_loops: int) -> Int[Tensor, "2 num_edges_and_loops"]:
     """Append a self-loop of each of the first nodes; those that are there already get the destination `num_dst`."""
-    src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    src, dst = edges.plain_edges(edge_index)
     loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
     return torch.stack([torch.cat([src, loops]), torch.cat([torch.where(src == dst, num_dst, dst), loops])])
 
@@ -181,7 +181,7 @@ def _remember(known_of: WeakIdKeyDictionary, edge_index: Tensor, sizes: tuple[in
               sort: Callable[[Tensor], Structure]) -> Structure:
     if torch.compiler.is_compiling() or edge_index.is_inference():
         return sort(edge_index)
-    plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    plain = edges.plain_edges(edge_index)
     # torch's version counter misses writes through `.data` and NumPy, so a checksum of the values is compared.
     checksum = _hash_on_gpu(plain) if plain.is_cuda else sorting.hash_tensor(plain)
     key = (plain._version, *sizes) if plain.is_cuda else (checksum, *sizes)

@@ -3,10 +3,10 @@
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
 from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.operator import is_transformed
 
 AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
@@ -75,7 +75,7 @@ def aggregate(
     if edge_index.size(1) > max_block_edges and not is_transformed():
         return _aggregate_in_blocks(x, edge_index, edge_attr, (weight, bias, table, t, p, y), aggr=aggr, eps=eps,
                                     num_dst=num_dst, max_block_edges=max_block_edges)
-    src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    src, dst = plain_edges(edge_index)
     return aggregate_edges(x.index_select(0, src), dst, edge_attr, weight, bias, table, t, p, y, aggr=aggr,
                            eps=eps, num_dst=num_dst)
 

@@ -135,7 +135,7 @@ def sort_by_destination(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tenso
         dst = edge_index.as_tensor()[1]
         indptr = edges.pad(indptr, num_dst, "destination")
         return indptr, src, dst if position is None else dst.index_select(0, position), position
-    src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    src, dst = edges.plain_edges(edge_index)
     dst, position = dst.sort(stable=True)
     if dst.numel():
         edges.check_range(1, int(dst[0]), int(dst[-1]), num_dst)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edge_index import choose_dtype, expand, from_csc
+from parallel_epochs.models.edge_index import choose_dtype, expand, from_csc, plain_edges
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import update_all
@@ -101,7 +101,7 @@ class Relations:
 
     def __init__(self, edge_index: Int[Tensor, "2 num_edges"], relation: Num[Tensor, " num_edges"], num_relations: int,
                  num_src: int, num_dst: int):
-        edges = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        edges = plain_edges(edge_index)
         self.num_relations, self.num_src, self.num_dst = num_relations, num_src, num_dst
         if edges.device.type == "cpu" and not is_transformed():
             _check_relations(relation, num_relations)

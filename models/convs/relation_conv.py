@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric import EdgeIndex, nn as pyg
+from torch_geometric import nn as pyg
 from torch_geometric.typing import Adj, OptTensor  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.convs.expanded_edges import Relations, convolve
 from parallel_epochs.models.convs.fused_conv import FusedConv, read_edges
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
-from parallel_epochs.models.edge_index import for_pyg
+from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import update_all
@@ -102,7 +102,7 @@ def expand_relations(edge_index: Tensor, edge_type: Tensor, num_relations: int, 
 
 
 def _remember(edge_index: Tensor, edge_type: Tensor, kind: tuple, make: Callable[[Tensor], Any]) -> Any:
-    edges = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    edges = plain_edges(edge_index)
     if torch.compiler.is_compiling() or edges.device.type != "cpu" or sorting.LIBRARY.get() is None:
         return make(edges)
     key = (sorting.hash_tensor(edges), sorting.hash_tensor(edge_type), edges.shape, *kind)

@@ -5,9 +5,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.hash import draw_factors
+from parallel_epochs.models.messages.reference import softmax
 from parallel_epochs.models.messages.scores import SCORES
 from parallel_epochs.models.structure import append_loops
 
@@ -22,7 +23,7 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
     num_edges, removed = edge_index.size(1) + (num_loops or 0), num_dst
     if num_loops is not None:
         edge_index = append_loops(edge_index, num_dst, num_loops)
-    src, dst = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    src, dst = plain_edges(edge_index)
     position = torch.arange(num_edges, device=message.device)
     if num_loops is not None:
         position = (dst != removed).nonzero().squeeze(1)
@@ -52,7 +53,7 @@ def attend(
     values = message.index_select(0, src)
     key = values if source is None else source.index_select(0, src)
     query = None if target is None else target.index_select(0, dst)
-    weights = _softmax(kind.compute(key if encoded is None else key + encoded, query, att, slope), dst, num_dst)
+    weights = softmax(kind.compute(key if encoded is None else key + encoded, query, att, slope), dst, num_dst)
     factor = 1.0
     if dropout:
         factor = draw_factors(seed, position.long(), torch.arange(heads, device=src.device), dropout).to(dtype)
@@ -62,13 +63,3 @@ def attend(
     out = out.index_add(0, dst, values * (weights * factor).unsqueeze(2))
     shown = weights if kind.encodes_messages else weights * factor
     return out, weights.new_zeros((num_positions, heads)).index_copy(0, position, shown)
-
-
-def _softmax(logits: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-    """Normalise the exponentials of each destination and head to a sum of 1."""
-    index = dst.long().unsqueeze(1).expand_as(logits)
-    largest = logits.new_zeros((num_dst, logits.size(1))).scatter_reduce(
-        0, index, logits.detach(), "amax", include_self=False)
-    powers = (logits - largest.index_select(0, dst)).exp()
-    sums = torch.zeros_like(largest).index_add(0, dst, powers)
-    return powers / sums.index_select(0, dst)

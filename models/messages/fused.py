@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages import cpu, ops
@@ -69,7 +69,7 @@ def apply_edges(call: Call) -> Tensor:
     if _needs_gradient(call):
         structure, num_src = _find_structure(call)
         num_dst = structure[0].numel() - 1
-    ends = _ends(edge_index)
+    ends = plain_edges(edge_index)
     try:
         return ops.apply_edges(*_operands(call), ends, structure, num_src, num_dst, call.name, call.dtype)
     except IndexError:
@@ -80,11 +80,7 @@ def apply_edges(call: Call) -> Tensor:
 def edge_softmax(call: Call) -> Tensor:
     """Compute :func:`models.messages.edge_softmax` of a call of ``copy_e``."""
     structure, num_src = _find_structure(call)
-    return ops.edge_softmax(call.operands["e"], _ends(call.edge_index), structure, num_src)
-
-
-def _ends(edge_index: Tensor) -> Tensor:
-    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    return ops.edge_softmax(call.operands["e"], plain_edges(call.edge_index), structure, num_src)
 
 
 def _reduce_dots(call: Call, reduce: str) -> Tensor:

@@ -4,8 +4,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages.inputs import Call, align
@@ -58,7 +58,7 @@ def reduce_messages(message: Tensor, dst: Tensor, num_dst: int, reduce: str) -> 
 
 
 def _ends(call: Call) -> Tensor:
-    edge_index = call.edge_index.as_tensor() if isinstance(call.edge_index, EdgeIndex) else call.edge_index
+    edge_index = plain_edges(call.edge_index)
     if edge_index.device.type == "cpu" and not is_transformed():  # a check would wait for a GPU
         check_ends(edge_index, call.num_src, call.num_dst)
     return edge_index

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.utils import segment
+
+from parallel_epochs.models.edge_index import plain_edges
 
 # Neighbours that are looked up at a time, and about those of one pair more.
 NUMBERS = 1 << 22
@@ -64,7 +65,7 @@ class Neighborhoods:
         Args:
             edge_index: [2, num_edges], a tensor or an ``EdgeIndex`` in any order. An edge counts for its destination.
         """
-        src, dst = edge_index.as_tensor().long() if isinstance(edge_index, EdgeIndex) else edge_index.long()
+        src, dst = plain_edges(edge_index).long()
         is_link = src != dst
         edges = (dst[is_link] * num_nodes + src[is_link]).unique()
         ptr = torch.searchsorted(edges, torch.arange(num_nodes + 1, device=edges.device) * num_nodes)

@@ -11,8 +11,8 @@ import scipy.sparse as sp
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.structure import find_degrees
 
@@ -47,7 +47,7 @@ class NormalizedAdjacency:
 
     def square_diagonal(self) -> Float[Tensor, "num_nodes one"]:
         """Return the diagonal of ``S S``: what comes back to a node in two steps."""
-        src, dst = self._edges.as_tensor() if isinstance(self._edges, EdgeIndex) else self._edges
+        src, dst = plain_edges(self._edges)
         weight = torch.ones(len(src)) if self._weight is None else self._weight.squeeze(1)
         matrix = sp.coo_array((weight.numpy(), (dst.numpy(), src.numpy())), shape=(self.num_nodes,) * 2).tocsr()
         square = self._scale.square()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.graph import DataKind
-from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.pairs import PairSet
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as walks
 from parallel_epochs.pipeline.data.check import as_float32, check, check_vectors
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.join_types import refuse_untyped_edges
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
-from parallel_epochs.pipeline.graph.edges import plain_edges, sort_edges, transpose, with_reverse
+from parallel_epochs.pipeline.graph.edges import sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
 

@@ -133,8 +133,3 @@ def transpose(edge_index: EdgeIndex) -> EdgeIndex:
     rowptr, dst = torch.from_numpy(matrix.indptr).to(dtype), torch.from_numpy(matrix.indices).to(dtype)
     src = torch.repeat_interleave(torch.arange(num_nodes, dtype=dtype), rowptr.diff(), output_size=dst.numel())
     return fill_csr(edge_index, perm=torch.from_numpy(matrix.data).to(dtype), src=src, dst=dst, rowptr=rowptr)
-
-
-def plain_edges(edge_index: Int[Tensor, "2 num_edges"]) -> Int[Tensor, "2 num_edges"]:
-    """Return the edges as a plain tensor without the caches of an ``EdgeIndex``."""
-    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.check import (
     as_float32,
     check_edge_index,
@@ -26,7 +27,6 @@ from parallel_epochs.pipeline.data.readers.many import Graphs
 from parallel_epochs.pipeline.data.readers.saved_graph import read_attributes
 from parallel_epochs.pipeline.data.sparse import with_edges
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
-from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data import cache, content
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
@@ -25,7 +26,6 @@ from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.sorted_edges import DST, SRC, Tally
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.values import Values
-from parallel_epochs.pipeline.graph.edges import plain_edges
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS
