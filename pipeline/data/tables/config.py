@@ -78,12 +78,13 @@ class NodeColumns:
     text_neighbors: bool = key(False, "Make texts of the ids of neighbours, a column of text for either end of each "
                                "table of edges. They become TF-IDF features of the ids.", shapes_graph=True,
                                hashed_if_given=True)
-    text_features: str = key("hashed", "Node features that are made from columns of text. hashed: hashed TF-IDF of "
-                             "each column. scores: for each class, the score of a linear model of all columns. "
-                             "Training nodes are scored by models that were fitted without them.",
-                             choices=("hashed", "scores"), shapes_graph=True)
+    text_features: str = key("svd", "Node features that are made from columns of text. svd: a truncated singular value "
+                             "decomposition of TF-IDF of each column. hashed: hashed TF-IDF of each column. scores: "
+                             "for each class, the score of a linear model of all columns. Training nodes are scored by "
+                             "models that were fitted without them. With data.schema, the value of tables that have "
+                             "none.", choices=("svd", "hashed", "scores"), shapes_graph=True)
     text_channels: int = key(256, "Largest number of node features for each column of text "
-                             "(data.nodes.text_features=hashed).",
+                             "(data.nodes.text_features=svd or hashed).",
                              minimum=1, below=MAX_CHANNELS, shapes_graph=True)
     label: str | None = key(None, "Column of the labels. Texts and whole numbers are classes, other numbers are real "
                             "values.", shapes_graph=True)

@@ -33,6 +33,8 @@ class Columns:
             standardised.
         texts: of each column of text how many texts were counted, the terms that occur in them and in how many texts
             each occurs, int64.
+        vectors: of each column of text the singular vectors of its terms, scaled, float16 [num_terms, channels]; empty
+            for a hashed column. Earlier versions kept none.
         scores: of all columns of text; none without them.
     """
 
@@ -42,6 +44,7 @@ class Columns:
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
     texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(default_factory=list)
+    vectors: list[Float[np.ndarray, "_ _"]] = field(default_factory=list)
     scores: TextScores | None = None
 
 

@@ -1,6 +1,7 @@
 """Nodes of tables: their ids, and their features from columns of numbers and of text."""
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import ID_SEPARATOR, NUM_HASHES, TextFeatures
 from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates
 from parallel_epochs.pipeline.graph.store import StoreWriter
-from parallel_epochs.pipeline.run import words
+from parallel_epochs.pipeline.run import pulse, words
 from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,9 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
+        _decompose(db, source, place, text, num_nodes, seed)
     return replace(found, latest=latest, mean=mean, std=std, texts=[text.counted() for text in texts],
+                   vectors=[text.vectors for text in texts],
                    scores=_fit_scores(db, texts, num_nodes, labels, links, seed) if are_scored and labels else None)
 
 
@@ -241,6 +244,21 @@ def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[Tex
             text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
         parts.append(one_hot(db, sizes, first, last))
         yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
+
+def _decompose(db: Database, source: str, place: int, text: TextFeatures, num_nodes: int, seed: int) -> None:
+    """Fit the singular vectors of a column of text to its texts, or to some at random if there are many."""
+    if not len(text.terms):
+        return
+    rng, start, parts = stream("singular vectors of texts", seed, place), time.perf_counter(), []
+    pulse.beat("decomposing texts", pulse.State.LONG)
+    chosen = np.sort(rng.permutation(num_nodes)[:text.most_texts])
+    for first, last in blocks(num_nodes, BLOCK):
+        own = chosen[(chosen >= first) & (chosen < last)] - first
+        parts.append(text.weigh(_texts(db, place, first, last))[:, text.terms][own])
+    text.fit(sp.csr_array(sp.vstack(parts)), int(rng.integers(1 << 31)))
+    log.info("%s: %s singular vectors of %s terms (%s), fitted to %s texts, %.0f s", source, text.channels,
+             f"{len(text.terms):,}", text.kind, f"{len(chosen):,}", time.perf_counter() - start)
 
 
 def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, links: Links | None,

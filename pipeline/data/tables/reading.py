@@ -101,15 +101,16 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
     numbers, texts = values_of(config, "nodes"), texts_of(config)
     for own in neighbors if config.nodes.text_neighbors else []:
         tables_nodes.collect_ids(db, len(texts), own)
-        texts.append(TextFeatures("ids", config.nodes.text_channels))
+        texts.append(TextFeatures("ids", config.nodes.text_channels,
+                                  is_decomposed=config.nodes.text_features == "svd"))
     if is_new:
         found = tables_nodes.fit(db, str(config.tables[1]), num_nodes, numbers, texts, found=found,
                                  seed=config.graph_seed,
                                  links=links if config.score_folds == "groups" else None,
                                  labels=labels, are_scored=config.nodes.text_features == "scores")
     else:
-        for text, counted in zip(texts, found.texts, strict=True):
-            text.restore(*counted)
+        for text, counted, vectors in zip(texts, found.texts, found.vectors or [None] * len(texts), strict=True):
+            text.restore(*counted, vectors)
         found = tables_nodes.recognise(db, texts, found)
     return numbers, texts, found
 
@@ -124,5 +125,6 @@ def texts_of(config: TablesConfig) -> list[TextFeatures]:
     """Return what computes the features of each column of text."""
     nodes = config.nodes
     return [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,
-                         char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]), tag_separator=nodes.tag_separator)
+                         char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]), tag_separator=nodes.tag_separator,
+                         is_decomposed=nodes.text_features == "svd")
             for _, kind in config.text_columns()]

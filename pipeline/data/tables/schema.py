@@ -172,7 +172,8 @@ def _section(content: Mapping, name: str) -> dict[str, Any]:
 
 def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfig":
     usual = type(config)()
-    return _replace(config, schema=None, edges=usual.edges, nodes=_merge(type(usual.nodes), keys, f"nodes.{name}"))
+    chosen = {"text_features": config.nodes.text_features} | _require_mapping(keys, f"nodes.{name}")
+    return _replace(config, schema=None, edges=usual.edges, nodes=_merge(type(usual.nodes), chosen, f"nodes.{name}"))
 
 
 def _replace(config: "TablesConfig", **changes: Any) -> "TablesConfig":
@@ -245,7 +246,8 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
     for name, nodes in schema.nodes.items():
         if name != labelled:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], log_label=False, split_column=None,
-                                          text_features="hashed")
+                                          text_features="hashed" if nodes.nodes.text_features == "scores" else
+                                          nodes.nodes.text_features)
             schema.nodes[name] = _replace(nodes, nodes=columns, split=None, time_column=None)
     return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
 

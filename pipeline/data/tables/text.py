@@ -1,10 +1,14 @@
-"""Features of texts: TF-IDF of their words, of pieces of words, of tags or of ids, hashed to as many columns as are
-wanted.
+"""Features of texts: TF-IDF of their words, of pieces of words, of tags or of ids, brought to as many columns as are
+wanted by a truncated singular value decomposition or by hashes.
 """
+
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+from sklearn.utils.extmath import randomized_svd
+from threadpoolctl import threadpool_limits
 
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -13,6 +17,10 @@ from parallel_epochs.pipeline.run.errors import DamagedFile
 ID_SEPARATOR = "\x1f"
 # Terms are told apart by so many hashes; of a million terms one in a hundred thousand pairs shares one.
 NUM_HASHES = 1 << 20
+# Bounds on the decomposition of a column of texts: terms, texts, and terms of all of these texts together.
+MAX_TERMS, MAX_TEXTS, MAX_CELLS = 1 << 15, 1 << 16, 1 << 25
+# Iterations of the decomposition.
+NUM_ITERATIONS = 4
 
 
 class TextFeatures:
@@ -22,19 +30,25 @@ class TextFeatures:
     half of the columns are those of the terms in most texts; the others are shared by all other terms, each with a
     column and a sign at random, which keeps the products of rows as they are on average.
 
+    With a decomposition (Deerwester and others, Indexing by latent semantic analysis, 1990), :meth:`fit` stands between
+    the two passes. The columns are then those of the largest singular values. A column of texts that has no more
+    terms in two texts than it may have columns is hashed all the same.
+
     Args:
         kind: "words", "chars" (pieces of words), "tags" or "ids".
         channels: columns, at most; terms that are fewer have one each.
         num_words: words in a row that count as one term, at most.
         char_lengths: letters of a piece, from and to.
         tag_separator: what stands between two tags.
+        is_decomposed: whether :meth:`fit` may be called.
 
     Attributes:
         kind: as given.
+        vectors: singular vectors of the terms that are read, scaled, float16 [num_terms, channels]; empty without them.
     """
 
     def __init__(self, kind: str, channels: int, *, num_words: int = 1, char_lengths: tuple[int, int] = (2, 4),
-                 tag_separator: str = "|"):
+                 tag_separator: str = "|", is_decomposed: bool = False):
         kinds: dict[str, dict] = {"words": {"ngram_range": (1, num_words), "sublinear_tf": True},
                                   "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
                                   "tags": {"analyzer": _Tags(tag_separator)}, "ids": {"analyzer": _split_ids}}
@@ -42,7 +56,8 @@ class TextFeatures:
         self._tfidf = TfidfTransformer(sublinear_tf=options.pop("sublinear_tf", False))
         self._hash = HashingVectorizer(n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64,
                                        **options)
-        self.kind, self._channels = kind, channels
+        self.kind, self._channels, self._is_decomposed = kind, channels, is_decomposed
+        self.vectors = np.zeros((0, 0), np.float16)
         self._num_texts, self._frequency = 0, np.zeros(NUM_HASHES, np.int64)
         self._projection: sp.csr_array | None = None
 
@@ -57,16 +72,55 @@ class TextFeatures:
         terms = np.flatnonzero(self._frequency)
         return self._num_texts, terms, self._frequency[terms]
 
-    def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray) -> None:
-        """Go on as if other texts had been counted, of which :meth:`counted` told."""
+    def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray, vectors: np.ndarray | None) -> None:
+        """Go on as if other texts had been counted and fitted, of which :meth:`counted` told.
+
+        Args:
+            vectors: those of the other texts, if they had some.
+        """
         if len(terms) != len(frequency) or len(terms) and not 0 <= terms.min() <= terms.max() < NUM_HASHES:
             raise DamagedFile("what the run learned of its tables is damaged: the terms of its texts are none")
         self._num_texts = num_texts
         self._frequency[terms] = frequency
+        if vectors is not None and vectors.size:
+            if len(vectors) != len(self.terms):
+                raise DamagedFile("what the run learned of its tables is damaged: vectors of terms are of other terms")
+            self.vectors = vectors
+
+    @cached_property
+    def terms(self) -> np.ndarray:
+        """The terms that a decomposition reads, ascending: the most frequent of those in two texts or more. Empty where
+        these are no more than the columns, when all texts have been counted.
+        """
+        terms = np.flatnonzero(self._frequency > 1)
+        if not self._is_decomposed or len(terms) <= self._channels:
+            return terms[:0]
+        return np.sort(terms[np.argsort(-self._frequency[terms], kind="stable")[:MAX_TERMS]])
+
+    @property
+    def most_texts(self) -> int:
+        """How many texts a decomposition may read, when all have been counted; 0 without one."""
+        of_text = self._frequency[self.terms].sum() / max(self._num_texts, 1)
+        return int(min(MAX_TEXTS, MAX_CELLS / of_text)) if len(self.terms) else 0
+
+    def fit(self, texts: sp.csr_array, seed: int) -> None:
+        """Decompose TF-IDF of some texts.
+
+        Args:
+            texts: TF-IDF of :attr:`terms` [num_texts, num_terms].
+            seed: of the vectors that the decomposition begins with.
+        """
+        channels = min(self._channels, *texts.shape)
+        with threadpool_limits(1, "blas"):  # the last bits depend on the number of threads
+            _, sizes, vectors = randomized_svd(texts, channels, n_iter=NUM_ITERATIONS, random_state=seed)
+        scale = np.sqrt(channels * texts.shape[0] / np.square(sizes).sum())
+        self.vectors = np.ascontiguousarray(vectors.T * scale, np.float16)
 
     @property
     def channels(self) -> int:
         """Columns, when all texts have been counted."""
+        if self.vectors.size:
+            return self.vectors.shape[1]
         return min(self._channels, max(int(np.count_nonzero(self._frequency)), 1))
 
     def weigh(self, texts: list[str]) -> sp.csr_matrix:
@@ -79,8 +133,10 @@ class TextFeatures:
         """Compute the features of texts [num_texts, channels], float32.
 
         The mean square of a row is 1, as that of standardised numbers, but for terms that share a column; it is 0
-        without any term.
+        without any term. With a decomposition, it is 1 on average over the rows that were fitted.
         """
+        if self.vectors.size:
+            return np.asarray(self.weigh(texts)[:, self.terms] @ self.vectors.astype(np.float64), np.float32)
         if self._projection is None:
             self._projection = _project(self._frequency, self.channels)
         return (self.weigh(texts) @ self._projection).toarray().astype(np.float32) * np.float32(self.channels**0.5)

@@ -11,12 +11,14 @@ from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
 from parallel_epochs.pipeline.data import cache
-from parallel_epochs.pipeline.data.tables import groups, scores as tables_scores
+from parallel_epochs.pipeline.data.tables import groups, scores as tables_scores, text as tables_text
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, divide_groups, fit_scores
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.seeds import stream
 
 TEXTS = ["A small game", "small library of a game", "", "Driver"]
@@ -141,6 +143,78 @@ def test_hashed_products_are_right_on_average():
     hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])]) / 512**0.5
     difference = hashed @ hashed.T - exact @ exact.T
     assert abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01  # 0.1 without signs
+
+
+def long_texts(num_texts: int = 80) -> list[str]:
+    """Texts of six subjects, each with ten words of its own; a few words are of other subjects."""
+    rng = np.random.default_rng(0)
+    return [" ".join(f"word{word}" for word in [*10 * (number % 6) + rng.integers(10, size=25), rng.integers(60)])
+            for number in range(num_texts)]
+
+
+@pytest.mark.parametrize("bound", ["", "MAX_TERMS", "MAX_TEXTS", "MAX_CELLS"])
+def test_singular_vectors_are_those_of_all_frequent_terms(tmp_path, monkeypatch, bound):
+    """And those of the most frequent terms, or of some of the texts, within the bounds on memory."""
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 30)
+    if bound:
+        monkeypatch.setattr(tables_text, bound, {"MAX_TERMS": 30, "MAX_TEXTS": 9, "MAX_CELLS": 100}[bound])
+    texts = long_texts()
+    pd.DataFrame({"id": range(80), "text": texts}).to_csv(tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
+    config = TablesConfig(folder=str(tmp_path), edges=EdgeColumns(path="edges.csv"),
+                          nodes=NodeColumns(path="nodes.csv", text=["text"], text_channels=6))
+    data = cache.load(config, tmp_path / "cache")
+    vectors, = unpack(data.fitted).columns.vectors
+    assert vectors.dtype == np.float16 and vectors.shape[1] == 6 and data.x.shape == (80, 6)
+    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    terms = vectorizer.fit_transform(texts)
+    frequency = np.bincount(terms.indices, minlength=terms.shape[1])
+    if bound == "MAX_TERMS":
+        assert len(vectors) == 30
+        return
+    terms = terms[:, np.flatnonzero(frequency > 1)].toarray()
+    assert len(vectors) == terms.shape[1]
+    left, sizes, _ = np.linalg.svd(terms, full_matrices=False)
+    expected = left[:, :6] * sizes[:6]
+    found = data.x.double().numpy()
+    difference = found @ found.T * np.square(sizes[:6]).sum() / np.square(found).sum() - expected @ expected.T
+    if bound:  # vectors of some texts are others
+        assert 0.02 < abs(difference).max() and np.square(found).mean() < 1
+    else:
+        np.testing.assert_allclose(difference, 0, atol=5e-3)
+        np.testing.assert_allclose(np.square(found).mean(), 1, rtol=1e-3)
+
+
+def test_texts_without_frequent_terms_are_hashed(tmp_path):
+    texts = [f"{word} only{number}" for number, word in enumerate(["a1", "a1", "b2", "c3"] * 10)]
+    features = {kind: TextFeatures("words", 8, is_decomposed=kind) for kind in (False, True)}
+    for one in features.values():
+        one.count(texts)
+    assert not len(features[True].terms) and not features[True].most_texts
+    assert np.array_equal(features[True].transform(texts), features[False].transform(texts))
+
+
+def test_vectors_of_other_terms_are_damage():
+    texts, found = long_texts(), TextFeatures("words", 6, is_decomposed=True)
+    found.count(texts)
+    with pytest.raises(DamagedFile, match="vectors of terms are of other terms"):
+        TextFeatures("words", 6, is_decomposed=True).restore(*found.counted(), np.ones((3, 6), np.float16))
+
+
+def test_tables_of_a_schema_have_the_features_of_the_run_unless_they_name_their_own(tmp_path):
+    """So runs of before, which saved hashed, keep hashed columns."""
+    pd.DataFrame({"id": range(80), "text": long_texts()}).to_csv(tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
+    table = {"path": "nodes.csv", "text": ["text"], "text_channels": 6}
+    schema = {"nodes": {"a": table, "b": table | {"text_features": "hashed"}},
+              "edges": {"has": {"path": "edges.csv", "source": "a", "target": "b"}}}
+    found = {}
+    for name in ("svd", "hashed"):
+        config = TablesConfig(folder=str(tmp_path), schema=schema, nodes=NodeColumns(text_features=name))
+        found[name] = cache.load(config, tmp_path / "cache").x
+    assert torch.equal(found["svd"][80:, :6], found["hashed"][80:, :6]), "the table names its own"
+    assert torch.equal(found["hashed"][:80, :6], found["hashed"][80:, :6])
+    assert not torch.equal(found["svd"][:80, :6], found["hashed"][:80, :6])
 
 
 KINDS = ["game", "driver", "library", "font"]
