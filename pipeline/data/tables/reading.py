@@ -109,7 +109,8 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
                                  links=links if config.score_folds == "groups" else None,
                                  labels=labels, are_scored=config.nodes.text_features == "scores")
     else:
-        for text, counted, vectors in zip(texts, found.texts, found.vectors or [None] * len(texts), strict=True):
+        known = found.vectors or [text.vectors for text in texts]  # earlier versions kept none
+        for text, counted, vectors in zip(texts, found.texts, known, strict=True):
             text.restore(*counted, vectors)
         found = tables_nodes.recognise(db, texts, found)
     return numbers, texts, found

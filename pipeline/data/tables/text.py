@@ -72,17 +72,17 @@ class TextFeatures:
         terms = np.flatnonzero(self._frequency)
         return self._num_texts, terms, self._frequency[terms]
 
-    def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray, vectors: np.ndarray | None) -> None:
+    def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray, vectors: np.ndarray) -> None:
         """Go on as if other texts had been counted and fitted, of which :meth:`counted` told.
 
         Args:
-            vectors: those of the other texts, if they had some.
+            vectors: those of the other texts; empty without them.
         """
         if len(terms) != len(frequency) or len(terms) and not 0 <= terms.min() <= terms.max() < NUM_HASHES:
             raise DamagedFile("what the run learned of its tables is damaged: the terms of its texts are none")
         self._num_texts = num_texts
         self._frequency[terms] = frequency
-        if vectors is not None and vectors.size:
+        if vectors.size:
             if len(vectors) != len(self.terms):
                 raise DamagedFile("what the run learned of its tables is damaged: vectors of terms are of other terms")
             self.vectors = vectors
