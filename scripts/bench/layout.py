@@ -1,8 +1,10 @@
 """LargeVis layouts of vectors with labels, compared with PaCMAP, UMAP and openTSNE in one run."""
 
+import importlib
 import importlib.util
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,10 +43,10 @@ def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap"
         if importlib.util.find_spec(module) is None:
             say(f"{name} is not installed: pip install {name}")
         else:
-            places[name] = lambda seed, function=function: function(x, seed)
-    _lay_out(config, data, 0)  # compiles the kernels, as the first calls of the others below do
-    for name in set(places) - {"ours"}:
-        PEERS[name][1](x[:WARM], 0)
+            peer = importlib.import_module(module)
+            places[name] = lambda seed, function=function, peer=peer: function(peer, x, seed)
+            function(peer, x[:WARM], 0)
+    _lay_out(config, data, 0)  # compiles the kernels, as the first calls of the others above do
     for round_ in range(repeat):
         ours = None
         for name, lay_out in places.items():
@@ -71,21 +73,9 @@ def _lay_out(config, data, seed: int) -> np.ndarray:
     return train_to_the_end(build_trainer, config, fresh)[2]
 
 
-def _pacmap(x: np.ndarray, seed: int) -> np.ndarray:
-    import pacmap
-    return pacmap.PaCMAP(n_components=2).fit_transform(x)
-
-
-def _umap(x: np.ndarray, seed: int) -> np.ndarray:
-    import umap
-    return umap.UMAP().fit_transform(x)
-
-
-def _opentsne(x: np.ndarray, seed: int) -> np.ndarray:
-    import openTSNE
-    return openTSNE.TSNE(n_jobs=torch.get_num_threads(), random_state=seed).fit(x)
-
-
-# Module and function of each package, by its name for pip.
-PEERS: dict[str, tuple[str, Callable[[np.ndarray, int], np.ndarray]]] = {
-    "pacmap": ("pacmap", _pacmap), "umap-learn": ("umap", _umap), "openTSNE": ("openTSNE", _opentsne)}
+# Module of each package, by its name for pip, and the layout that it computes of vectors with a seed.
+PEERS: dict[str, tuple[str, Callable[[Any, np.ndarray, int], np.ndarray]]] = {
+    "pacmap": ("pacmap", lambda pacmap, x, seed: pacmap.PaCMAP(n_components=2).fit_transform(x)),
+    "umap-learn": ("umap", lambda umap, x, seed: umap.UMAP().fit_transform(x)),
+    "openTSNE": ("openTSNE", lambda opentsne, x, seed: opentsne.TSNE(
+        n_jobs=torch.get_num_threads(), random_state=seed).fit(x))}

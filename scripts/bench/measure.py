@@ -23,7 +23,9 @@ import numpy as np
 import torch
 import torch_geometric
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric import typing
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import RunConfig
@@ -248,6 +250,25 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: 
         say(f"{name}: relative difference {error:.1e}")
         if not error <= tolerance:
             raise SystemExit(f"{name} differs from PyG's by {error:.1e}, more than {tolerance:.0e}: nothing is timed")
+
+
+def assert_same_model(ours: torch.nn.Module, theirs: torch.nn.Module, x: Tensor, data: Data,
+                      shared: Sequence[str]) -> None:
+    """Stop unless two models that share layers agree without dropout, as both would draw other masks.
+
+    Args:
+        data: the edges, their features and the labels.
+        shared: names of the layers whose gradients are compared beside the logits.
+    """
+    sides = []
+    for side, edge_index in ((ours, data.edge_index), (theirs, data.edge_index.as_tensor())):
+        side.eval().zero_grad()
+        logits = side(x, edge_index, data.edge_attr)
+        # Reentrant checkpointing works with backward() alone.
+        binary_cross_entropy_with_logits(logits, data.y).backward()
+        sides.append({"logits": logits.detach(), **{name: getattr(side, name).weight.grad for name in shared}})
+        side.train()
+    assert_close(*sides, tolerance=1e-3)
 
 
 def configure(*overrides: str) -> RunConfig:

@@ -8,7 +8,7 @@ from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
-    assert_close,
+    assert_same_model,
     extra_mib,
     extra_of_both,
     make_step,
@@ -42,7 +42,7 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
 
     model = build(pyg_layers)
     pyg = PyGDeeperGCN(model).to(place)
-    _compare(model, pyg, data, x, plain)
+    assert_same_model(model, pyg, x, data, ("node_encoder", "edge_encoder", "head"))
     row = {"bench": "step", "num_nodes": num_nodes, "num_edges": plain.size(1)}
     pyg = PyGDeeperGCN(build(pyg_layers)).to(place)
     theirs, ours = stepper(pyg, plain), stepper(model, data.edge_index)
@@ -56,20 +56,3 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
         ours()
         alone = spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1)}
         write_row({**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
-
-
-def _compare(model: DeeperGCN, pyg: PyGDeeperGCN, data, x: torch.Tensor, plain: torch.Tensor) -> None:
-    """Compare logits and gradients of the shared parameters, without dropout, as both would draw other masks."""
-    sides = []
-    for side, edge_index in ((model, data.edge_index), (pyg, plain)):
-        side.eval()
-        logits = side(x, edge_index, data.edge_attr)
-        shared = {"node_encoder": side.node_encoder.weight, "edge_encoder": side.edge_encoder.weight,
-                  "head": side.head.weight}
-        for weight in shared.values():
-            weight.grad = None
-        # Reentrant checkpointing works with backward() alone.
-        binary_cross_entropy_with_logits(logits, data.y).backward()
-        sides.append({"logits": logits.detach(), **{name: weight.grad for name, weight in shared.items()}})
-        side.train()
-    assert_close(*sides, tolerance=1e-3)
