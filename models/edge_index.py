@@ -2,7 +2,6 @@
 
 PyG sorts edges when a sorted order is asked for. These functions store an order that is known already.
 """
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Bool, Int

@@ -1,5 +1,4 @@
 """Edges in both sorted orders, as the kernels read them. Plain edge lists are sorted once and remembered."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
 from typing import NamedTuple

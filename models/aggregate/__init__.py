@@ -1,5 +1,4 @@
 """The aggregation of GENConv: messages, their weights and their sum in one call."""
-# ruff: noqa: F722 (shapes are strings)
 
 from typing import Any
 

@@ -1,5 +1,4 @@
 """The fused aggregation, which computes what the reference does: it finds the sorted edges and calls the kernels."""
-# ruff: noqa: F722 (shapes are strings)
 
 import math
 

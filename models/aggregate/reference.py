@@ -1,5 +1,4 @@
 """The reference aggregation in plain torch, for any device. It builds tensors of edges x channels."""
-# ruff: noqa: F722 (shapes are strings)
 
 from jaxtyping import Float, Int
 from torch import Tensor

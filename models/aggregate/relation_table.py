@@ -1,5 +1,4 @@
 """Relations of edges: whole numbers in column 0 of the edge features, each with a learned row of a table."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Bool, Float

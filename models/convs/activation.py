@@ -1,5 +1,4 @@
 """LayerNorm, ReLU and dropout between two layers. Where the compiled kernel can run, it does all three in one pass."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Float

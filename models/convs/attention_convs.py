@@ -1,5 +1,4 @@
 """GATConv, GATv2Conv and TransformerConv with the arguments and state_dict of PyG's, on the fused attention."""
-# ruff: noqa: F722 (shapes are strings)
 
 from typing import Any, Optional
 

@@ -1,5 +1,4 @@
 """Edge dropout: edges that a layer does not see in a training step."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Bool, Int, Shaped

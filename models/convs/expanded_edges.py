@@ -4,7 +4,6 @@ A pair is a relation and a node that has edges of that relation. A layer of a ty
 its pairs, so the largest tensor has a row for each pair, never for each edge. Numbers of pairs depend on the edges
 alone: they are computed once per batch and shared by all layers.
 """
-# ruff: noqa: F722 (shapes are strings)
 
 import functools
 from collections.abc import Iterable

@@ -1,5 +1,4 @@
 """GENConv with the arguments and state_dict of PyG's, plus all aggregations of DeepGCN and an external edge encoder."""
-# ruff: noqa: F722 (shapes are strings)
 
 from typing import Optional
 

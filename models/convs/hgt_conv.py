@@ -1,5 +1,4 @@
 """HGTConv, the layer of the heterogeneous graph transformer, for nodes and edges of all types in one graph."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Float

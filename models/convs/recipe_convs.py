@@ -1,5 +1,4 @@
 """Layers of published recipes that PyG does not have: AGDN's and GIPA's attention, and GatedGCN."""
-# ruff: noqa: F722 (shapes are strings)
 
 import math
 from collections.abc import Iterable

@@ -1,5 +1,4 @@
 """Linear maps of nodes of several types: one for each type."""
-# ruff: noqa: F722 (shapes are strings)
 
 from dataclasses import dataclass
 

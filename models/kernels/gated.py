@@ -1,5 +1,4 @@
 """Sums of gated messages on the CPU, as :class:`models.convs.gated_conv.ResGatedGraphConv` needs them."""
-# ruff: noqa: F722 (shapes are strings)
 
 import ctypes
 from pathlib import Path

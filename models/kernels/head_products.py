@@ -1,5 +1,4 @@
 """Products of each row's heads with the matrices of all relations, on the CPU."""
-# ruff: noqa: F722 (shapes are strings)
 
 import ctypes
 from pathlib import Path

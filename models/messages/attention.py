@@ -1,5 +1,4 @@
 """Attention along edges as one operator: scores, softmax over the edges of a destination, dropout and weighted sum."""
-# ruff: noqa: F722 (shapes are strings)
 
 import functools
 

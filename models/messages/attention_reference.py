@@ -1,5 +1,4 @@
 """The reference of attention in plain torch, for any device. It builds tensors of edges x channels."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Float, Int

@@ -1,5 +1,4 @@
 """Inference of a DeeperGCN on a whole graph: layer by layer, one block of nodes at a time, activations in files."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
 from functools import partial

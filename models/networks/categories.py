@@ -1,5 +1,4 @@
 """Categories as inputs: each category of each column has a learned row, and the rows of all columns are summed."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Sequence
 

@@ -1,5 +1,4 @@
 """Common neighbours of pairs of nodes, found by search in sorted lists of neighbours."""
-# ruff: noqa: F722 (shapes are strings)
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
 """A model class of the user, imported by its dotted path."""
-# ruff: noqa: F722 (shapes are strings)
 
 import importlib
 import inspect

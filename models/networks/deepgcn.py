@@ -1,5 +1,4 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,5 +1,4 @@
 """Encoders of node and edge features, in front of the convolutions."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Sequence
 from typing import Any

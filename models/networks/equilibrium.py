@@ -3,7 +3,6 @@
 "Training Graph Neural Networks with 1000 Layers" (https://arxiv.org/abs/2106.07476) describes it without code. The
 method is that of "Deep Equilibrium Models" (https://arxiv.org/abs/1909.01377).
 """
-# ruff: noqa: F722 (shapes are strings)
 
 import logging
 from collections.abc import Callable

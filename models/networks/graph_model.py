@@ -1,5 +1,4 @@
 """The parts that DeeperGCN, RevGNN, EquilibriumGNN and the models of typed graphs share: checks, encoder and head."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Float, Int, Num

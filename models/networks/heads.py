@@ -1,5 +1,4 @@
 """Pooling of nodes to graphs, and the last linear layer, whose inputs are a model's embeddings."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
 

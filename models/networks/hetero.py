@@ -1,6 +1,5 @@
 """Views of a batch of a typed graph as PyG's models of several types of nodes have them: dicts by type and by relation.
 """
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
 """Link prediction: an encoder of nodes, and a predictor that decodes pairs of nodes."""
-# ruff: noqa: F722 (shapes are strings)
 
 from typing import Any
 

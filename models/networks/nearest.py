@@ -1,5 +1,4 @@
 """Nearest neighbours in feature space, dilated as in "DeepGCNs" (https://arxiv.org/abs/1904.03751)."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Float, Int

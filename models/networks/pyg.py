@@ -1,5 +1,4 @@
 """A stack of layers of any convolution of PyG, chosen by its name."""
-# ruff: noqa: F722 (shapes are strings)
 
 import inspect
 from collections.abc import Callable, Sequence

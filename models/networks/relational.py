@@ -1,5 +1,4 @@
 """Models of typed graphs, with several types of nodes and relations: R-GCN and the heterogeneous graph transformer."""
-# ruff: noqa: F722 (shapes are strings)
 
 from typing import cast
 

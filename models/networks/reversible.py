@@ -1,5 +1,4 @@
 """RevGNN: any number of graph convolutions in the activation memory of one (https://arxiv.org/abs/2106.07476)."""
-# ruff: noqa: F722 (shapes are strings)
 
 import copy
 import itertools

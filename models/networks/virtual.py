@@ -1,5 +1,4 @@
 """Virtual nodes: an additional learned node for each graph, which reads all its nodes and which all of them read."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Float, Int

@@ -4,7 +4,6 @@ Averages and softmax weights of neighbours do not tell a model how many neighbou
 has one column where in- and out-degree are the same everywhere, and two otherwise. In a graph with several types of
 nodes, the degrees of each relation have columns of their own.
 """
-# ruff: noqa: F722 (shapes are strings)
 
 import math
 from dataclasses import dataclass, replace

@@ -1,5 +1,4 @@
 """Node features that are made of the edges of each node."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Iterator
 

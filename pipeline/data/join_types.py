@@ -5,7 +5,6 @@ The nodes of a type are consecutive. The last columns of ``x`` are the one-hot t
 and zeros behind them. The first column of ``edge_attr`` is the number of the relation; the others are features.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,6 @@ from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.relation import REVERSE, Relation
-
-log = logging.getLogger(__name__)
 
 # float32, which holds the number of a relation, is exact up to here; more relations than this are ids.
 MAX_RELATIONS = 1 << 16

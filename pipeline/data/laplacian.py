@@ -1,5 +1,4 @@
 """Where a node stands in its graph: its entries in eigenvectors of the graph's Laplacian."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
 

@@ -1,5 +1,4 @@
 """Keeps what preparation learned of a graph with a run, so that other data are prepared in the same way."""
-# ruff: noqa: F722 (shapes are strings)
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path

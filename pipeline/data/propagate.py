@@ -1,5 +1,4 @@
 """Node features that are averaged over the neighbours, hop by hop, before the graph is cut."""
-# ruff: noqa: F722 (shapes are strings)
 
 import math
 

@@ -1,5 +1,4 @@
 """Where a node stands in its graph: the probabilities that a random walk from it is back after 1, 2, ... steps."""
-# ruff: noqa: F722 (shapes are strings)
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,5 +1,4 @@
 """Columns that summarise the neighbours and the edges of each node, relation by relation, before the graph is cut."""
-# ruff: noqa: F722 (shapes are strings)
 
 import logging
 from collections.abc import Mapping, Sequence

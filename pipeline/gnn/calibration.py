@@ -3,7 +3,6 @@
 "On Calibration of Modern Neural Networks" (Guo et al. 2017, https://arxiv.org/abs/1706.04599): logits are divided by
 one number, chosen by the likelihood of the validation labels. The order of the classes of a row does not change.
 """
-# ruff: noqa: F722 (shapes are strings)
 
 import logging
 import math

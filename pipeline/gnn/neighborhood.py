@@ -1,5 +1,4 @@
 """The neighbourhood of some nodes, from which they are predicted as from the whole graph."""
-# ruff: noqa: F722 (shapes are strings)
 
 import torch
 from jaxtyping import Int

@@ -1,5 +1,4 @@
 """Logistic regressions of many labels on the same rows, fitted together."""
-# ruff: noqa: F722 (shapes are strings)
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

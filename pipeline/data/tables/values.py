@@ -1,5 +1,4 @@
 """Columns of numbers and of dates: the features that they become, and what these are scaled by."""
-# ruff: noqa: F722 (shapes are strings)
 
 import itertools
 import logging
