@@ -29,12 +29,13 @@ from torch import Tensor
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
 from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.data.objects import keys_of, naming
+from parallel_epochs.pipeline.data.objects import Naming, keys_of, naming
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
+from parallel_epochs.pipeline.run.read_back import shown
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 _LOCKS = {"train": threading.RLock(), "apart": threading.RLock()}
@@ -171,7 +172,7 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
                                                        in_sweep=False)
         if summary is None:
             command = f"{words.command_of('train')} {shlex.join(given)}".strip()
-            with _apart_from_the_caller(config), _logging(folder, verbose=verbose) as log_config:
+            with _apart_from_the_caller(config), _logging(folder, names, verbose=verbose) as log_config:
                 summary = training.run(config, folder, command, log_config=log_config)
         return Result(folder, summary)
 
@@ -190,9 +191,10 @@ def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", d
         ValueError: it is neither.
     """
     cli.register_schema()
-    paths = [path] if isinstance(path, (str, Path)) else list(path)
-    if not paths:
-        raise ValueError("no run is named: give the directory of one, or a list of several")
+    paths: list[Any] = [path] if isinstance(path, (str, Path)) or not isinstance(path, (list, tuple)) else list(path)
+    if not paths or not all(isinstance(one, (str, Path)) for one in paths):
+        raise ValueError(f"path={shown(path)} names no run: give the directory of one, a file that export wrote, or a "
+                         "list of several")
     paths = [Path(one).expanduser() for one in paths]
     loaded = cli.load_runs(cli.members_of(paths[0]) if len(paths) == 1 else paths, trusts=trust)
     first, config, _ = loaded[0]
@@ -346,13 +348,19 @@ def _hidden_main() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _logging(folder: Path, *, verbose: bool) -> Iterator[dict[str, Any]]:
+def _logging(folder: Path, names: dict[str, str], *, verbose: bool) -> Iterator[dict[str, Any]]:
     """Write the log of a run as the command does: into its directory and, if `verbose`, on the screen.
+
+    Args:
+        names: what the files of data in memory stand for.
 
     Yields:
         The configuration of logging for the processes of ranks.
     """
     config = cli.log_config(folder)
+    config["filters"]["naming"] = {"()": f"{Naming.__module__}.{Naming.__name__}", "names": names}
+    config["handlers"]["stdout"]["filters"].append("naming")
+    config["handlers"]["file"]["filters"] = ["naming"]
     file, logger = LogFile(folder / "train.log"), logging.getLogger("parallel_epochs")
     file.setFormatter(logging.Formatter(config["formatters"]["file"]["format"]))
     handlers: list[logging.Handler] = [file]
@@ -364,6 +372,7 @@ def _logging(folder: Path, *, verbose: bool) -> Iterator[dict[str, Any]]:
     logger.setLevel(logging.INFO)
     logger.propagate = False  # or who has handlers of their own would read each line twice
     for handler in handlers:
+        handler.addFilter(Naming(names))
         logger.addHandler(handler)
     try:
         yield config

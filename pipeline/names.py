@@ -39,7 +39,7 @@ def check_device(name: str) -> None:
     Raises:
         ValueError: names the key and those that are known.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+    if not isinstance(name, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"device={name} is unknown; choose auto, cpu, cuda or cuda:N")
 
 

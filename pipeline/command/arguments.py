@@ -18,7 +18,12 @@ from hydra.errors import HydraException
 
 from parallel_epochs.pipeline.run.errors import printable
 
-KINDS = {"Integer": "a whole number in digits", "Float": "a number", "bool": "true or false"}
+# What a value must be, by what OmegaConf says of another one, with that behind it.
+KINDS = {"to Integer": "a whole number in digits", "to Float": "a number", "valid bool": "true or false",
+         "not Optional": "given a value", "to string": "a text",
+         r"Dict\[|with ListConfig \[": "a mapping, as in {A: 1}",
+         "AnyNode": "a mapping with a list, as in [A,B], for each key that takes one",
+         "ListConfig|subclass of str": "a list, as in [A,B]"}
 
 
 def complete(arguments: list[str], groups: Iterable[str]) -> list[str]:
@@ -117,10 +122,11 @@ def explain(error: Exception) -> str | None:
     text = " ".join(str(error).split())
     if error.__cause__ is not None:
         text += " " + " ".join(str(error.__cause__).split())
-    if found := re.search(r"Error merging override (\S+?)=(.*?) (?:Value|field) .*?"
-                          r"(?:converted to (\w+)|not a valid (bool)|(not Optional))", text):
-        name, value, kind, is_bool, must = found.groups()
-        return f"{name} must be {'given a value' if must else KINDS.get(kind or is_bool, 'a text')}, not {value}"
+    if found := re.search(r"Error merging override (\S+?)=(.*?) (?:Value|field|Invalid|Cannot) (.*)", text):
+        name, value, told = found.groups()
+        wanted = next((kind for said, kind in KINDS.items() if re.search(said, f"{told} {value}")),
+                      "another kind of value")
+        return f"{name} must be {wanted}, not {value}"
     return None
 
 
@@ -202,7 +208,7 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
         if override.is_delete():
             raise ValueError(f"~{name}: a key cannot be removed; give it a value: {name}=...")
         if override.is_add() and not override.is_force_add():
-            raise ValueError(f"{override.input_line}: {name} is a key of every run; leave out the plus")
+            raise ValueError(f"{override.input_line}: {name} is a key already; leave out the plus")
         return
     if any(key.startswith(f"{name}.") for key in keys) and override.value_type == ValueType.ELEMENT \
             and isinstance(override.value(), dict):

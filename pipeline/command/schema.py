@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.names import check_device
 from parallel_epochs.pipeline.products import PRODUCTS, Keys, keys_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
-from parallel_epochs.pipeline.run.words import command_of
+from parallel_epochs.pipeline.run.words import command_of, listed
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def check_readers(product: str, names: Iterable[str]) -> None:
     for name in names:
         _, owners = known_keys().get(name.partition("=")[0], (None, []))
         if owners and f"trainer={product}" not in owners:
-            raise ValueError(f"{name} is read by {' and '.join(owners)} only; this run has trainer={product}. Leave it "
+            raise ValueError(f"{name} is read by {listed(owners)} only; this run has trainer={product}. Leave it "
                              "out")
 
 
@@ -209,7 +209,7 @@ def _refuse_unread(config: RunConfig, refused: dict[str, Any]) -> None:
         part = name.partition(".")[0]
         owners = [f"{part}={member}" for member, kind in members()[part].items()
                   if name in {entry.name for entry in keys.entries(kind(), f"{part}.")}]
-        raise ValueError(f"{name} is a key of {' and '.join(owners)} alone")
+        raise ValueError(f"{name} is a key of {listed(owners)} alone")
 
 
 def _flatten(values: dict[str, Any], known: Collection[str], prefix: str = "") -> dict[str, Any]:
@@ -344,7 +344,7 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
                       if name in {entry.name for entry in keys.entries(known.predict())}]
             if f"trainer={product}" in owners:
                 raise ValueError(f"{name}={value} is read by {command_of('predict')} only. Leave it out")
-            raise ValueError(f"{name}={value} is read for runs of {' and '.join(owners)} only; {given['run']} "
+            raise ValueError(f"{name}={value} is read for runs of {listed(owners)} only; {given['run']} "
                              f"has trainer={product}. Leave it out")
     options = OmegaConf.structured(kind)
     for name, value in given.items():

@@ -33,7 +33,14 @@ from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify
-from parallel_epochs.pipeline.data.summaries import NO_MARKS, SUMMARIES, Marks, summarise, write_summarised
+from parallel_epochs.pipeline.data.summaries import (
+    NO_MARKS,
+    SUMMARIES,
+    Marks,
+    check_plan,
+    summarise,
+    write_summarised,
+)
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
@@ -95,7 +102,10 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         config.summaries > 0)
     own, verify = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES), content_hash is None
     data = _load(config, cache_dir, content_hash=own, check=check)
-    if degrees and can_have_degrees(data):
+    if degrees and not can_have_degrees(data):
+        log.log(logging.INFO if verify else logging.DEBUG, "data.degrees=true adds no columns, since the features of "
+                "the nodes are categories")
+    elif degrees:
         data = _load_with_degrees(config, cache_dir, data, verify=verify)
     return _load_widened(config, cache_dir, data, ending, verify=verify) if ending else data
 
@@ -375,6 +385,8 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
                 if verify:
                     check_values(path / store.MANIFEST, data.to_dict(), KEPT)
                     check_prepared(path / store.MANIFEST, data)
+                    if SUMMARIES in data:
+                        check_plan(path / store.MANIFEST, data[SUMMARIES])
                     check(data)
                 return data
             except DamagedFile as error:

@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.summaries import SUMMARIES, Summaries
+from parallel_epochs.pipeline.data.summaries import SUMMARIES, check_plan
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import LOG_LABEL, MASKS
 from parallel_epochs.pipeline.run.read_back import build
@@ -99,9 +99,7 @@ def from_dict(path: Path, content: Any) -> Learned:
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
     if found.summaries is not None:
-        plan = build(path, Summaries, found.summaries)
-        if [len(part) for part in plan.moments] != [sum(plan.widths)] * 2:
-            raise ValueError("summaries: there must be two moments of each")
+        check_plan(path, found.summaries)
     names: object = found.label_names
     if names and len(unpack_names(names, "label_names")) < found.out_channels:
         raise ValueError(f"there are fewer names of labels than out_channels={found.out_channels}")

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -26,20 +27,36 @@ from parallel_epochs.pipeline.run.errors import RankError, install_command
 from parallel_epochs.pipeline.run.read_back import shown
 
 
-@contextlib.contextmanager
-def naming(names: dict[str, str]) -> Iterator[None]:
-    """Let errors name what a caller gave, in place of the files that it was written to and of their keys.
+class Naming(logging.Filter):
+    """Lets messages name what a caller gave, in place of the files that it was written to and of their keys.
 
     Args:
-        names: what to say, by path; read when an error comes.
+        names: what to say, by path; read when a message comes.
     """
+
+    def __init__(self, names: dict[str, str]):
+        super().__init__()
+        self._names = names
+
+    def rename(self, told: str) -> str:
+        """Return a message with these names."""
+        for path, name in self._names.items():
+            told = re.sub(rf"(?:(?:data[\w.]*|pairs)=)?{re.escape(path)}", name.replace("\\", r"\\"), told)
+        return told
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rename what a line of the log says."""
+        record.msg, record.args = self.rename(record.getMessage()), ()
+        return True
+
+
+@contextlib.contextmanager
+def naming(names: dict[str, str]) -> Iterator[None]:
+    """Let errors name what a caller gave; see :class:`Naming`."""
     try:
         yield
     except (ValueError, RankError) as error:
-        told = str(error)
-        for path, name in names.items():
-            told = re.sub(rf"(?:(?:data[\w.]*|pairs)=)?{re.escape(path)}", name.replace("\\", r"\\"), told)
-        if told != str(error):
+        if (told := Naming(names).rename(str(error))) != str(error):
             error.args = (told,)
         raise
 

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,8 @@ from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, StoreWriter
 from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.read_back import build
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -54,6 +58,17 @@ class Summaries:
     nodes: list[list[list[Column]]]
     widths: list[int]
     moments: list[list[float]]
+
+
+def check_plan(path: Path, values: dict[str, Any]) -> None:
+    """Refuse what a file says of summaries, unless it is a plan with its moments.
+
+    Raises:
+        DamagedFile: it is none, or one of another version.
+    """
+    plan = build(path, Summaries, values)
+    if [len(part) for part in plan.moments] != [sum(plan.widths)] * 2:
+        raise DamagedFile(f"{path}: summaries: there must be two moments of each")
 
 
 def summarise(data: Graph, num_hops: int, marks: Marks = NO_MARKS, plan: Summaries | None = None) -> Graph:

@@ -49,8 +49,8 @@ def check_decay(config: GNNConfig, task: Task) -> None:
     schedule = config.train.schedule
     if DECAYS[schedule].follows_metric and not task.is_defined("valid"):
         raise ValueError(f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
-                         "undefined on the valid split, whose labels are all equal or missing. Leave train.schedule "
-                         "out, or choose another split or task.metric")
+                         "undefined on the valid split, with no rows to score or rows of one kind alone. Leave "
+                         "train.schedule out, or choose another split or task.metric")
 
 
 def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:

@@ -56,7 +56,7 @@ class Components:
             if c.num_nodes == 1 and rank > 1:
                 break
             lines.append(f"  {rank}: {count(c.num_nodes, 'node')}, {count(c.num_edges, 'edge')}, "
-                         f"{count(c.num_labelled, 'labelled node')}, {c.num_train:,} of them for training")
+                         f"{count(c.num_labelled, 'node')} in a split, {c.num_train:,} of them for training")
         rest = sizes[len(lines) - 1:]
         if rest:
             lines.append(f"  and {len(rest):,} more of {min(rest):,} to {max(rest):,} nodes")

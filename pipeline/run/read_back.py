@@ -24,7 +24,10 @@ LARGEST_COUNT = 2**48
 def build(path: Path, kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """Build a dataclass of values that have the types of its fields; see :func:`check_values`."""
     check_values(path, values, get_type_hints(kind))
-    return kind(**values)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise DamagedFile(f"{path} is of another version, or damaged: {error}") from None
 
 
 def check_values(path: Path, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:

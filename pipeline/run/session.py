@@ -305,7 +305,7 @@ class Session:
         undefined = [split for split, score in scores.items() if score != score]
         if undefined and self.ranks.is_first and not self._has_explained:
             self._has_explained = True
-            log.warning("%s is undefined on the %s split, whose labels are all equal or missing%s",
+            log.warning("%s is undefined on the %s split, with no rows to score or rows of one kind alone%s",
                         trainer.about.metric, " and the ".join(undefined),
                         ": the last epoch counts as the best one" if "valid" in undefined else "")
 

@@ -73,7 +73,7 @@ def _explanation(record: dict, is_links: bool) -> str:
             f"The labels of all {record['num_labels']:,} tasks are taken together, so the area differs from the mean "
             "of the tasks. " if record["num_labels"] > 1 else "")
     return (f"{told}A threshold moves along the first two curves. A calibrated model is on the diagonal of the third: "
-            "of the labels predicted with probability .8, 80 % are positive. Its points are ranges of equal width.")
+            "80% of the labels that it predicts with probability 0.8 are positive. A point is a range of equal width.")
 
 
 def roc(curve: dict) -> list[tuple[float, float, int]]:

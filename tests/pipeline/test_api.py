@@ -145,6 +145,8 @@ def test_tables_in_memory_train_what_their_files_train(tmp_path):
     paths = {f"data.{name}.path": tmp_path / "tables" / f"{name}.parquet" for name in ("nodes", "edges")}
     by_files = pe.train("tables", folder=tmp_path / "files", **paths, **keys)
     assert found.summary["weights_sha256"] == by_files.summary["weights_sha256"]
+    log = (tmp_path / "memory" / "train.log").read_text()
+    assert "the table of nodes: 60 nodes" in log and "the table of edges: " in log and "given" not in log
     new = nodes.assign(size="1"), pa.Table.from_pandas(edges.iloc[:50])
     assert found.model.predict(new).shape == (60, 3)
     assert torch.equal(found.model.predict((nodes, edges)), found.model.predict())
@@ -247,10 +249,17 @@ def test_wrong_predictions_speak_of_what_was_given(result, data, message):
 
 @pytest.mark.parametrize("options, message", [
     ({"checkpoint": "worst"}, "checkpoint=worst is unknown; choose one of best, last"),
-    ({"device": "gpu"}, "device=gpu is unknown; choose auto, cpu, cuda")])
+    ({"device": "gpu"}, "device=gpu is unknown; choose auto, cpu, cuda"),
+    ({"device": 0}, "device=0 is unknown; choose auto, cpu, cuda")])
 def test_wrong_options_of_a_model_are_refused_when_it_is_opened(result, options, message):
     with pytest.raises(ValueError, match=message):
         pe.load(result.folder, **options)
+
+
+@pytest.mark.parametrize("path", [3, None, [], b"run", {"a": 1}, ["run", 3]])
+def test_what_is_no_path_is_no_run(path):
+    with pytest.raises(ValueError, match=r"path=.* names no run: give the directory of one, a file that export wrote"):
+        pe.load(path)
 
 
 def test_a_finished_run_is_not_overwritten(result):

@@ -189,7 +189,7 @@ def test_one_class_in_validation_is_said_and_does_not_crash(metric, configure, t
     with pytest.raises(ValueError, match=f"schedule=plateau follows the validation metric, but {metric} is undefined"):
         train(configure("data=file", f"data.path={path}", *MODEL, "train.schedule=plateau"), tmp_path / "refused")
     summary = train(configure("data=file", f"data.path={path}", *MODEL), tmp_path / "run")
-    line = f"{metric} is undefined on the valid split, whose labels are all equal or missing: the last epoch"
+    line = f"{metric} is undefined on the valid split, with no rows to score or rows of one kind alone: the last"
     assert caplog.text.count(line) == 1
     assert summary["best_epoch"] == 8 and 0 <= summary["test"] <= 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["best_valid"] is None

@@ -314,8 +314,8 @@ def _latest(db: Database, source: str, values: Values, labels: Labels | None) ->
             found = db.stream(f"SELECT coalesce(f{place}, '-inf'::DOUBLE) AS time FROM nodes ORDER BY number")
             times = np.concatenate([part["time"] for part in found])
             learned = times if labels is None else times[labels.masks[0].numpy()]
-            latest[place] = next((max(some) for some in (learned, times) if np.isfinite(some).any()), 0)
-            describe_dates(source, column, latest[place])
+            latest[place] = describe_dates(source, column, next(
+                (max(some) for some in (learned, times) if np.isfinite(some).any()), None))
     return latest
 
 

@@ -111,7 +111,7 @@ class Source:
                 kinds, mend = "cells are empty, or dates", f"or give a column of numbers as one of {self.key}.features"
             raise ValueError(f"{name}: row {row}, column {column} {problem}; {kinds} such as 2024-05-31 or 2024-05-31 "
                              f"18:00+02:00 in every row ({option}). Correct the row, {mend}")
-        if not are_numbers:
+        if not are_numbers and filled[0]:
             log.info("%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC", self.name,
                      column, f"{filled[3]:,}", f"{filled[0]:,}")
         return number if are_numbers else f"epoch({date})"

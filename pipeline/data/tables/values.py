@@ -21,6 +21,8 @@ LEAST = 1e-6
 # Stands for 0 in a standardised column of edges where the cell is not empty.
 KNOWN = 1e-30
 DAY = 86_400
+# The year 2200: later dates are rather marks for none, such as 9999-12-31.
+FAR = 7_258_118_400
 # SQL of what a date becomes besides its age, given seconds since 1970 in UTC: its place in the week, which begins on
 # Monday, and that of its month in the year, each as sine and cosine.
 PLACES = (f"(((floor({{0}} / {DAY})::BIGINT + 3) % 7 + 7) % 7) / 7",
@@ -126,8 +128,8 @@ class Values:
         fitted.latest, fitted.mean, fitted.std = np.zeros(size), np.zeros(size), np.ones(size)
         for place, (option, column) in enumerate(self.columns):
             if option == "dates":
-                fitted.latest[place] = db.execute(f"SELECT coalesce(max(v{place}), 0) FROM {JOINED}")[0][0]
-                describe_dates(name, column, fitted.latest[place])
+                fitted.latest[place] = describe_dates(name, column, db.execute(
+                    f"SELECT max(v{place}) FROM {JOINED}")[0][0])
             if self.is_standardized(option):
                 fitted.mean[place], fitted.std[place] = _moments(
                     db, f"SELECT ({self._of_edge(place, fitted)[0]})::DOUBLE AS x FROM {JOINED} AND v{place} NOTNULL")
@@ -163,10 +165,19 @@ class Values:
                              fitted.latest[place] if option == "dates" else 0)
 
 
-def describe_dates(table: str, column: str, latest: float) -> None:
-    """Log what a column of dates becomes."""
+def describe_dates(table: str, column: str, latest: float | None) -> float:
+    """Log what a column of dates becomes; returns its latest time in training, 0 where it holds no date."""
+    if latest is None:
+        log.warning("%s: column %s holds no date, and its features are the same in every row. Leave it out", table,
+                    column)
+        return 0.0
+    if latest >= FAR:
+        log.warning("%s: the latest time of column %s in training is in the year %s. If it stands for no date, leave "
+                    "such cells empty: the days before the latest time are a feature", table, column,
+                    str(np.datetime64(int(latest), "s"))[:-15])
     log.info("%s: %s becomes the days before %s UTC, the latest time in training, and sine and cosine of the day of "
              "the week and of the month", table, column, str(np.datetime64(int(latest), "s")).replace("T", " "))
+    return latest
 
 
 def _moments(db: Database, sql: str) -> tuple[float, float]:

@@ -80,19 +80,30 @@ COMMANDS = [
     (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
     (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of kaminpar, "
                                          "kaminpar_random, metis, metis_random, random, whole; did you mean random?"),
-    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file and data=store and data=smiles and data=edges "
-                                   "and data=vectors "
-                                   "alone"),
+    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file, data=store, data=smiles, data=edges and "
+                                   "data=vectors alone"),
     (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
     (TRAIN, "+experiment=digits model=custom model.path=a.B model.norm=layer",
-     "model.norm is a key of model=deepergcn and model=revgnn and model=equilibrium and model=rgcn and "
-     "model=hgt and model=pyg alone"),
+     "model.norm is a key of model=deepergcn, model=revgnn, model=equilibrium, model=rgcn, model=hgt and "
+     "model=pyg alone"),
+    (TRAIN, "data=digits data.reading=1",
+     "data.reading is a key of data=graph_files, data=edges, data=tables and data=triples alone"),
+    (TRAIN, "data=tables data.nodes.features=size", "data.nodes.features must be a list, as in [A,B], not size"),
+    (TRAIN, "data=tables data.nodes.features={a:1}", "data.nodes.features must be a list, as in [A,B], not {a:1}"),
+    (TRAIN, "data=tables data.nodes.text=[null]", "data.nodes.text must be a list, as in [A,B], not [null]"),
+    (TRAIN, "data=tables data.nodes.path=[a]", "data.nodes.path must be a text, not [a]"),
+    (TRAIN, "data=tables data.nodes={features:size}",
+     "data.nodes must be a mapping with a list, as in [A,B], for each key that takes one, not {features:size}"),
+    (TRAIN, "model=custom model.kwargs=[3]", "model.kwargs must be a mapping, as in {A: 1}, not [3]"),
+    (TRAIN, "model=custom model.kwargs=3", "model.kwargs must be a mapping, as in {A: 1}, not 3"),
+    (TRAIN, "data=digits +data.split_by=kind", "+data.split_by=kind: data.split_by is a key already; leave out the "
+                                               "plus"),
     (TRAIN, "+experiment=digits trainer=layout trainer.dim=8", "trainer.dim must be <*>, not 8"),
     (TRAIN, "+experiment=complex_math trainer=layout", "trainer=layout cannot train on data=math, <*>"),
     (TRAIN, "+experiment=digits model=revgnn trainer=layout", "model.name=revgnn is read by trainer=gnn only; <*>"),
     (TRAIN, "digits", "digits is not of the form key=value; did you mean data=digits or +experiment=digits?"),
     (TRAIN, "runs/first", "runs/first is not of the form key=value: write KEY=VALUE, see --help"),
-    (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key of every run; leave out the plus"),
+    (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key already; leave out the plus"),
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
     (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
@@ -227,7 +238,7 @@ COMMANDS = [
     (EVALUATE, "run=run train.lr=1", "train.lr is unknown; see --help"),
     (EVALUATE, "run=run,other", "run=run,other is a list of values. Add -m to run each of them, or quote the list: "
      "'run=\"run,other\"'"),
-    (PREDICT, "+run=run", "+run=run: run is a key of every run; leave out the plus"),
+    (PREDICT, "+run=run", "+run=run: run is a key already; leave out the plus"),
 ]
 
 # What a program itself refuses; nothing is written but a log, and that only by train in its run directory.

@@ -1,5 +1,7 @@
 """Summaries of neighbours and edges: the numbers by hand and by plain loops, where they are kept, what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,24 @@ def test_both_ends_of_a_relation_by_hand(tmp_path):
     np.testing.assert_allclose(data.x[3:, 3:19], standardised(OF_ITEMS), atol=1e-6)
     assert torch.equal(data.x[:, -2:].argmax(1), torch.tensor([0, 0, 0, 1, 1]))
     assert data.summaries["moments"][0][3] == 19725.5, "the mean of the users' mean times, in days"
+
+
+@pytest.mark.parametrize("open_it", [load, load_links])
+def test_a_cache_of_another_format_is_written_again(tmp_path, caplog, open_it):
+    graph = random_graph(40, 200, 1, edge_dim=1)
+    torch.save({"x": graph.x, "edge_attr": graph.edge_attr, "edge_index": graph.edge_index.as_tensor().long()},
+               tmp_path / "graph.pt")
+    config = write_shop(tmp_path) if open_it is load else FileConfig(path=str(tmp_path / "graph.pt"), summaries=1)
+    expected, num_damaged = open_it(config, tmp_path / "cache"), 0
+    for manifest in (tmp_path / "cache").glob("graphs/*/manifest.json"):
+        content = json.loads(manifest.read_text())
+        if (plan := content["values"].get("summaries")) is not None:
+            num_damaged += 1
+            del plan["moments"]  # which the first versions kept as an array
+            manifest.write_text(json.dumps(content))
+    data = open_it(config, tmp_path / "cache")
+    assert num_damaged == 1 and "is of another version, or damaged" in caplog.text
+    assert data.summaries == expected.summaries and torch.equal(data.x, expected.x)
 
 
 def test_a_second_hop_is_the_mean_of_the_first(tmp_path):

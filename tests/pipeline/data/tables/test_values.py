@@ -63,6 +63,25 @@ def test_dates_of_nodes_become_days_and_places_in_week_and_year(tmp_path, caplog
     assert f"1 empty cell in joined, taken for {filled}, with a column that marks them" in caplog.text
 
 
+@pytest.mark.parametrize("what", ["nodes", "edges"])
+def test_a_column_without_dates_and_marks_for_no_date_are_told(tmp_path, caplog, what):
+    """The latest of the training counts: a row for the test may have any date."""
+    caplog.set_level(logging.INFO)
+    rows = {name: "\n".join(f"{line},{'none,end' if number == 0 else f',{end}'}" for number, (line, end) in enumerate(
+        zip(text.splitlines(), ["", "2024-05-31", "9999-12-31", "", "20240-01-01"], strict=True))) + "\n"
+        for name, text in (("nodes", NODES), ("edges", EDGES))}
+    dates = {"dates": ["none", "end"]}
+    data = load(tmp_path, dates if what == "nodes" else {}, dates if what == "edges" else {}, node_rows=rows["nodes"],
+                edge_rows=rows["edges"])
+    year = 9999 if what == "nodes" else 20240
+    assert f"{what}.csv: column none holds no date, and its features are the same in every row. Leave it out" in \
+        caplog.text
+    assert f"{what}.csv: the latest time of column end in training is in the year {year}. If it stands for no" in \
+        caplog.text
+    assert "1970" not in caplog.text and "0 of 0" not in caplog.text
+    assert not (data.x if what == "nodes" else data.edge_attr)[:, :5].any()
+
+
 @pytest.mark.parametrize("standardize", [False, True])
 def test_numbers_and_dates_of_edges_are_scaled_in_float64(tmp_path, caplog, standardize):
     caplog.set_level(logging.INFO)
