@@ -29,8 +29,8 @@ def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
                          f"make it int64")
 
 
-def plain_edges(edge_index: Int[Tensor, "2 num_edges"]) -> Int[Tensor, "2 num_edges"]:
-    """Return the edges as a plain tensor without the caches of an ``EdgeIndex``."""
+def plain_edges(edge_index: Tensor) -> Tensor:
+    """Return a tensor as a plain one: edges without the caches of an ``EdgeIndex``, whatever their shape and type."""
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 
 from parallel_epochs.pipeline.run.errors import printable
 
-# What a value must be, by what OmegaConf says of another one, with that behind it.
+# These words say what a value must be, by what OmegaConf says of another one, with that behind it.
 KINDS = {"to Integer": "a whole number in digits", "to Float": "a number", "valid bool": "true or false",
          "not Optional": "given a value", "to string": "a text",
          r"Dict\[|with ListConfig \[": "a mapping, as in {A: 1}",

@@ -74,11 +74,29 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
             raise ValueError(f"{origin}: {name}: {error}") from None
         parts[name] = NodesOfType(data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data})
         metric = data.metric if is_labelled else metric
-    out = join_parts(parts, {name: _read_edges(origin, name, store) for name, store in edges.items()}, origin=origin,
+    read = {name: _read_edges(origin, name, store) for name, store in edges.items()}
+    out = join_parts(parts, _leave_reversed(origin, read) if reverse_relations else read, origin=origin,
                      add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)
     if needs_labels and labelled is None:
         out.types = replace(out.types, unread=found)
     return out
+
+
+def _leave_reversed(origin: str, edges: dict[Relation, tuple[Tensor, Tensor | None]]
+                    ) -> dict[Relation, tuple[Tensor, Tensor | None]]:
+    """Leave out the reverse relations that PyG's ToUndirected has added, as they are added to all relations."""
+    def rows_of(index: Tensor, attr: Tensor | None) -> tuple[Tensor, Tensor]:
+        return torch.cat([index.t().double(), *([] if attr is None else [attr.double()])], dim=1).unique(
+            dim=0, return_counts=True)
+
+    relations, left = list(edges), set()
+    for number, reversed_ in reverses_of(relations).items():
+        index, attr = edges[relations[number]]
+        if all(map(torch.equal, rows_of(index.flip(0), attr), rows_of(*edges[relations[reversed_]]))):
+            left.add(relations[number])
+            log.info("%s: %s holds the edges of %s in reverse, as data.reverse_relations=true adds them to every "
+                     "relation", origin, relations[number][1], relations[reversed_][1])
+    return {relation: own for relation, own in edges.items() if relation not in left}
 
 
 def take_apart(origin: str, saved: Mapping, *, reverse_relations: bool) -> dict:

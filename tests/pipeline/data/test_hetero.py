@@ -6,6 +6,7 @@ import pytest
 import torch
 from ogb.io.read_graph_raw import read_csv_heterograph_raw
 from torch_geometric.data import HeteroData
+from torch_geometric.transforms import ToUndirected
 
 from parallel_epochs.pipeline.data import cache, join_types
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
@@ -67,6 +68,22 @@ def test_means_of_blocks_of_edges_are_the_same_bits(tmp_path, monkeypatch):
     found = load(tmp_path / "blocks", make())
     into_tags = whole.edge_index.as_tensor()[1].bincount()[32:]
     assert torch.equal(found.x, whole.x) and len(sizes) > 1 and max(sizes) <= max(4, int(into_tags.max()))
+
+
+def test_reverse_relations_that_pyg_has_added_are_those_that_are_added(tmp_path):
+    """ToUndirected gives the reverse relation the features of the edges; their order does not count."""
+    data = make()
+    del data["user", "knows", "user"]  # PyG adds reverse edges within a type
+    plain, undirected = load(tmp_path / "plain", data), ToUndirected()(data.clone())
+    edges = undirected["item", "rev_buys", "user"]
+    order = torch.randperm(edges.num_edges)
+    edges.edge_index, edges.edge_attr = edges.edge_index[:, order], edges.edge_attr[order]
+    found = load(tmp_path / "undirected", undirected)
+    assert found.types.to_value() == plain.types.to_value() and torch.equal(found.edge_attr, plain.edge_attr)
+    assert torch.equal(found.edge_index.as_tensor(), plain.edge_index.as_tensor()) and torch.equal(found.x, plain.x)
+    edges.edge_attr[0] += 1
+    with pytest.raises(ValueError, match="rev_buys from item to user has the name of the reverse of buys"):
+        load(tmp_path / "changed", undirected)
 
 
 def test_a_dict_of_it_gives_the_same(tmp_path):
