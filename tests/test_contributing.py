@@ -115,7 +115,7 @@ def test_the_examples_train(copy, tmp_path):
         steps.append([module, *overrides, *small, f"hydra.run.dir={part}"])
     # All of them at once, by two ranks that are split over processes of their own.
     steps.append(["pipeline.train", "data=ring", "partition=slices", "model=sage", "task=denoise", "loader=halves",
-                  "tracker=lines", "train.epochs=4", "parallel.num_ranks=2",
+                  "tracker=lines", "task.base=none", "train.epochs=4", "parallel.num_ranks=2",
                   "hydra.run.dir=together"])
     steps.append(["pipeline.predict", "run=kind", "output=kind.csv"])
     result = subprocess.run(

@@ -289,7 +289,7 @@ def write_data(folder: Path) -> None:
 
 SMALL_MODEL = ("model.num_layers=2", "model.hidden_channels=8")
 GENERATED = ("data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8",
-             "data.num_tasks=3", "train.patience=0", *SMALL_MODEL)
+             "data.num_tasks=3", "task.base=none", "train.patience=0", *SMALL_MODEL)
 GNN = Job("gnn", (*GENERATED, "model.norm=batch", "train.epochs=80", "train.eval_every=4"))
 SAMPLING = Job("sampling", (*GENERATED, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40",
                             "train.epochs=40", "train.eval_every=4"))
@@ -307,8 +307,8 @@ PREPARE = Job("prepare", STORE.arguments, "pipeline.prepare", lambda folder: f"c
 LINKS = Job("links", ("task=link", "data=edges", "data.path={root}/bipartite.tsv", "data.link_negatives=sides",
                       "partition=random", "partition.num_parts=2", *SMALL_MODEL, "task.pairs_per_step=400",
                       "train.patience=0", "train.epochs=21", "train.eval_every=2"))
-GRAPHS = Job("graphs", ("task=graph", "data=smiles", "data.path={root}/molecules.csv", "loader=graph",
-                        "loader.batch_size=20", *SMALL_MODEL, "train.patience=0", "train.epochs=41"))
+GRAPHS = Job("graphs", ("task=graph", "task.base=none", "data=smiles", "data.path={root}/molecules.csv",
+                        "loader=graph", "loader.batch_size=20", *SMALL_MODEL, "train.patience=0", "train.epochs=41"))
 VECTORS = Job("vectors", (
     "trainer=node_embedding", "data=edges", "data.path={root}/edges.tsv", "trainer.dim=16", "trainer.num_parts=4",
     "trainer.episode_size=3000", "train.epochs=200", "train.eval_every=20"))

@@ -21,7 +21,7 @@ from tests.helpers.server import Command, Server
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4", "train.patience=0"]
+       "task.base=none", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4", "train.patience=0"]
 
 
 def train(config: Config, folder: Path) -> dict:

@@ -353,7 +353,8 @@ import parallel_epochs as pe, sys
 print("begins")
 result = pe.train("synthetic_proteins", folder=sys.argv[1], cache_dir=sys.argv[2], num_ranks=int(sys.argv[3]),
                   epochs=120, patience=0, resume="auto", eval_every=50, **{
-                      "data.num_nodes": 400, "data.num_edges": 8000, "data.num_groups": 8, "data.num_species": 4})
+                      "task.base": "none", "data.num_nodes": 400, "data.num_edges": 8000, "data.num_groups": 8,
+                      "data.num_species": 4})
 print("weights", result.summary["weights_sha256"])
 """
 
