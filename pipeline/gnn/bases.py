@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
@@ -28,7 +29,9 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT = 2
+FORMAT = 3
+# The part of the network's time that all simple methods may take, and what they may take at least.
+PART, FEWEST_SECONDS = 0.2, 1
 # A method is chosen for graphs of so many nodes at most.
 MOST_NODES = 300_000
 
@@ -59,14 +62,14 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
             return None
         raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
     shape = (task.num_rows, task.out_channels)
-    asked = json.dumps([FORMAT, config.task.base, config.baselines.seconds, task.metric, config.data.components,
-                        *shape])
+    seconds = _seconds(config, data)
+    asked = json.dumps([FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape])
     path = path_of(config.data, config.cache_dir, data.content_hash,
                    f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
 
     def fit() -> dict[str, Any]:
         pulse.beat("fitting simple methods", pulse.State.LONG)
-        return vars(fit_base(data, task, config.task.base, seconds=config.baselines.seconds))
+        return vars(fit_base(data, task, config.task.base, seconds=seconds))
 
     def check(path: Path, content: dict) -> None:
         base = read_back.build(path, Base, content)
@@ -77,6 +80,14 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     if verify:
         log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
     return base
+
+
+def _seconds(config: GNNConfig, data: Graph) -> float:
+    """Return what a named method may take, or all of them together: a part of the network's time."""
+    if config.task.base != "auto":
+        return config.baselines.seconds
+    whole = estimate.seconds_of_training(config, data.num_nodes, data.num_edges)
+    return min(config.baselines.seconds, max(FEWEST_SECONDS, round(PART * whole)))
 
 
 def _why_not(data: Graph, task: Task) -> str | None:

@@ -12,13 +12,18 @@ from parallel_epochs.pipeline.gnn import bases
 from parallel_epochs.pipeline.gnn.components import train_components
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.gnn.simple.base import Base
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
+from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
+# A network that reads the simple method is not trained if this one lacks so many times more of a perfect metric than
+# the network alone.
+FAR_BELOW = 2.0
 # The value of task.candidate of each network that is tried, and the beginning of the name of its folder.
 TRIED, FOLDER = ("network", "offset"), "candidate_"
 
@@ -41,23 +46,38 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     if first.base is None or task.candidate != keys.AUTO or is_own or not first.kind.reads_base:
         summary = train_components(train_one, opened, folder, ranks=ranks)
         return _with_candidates(summary, task.candidate, folder) if ranks.is_first else summary
-    summaries = {}
+    summaries = dict[str, dict]()
     for name in TRIED:
+        if skipped := ranks.broadcast(_why_skipped(first.base, summaries) if ranks.is_first and summaries else None):
+            log.info("candidate %s is skipped: %s", name, skipped)
+            continue
         log.info("candidate %s, in %s", name, folder / f"{FOLDER}{name}")
         summaries[name] = train_one(_candidate(first, name), folder / f"{FOLDER}{name}")
     if not ranks.is_first:
         return {}
-    best = max(TRIED, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"]))
+    best = max(summaries, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"]))
     log.info("candidate %s is the model of the run, by the valid %s", best, summaries[best]["metric"])
     _adopt(folder / f"{FOLDER}{best}", folder)
     write_config(keys.replaced(opened.config, {"task.candidate": best}), folder)
     return merge(summaries, best)
 
 
+def _why_skipped(base: Base, summaries: dict[str, dict]) -> str | None:
+    """Say why a network that reads the simple method cannot help after the one that does not; none if it may."""
+    if base.name == "mean":
+        return "the mean label tells a network nothing"
+    network = summaries[TRIED[0]]
+    simple, alone = base.scores["valid"], network["network"]["valid"]
+    lacks = [score if network["metric"] in LOWER_IS_BETTER else 1 - score for score in (simple, alone)]
+    if lacks[0] > FAR_BELOW * lacks[1]:
+        return f"the simple method is far below the network (valid {format_score(simple)} and {format_score(alone)})"
+    return None
+
+
 def _with_candidates(summary: dict, best: str, folder: Path) -> dict:
     """Add what other candidates reached to the summary of a run that chose one of them before it was resumed."""
-    paths = {name: folder / f"{FOLDER}{name}" / "summary.json" for name in TRIED}
-    if best not in TRIED or not all(map(files.is_there, paths.values())):
+    paths = {name: path for name in TRIED if files.is_there(path := folder / f"{FOLDER}{name}" / "summary.json")}
+    if best not in paths:
         return summary
     try:
         return merge({name: files.read_json(path) for name, path in paths.items()} | {best: summary}, best)

@@ -13,6 +13,8 @@ from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, pa
 BYTES_PER_PARAMETER = 16
 # An object of Python's for each module and parameter.
 BYTES_PER_MODULE = 4_000
+# Seconds of an epoch and its evaluation for each edge and channel of a layer, and for each node and pair of channels.
+SECONDS_PER_MESSAGE, SECONDS_PER_PRODUCT = 6e-9, 1.5e-9
 # Sizes up to the first are built, on the device that allocates nothing; larger ones are extrapolated from some of at
 # least the second.
 LARGEST_BUILT, SMALLEST_BUILT = 64, 6
@@ -61,6 +63,17 @@ class Machine:
             return f"memory={self.given}" + (f", {limit} for each of {self.num_sharing} ranks,"
                                              if self.num_sharing > 1 else "")
         return f"{limit} a rank, 80 % of what {self.holder} has,"
+
+
+def seconds_of_training(config: GNNConfig, num_nodes: int, num_edges: int) -> float:
+    """Estimate the seconds that a network is trained on a core, from sizes alone.
+
+    A run that stops early is taken to have three times as many evaluations as its patience.
+    """
+    train, model = config.train, config.model
+    epochs = min(train.epochs, 3 * train.patience * train.eval_every) if train.patience else train.epochs
+    width, depth = getattr(model, "hidden_channels", 64), getattr(model, "num_layers", 4)
+    return epochs * depth * width * (SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width)
 
 
 def machine_of(config: GNNConfig) -> Machine:

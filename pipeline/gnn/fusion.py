@@ -34,6 +34,8 @@ FILE = "base.pt"
 SHARES = tuple(tenths / 10 for tenths in range(11))
 # Validation rows drawn with replacement for the error of a difference: how often, and how many at most.
 DRAWS, MOST_DRAWN, MOST_CELLS = 50, 20_000, 500_000
+# About so many rows tell whether a method scores as in the training.
+NUM_SAMPLED = 200
 # With fewer validation rows, no error can be told.
 FEWEST_ROWS = 10
 
@@ -44,7 +46,8 @@ class Answer:
 
     Attributes:
         share: of the simple method in the mixture of logits or values: 1 for this method alone, 0 for the network.
-        gain: validation metric above that of the simple method, a positive number for a better one.
+        gain: validation metric above that of the simple method, a positive number for a better one. Each half of the
+            validation rows is answered with the share that is the best for the other half.
         error: standard error of `gain`, as the same rows score both.
         network: metric of the network alone on each split.
         scores: metric of the answer on each split.
@@ -59,7 +62,7 @@ class Answer:
     def __str__(self) -> str:
         what = f"a mixture of both, {self.share:g} of it the simple method" if 0 < self.share < 1 else \
             "the network alone" if not self.share else "the simple method alone, which is enough"
-        return f"{what} (best gain over the simple method in validation {self.gain:+.4f}, standard error " \
+        return f"{what} (gain over the simple method in validation {self.gain:+.4f}, standard error " \
                f"{self.error:.4f})"
 
 
@@ -72,6 +75,7 @@ class Kept:
         share: of it in the predictions.
         moments: factor and constant that make scores of the columns that the network reads.
         fitted: what scores other data; empty if nothing can.
+        sample: some of its scores for the graph of the training; none in runs of earlier versions.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Kept:
     moments: list[float]
     reads_labels: bool
     fitted: dict[str, Any]
+    sample: Float[Tensor, "num_sampled columns"] | None = None
 
 
 def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     answer = choose(task, rows, base)
     checkpoint.save(folder / FILE, asdict(Kept(
         base.name, base.title, answer.share, list(bases.moments_of(setup.data, base.rows)), base.reads_labels,
-        base.fitted)))
+        base.fitted, _sample(base))))
     rows = mix(rows, task.from_learned(base.rows), answer.share)
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
@@ -114,20 +119,32 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
 def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) -> Answer:
     """Choose the share of a simple method by the validation metric; of equal ones the largest.
 
-    The simple method alone is left only for a gain of more than one standard error of the paired difference.
+    The simple method alone is left only for a gain of more than one standard error of the paired difference. The gain
+    is that of shares that were chosen without the rows that it is measured on.
 
     Args:
         rows: logits or values that the network predicts.
     """
-    own = task.from_learned(base.rows)
-    valid = {share: merit(task.metric, task.score("valid", mix(rows, own, share))) for share in SHARES}
-    share = max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
-    gain, error = valid[share] - valid[1.0], 0.0
+    own, (y, chosen) = task.from_learned(base.rows), task.labels_of("valid")
+    half, whole = torch.from_numpy(stream("halves", 0).permutation(len(chosen)) % 2), torch.ones(len(chosen)).bool()
+
+    def best(picked: Tensor) -> float:
+        valid = {share: _merit(task, y[picked], mix(rows, own, share)[chosen[picked]]) for share in SHARES}
+        return max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
+
+    share, gain, error = best(whole), 0.0, 0.0
     if share < 1:
+        for picked in (half == 0, half == 1):
+            y_of, found = y[picked], mix(rows, own, best(~picked))
+            gain += (_merit(task, y_of, found[chosen[picked]]) - _merit(task, y_of, own[chosen[picked]])) / 2
         error = error_of_difference(task, mix(rows, own, share), own)
         if not gain > error:
             share = 1.0
     return Answer(share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, own, share)))
+
+
+def _merit(task: NodeTask, y: Tensor, rows: Tensor) -> float:
+    return merit(task.metric, KINDS[task.kind][task.metric](y, rows))
 
 
 def mix(rows: Tensor, base: Tensor, share: float) -> Tensor:
@@ -187,6 +204,10 @@ def _checked(path: Path, content: dict) -> Kept:
     return replace(kept, fitted=checkpoint.Content(path, kept.fitted))
 
 
+def _sample(base: Base) -> Tensor:
+    return base.rows[::max(len(base.rows) // NUM_SAMPLED, 1)].clone()
+
+
 def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
     """Score other data than those of the training by the simple method of a run.
 
@@ -209,8 +230,15 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept | None) -> Predicted:
     Args:
         base: scores of the simple method for all rows.
         kept: what the run keeps of it.
+
+    Raises:
+        ValueError: these are other scores than in the training.
     """
     assert kept is not None, "a run with a simple method keeps it"
+    if base.scores and kept.sample is not None and (kept.sample.shape != (own := _sample(base)).shape or not
+                                                    torch.allclose(kept.sample, own, rtol=1e-2, atol=1e-2)):
+        raise ValueError(f"{kept.title}: its scores are no longer in cache_dir, and it was fitted again with other ones"
+                         ". Use the versions of scikit-learn and torch that summary.json names, or train again")
     share = kept.share
     if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):
         log.warning("the network answers alone, since %s reads labels of neighbours, and none are known here",

@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
 from parallel_epochs.pipeline.run.words import count
 
-PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core")
+PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core", "scikit-learn")
 
 
 def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr_scaling: str, seed: int, command: str,

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, divide_groups
+from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -13,7 +13,7 @@ def divide(inputs: Inputs, seed: int) -> Int[Tensor, " num_rows"]:
     """Divide the training rows into folds; -1 for all other rows."""
     rows = inputs.labels.train.nonzero().squeeze(1)
     out = torch.full((len(inputs.labels.train),), -1)
-    out[rows] = torch.from_numpy(divide_groups(rows.numpy(), stream("folds of bases", seed)))
+    out[rows] = torch.from_numpy(stream("folds of bases", seed).permutation(len(rows)) % NUM_FOLDS)
     return out
 
 

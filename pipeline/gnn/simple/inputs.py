@@ -87,10 +87,10 @@ class Inputs:
         out[np.sort(stream("rows of bases", seed).choice(chosen, most, replace=False))] = True
         return out
 
-    def among_all(self, rows: Tensor, others: Tensor) -> Tensor:
-        """Return rows of all nodes, given those of the rows that may have labels, and one for every other."""
+    def among_all(self, rows: Tensor, others: Tensor, chosen: Tensor | slice = slice(None)) -> Tensor:
+        """Return rows of all nodes, given those of some that may have labels, and one for every other."""
         if len(rows) == len(self.labels.y):
             return rows
         out = others.to(rows.dtype).repeat(len(self.labels.y), 1)
-        out[self.own] = rows
+        out[self.own][chosen] = rows
         return out

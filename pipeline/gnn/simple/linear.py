@@ -1,6 +1,7 @@
 """Linear models of the nodes' own columns and of their means over one to three hops."""
 
 import logging
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -21,16 +22,19 @@ log = logging.getLogger(__name__)
 
 # Weights of the likelihood against the penalty, as scikit-learn's C; of ridge regression, 1 / alpha.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+# Factor and constant that make a regression on 0 and 1 logits.
+LOGITS = 4.0, -2.0
 # The columns of a hop are divided by nothing, by one number for all of them, or by the deviation of each.
 SCALINGS = ("none", "one", "each")
 # Steps of the optimiser at most, and the logit of a class that no row has.
 MOST_STEPS, ABSENT = 100, -30.0
 # Columns and scalings are compared on so many training rows at most, by regressions of these strengths.
-COARSE_ROWS, COARSE_STRENGTHS = 5_000, (0.01, 1.0, 100.0)
+COARSE_ROWS, COARSE_STRENGTHS = 3_000, (0.01, 1.0, 100.0)
 # Steps of the optimiser for each strength on these rows, and columns of all hops at most.
 COARSE_STEPS, MOST_COLUMNS = 30, 2_000
-# Seconds for each logit, and for each of its columns, in a step of the optimiser; and fits to all rows or four folds.
-OF_NUMBER, OF_CELL, NUM_FITS = 2e-9, 1e-10, 7
+# Seconds for each logit, and for each of its columns, in a step of the optimiser, and for each pair of columns in a
+# regression; and fits to all rows or four folds.
+OF_NUMBER, OF_CELL, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-10, 7
 
 
 def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows columns"], labels: Labels,
@@ -38,18 +42,25 @@ def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows
                ) -> Float[Tensor, "channels_and_one columns"]:
     """Fit one model of all classes, or of each column of labels, with a penalty of the squared weights.
 
+    Without steps, a regression on 0 and 1 takes the place of the logistic one; what is unknown counts as the mean.
+
     Args:
         x: columns, scaled.
         y: labels; NaN is unknown.
         labels: say what kind of labels they are.
         strength: weight of the likelihood, as scikit-learn's C.
         start: weights to begin at, as they are returned.
+        num_steps: steps of the optimiser at most.
 
     Returns:
         Weights, and below them the constants; float64.
     """
     if labels.are_values:
         return _fit_ridge(x, y, strength)
+    if not num_steps:
+        out = LOGITS[0] * _fit_ridge(x, y.where(~y.isnan(), y.nanmean(0).nan_to_num()), strength)
+        out[-1] += LOGITS[1]
+        return out
     known, target = ~y.isnan(), y.nan_to_num()
     one = torch.cat([x, x.new_ones(len(x), 1)], 1)
     # A class, or a label of a task, that no row has takes no part.
@@ -116,24 +127,25 @@ def scale_columns(x: Float[Tensor, "num_rows channels"], scaling: str) -> tuple[
     return mean, torch.where(std > 0, std, 1.0)
 
 
-def _columns(inputs: Inputs, fitted: dict) -> Tensor:
-    """Return the scaled columns of all hops of a model [num_own, channels]."""
-    return torch.cat([((inputs.hop(hop).double() - shift) / scale).float() for hop, shift, scale in zip(
+def _columns(inputs: Inputs, fitted: dict, chosen: Tensor | slice) -> Tensor:
+    """Return the scaled columns of all hops of a model for some of the rows that may have labels."""
+    return torch.cat([((inputs.hop(hop)[chosen].double() - shift) / scale).float() for hop, shift, scale in zip(
         fitted["hops"], fitted["shift"], fitted["scale"], strict=True)], dim=1)
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
-    """Predict by the weights of the columns."""
-    labels, x = inputs.labels, _columns(inputs, fitted)
+    """Predict by the weights of the columns; the mean label for rows that are not asked for."""
+    chosen = slice(None) if asked is None else asked[inputs.own]
+    labels, x = inputs.labels, _columns(inputs, fitted, chosen)
     rows = (x.double() @ fitted["weight"][:-1] + fitted["weight"][-1])
     rows = rows if labels.are_values else rows.softmax(1) if labels.are_classes else rows.sigmoid()
-    return inputs.among_all(rows.float(), fitted["mean"])
+    return inputs.among_all(rows.float(), fitted["mean"], chosen)
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield linear models of all training rows, of the columns and with the scaling that are the best on some of them.
 
-    Regressions on all classes at once, which a decomposition solves for every penalty, choose columns and scaling.
+    Regressions on all classes at once choose columns and scaling.
     """
     hops = range(inputs.num_hops + 1)
     # With one hop alone, unscaled columns are those of one scale with another C.
@@ -144,23 +156,24 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     rows = inputs.draw(inputs.labels.train, COARSE_ROWS, seed)
     best: tuple[float, tuple[int, ...], str] | None = None
     for of_hops, scaling in choices:
-        score = max(inputs.valid(found) for found in _regress(inputs, rows, of_hops, scaling))
+        score = max((inputs.valid(found) for found in _regress(inputs, rows, of_hops, scaling)), default=-math.inf)
         if best is None or score > best[0]:
             best = score, of_hops, scaling
     if best is None:
         raise TooLong(f"a linear model takes at most {MOST_COLUMNS:,} columns, and there are "
                       f"{inputs.hop(0).size(1):,}")
     _, of_hops, scaling = best
-    scores, start = [], None
-    for strength in STRENGTHS:
-        fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, COARSE_STEPS)
+    scores, start, (num_steps, most) = [], None, _effort(inputs, of_hops)
+    strengths = STRENGTHS if num_steps else COARSE_STRENGTHS
+    for strength in strengths:
+        fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, min(num_steps, COARSE_STEPS))
         start = fitted["weight"]
-        scores.append(inputs.valid(predict(inputs, fitted, rows)))
-    place, most = scores.index(max(scores)), _most_rows(inputs, of_hops)
-    for strength in STRENGTHS[max(place - 1, 0):place + 1]:  # of more rows, the penalty weighs less
-        yield Method("linear", _title(inputs, of_hops, scaling, strength),
-                     partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength, most=most),
-                     predict)
+        scores.append(inputs.valid(predict(inputs, fitted, rows, inputs.data.valid_mask)))
+    place = scores.index(max(scores))
+    for strength in strengths[max(place - 1, 0):place + 1]:  # of more rows, the penalty weighs less
+        yield Method("linear", _title(inputs, of_hops, scaling, strength, num_steps),
+                     partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength, num_steps=num_steps,
+                             most=most), predict)
 
 
 def refuse_much(inputs: Inputs) -> None:
@@ -175,31 +188,35 @@ def refuse_much(inputs: Inputs) -> None:
         raise TooLong(f"a linear model of {inputs.width:,} columns would take about {format_bytes(size)}")
 
 
-def _most_rows(inputs: Inputs, hops: tuple[int, ...]) -> int:
-    """Return how many training rows the fits of all rows and of the folds may read in the time that there is."""
+def _effort(inputs: Inputs, hops: tuple[int, ...]) -> tuple[int, int]:
+    """Return the steps of a fit, none for a regression, and the training rows that it reads, in the time that there is.
+    """
     num, width = int(inputs.labels.train.sum()), sum(inputs.hop(hop).size(1) for hop in hops)
-    of_row = NUM_FITS * MOST_STEPS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * width)
-    most = max(int(min(inputs.seconds / of_row, 1e15)), COARSE_ROWS)
+    of_step = NUM_FITS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * width)
+    for num_steps in (MOST_STEPS, COARSE_STEPS):
+        if num * num_steps * of_step <= inputs.seconds:
+            return num_steps, num
+    most = max(int(min(inputs.seconds / (NUM_FITS * OF_PAIR * width**2), 1e15)), COARSE_ROWS)
     if most < num:
         log.info("simple methods: linear models are fitted to %s of %s training rows, drawn at random "
-                 "(baselines.seconds=%g)", f"{most:,}", f"{num:,}", inputs.seconds)
-    return most
+                 "(baselines.seconds)", f"{most:,}", f"{num:,}")
+    return 0, most
 
 
 def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) -> Iterator[Tensor]:
     """Predict by ridge regression on the labels, with each of some penalties; what is unknown counts as the mean."""
-    labels, fitted = inputs.labels, _scales(inputs, rows, hops, scaling)
-    x, y = _columns(inputs, fitted).double(), labels.y[inputs.own][rows[inputs.own]].double()
-    own = x[rows[inputs.own]]
+    labels, fitted, asked = inputs.labels, _scales(inputs, rows, hops, scaling), inputs.data.valid_mask[inputs.own]
+    own, x = (_columns(inputs, fitted, chosen).double() for chosen in (rows[inputs.own], asked))
+    y = labels.y[rows].double()
     center, mean = own.mean(0), y.nanmean(0).nan_to_num()
-    values, vectors = torch.linalg.eigh((own - center).t() @ (own - center))
-    target = vectors.t() @ ((own - center).t() @ (y - mean).nan_to_num())
-    asked = inputs.data.valid_mask[inputs.own]  # no other row is looked at
-    x, out = (x[asked] - center) @ vectors, mean.expand(len(x), -1).clone()
-    for strength in COARSE_STRENGTHS:
-        found = out.clone()
-        found[asked] += x @ (target / (values.clamp(min=0) + 1 / strength).unsqueeze(1))
-        yield inputs.among_all((found if labels.are_values else (4 * found - 2).sigmoid()).float(), fitted["mean"])
+    products, target = (own - center).t() @ (own - center), (own - center).t() @ (y - mean).nan_to_num()
+    for strength in COARSE_STRENGTHS:  # no other row is looked at
+        factor, failed = torch.linalg.cholesky_ex(products + torch.eye(len(products)).double() / strength)
+        if failed:
+            continue  # columns of too different sizes
+        found = mean + (x - center) @ torch.cholesky_solve(target, factor)
+        found = found if labels.are_values else (LOGITS[0] * found + LOGITS[1]).sigmoid()
+        yield inputs.among_all(found.float(), fitted["mean"], asked)
 
 
 def _scales(inputs: Inputs, known: Tensor, hops: tuple[int, ...], scaling: str) -> dict:
@@ -213,12 +230,13 @@ def fit_hops(inputs: Inputs, known: Bool[Tensor, " num_rows"], hops: tuple[int, 
     """Fit a linear model of the columns of some hops to some rows; arguments as of :func:`fit_linear`."""
     labels, rows = inputs.labels, inputs.draw(known, most, 0)[inputs.own]
     fitted = _scales(inputs, known, hops, scaling)
-    weight = fit_linear(_columns(inputs, fitted)[rows], labels.y[inputs.own][rows], labels, strength, start, num_steps)
+    weight = fit_linear(_columns(inputs, fitted, rows), labels.y[inputs.own][rows], labels, strength, start, num_steps)
     return {**fitted, "weight": weight}
 
 
-def _title(inputs: Inputs, hops: tuple[int, ...], scaling: str, strength: float) -> str:
+def _title(inputs: Inputs, hops: tuple[int, ...], scaling: str, strength: float, num_steps: int) -> str:
     of = "sums over nodes and edges" if inputs.are_graphs else "the node's own columns" if hops == (0,) else \
         f"columns of hop {hops[0]}" if len(hops) == 1 else f"columns of hops 0 to {hops[-1]}"
     scale = {"none": "not scaled", "one": "one scale", "each": "each column scaled"}[scaling]
-    return f"{inputs.labels.linear_name} on {of} ({scale}, C {strength:g})"
+    name = inputs.labels.linear_name if num_steps else "ridge regression"
+    return f"{name} on {of} ({scale}, C {strength:g})"

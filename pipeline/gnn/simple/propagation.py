@@ -10,12 +10,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, propagate
+from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import CERTAIN, Labels
-from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 
 # How often labels are propagated in many steps, and the weights of what the neighbours say.
 STEPS, ALPHAS = 50, (0.5, 0.8, 0.95)
+# Seconds for each number that is sent along an edge, an estimate.
+OF_MESSAGE = 1e-9
 # Weights of the second step of label propagation in two, and that of the mean label.
 SECOND, PRIOR = (0.0, 0.5, 1.0, 3.0, 10.0, 30.0), 0.02
 # Columns of edges that are tried as weights one by one, at most.
@@ -27,15 +30,19 @@ Steps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 def both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
     """Propagate labels and marks that they are known by one step and by two, without what comes back to a node."""
     adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight)
-    is_known, own = labels.known(known).float(), adjacency.square_diagonal()
-    if bool((is_known == is_known[:, :1]).all()):
-        is_known = is_known[:, :1]
+    is_known, own = _marks(labels, known), adjacency.square_diagonal()
 
     def both(values: Tensor) -> tuple[Tensor, Tensor]:
         first = adjacency @ values
         return first, adjacency @ first - own * values
 
     return both(labels.y.nan_to_num() * is_known), both(is_known)
+
+
+def _marks(labels: Labels, known: Tensor) -> Tensor:
+    """Return 1 for each known label of some rows; one column where those of all columns are the same."""
+    marks = labels.known(known).float()
+    return marks[:, :1] if bool((marks == marks[:, :1]).all()) else marks
 
 
 def mean_label(steps: Steps, share: float, mean: Tensor) -> Float[Tensor, "num_nodes columns"]:
@@ -87,6 +94,10 @@ def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor
 
 def many_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield label propagation in many steps, with each weight of what the neighbours say."""
+    seconds = (len(ALPHAS) + NUM_FOLDS) * STEPS * inputs.data.num_edges * inputs.task.out_channels * OF_MESSAGE
+    if seconds > inputs.seconds:
+        raise TooLong(f"label propagation in {STEPS} steps would take about {seconds:.0f} s, longer than "
+                      f"{inputs.seconds:.3g} s (baselines.seconds)")
     for alpha in ALPHAS:
         yield Method("diffusion", f"label propagation in {STEPS} steps (alpha {alpha:g})",
                      partial(_settings, inputs.labels, alpha=alpha), predict_many_steps, reads_labels=True)
@@ -98,7 +109,7 @@ def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tenso
     Each label and each mark that it is known takes `STEPS` steps ``z = alpha S z + (1 - alpha) x``.
     """
     labels, adjacency, alpha = inputs.labels, inputs.adjacency, fitted["alpha"]
-    is_known = labels.known(known).float()
+    is_known = _marks(labels, known)
     values = propagate(adjacency, labels.y.nan_to_num() * is_known, alpha, STEPS, low=-torch.inf, high=torch.inf)
     weight = propagate(adjacency, is_known, alpha, STEPS)
     return torch.where(weight > CERTAIN, values / weight, fitted["mean"])

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +19,13 @@ from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.simple.summaries import choices, summarise
 
 # They are fitted to so many training rows at most, and compared on so many.
-MOST_ROWS, COARSE_ROWS = 50_000, 10_000
+MOST_ROWS, COARSE_ROWS, COARSE_TREES = 50_000, 5_000, 30
+# Boosting puts the values of a column into so many bins. With few rounds, each goes a longer way.
+NUM_BINS, MANY_ROUNDS = 63, 100
 # Boosting stops early where so many rows can spare some, and the logit of a class that no row has.
 LEAST_TO_STOP, ABSENT = 200, -30.0
+# Here stands a function that predicts the same as :func:`evaluate`, and sooner, until the trees are kept.
+QUICK = "quick"
 # One fit may take this share of the time that a method may take, as there are folds and several choices of columns.
 SHARE = 0.1
 # Names of the columns of graphs.
@@ -31,37 +34,38 @@ GRAPHS = {("own",): "sums over nodes and edges", ("patterns",): "patterns of cat
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
-    """Yield the forest or the boosted trees, on the columns, that are the best when fitted to some training rows."""
-    train, best = inputs.labels.train, None
-    for parts, (fit, cost, noun) in product(choices(inputs), KINDS):
-        width = summarise(inputs, train, parts).size(1)
-        size = int(train.sum()), width, inputs.task.out_channels
-        num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
-        if num_trees < cost.least:
-            continue
-        of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
-        of_rows = partial(fit, inputs, parts, seed, num_trees)
-        method = Method("forest" if inputs.are_graphs else "trees", f"{noun.format(num_trees)} on {of}",
-                        of_rows, predict, reads_labels="labels" in parts)
-        model = of_rows(train, most=COARSE_ROWS)
-        score = inputs.valid(predict(inputs, model, train, inputs.data.valid_mask))
-        if best is None or score > best[0]:
-            best = score, method
+    """Yield the forest or the boosted trees that are the best when fitted to some training rows.
+
+    Forests choose the columns, since they are fitted sooner.
+    """
+    train, best, tried = inputs.labels.train, None, choices(inputs)
+    for fit, cost, noun in KINDS:
+        for parts in tried if best is None else [best[1]]:
+            size = int(train.sum()), summarise(inputs, train, parts).size(1), inputs.task.out_channels
+            num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
+            if num_trees < cost.least:
+                continue
+            model = fit(inputs, parts, seed, min(num_trees, COARSE_TREES) if cost.is_forest else num_trees, train,
+                        most=COARSE_ROWS)
+            score = inputs.valid(predict(inputs, model, train, inputs.data.valid_mask))
+            if best is None or score > best[0]:
+                best = score, parts, fit, noun, num_trees
     if best is None:
-        raise TooLong(f"trees would take longer than baselines.seconds={inputs.seconds:g}")
-    yield best[1]
+        raise TooLong(f"trees would take longer than {inputs.seconds:.3g} s (baselines.seconds)")
+    _, parts, fit, noun, num_trees = best
+    of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
+    yield Method("forest" if inputs.are_graphs else "trees", f"{noun.format(num_trees)} on {of}",
+                 partial(fit, inputs, parts, seed, num_trees), predict, reads_labels="labels" in parts)
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict by plain arrays of trees; the mean label for rows that are not asked for."""
     labels, own = inputs.labels, summarise(inputs, known, fitted["parts"])
     chosen = slice(None) if asked is None else asked[inputs.own]
-    rows = torch.from_numpy(evaluate(fitted, own[chosen].numpy()))
+    rows = torch.from_numpy(fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy()))
     if fitted["is_boosted"] and not labels.are_values:
         rows = rows.softmax(1) if labels.are_classes else rows.sigmoid()
-    out = fitted["mean"].repeat(len(own), 1)
-    out[chosen] = rows.float()
-    return inputs.among_all(out, fitted["mean"])
+    return inputs.among_all(rows.float(), fitted["mean"], chosen)
 
 
 def evaluate(fitted: dict, x: Float[np.ndarray, "num_rows channels"]) -> Float[np.ndarray, "num_rows columns"]:
@@ -154,13 +158,23 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
         model = _fit(
             ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options), x, target if y.size(1) > 1 else target[:, 0])
         present = np.arange(y.size(1))
+    found = []
     for each in model.estimators_:
         tree = each.tree_
         is_leaf = tree.children_left < 0
-        value = np.zeros((int(is_leaf.sum()), y.size(1)))
+        value = np.zeros((int(is_leaf.sum()), y.size(1)), np.float32)
         value[:, present] = tree.value.reshape(tree.node_count, -1)[is_leaf] / num_trees
+        found.append((tree, is_leaf.cumsum() - 1, value))
         trees.add(is_leaf, tree.feature, tree.threshold, tree.children_left, tree.children_right, value)
-    return {**trees.arrays(), "start": torch.zeros(y.size(1)), "is_boosted": False, "parts": parts, "mean": mean}
+
+    def quick(x: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(x), y.size(1)))
+        for tree, place, value in found:
+            out += value[place[tree.apply(x)]]
+        return out
+
+    return {**trees.arrays(), "start": torch.zeros(y.size(1)), "is_boosted": False, "parts": parts, "mean": mean,
+            QUICK: quick}
 
 
 def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: int, known: Tensor,
@@ -169,6 +183,7 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
     labels, (x, y), trees = inputs.labels, _rows_of(inputs, parts, seed, known, most), Trees()
     start = torch.full((y.size(1),), ABSENT if labels.are_classes else 0.0)
     columns = [y.argmax(1).float()] if labels.are_classes else y.unbind(1)
+    models = list[tuple[np.ndarray, BaseEstimator]]()
     for column, target in enumerate(columns):
         has = ~target.isnan()
         values = target[has].numpy()
@@ -178,21 +193,34 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
             continue
         make = ensemble.HistGradientBoostingRegressor if labels.are_values else ensemble.HistGradientBoostingClassifier
         stops = len(values) >= LEAST_TO_STOP and (labels.are_values or counts.min() > 1)
-        model = _fit(make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10),
+        model = _fit(make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10,
+                          max_bins=NUM_BINS, learning_rate=0.1 if num_rounds >= MANY_ROUNDS else 0.2),
                      x[has.numpy()], values)
         # With two classes there is one tree a round, which tells the second from the first.
+        model._baseline_prediction = model._baseline_prediction.astype(np.float32).astype(np.float64)
         first = np.ravel(model._baseline_prediction)
         outputs = kinds.astype(int)[-len(first):] if labels.are_classes else np.array([column])
         if labels.are_classes:
             start[torch.from_numpy(kinds.astype(int))] = 0.0
         start[torch.from_numpy(outputs)] = torch.from_numpy(first).float()
+        models.append((outputs, model))
         for output, predictor in ((output, each) for round_ in model._predictors
                                   for output, each in zip(outputs.tolist(), round_, strict=True)):
             nodes = predictor.nodes
+            nodes["value"] = nodes["value"].astype(np.float32)
             is_leaf = nodes["is_leaf"].astype(bool)
             trees.add(is_leaf, nodes["feature_idx"], nodes["num_threshold"], nodes["left"].astype(np.int64),
                       nodes["right"].astype(np.int64), nodes["value"][is_leaf].reshape(-1, 1), output)
-    return {**trees.arrays(), "start": start, "is_boosted": True, "parts": parts, "mean": labels.mean(known)}
+
+    def quick(x: np.ndarray) -> np.ndarray:
+        out = np.tile(start.numpy().astype(np.float64), (len(x), 1))
+        for outputs, model in models:
+            found = model.predict(x) if labels.are_values else model.decision_function(x)
+            out[:, outputs] = found.reshape(len(x), -1)
+        return out
+
+    return {**trees.arrays(), "start": start, "is_boosted": True, "parts": parts, "mean": labels.mean(known),
+            QUICK: quick}
 
 
 def _fit(model: BaseEstimator, x: np.ndarray, y: np.ndarray) -> BaseEstimator:
@@ -214,23 +242,20 @@ class Cost(NamedTuple):
 
     Attributes:
         least, most: numbers of trees or rounds.
-        of_row: seconds for each row.
-        of_cell: seconds for each row, column and label.
     """
 
     least: int
     most: int
-    of_row: float
-    of_cell: float
     is_forest: bool
 
     def of_one(self, num_rows: int, width: int, num_labels: int) -> float:
         """Return the seconds for so many rows, columns and labels."""
         rows = min(num_rows, MOST_ROWS)
-        if self.is_forest:
-            rows, width = rows * math.log2(rows + 2), math.sqrt(width) if num_labels > 1 else 0.3 * width
-        return rows * (self.of_row + self.of_cell * width * num_labels)
+        if not self.is_forest:
+            return num_labels * width * (2.5e-5 + 6e-9 * rows)
+        tried = math.sqrt(width) if num_labels > 1 else 0.3 * width
+        return rows * math.log2(rows + 2) * (6e-8 + 5e-9 * tried + 5e-10 * tried * num_labels)
 
 
-KINDS = ((fit_forest, Cost(20, 100, 1e-7, 2e-9, True), "forest of {} trees"),
-         (fit_boosted, Cost(50, 200, 0.0, 1e-8, False), "boosted trees, at most {} rounds,"))
+KINDS = ((fit_forest, Cost(10, 100, True), "forest of {} trees"),
+         (fit_boosted, Cost(30, 200, False), "boosted trees, at most {} rounds,"))

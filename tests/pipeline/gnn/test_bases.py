@@ -10,9 +10,10 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn import bases, fusion, new_data
+from parallel_epochs.pipeline.gnn import bases, candidates, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.simple.base import Base
+from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
@@ -77,7 +78,7 @@ def noisy(task, y: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values"])
 @pytest.mark.parametrize("network, simple, answers", [(0.1, 3.0, "network"), (3.0, 0.1, "simple"), (1.0, 1.0, "both")])
 def test_the_answer_is_what_validation_favours(kind, network, simple, answers, configure, tmp_path):
-    setup = open_graph(configure(*graph_of(kind, tmp_path / "graph.pt"))).parts[0]
+    setup = open_graph(configure(*graph_of(kind, tmp_path / "graph.pt", 900))).parts[0]
     task, y = setup.task, setup.data.y
     scale = 10 if kind == "values" else 1
     rows, base = (noisy(task, y, scale * noise, seed) for seed, noise in enumerate((network, simple)))
@@ -100,7 +101,8 @@ def test_the_simple_method_is_left_only_for_more_than_the_error_of_the_differenc
         # Of n rows of which k differ, the mean has a deviation of about sqrt(k) / n.
         assert error == pytest.approx(math.sqrt(mended + broken - (mended - broken)**2 / 100) / 100, rel=0.3)
         answer = fusion.choose(task, rows, base_of(base))
-        assert answer.gain >= (mended - broken) / 100 - 1e-9 and (answer.share < 1) == leaves
+        assert (answer.gain > answer.error) == (answer.share < 1) == leaves
+        assert not leaves or answer.gain == pytest.approx((mended - broken) / 100)
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +251,48 @@ def test_a_run_that_has_not_ended_answers_nothing(tried, tmp_path):
     run = SavedRun(tmp_path / "run", config, {})
     with pytest.raises(ValueError, match="base.pt is not there: what the run answers with is chosen when it ends"):
         predicted(run)
+
+
+def test_the_gain_is_measured_on_rows_that_chose_no_share(configure, tmp_path):
+    """Of a network that knows nothing more, the best share of eleven is better on the rows that chose it."""
+    setup = open_graph(configure(*graph_of("classes", tmp_path / "graph.pt"))).parts[0]
+    task, gains, honest = setup.task, [], []
+    for seed in range(12):
+        base = noisy(task, setup.data.y, 1.0, seed)
+        rows = base + 0.7 * torch.randn(base.shape, generator=torch.Generator().manual_seed(100 + seed))
+        valid = [task.score("valid", fusion.mix(rows, base, share)) for share in fusion.SHARES]
+        gains.append(max(valid) - valid[-1])
+        honest.append(fusion.choose(task, rows, base_of(base)).gain)
+    assert sum(gains) > 0.05 and sum(honest) < sum(gains) / 2
+
+
+def test_scores_that_were_fitted_otherwise_are_refused(tried, tmp_path):
+    config, folder, _ = tried
+    run = SavedRun(folder, config, {})
+    kept = fusion.read_kept(run)
+    assert torch.equal(kept.sample, open_graph(config).parts[0].base.rows[:len(kept.sample)])
+    shutil.copytree(folder, tmp_path / "run")
+    content = dict(checkpoint.load(path := tmp_path / "run" / "base.pt"))
+    checkpoint.save(path, content | {"sample": content["sample"] + 0.1})
+    with pytest.raises(ValueError, match="it was fitted again with other ones. Use the versions of scikit-learn"):
+        predicted(SavedRun(tmp_path / "run", config, {}))
+
+
+@pytest.mark.parametrize("name, valid, reason", [
+    ("mean", 0.5, "the mean label tells a network nothing"), ("trees", 0.58, "far below the network"),
+    ("trees", 0.75, None)])
+def test_a_candidate_that_cannot_help_is_skipped(name, valid, reason):
+    base = dataclasses.replace(base_of(torch.zeros(1, 2)), name=name, scores={"valid": valid})
+    found = candidates._why_skipped(base, {"network": {"metric": "acc", "network": {"valid": 0.8}}})
+    assert found is None if reason is None else reason in found
+
+
+def test_a_run_with_a_base_that_is_far_below_has_one_candidate(configure, tmp_path, caplog):
+    caplog.set_level("INFO")
+    config = configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=mean")
+    found = train(config, tmp_path / "run")
+    assert list(found["candidates"]) == ["network"] and found["candidate"] == "network"
+    assert not (tmp_path / "run" / "candidate_offset").exists()
+    assert any(text.startswith("candidate offset is skipped") for text in caplog.messages)
+    assert train(configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=mean", "train.epochs=3",
+                           "task.candidate=network"), tmp_path / "run")["candidates"] == found["candidates"]
