@@ -63,7 +63,8 @@ def aggregate(
     if table is not None:
         weight, bias, table = relation_table.drop_features(weight, bias, table)
     if attr is not None and attr.size(1) == 0:
-        attr, weight, bias, x = _drop_features(attr, weight, bias, x)
+        # Without features the encoder returns its bias, the same for all edges.
+        attr, weight, bias, x = None, None, None, x if bias is None else x + bias
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
         notice.warn(f"edge_attr has {weight.size(1)} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}: "
                     f"every layer builds a tensor of edges x channels")
@@ -98,11 +99,6 @@ def _encode(attr: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor | N
     if table is None:
         return torch.nn.functional.linear(attr, weight, bias)
     return relation_table.encode_edges(attr, weight, bias, table.to(weight.dtype))
-
-
-def _drop_features(attr, weight, bias, x):
-    # Without features the encoder returns its bias, the same for all edges.
-    return None, None, None, x if bias is None else x + bias
 
 
 def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor, aggr: str, limits: tuple[float, float]) -> Tensor:

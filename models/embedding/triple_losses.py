@@ -39,11 +39,6 @@ def one_vs_all(queries: Float[Tensor, "n dim"], entities: Float[Tensor, "m dim"]
     return _OneVsAll.apply(queries, entities, query_of, answers, at_once or max(len(queries), 1))
 
 
-def one_vs_all_reference(queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
-    """Compute :func:`one_vs_all` with a row of scores for each answer."""
-    return torch.nn.functional.cross_entropy((queries @ entities.mT)[query_of], answers, reduction="sum")
-
-
 class _OneVsAll(torch.autograd.Function):
     """Computes the gradients beside the loss, so that no matrix of scores outlives its rows."""
 

@@ -13,6 +13,7 @@ arXiv:1902.10197. QuatE: Zhang et al., NeurIPS 2019, arXiv:1904.10281.
 """
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -106,18 +107,6 @@ def modulus(rows: Float[Tensor, "*batch dim"], parts: int) -> Float[Tensor, "*ba
     return torch.stack(rows.chunk(parts, -1)).square().sum(0).clamp(min=TINY).sqrt()
 
 
-def _translate(heads: Tensor, relations: Tensor) -> Tensor:
-    return heads + relations
-
-
-def _translate_back(tails: Tensor, relations: Tensor) -> Tensor:
-    return tails - relations
-
-
-def _scale(rows: Tensor, relations: Tensor) -> Tensor:
-    return rows * relations
-
-
 def _complex_product(a: Tensor, b: Tensor) -> Tensor:
     """Multiply rows of complex numbers."""
     (a_re, a_im), (b_re, b_im) = a.chunk(2, -1), b.chunk(2, -1)
@@ -190,8 +179,8 @@ def _turn_between(heads: Tensor, tails: Tensor) -> Tensor:
 
 # Models by name.
 MODELS = {model.name: model for model in (
-    TripleModel("transe", _translate, _translate_back, "l1"),
-    TripleModel("distmult", _scale, _scale, "dot", query_relations=_scale),
+    TripleModel("transe", operator.add, operator.sub, "l1"),
+    TripleModel("distmult", operator.mul, operator.mul, "dot", query_relations=operator.mul),
     TripleModel("complex", _complex_product, _complex_back, "dot", 2, 2, _complex_between),
     TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2, _simple_between),
     TripleModel("rotate", _rotate, _rotate_back, "modulus", 2, 1),

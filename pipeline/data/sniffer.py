@@ -140,6 +140,15 @@ def _quotes_texts(rest: bytes, content: bytes, mark: bytes) -> bool:
     return all(NUMBER.fullmatch(text) for found in cells.finditer(rest) if (text := found[0].strip()))
 
 
+def is_number(text: object) -> bool:
+    """Tell whether Python reads a text as a number."""
+    try:
+        float(str(text))
+    except ValueError:
+        return False
+    return True
+
+
 def strip_comments(content: bytes, num_before: int) -> tuple[bytes, int]:
     """Make lines empty that are comments; returns their number, too.
 

@@ -68,7 +68,7 @@ class NeighborSampler:
         try:
             for hop, most in enumerate(self._num_neighbors):
                 ptr = self._count(hops[-1], most)
-                positions.append(self._draw(hops[-1], ptr, _hop_key(key, hop), most))
+                positions.append(self._draw(hops[-1], ptr, mix(key + (hop + 1) * GOLDEN & MASK), most))
                 fresh, local_src = self._number(positions[-1], num_nodes)
                 ptrs.append(ptr[1:] + num_edges)
                 sources.append(local_src)
@@ -213,7 +213,3 @@ def _below(random: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Scale 64 random bits to integers below a bound, which is below 2^32: the high half of their product."""
     low, high, bound = random & np.uint64(0xffffffff), random >> np.uint64(32), bound.astype(np.uint64)
     return ((high * bound + (low * bound >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
-
-
-def _hop_key(key: int, hop: int) -> int:
-    return mix(key + (hop + 1) * GOLDEN & MASK)

@@ -199,7 +199,8 @@ def _build_tables(options: NodeEmbeddingTrainerConfig, parts: NodeParts, matrix:
     num_nodes, dim = parts.node.numel(), options.dim
     heads = Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
     if matrix is not None and _is_spectral(options):
-        heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=_small_seed(seed)))[parts.node]
+        small = int(stream("spectral", seed).integers(2**31))
+        heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=small))[parts.node]
     else:
         generator = seed_torch("vectors", seed)
         for rows in parts.row.long().split(FILLED):  # in the order of the nodes
@@ -209,10 +210,6 @@ def _build_tables(options: NodeEmbeddingTrainerConfig, parts: NodeParts, matrix:
     if options.model == "line" and options.order == 1:
         return heads, heads
     return heads, Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
-
-
-def _small_seed(seed: int) -> int:
-    return int(stream("spectral", seed).integers(2**31))
 
 
 def _is_filtered(options: NodeEmbeddingTrainerConfig, num_nodes: int) -> bool:

@@ -213,7 +213,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{folder / 'config.yaml'} is not a configuration: it holds no keys")
     config = _flat(config)
     records = read_records(folder / "metrics.jsonl")
-    rounds = [_finite(r) for r in records if r["kind"] == "round"]
+    rounds = [{key: value for key, value in r.items() if _is_number(value)} for r in records if r["kind"] == "round"]
     if not rounds and not is_going_on(folder):
         error = last_error(folder)
         raise ValueError(f"{folder} has no round to show{f': {error}' if error else ''}")
@@ -247,11 +247,6 @@ def _whole(problems: list[str], path: Path, read: Callable[[Path], dict | None],
     return record
 
 
-def _finite(record: dict) -> dict:
-    """Leave out all values that are not finite numbers."""
-    return {key: value for key, value in record.items() if _is_number(value)}
-
-
 def _missing_rounds(rounds: list[dict]) -> list[str]:
     numbers = sorted({int(r["round"]) for r in rounds if "round" in r})
     if not numbers or numbers[-1] + 1 == len(numbers):
@@ -283,7 +278,7 @@ def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
         for member in members or [folder]:
             # A run that failed early must not hide the others.
             try:
-                runs += _with_components(member)
+                runs += [read_run(path) for path in sorted(member.glob("component_*")) or [member]]
             except (ValueError, OSError) as error:
                 left_out.append(str(error))
     if not runs:
@@ -314,10 +309,6 @@ def _members(folder: Path) -> list[Path]:
              if path.is_dir() and (path.name.isdecimal() or (path / "config.yaml").is_file())]
     return sorted(found, key=lambda path: (
         not path.name.isdecimal(), int(path.name) if path.name.isdecimal() else 0, path.name))
-
-
-def _with_components(folder: Path) -> list[Run]:
-    return [read_run(path) for path in sorted(folder.glob("component_*")) or [folder]]
 
 
 def _read_json(path: Path) -> dict | None:
@@ -427,9 +418,4 @@ def qualities(runs: list[Run]) -> list[float]:
     best = [run for run in runs if run.best() is not None]
     if len(best) < 2 or runs[0].best() is None:
         return []
-    return list(dict.fromkeys([best[0].best(), common_quality(best)]))
-
-
-def common_quality(runs: list[Run]) -> float:
-    """Return the best validation metric that all of these runs reached."""
-    return min(runs, key=Run.merit).best()
+    return list(dict.fromkeys([best[0].best(), min(best, key=Run.merit).best()]))

@@ -55,7 +55,8 @@ def watch(folders: list[Path], output: Path, every: float) -> int:
                 is_sweep = any(not (folder / "config.yaml").is_file() for folder in folders)
                 if not going_on and quiet >= (QUIET_LOOKS if is_sweep and shown else 1):
                     write_page(output, runs, left_out)
-                    print(f"{output}: this is the last page, as {_ended(runs)}")
+                    ended = f"the run {runs[0].state.text}" if len(runs) == 1 else "all runs have ended"
+                    print(f"{output}: this is the last page, as {ended}")
                     return 0
                 write_page(output, runs, left_out, live=every)
                 if not shown:
@@ -78,7 +79,3 @@ def _look(folders: list[Path]) -> tuple[list[Run], list[str]] | None:
         if all(not any(folder.glob("**/metrics.jsonl")) for folder in folders):
             return None
         raise
-
-
-def _ended(runs: list[Run]) -> str:
-    return f"the run {runs[0].state.text}" if len(runs) == 1 else "all runs have ended"

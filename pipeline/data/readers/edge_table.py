@@ -24,6 +24,7 @@ from parallel_epochs.pipeline.data.sniffer import (
     COMMENTS,
     MATRIX_MARKET,
     RAGGED,
+    is_number,
     read_rows,
     read_texts,
     sniff,
@@ -155,19 +156,11 @@ def _refuse_header(path: Path, table: pd.DataFrame) -> None:
     for columns in ([0, 1], [2]):
         if not looks and len(rest) and columns[-1] < table.shape[1]:
             few, cells = rest.iloc[:100, columns], first.iloc[columns]
-            looks = not any(map(_is_number, cells)) and bool(few.map(_is_number).all(axis=None)) and (
-                len(rest) <= len(few) or bool(rest.iloc[:, columns].map(_is_number).all(axis=None)))
+            looks = not any(map(is_number, cells)) and bool(few.map(is_number).all(axis=None)) and (
+                len(rest) <= len(few) or bool(rest.iloc[:, columns].map(is_number).all(axis=None)))
     if looks:
         raise ValueError(f"{path}: its first line, {' '.join(first)!r}, looks like a header and not like an edge: set "
                          "data.header=true to leave it out, or data.header=false if it is an edge")
-
-
-def _is_number(text: object) -> bool:
-    try:
-        float(str(text))
-    except ValueError:
-        return False
-    return True
 
 
 def as_weights(path: object, cells: pd.Series) -> np.ndarray:

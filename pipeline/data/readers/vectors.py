@@ -26,9 +26,9 @@ from parallel_epochs.pipeline.data.columns import (
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
-from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator, read_rows
+from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator, is_number, read_rows
 from parallel_epochs.pipeline.run import checkpoint, files, limits
-from parallel_epochs.pipeline.run.errors import install_command
+from parallel_epochs.pipeline.run.tables import check_parquet
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def _read_table(path: Path) -> Found:
         separator = choose_separator([head])
         first = _split(head, separator)
         limits.check_columns(str(path), len(first))
-        is_head = not any(map(_is_number, first[1:] or first))
+        is_head = not any(map(is_number, first[1:] or first))
         second = _split(b"".join(itertools.islice(file, num_before + 1, num_before + 2)).decode("utf-8", "replace"),
                         separator)
         file.seek(0)
@@ -230,19 +230,9 @@ def _split(line: str, separator: str) -> list[str]:
     return line.split(None if separator == BLANKS else separator)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _read_parquet(path: Path) -> Found:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ValueError(f"data.path={path} needs pyarrow: {install_command('parquet')}") from None
+    check_parquet("data.path", path)
+    from pyarrow import parquet
     try:
         with parquet.ParquetFile(path) as file:
             num_rows, num_columns = file.metadata.num_rows, file.metadata.num_columns
@@ -269,7 +259,7 @@ def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Foun
     for place, column in enumerate(table):
         if not pd.api.types.is_numeric_dtype(table[column]) or pd.api.types.is_bool_dtype(table[column]):
             values = table[column].astype(str)
-            row = next((number for number, value in enumerate(values) if not _is_number(value)), None)
+            row = next((number for number, value in enumerate(values) if not is_number(value)), None)
             if row is None:
                 continue  # whole numbers of more than 64 bits, which pandas leaves as they are
             raise ValueError(f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
