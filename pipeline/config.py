@@ -248,7 +248,7 @@ def is_prediction(header: outputs.Header) -> bool:
         return True
     if header.kind == "keys":
         return set(found) <= {*RESULT_KEYS} and any(name in found for name in MAIN_RESULT_KEYS)
-    if found in ((*PAIR_COLUMNS, "score"), (*PAIR_COLUMNS, "link", "score")):
+    if found in ((*PAIR_COLUMNS, "score"), (*PAIR_COLUMNS, "link", "score"), (*PAIR_COLUMNS, "score", "rank")):
         return True
     vectors = tuple(f"v{number}" for number in range(len(found) - 1))
     return header.kind == "columns" and found[:1] == ("id",) and (

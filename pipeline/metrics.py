@@ -1,5 +1,6 @@
 """Metrics of predictions. Higher is better, except for the metrics in LOWER_IS_BETTER of :mod:`pipeline.names`."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from scipy.stats import rankdata
 from torch import Tensor
+
+from parallel_epochs.pipeline.names import ranks_at
 
 
 def check_finite(predictions: Float[Tensor, "*shape"],
@@ -279,12 +282,42 @@ def hits_at(metric: str) -> int:
     Raises:
         ValueError: it is none of them.
     """
-    if metric in LINK_METRICS:
+    if metric in LINK_METRICS or ranks_at(metric):
         return 0
     if not (found := re.fullmatch(r"hits@([1-9]\d{0,8})", metric)):
         raise ValueError(f"the metric {metric} of links is unknown; choose mrr or hits@K, such as hits@50, "
-                         "or rocauc or ap")
+                         "or rocauc or ap; or recall@K, ndcg@K, hit@K or mrr@K, which rank all candidates of a source")
     return int(found[1])
+
+
+def ranking_metric(metric: str, ranks: Float[Tensor, " num_answers"], sources: Int[Tensor, " num_answers"]) -> float:
+    """Compute the mean over sources of a metric of the first K of all candidates.
+
+    Of the answers to a source, recall@K is the fraction with a rank of at most K; ndcg@K their discounted gain
+    1 / log2(1 + rank) up to K, as a fraction of the largest possible one; hit@K is 1 if one is there; mrr@K is 1 / rank
+    of the first one, 0 beyond K.
+
+    Args:
+        ranks: of each answer, from 1, float64.
+        sources: of each answer.
+
+    Returns:
+        In [0, 1]; NaN without an answer.
+    """
+    name, k = metric.partition("@")[0], ranks_at(metric)
+    if not len(ranks):
+        return math.nan
+    _, place, count = sources.unique(return_inverse=True, return_counts=True)
+    is_in = (ranks <= k).double()
+    gain = {"recall": is_in, "hit": is_in, "mrr": is_in / ranks, "ndcg": is_in / (1 + ranks).log2()}[name]
+    how = "sum" if name in ("recall", "ndcg") else "amax"
+    found = torch.zeros(len(count), dtype=torch.float64).scatter_reduce_(0, place, gain, how)
+    if name == "recall":
+        found /= count
+    elif name == "ndcg":
+        ideal = (1 / torch.arange(2, 2 + k, dtype=torch.float64).log2()).cumsum(0)
+        found /= ideal[count.clamp(max=k) - 1]
+    return float(found.mean())
 
 
 def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:

@@ -11,6 +11,8 @@ MASKS = tuple(f"{split}_mask" for split in SPLITS)
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
 # Columns of a table of pairs of nodes.
 PAIR_COLUMNS = ("source", "target")
+# The value of a prepared graph with a node that was a source of an edge before reverse edges were added.
+FIRST_SOURCE = "first_source"
 # The value of a prepared graph with the number of the first column of ``x`` that holds scores of texts, one for each
 # class or column of labels.
 TEXT_SCORES = "text_scores"
@@ -20,6 +22,8 @@ BASE_COLUMNS = "base_columns"
 LOG_LABEL = "log_label"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
+# With @K, metrics of links that rank all candidates of a source. They have no value for links that are known.
+RANKING_METRICS = ("recall", "ndcg", "hit", "mrr")
 # Keys of .pt files of predictions and vectors: those of which one is always there, and optional ones.
 MAIN_RESULT_KEYS = ("logits", "values", "embedding")
 RESULT_KEYS = (*MAIN_RESULT_KEYS, "n_id", "smoothed", "temperature", "pairs", "embeddings", "neighbors", "names",
@@ -41,6 +45,12 @@ def check_device(name: str) -> None:
     """
     if not isinstance(name, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"device={name} is unknown; choose auto, cpu, cuda or cuda:N")
+
+
+def ranks_at(metric: str) -> int:
+    """Read K of a metric that ranks all candidates of a source; 0 for others."""
+    found = re.fullmatch(rf"(?:{'|'.join(RANKING_METRICS)})@([1-9]\d{{0,8}})", metric)
+    return int(found[1]) if found else 0
 
 
 def merit(metric: str, value: float) -> float:

@@ -23,7 +23,7 @@ LIMITS = {"rooms": 28, "imports between rooms": 120, "rooms in models/": 11, "im
           "modules that import a configuration dataclass": 47, "comparisons of a component's name": 10,
           "lines of gnn/ that ask for the kind of graph": 16, "lines with config: Any": 0, "lines with : Any": 40,
           "predict from run, stops": 146, "predict from run, files": 38, "open_data from config, stops": 104,
-          "open_data from config, files": 30, "product lines": 66_700, "test lines": 38_300}
+          "open_data from config, files": 30, "product lines": 68_500, "test lines": 40_000}
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.

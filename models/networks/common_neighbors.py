@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.utils import segment
 
-from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.models.aggregate import aggregate
+from parallel_epochs.models.edge_index import from_csc, plain_edges
 
 # Neighbours that are looked up at a time, and about those of one pair more.
 NUMBERS = 1 << 22
@@ -85,6 +86,27 @@ class Neighborhoods:
         found = [self._find(*ends) for ends in zip(few.split(sizes), many.split(sizes), strict=True)]
         node, counts = (torch.cat(parts) for parts in zip(*found)) if found else (pairs.new_empty(0),) * 2
         return CommonNeighbors(node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), self.out_degree[node])
+
+    def allocate_to_pairs(self, pairs: Int[Tensor, "num_pairs 2"]) -> Float[Tensor, " num_pairs"]:
+        """Compute :meth:`CommonNeighbors.allocate_resources` of pairs."""
+        return self.common(pairs).allocate_resources()
+
+    def allocate_to(self, sources: Int[Tensor, " num_sources"],
+                    targets: Int[Tensor, " num_targets"]) -> Float[Tensor, "num_sources num_targets"]:
+        """Compute :meth:`CommonNeighbors.allocate_resources` of all pairs of some sources and targets.
+
+        Args:
+            sources: each once.
+        """
+        num_nodes = self.out_degree.numel()
+        target, node = self.edges // max(num_nodes, 1), self.edges % max(num_nodes, 1)
+        place = torch.full((num_nodes,), -1, device=node.device)
+        place[sources] = torch.arange(len(sources), device=node.device)
+        is_own = place[target] >= 0
+        columns = torch.zeros(num_nodes, len(sources), device=node.device)
+        columns[node[is_own], place[target[is_own]]] = 1 / self.out_degree[node[is_own]].float()
+        found = aggregate(columns, from_csc(torch.stack([node, target]), self.ptr), aggr="add", eps=0.0)
+        return found[targets].t()
 
     def _find(self, few: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:
         """Return the common neighbours of pairs, pair by pair, and the number of each pair's."""

@@ -44,7 +44,7 @@ from parallel_epochs.pipeline.data.summaries import (
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
-from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, TEXT_SCORES
+from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
@@ -64,6 +64,7 @@ DEGREES = "-degrees"
 # Types of the arrays and values of a prepared graph, as far as it has them.
 KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str, LOG_LABEL: bool,
         "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
+        FIRST_SOURCE: int,
         "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
         "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
         "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"], SUMMARIES: dict[str, Any],

@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
 from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 from parallel_epochs.pipeline.graph.pairs import draw_targets, keep_edges
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import FIRST_SOURCE, SPLITS
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.words import count
 
@@ -148,7 +148,8 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
         made = incident_features(edge_index, edge_attr, split.node_features)
         x = torch.cat([made, x[:, x.size(1) - graph.num_categories:]], dim=1)
     pairs = _make_pairs(split, links, masks, graph.num_nodes, own, origin)
-    names = {key: graph[key] for key in (*NAME_KEYS, "types") if key in graph and not key.startswith("label")}
+    names = {key: graph[key] for key in (*NAME_KEYS, "types", FIRST_SOURCE)
+             if key in graph and not key.startswith("label")}
     if fitted is not None:
         names[FITTED] = fitted
     if own is not None:

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.data.join_types import refuse_untyped_edges
 from parallel_epochs.pipeline.data.learned import Learned, check_inputs
 from parallel_epochs.pipeline.graph.edges import sort_edges, transpose, with_reverse
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, VALUE_METRICS
-from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
+from parallel_epochs.pipeline.names import FIRST_SOURCE, MASKS, PAIRS, SPLITS
 
 # Keys of many graphs in one: where each begins, and the number of categories in the columns of nodes and edges.
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
@@ -95,6 +95,8 @@ def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bo
         if num_columns:
             x, union = _with_places(x, union, edge_index, num_columns, encoding)
     names = {key: data[key] for key in (*NAME_KEYS, "types") if key in data}
+    if data.kind is DataKind.GRAPH and data.edge_index.size(1):
+        names[FIRST_SOURCE] = int(plain_edges(data.edge_index)[0].min())
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
     return Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),

@@ -120,7 +120,8 @@ class TaskConfig:
                         "type of the source, its name and the type of the target, as in [user,buys,item].", when=LINK)
     metric: str | None = key(None, "Metric: rocauc, ap, micro_f1 or macro_f1 for binary tasks; acc, macro_f1 or "
                              "balanced_acc for classes; mae or rmse for real values; hits@K with any K, mrr, rocauc or "
-                             "ap for links. Default: the dataset's metric; rocauc for links that the program made from "
+                             "ap for links; recall@K, ndcg@K, hit@K or mrr@K for links, which rank all candidates of a "
+                             "source. Default: the dataset's metric; rocauc for links that the program made from "
                              "edges.")
     label_smoothing: float = key(0.0, "Fraction of the target that the loss spreads evenly over all classes, as with "
                                  "torch's cross_entropy. 0: none.", minimum=0, below=1)
@@ -148,11 +149,16 @@ class TaskConfig:
                                  "pair.", when=LINK)
     hide_pairs: bool = key(False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK)
     valid_edges: bool = key(False, "Add the validation pairs as edges when the test split is evaluated.", when=LINK)
-    predictor: str = key("mlp", "MLP that reads the product of the embeddings of two nodes. residual: it has layer "
-                         "norms, and each hidden layer adds the product to its output.", choices=("mlp", "residual"),
-                         when=LINK)
+    predictor: str = key("mlp", "mlp: MLP that reads the product of the embeddings of two nodes. residual: it has "
+                         "layer norms, and each hidden layer adds the product to its output. bilinear: inner product "
+                         "of a linear map of the source and one of the target, which scores all pairs fast and knows "
+                         "their direction.", choices=("mlp", "residual", "bilinear"), when=LINK)
     common_neighbors: bool = key(False, "Add to the logit of a pair a learned multiple of the logarithm of 1 + 100 r, "
                                  "where r is the sum of 1 / degree over the common neighbours.", when=LINK)
+    three_hops: bool = key(False, "Let r be what a pair has by resource allocation over three links, where the links "
+                           "go from one side of the graph to the other, so that no pair has common neighbours, or are "
+                           "those of a relation.",
+                           when=LINK)
     predictor_layers: int = key(3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK)
 
 
@@ -624,6 +630,12 @@ class GNNPredictConfig(GNNEvaluateConfig):
 
     calibrate: bool = key(False, "Divide the logits by a temperature that the validation labels choose, so that "
                           "probabilities say how often predictions are right (classes and binary tasks).")
+    top: int | None = key(None, "Number of the likeliest targets of each source that output holds (task=link). It has "
+                          "the columns source, target, score and rank. The sources are those of output_nodes. Default: "
+                          "output holds pairs.", minimum=1)
+    filtered: bool = key(True, "Leave out targets that the source is linked to in the data (with top).")
+    candidates: str | None = key(None, "Table with a column id: the nodes that can be targets. Default: all nodes of "
+                                 "their side or type (with top).", is_path=True)
     export: str | None = key(None, "File to write the model to, without the data. run=FILE then predicts other data.",
                              is_path=True)
     data: NewDataConfig = field(default_factory=NewDataConfig)

@@ -51,13 +51,16 @@ def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
                          for column in columns})
 
 
-def read_ids(path: str) -> list[str]:
+def read_ids(path: str, name: str = "output_nodes") -> list[str]:
     """Read the column ``id`` of a table.
+
+    Args:
+        name: of the key that names the table, for messages.
 
     Raises:
         ValueError: there is no such table or column, it has no rows, or one of them has no id, or that of another.
     """
-    key = f"output_nodes={path}"
+    key = f"{name}={path}"
     ids = read_texts(key, path, [ID])[ID]
     if (empty := ids == "").any():
         raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {ID}")
@@ -80,13 +83,15 @@ def look_up(wanted: Sequence[str], ids: np.ndarray) -> np.ndarray:
     return np.array([place.get(id_, -1) for id_ in wanted], dtype=np.int64)
 
 
-def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: bool = False) -> np.ndarray:
+def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: bool = False,
+               name: str = "output_nodes") -> np.ndarray:
     """Look nodes up by their ids.
 
     Args:
         ids: of all nodes.
         path: of the table that lists the wanted ones, for messages.
         skips: whether ids that no node has are left out.
+        name: of the key that names the table, for messages.
 
     Raises:
         ValueError: names the first id that no node has.
@@ -94,10 +99,10 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: b
     places = look_up(wanted, ids)
     unknown = places < 0
     if skips:
-        return places[~skip(unknown, f"output_nodes={path}")]
+        return places[~skip(unknown, f"{name}={path}")]
     if unknown.any():
         row = int(np.argmax(unknown))
-        raise ValueError(f"output_nodes={path}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the "
+        raise ValueError(f"{name}={path}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the "
                          f"{len(ids):,} nodes of the run are called {', '.join(map(str, ids[:3]))}, ...; "
                          "skip_unknown=true leaves such rows out")
     return places

@@ -146,11 +146,11 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     return setup, predicted
 
 
-def _predict(setup: Setup, dataset: Data, chosen: Tensor | None, asked: GNNPredictConfig, round_: int, epoch: int,
+def _predict(setup: Setup, dataset: Data, chosen: Any, asked: GNNPredictConfig, round_: int, epoch: int,
              *, whole: bool) -> Predicted:
     """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
     rows = None
-    if chosen is not None and asked.output_nodes is not None and not (
+    if isinstance(chosen, Tensor) and asked.output_nodes is not None and not (
             whole or asked.calibrate or setup.config.evaluation.smooths):
         rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
     is_whole = rows is None
@@ -178,8 +178,11 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
         tables.format_of("output", asked.output)
     if asked.columns != "all" and asked.output is None:
         raise ValueError(f"columns={asked.columns} is for a table of predictions. Give output=FILE")
-    if asked.skip_unknown and asked.output_nodes is None and asked.pairs is None:
+    if asked.skip_unknown and asked.output_nodes is None and asked.pairs is None and asked.candidates is None:
         raise ValueError("skip_unknown=true is for tables of ids. Give output_nodes=FILE or pairs=FILE")
+    if asked.top is None and (asked.candidates is not None or not asked.filtered):
+        name = "filtered=false" if asked.candidates is None else f"candidates={asked.candidates}"
+        raise ValueError(f"{name} is for the likeliest targets of each source. Give top=K, or leave it out")
     given = kind.read(asked, str(run.folder), is_new=is_new)
     if is_new and asked.smooth not in (None, "none"):
         raise ValueError(f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "

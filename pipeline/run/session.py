@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import SPLITS, ranks_at
 from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
 from parallel_epochs.pipeline.run.contract import Step, Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
@@ -302,7 +302,8 @@ class Session:
 
     def _explain_undefined(self, trainer: Trainer, scores: dict[str, float]) -> None:
         """Say once of which splits the metric is undefined."""
-        undefined = [split for split, score in scores.items() if score != score]
+        undefined = [split for split, score in scores.items() if score != score
+                     and not (split == "train" and ranks_at(trainer.about.metric))]
         if undefined and self.ranks.is_first and not self._has_explained:
             self._has_explained = True
             log.warning("%s is undefined on the %s split, with no rows to score or rows of one kind alone%s",

@@ -34,7 +34,7 @@ from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.schema import TableSchema, read_schema
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.graph.store import StoreWriter
-from parallel_epochs.pipeline.names import TEXT_SCORES
+from parallel_epochs.pipeline.names import FIRST_SOURCE, TEXT_SCORES
 from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
 
@@ -160,6 +160,8 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
         summary |= tables_labels.describe(labels)
     if config.nodes.text_features == "scores":
         summary[TEXT_SCORES] = tables_nodes.first_score(reading.values_of(config, "nodes"), found)
+    if (first := db.execute("SELECT min(s) FROM joined WHERE t IS NOT NULL")[0][0]) is not None:
+        summary[FIRST_SOURCE] = int(first)
     writer.finish(summary)
 
 

@@ -30,7 +30,8 @@ class Predicted:
         model: the trained model.
         rows: predictions [num_rows, columns].
         epoch: passes over the graph when the checkpoint was saved.
-        chosen: what is asked for, as :meth:`Kind.find` returns it; none for all.
+        chosen: what is asked for, as :meth:`Kind.find` returns it: numbers of rows, or a question of links; none for
+            all.
         is_whole: whether there is a row for everything, and not only for what is chosen.
         embeddings: inputs of the model's head for each row; none if nobody asked.
         smoothed: smoothed predictions, as `rows`; none without them.
@@ -45,7 +46,7 @@ class Predicted:
     model: torch.nn.Module
     rows: Tensor
     epoch: int
-    chosen: Tensor | None = None
+    chosen: Any = None
     is_whole: bool = True
     embeddings: Tensor | None = None
     smoothed: Tensor | None = None
@@ -186,7 +187,7 @@ class Kind(ABC):
         self.refuse_nodes(asked, run)
         self.refuse_pairs(asked, run)
 
-    def find(self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | None:
+    def find(self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig) -> Any:
         """Find what is asked for in a graph; none for everything.
 
         Args:
@@ -215,6 +216,9 @@ class Kind(ABC):
         if asked.pairs is not None:
             raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run} has task={self.config.task.name}. "
                              "Leave it out")
+        if asked.top is not None:
+            raise ValueError(f"top={asked.top} ranks the targets of links and needs a run of task=link or "
+                             f"trainer=knowledge; {run} has task={self.config.task.name}. Leave it out")
 
 
 def numbers_of(chosen: Tensor | None, num_rows: int) -> np.ndarray:

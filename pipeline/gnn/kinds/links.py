@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation, sides_of
 from parallel_epochs.pipeline.data.node_names import suggest_name
+from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.ids import ids_of as node_ids, look_up, read_texts, skip
@@ -25,6 +26,7 @@ from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.simple.links import of_links
+from parallel_epochs.pipeline.gnn.simple.rankings import of_rankings
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor
@@ -69,9 +71,17 @@ class LinkKind(Kind):
 
     def model(self, encoder: torch.nn.Module, task: Task) -> LinkModel:
         config = self.config
-        return LinkModel(encoder, task.out_channels, num_layers=config.task.predictor_layers,
+        return LinkModel(encoder, task.out_channels, three_hops=self._reads_three_hops(cast(LinkTask, task)),
+                         num_layers=config.task.predictor_layers,
                          kind=config.task.predictor, reads_index=config.task.common_neighbors,
                          dropout=getattr(config.model, "dropout", 0.0))
+
+    def _reads_three_hops(self, task: LinkTask) -> bool:
+        """Tell whether the paths between the nodes of a pair are those of three links."""
+        asked, data = self.config.task, self.config.data
+        may_be_bipartite = data.links == "edges" and data.link_negatives == "sides"
+        return asked.three_hops and asked.hide_pairs and (task.own is not None or (
+            may_be_bipartite and task.is_bipartite))
 
     def encoder(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(LinkModel, model).encoder
@@ -83,14 +93,18 @@ class LinkKind(Kind):
         return task.test_data
 
     def baselines(self, data: Data, task: LinkTask) -> Iterator[Baseline]:
+        if task.links is not None:
+            return of_rankings(task.links, task.metric, self.config.baselines.seconds)
         return of_links(data, task)
 
     def record(self, data: Data, task: LinkTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         return {"splits": {split: {"rows": len(data[f"{split}_pairs"]), **({} if split == "train" else {
             "negatives": len(data[f"{split}_negatives"]), **task.describe(model, rows, split)})} for split in SPLITS}}
 
-    def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Tensor | pd.DataFrame | None:
+    def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Tensor | pd.DataFrame | top.Asked | None:
         pairs = asked.pairs
+        if asked.top is not None:
+            return top.read(asked, run)
         self.refuse_nodes(asked, run)
         if asked.calibrate:
             raise ValueError(f"calibrate=true is for classes and binary tasks, and {run} has task=link. Leave it out")
@@ -102,14 +116,16 @@ class LinkKind(Kind):
             raise ValueError(f"pairs={pairs} needs a file for its predictions. Give output=TABLE or predictions=FILE")
         return read_pairs(pairs, has_types=self.config.task.relation is not None)
 
-    def find(self, given: Tensor | pd.DataFrame | None, data: Data, whole: Data,
-             asked: GNNPredictConfig) -> Int[Tensor, "num_pairs 2"] | None:
+    def find(self, given: Tensor | pd.DataFrame | top.Asked | None, data: Data, whole: Data,
+             asked: GNNPredictConfig) -> Int[Tensor, "num_pairs 2"] | top.Question | None:
         if given is None:
             if asked.output is not None and not len(data.test_pairs):
                 raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and "
                                  f"{asked.run} has no test pairs. Give a table with the columns source and target as "
                                  "pairs=FILE")
             return None
+        if isinstance(given, top.Asked):
+            return top.find(given, data, ids_of(whole), asked)
         own = link_relation_of(data)
         if isinstance(given, pd.DataFrame):
             return number_pairs(given, ids_of(whole), str(asked.pairs), own, skips=asked.skip_unknown)
@@ -123,6 +139,9 @@ class LinkKind(Kind):
         return {name: value for name, value in found.items() if value is not None}
 
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
+        if isinstance(question := predicted.chosen, top.Question):
+            score = cast(LinkTask, predicted.task).score_by(predicted.model, predicted.rows, of_test=True)
+            return top.table_of(ids_of(predicted.whole), question.answer(score), len(question.sources))
         pairs = _pairs_of(predicted)
         num_links = len(predicted.graph.test_pairs) if predicted.chosen is None else None
         return table_of(ids_of(predicted.whole), pairs, _decode(predicted, pairs), num_links)

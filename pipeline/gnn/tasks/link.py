@@ -11,11 +11,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.link_predictor import LinkModel
-from parallel_epochs.pipeline.data.links import link_relation_of
+from parallel_epochs.pipeline.data.links import find_sides, link_relation_of
+from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links, score_split
 from parallel_epochs.pipeline.graph.edges import sort_edges
-from parallel_epochs.pipeline.metrics import check_finite, count_by_score, hits_at, link_metric, link_ranking
-from parallel_epochs.pipeline.names import PAIRS, SPLITS
+from parallel_epochs.pipeline.metrics import (
+    check_finite,
+    count_by_score,
+    hits_at,
+    link_metric,
+    link_ranking,
+)
+from parallel_epochs.pipeline.names import PAIRS, SPLITS, ranks_at
 
 # Pairs decoded at a time.
 BLOCK = 1 << 16
@@ -30,12 +38,13 @@ class LinkTask:
     examples of "Open Graph Benchmark" (https://arxiv.org/abs/2005.00687). Each split has its positive pairs and the
     negative ones that they are ranked among; those of training are ranked among the negatives of validation. With
     "mrr" and a graph that has ``negatives_per_pair``, each pair is ranked among its own, and the first training pairs
-    among those of the validation pairs in the same order.
+    among those of the validation pairs in the same order. "recall@K", "ndcg@K", "hit@K" and "mrr@K" rank all candidates
+    of a source, see :class:`pipeline.gnn.ranking.Links`, and need no negatives.
 
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it, with the pairs of ``PAIRS``.
         hidden_channels: width of the embeddings that a model is asked for.
-        metric: "hits@K", "mrr", "rocauc" or "ap"; that of the graph if none is given.
+        metric: of links, as :func:`pipeline.metrics.hits_at` lists them; that of the graph if none is given.
         valid_edges: whether the validation pairs are edges of the graph from which the test pairs are predicted.
 
     Attributes:
@@ -46,6 +55,7 @@ class LinkTask:
         kind: what is learned.
         test_data: the graph to predict the test pairs from, where that is another one.
         own: the relation of the pairs, of a graph with several types of nodes; none for others.
+        links: the links that are ranked; none where the metric ranks no candidates.
 
     Raises:
         ValueError: the graph has no pairs, the metric is unknown, or there are too few negatives for it.
@@ -60,10 +70,10 @@ class LinkTask:
         self.out_channels, self.num_rows = hidden_channels, data.num_nodes
         self._data, self.own = data, link_relation_of(data)
         self._each = data.get("negatives_per_pair") if self.metric == "mrr" else None
-        k = hits_at(self.metric)
+        k, self.links = hits_at(self.metric), Links(data) if ranks_at(self.metric) else None
         for split in SPLITS[1:]:
             found = len(data[f"{split}_negatives"])
-            if len(data[f"{split}_pairs"]) and found < max(k, 1):
+            if len(data[f"{split}_pairs"]) and found < max(k, 1) and self.links is None:
                 raise ValueError(f"{self.metric} of the {split} split: {found:,} negative pairs are fewer than "
                                  f"{max(k, 1):,}, so that any model would have a perfect score. Set task.metric=mrr or "
                                  "hits@K with a lower K, or give more negatives")
@@ -90,8 +100,8 @@ class LinkTask:
         """
         h = model(batch.x, batch.edge_index, batch.edge_attr)
         decoder = cast(LinkModel, model)
-        neighborhoods = decoder.find_neighborhoods(batch.edge_index, batch.num_nodes)
-        positive, negative = (decoder.decode(h, pairs, neighborhoods).float()
+        paths = decoder.find_paths(self._links_of(batch, decoder), batch.num_nodes)
+        positive, negative = (decoder.decode(h, pairs, paths).float()
                               for pairs in (batch.pairs, batch.negatives))
         each = len(positive) / max(len(negative), 1)
         total = F.softplus(-positive).sum() + each * F.softplus(negative).sum()
@@ -109,6 +119,10 @@ class LinkTask:
         Raises:
             FloatingPointError: an embedding or a score is not finite.
         """
+        if self.links is not None:
+            return {split: score_split(self.links, self.score_by(model, rows, of_test=split == "test"), self.metric,
+                                       split) for split in SPLITS}
+
         def decode(key: str) -> Tensor:
             return self.decode(model, rows, self.pairs_of(key), of_test=key.startswith("test"))
 
@@ -145,9 +159,16 @@ class LinkTask:
         return {"ranking": link_ranking(positive, negative.view(-1, self._each) if self._each else negative),
                 "each": self._each, "curve": count_by_score(truth, torch.cat([positive, negative]))}
 
+    @property
+    def is_bipartite(self) -> bool:
+        """Tell whether all pairs go from one side of the graph to another."""
+        return find_sides(torch.cat([self._data[f"{split}_pairs"] for split in SPLITS]), self.num_rows) is not None
+
     def is_defined(self, split: str) -> bool:
-        """Tell whether the metric of the validation or the test split is a number: it needs pairs of both kinds."""
-        return bool(len(self._data[f"{split}_pairs"]) and len(self._data[f"{split}_negatives"]))
+        """Tell whether the metric of the validation or the test split is a number: it needs pairs, and negatives unless
+        all candidates are ranked.
+        """
+        return bool(len(self._data[f"{split}_pairs"]) and (self.links or len(self._data[f"{split}_negatives"])))
 
     @torch.no_grad()
     def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],
@@ -160,15 +181,42 @@ class LinkTask:
         Raises:
             FloatingPointError: one is not finite.
         """
+        decoder, rows, paths = self._prepare(model, rows, of_test)
+        blocks = [decoder.decode(rows, block.to(rows.device), paths).cpu() for block in pairs.split(BLOCK)]
+        logits = torch.cat(blocks) if blocks else torch.empty(0)
+        check_finite(logits)
+        return logits
+
+    def score_by(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"], *,
+                 of_test: bool = False) -> BlockScorer:
+        """Return what computes the logits of all pairs of some sources and candidates, on the model's device.
+
+        Args:
+            of_test: as of :meth:`decode`.
+        """
+        decoder, rows, paths = self._prepare(model, rows, of_test)
+
+        @torch.no_grad()
+        def score(sources: Tensor, candidates: Tensor) -> Tensor:
+            logits = decoder.decode_all(rows, sources.to(rows.device), candidates.to(rows.device), paths).float().cpu()
+            check_finite(logits)
+            return logits
+
+        return score
+
+    def _prepare(self, model: torch.nn.Module | None, rows: Tensor, of_test: bool) -> tuple[LinkModel, Tensor, Any]:
+        """Return a decoder, the embeddings that it decodes, and the paths that it reads."""
         decoder = cast(LinkModel, model).eval()
         device, width = next(decoder.parameters()).device, decoder.out_channels
         rows = (rows[:, -width:] if of_test else rows[:, :width]).to(device)
         data = self.test_data if of_test and self.test_data is not None else self._data
-        neighborhoods = decoder.find_neighborhoods(data.edge_index.to(device), data.num_nodes)
-        blocks = [decoder.decode(rows, block.to(device), neighborhoods).cpu() for block in pairs.split(BLOCK)]
-        logits = torch.cat(blocks) if blocks else torch.empty(0)
-        check_finite(logits)
-        return logits
+        return decoder, rows, decoder.find_paths(self._links_of(data, decoder).to(device), data.num_nodes)
+
+    def _links_of(self, data: Data, decoder: LinkModel) -> Tensor:
+        """Return the edges of a graph that a decoder finds paths in: with three hops, those of the relation."""
+        if not decoder.three_hops or self.own is None:
+            return data.edge_index
+        return plain_edges(data.edge_index)[:, data.edge_attr[:, 0] == self.own.number].long()
 
     def _score(self, positive: Tensor, negative: Tensor, official: bool) -> float:
         if not len(positive) or not len(negative):

@@ -74,7 +74,7 @@ def test_a_step_follows_the_published_loss(configure_links):
         next(iter(trainer.steps()))
         batch = next(iter(trainer.loader.batches(0, trainer.schedule.share(0))))
     h = before(batch.x, batch.edge_index)
-    neighborhoods = before.find_neighborhoods(batch.edge_index, batch.num_nodes)
+    neighborhoods = before.find_paths(batch.edge_index, batch.num_nodes)
     positive, negative = (before.decode(h, pairs, neighborhoods).sigmoid()
                           for pairs in (batch.pairs, batch.negatives))
     assert (len(positive), len(negative)) == (60, 180)
@@ -193,7 +193,7 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
     model, data = restored.setup.model, restored.setup.data
-    neighborhoods = model.find_neighborhoods(data.edge_index, data.num_nodes)
+    neighborhoods = model.find_paths(data.edge_index, data.num_nodes)
     expected = model.decode(saved["embeddings"], pairs, neighborhoods).detach()
     torch.testing.assert_close(saved["logits"], expected)
     restore.save(dataclasses.replace(restored, chosen=None), options)

@@ -1,0 +1,139 @@
+"""The likeliest targets of sources: what `predict top=K` asks of a model of links, and the table of its answers."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.data.links import find_links, find_relation_links, link_relation_of
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
+from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best
+from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.names import PAIR_COLUMNS, SPLITS
+from parallel_epochs.pipeline.run.tables import Columns
+from parallel_epochs.pipeline.run.words import count
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The tables of a question: ids of sources and of candidates, none for all."""
+
+    sources: list[str] | None
+    candidates: list[str] | None
+
+
+@dataclass(frozen=True)
+class Question:
+    """Sources whose likeliest targets are asked for.
+
+    Attributes:
+        sources: numbers of nodes, each once, in the order of the answer.
+        directions: which candidates each may have.
+        known: pairs that are left out, sorted by source.
+        top: targets of a source, at most.
+    """
+
+    sources: Int[Tensor, " num_sources"]
+    directions: list[Direction]
+    known: Int[Tensor, "num_known 2"]
+    top: int
+
+    def answer(self, score: BlockScorer) -> Best:
+        """Find the likeliest targets of each source, in the order of the sources."""
+        parts = []
+        for direction in self.directions:
+            own = self.sources[torch.isin(self.sources, direction.sources)]
+            parts.append(find_best(score, own, self.top, self.known, direction))
+        found = [torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Best)]
+        ascending, place = self.sources.sort()
+        order = place[torch.searchsorted(ascending, found[0])].argsort(stable=True)
+        return Best(*(column[order] for column in found))
+
+
+def read(asked: GNNPredictConfig, run: str) -> Asked:
+    """Read the tables of a question, before any long work.
+
+    Raises:
+        ValueError: a table cannot be read, or a key does not go with ``top``.
+    """
+    if asked.output is None:
+        raise ValueError(f"top={asked.top} needs a table for the targets. Give output=TABLE")
+    for name in ("pairs", "predictions", "output_type", "embeddings"):
+        if value := getattr(asked, name):
+            raise ValueError(f"{name}={value} does not go with top={asked.top}, which writes a table of the likeliest "
+                             f"targets of each source for {run}. Leave one of them out")
+    return Asked(*(None if path is None else read_ids(path, name) for name, path in (
+        ("output_nodes", asked.output_nodes), ("candidates", asked.candidates))))
+
+
+def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> Question:
+    """Find the sources and the candidates that a question names.
+
+    Args:
+        data: a graph with pairs; one without any is a new one, whose edges are its links.
+        ids: of all nodes.
+
+    Raises:
+        ValueError: an id names no node, or no source or no candidate is left.
+    """
+    own, links = link_relation_of(data), Links(_with_pairs(data))
+    directions = links.directions
+    if given.candidates is not None:
+        chosen = _numbers(given.candidates, ids, None if own is None else own.target, asked.candidates, "candidates",
+                          skips=asked.skip_unknown)
+        directions = [Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)]) for one in directions]
+    sources = directions[0].sources
+    if given.sources is not None:
+        sources = _numbers(given.sources, ids, None if own is None else own.source, asked.output_nodes,
+                           "output_nodes", skips=asked.skip_unknown)
+        has_side = torch.isin(sources, torch.cat([one.sources for one in directions]))
+        if not bool(has_side.any()):
+            raise ValueError(f"output_nodes={asked.output_nodes}: none of the {len(sources):,} nodes has a link, so "
+                             "that their side of the bipartite graph is not known")
+        if num_lost := int((~has_side).sum()):
+            log.warning("output_nodes: %s without a link left out: their side of the bipartite graph is not known",
+                        count(num_lost, "node"))
+        sources = sources[has_side]
+    ranked = torch.cat([one.sources for one in directions if len(one.candidates)] or [sources[:0]])
+    if given.candidates is not None and not bool(torch.isin(sources, ranked).any()):
+        raise ValueError(f"candidates={asked.candidates} names no node that can be a target of the "
+                         f"{count(len(sources), 'source')}, which are on the other side of the links")
+    known = links.everything() if asked.filtered else links.everything()[:0]
+    return Question(sources, directions, known, asked.top or 0)
+
+
+def _with_pairs(data: Data) -> Data:
+    """Return a graph whose training pairs are its edges, if it has no pairs."""
+    if any(len(data[f"{split}_pairs"]) for split in SPLITS):
+        return data
+    own, edges, out = link_relation_of(data), data.edge_index.as_tensor().long(), data.clone()
+    if own is None:
+        out.train_pairs = find_links(edges, data.num_nodes)[0]
+    else:
+        out.train_pairs = find_relation_links(edges, data.edge_attr[:, 0], own, data.num_nodes, "the new data")[0]
+    return out
+
+
+def _numbers(wanted: list[str], ids: np.ndarray, nodes: range | None, path: str | None, name: str, *,
+             skips: bool) -> Int[Tensor, " num_found"]:
+    """Return the numbers of nodes with some ids, of those of a type if there is one."""
+    nodes = range(len(ids)) if nodes is None else nodes
+    return nodes.start + torch.from_numpy(find_nodes(wanted, ids[nodes.start:nodes.stop], path, skips=skips, name=name))
+
+
+def table_of(ids: np.ndarray, best: Best, num_sources: int) -> Table:
+    """Return a table with a row for each target: source, target, the probability of a link, and the rank from 1."""
+    def columns(part: slice) -> Columns:
+        ends = (ids[ends[part].numpy()] for ends in (best.sources, best.targets))
+        return dict(zip(PAIR_COLUMNS, ends, strict=True)) | {
+            "score": best.scores[part].double().sigmoid().float().numpy(), "rank": best.ranks[part].numpy()}
+
+    return Table(f"{len(best.targets):,} targets of {count(num_sources, 'source')}", len(best.targets), 1, columns)

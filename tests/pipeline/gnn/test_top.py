@@ -1,0 +1,120 @@
+"""`predict top=K` as a user asks it: the likeliest targets of users, with their ids, of tables plain and typed."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
+from tests.helpers import building as restore
+from tests.helpers.running import shell, summary_of, train
+from tests.helpers.typed_graphs import write_typed_tables
+
+SMALL = ["task=link", "partition=whole", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2",
+         "task.predictor=bilinear", "task.metric=ndcg@5"]
+
+
+@pytest.fixture(scope="module")
+def bought(tmp_path_factory):
+    """A run on a table of who bought what, 20 users and 12 items, and the table; nothing may change them."""
+    folder = tmp_path_factory.mktemp("bought")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"source": [f"u{number}" for number in rng.integers(20, size=110)],
+                          "target": [f"a{number}" for number in rng.integers(12, size=110)]}).drop_duplicates()
+    table.to_csv(folder / "bought.csv", index=False)
+    train(cli.compose_config([*SMALL, "data=tables", f"data.edges.path={folder / 'bought.csv'}",
+                              f"cache_dir={folder / 'cache'}"]), folder / "run")
+    return folder / "run", table
+
+
+def ask(run, output, **asked) -> pd.DataFrame:
+    """Ask a run for the likeliest targets."""
+    restore.predict(restore.EvaluateConfig(run=str(run), device="cpu", output=str(output), overwrite=True, **asked))
+    return pd.read_csv(output)
+
+
+def test_users_get_items_that_they_do_not_have(bought, tmp_path):
+    run, table = bought
+    found, has = ask(run, tmp_path / "top.csv", top=4), {*table.itertuples(index=False, name=None)}
+    assert list(found) == ["source", "target", "score", "rank"]
+    assert set(found["source"]) == set(table["source"])  # not the items, which have the smaller numbers
+    assert not has & {*found[["source", "target"]].itertuples(index=False, name=None)}
+    for source, own in found.groupby("source"):
+        free = 12 - sum(user == source for user, _ in has)
+        assert own["rank"].tolist() == [*range(1, min(4, free) + 1)] and own["score"].is_monotonic_decreasing
+    everything = ask(run, tmp_path / "top.csv", top=100, filtered=False)
+    assert len(everything) == 20 * 12
+    scores = ask(run, tmp_path / "pairs.csv", pairs=_write(tmp_path / "asked.csv", everything))
+    assert np.allclose(scores["score"], everything["score"], atol=1e-6)
+
+
+def _write(path, table: pd.DataFrame) -> str:
+    table.to_csv(path, index=False)
+    return str(path)
+
+
+def test_sources_keep_their_order_and_may_be_of_the_other_side(bought, tmp_path):
+    run, _ = bought
+    asked = _write(tmp_path / "asked.csv", pd.DataFrame({"id": ["a3", "u4", "a1"]}))
+    found = ask(run, tmp_path / "top.csv", top=2, output_nodes=asked)
+    assert found["source"].tolist() == ["a3", "a3", "u4", "u4", "a1", "a1"]
+    assert found["target"].str[0].tolist() == ["u", "u", "a", "a", "u", "u"]
+    few = _write(tmp_path / "few.csv", pd.DataFrame({"id": ["a7", "a2"]}))
+    found = ask(run, tmp_path / "top.csv", top=9, candidates=few, filtered=False)
+    assert set(found["target"]) == {"a7", "a2"} and len(found) == 40
+
+
+def test_the_metric_ranks_all_candidates(bought):
+    run, _ = bought
+    summary = summary_of(run)
+    assert summary["metric"] == "ndcg@5" and summary["train"] is None and 0 < summary["best_valid"] <= 1
+
+
+@pytest.mark.parametrize("asked, error", [
+    (dict(top=2, pairs="asked.csv"), "pairs=asked.csv does not go with top=2, which writes a table of the likeliest"),
+    (dict(top=2, embeddings=True), "embeddings=True does not go with top=2"),
+    (dict(top=2, output_nodes="strange.csv"), "output_nodes=strange.csv: no node has the id 'nobody' of row 1"),
+    (dict(top=2, candidates="strange.csv"), "candidates=strange.csv: no node has the id 'nobody' of row 1"),
+    (dict(top=2, candidates="empty.csv"), "candidates=empty.csv has a header, but no rows"),
+    (dict(top=2, candidates="strange.csv", skip_unknown=True), "candidates=strange.csv: none of the 1 rows names a "
+                                                               "node"),
+    (dict(top=2, candidates="users.csv", output_nodes="users.csv"), "candidates=users.csv names no node that can be a "
+                                                                    "target of the 1 source, which")])
+def test_questions_that_do_not_fit_are_refused(asked, error, bought, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, id in (("strange", "nobody"), ("users", "u1")):
+        _write(tmp_path / f"{name}.csv", pd.DataFrame({"id": [id]}))
+    (tmp_path / "empty.csv").write_text("id\n")
+    with pytest.raises(ValueError, match=error):
+        ask(bought[0], tmp_path / "top.csv", **asked)
+
+
+def test_the_command_line_refuses_what_no_model_of_links_is_asked(bought, tmp_path):
+    run, _ = bought
+    asked = shell("pipeline.predict", f"run={run}", "top=3", cwd=tmp_path)
+    assert asked.returncode == 1 and "One argument is missing: predictions=FILE, or output=TABLE" in asked.stderr
+    asked = shell("pipeline.predict", f"run={run}", "candidates=x.csv", "output=top.csv", cwd=tmp_path)
+    assert asked.returncode == 1
+    assert "candidates=x.csv is for the likeliest targets of each source. Give top=K" in asked.stderr
+
+
+@pytest.mark.parametrize("relation, width", [("buys", 30), ("knows", 40)])
+def test_a_relation_has_targets_of_its_type(relation, width, tmp_path):
+    """Users and items have the same ids here; whom a user knows, in either direction, is no candidate."""
+    overrides = write_typed_tables(tmp_path)
+    train(cli.compose_config([*SMALL, *overrides, f"task.relation={relation}", f"cache_dir={tmp_path / 'cache'}"]),
+          tmp_path / "run")
+    links = {*pd.read_csv(tmp_path / f"{relation}.csv")[["source", "target"]].itertuples(index=False, name=None)}
+    if relation == "knows":
+        links |= {(target, source) for source, target in links} | {(user, user) for user in range(40)}
+    found = ask(tmp_path / "run", tmp_path / "top.csv", top=100)
+    pairs = {*found[["source", "target"]].itertuples(index=False, name=None)}
+    assert pairs == {(source, target) for source in range(40) for target in range(width)} - links
+
+
+def test_new_tables_are_ranked_without_the_links_that_they_have(bought, tmp_path):
+    run, _ = bought
+    new = pd.DataFrame({"source": ["x", "x", "y"], "target": ["p", "q", "q"]})
+    data = NewDataConfig(edges=NewTableConfig(path=_write(tmp_path / "new.csv", new)))
+    found = ask(run, tmp_path / "top.csv", top=5, data=data)
+    assert found[["source", "target"]].to_numpy().tolist() == [["y", "p"]]
