@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_epochs.models.networks import three_hops
 from parallel_epochs.models.networks.common_neighbors import Neighborhoods
 from parallel_epochs.models.networks.link_predictor import PREDICTORS, LinkModel
-from parallel_epochs.models.networks import three_hops
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
@@ -57,8 +57,8 @@ def test_only_candidates_of_the_direction_are_ranked(problem):
     ranks = rank(lambda sources, targets: scores[sources][:, targets], answers, known, [one])
     for (source, target), found in zip(answers.tolist(), ranks.tolist(), strict=True):
         own = [scores[source, node] for node in candidates_of(source, known) if node >= 20]
-        better, equal = (sum(map(how, own)) for how in (lambda x: x > scores[source, target],
-                                                       lambda x: x == scores[source, target]))
+        better, equal = (sum(compare(score, scores[source, target]) for score in own) for compare in (
+            torch.gt, torch.eq))
         assert found == better + (equal + 1) / 2
     assert len(answers)
 
