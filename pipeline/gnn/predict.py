@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.smoothing import smooth
+from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
@@ -146,11 +147,12 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     return setup, predicted
 
 
-def _predict(setup: Setup, dataset: Data, chosen: Any, asked: GNNPredictConfig, round_: int, epoch: int,
+def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, asked: GNNPredictConfig, round_: int, epoch: int,
              *, whole: bool) -> Predicted:
     """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
     rows = None
-    if isinstance(chosen, Tensor) and asked.output_nodes is not None and not (
+    question, chosen = (chosen, None) if isinstance(chosen, Question) else (None, chosen)
+    if chosen is not None and asked.output_nodes is not None and not (
             whole or asked.calibrate or setup.config.evaluation.smooths):
         rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
     is_whole = rows is None
@@ -159,7 +161,8 @@ def _predict(setup: Setup, dataset: Data, chosen: Any, asked: GNNPredictConfig, 
     embeddings = None
     if asked.embeddings:
         rows, embeddings = rows.split([setup.task.out_channels, rows.size(1) - setup.task.out_channels], 1)
-    return Predicted(setup.data, dataset, setup.task, setup.model, rows, epoch, chosen, is_whole, embeddings)
+    return Predicted(setup.data, dataset, setup.task, setup.model, rows, epoch, chosen, is_whole, embeddings,
+                     question=question)
 
 
 def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) -> Any:

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 
@@ -30,14 +31,14 @@ class Predicted:
         model: the trained model.
         rows: predictions [num_rows, columns].
         epoch: passes over the graph when the checkpoint was saved.
-        chosen: what is asked for, as :meth:`Kind.find` returns it: numbers of rows, or a question of links; none for
-            all.
+        chosen: what is asked for, as :meth:`Kind.find` returns it; none for all.
         is_whole: whether there is a row for everything, and not only for what is chosen.
         embeddings: inputs of the model's head for each row; none if nobody asked.
         smoothed: smoothed predictions, as `rows`; none without them.
         temperatures: what the logits were divided by; none if they were not.
         smoothed_scores: metric of the smoothed predictions of each split.
         members: rows of each run, if `rows` are their mean.
+        question: the sources whose likeliest targets are asked for, in place of what is chosen.
     """
 
     graph: Data
@@ -46,13 +47,14 @@ class Predicted:
     model: torch.nn.Module
     rows: Tensor
     epoch: int
-    chosen: Any = None
+    chosen: Tensor | None = None
     is_whole: bool = True
     embeddings: Tensor | None = None
     smoothed: Tensor | None = None
     temperatures: Tensor | None = None
     smoothed_scores: dict[str, float] = field(default_factory=dict)
     members: list[Tensor] = field(default_factory=list)
+    question: Question | None = None
 
 
 class Kind(ABC):
@@ -187,7 +189,7 @@ class Kind(ABC):
         self.refuse_nodes(asked, run)
         self.refuse_pairs(asked, run)
 
-    def find(self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig) -> Any:
+    def find(self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | Question | None:
         """Find what is asked for in a graph; none for everything.
 
         Args:

@@ -139,7 +139,7 @@ class LinkKind(Kind):
         return {name: value for name, value in found.items() if value is not None}
 
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
-        if isinstance(question := predicted.chosen, top.Question):
+        if (question := predicted.question) is not None:
             score = cast(LinkTask, predicted.task).score_by(predicted.model, predicted.rows, of_test=True)
             return top.table_of(ids_of(predicted.whole), question.answer(score), len(question.sources))
         pairs = _pairs_of(predicted)
