@@ -147,8 +147,8 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     return setup, predicted
 
 
-def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, asked: GNNPredictConfig, round_: int, epoch: int,
-             *, whole: bool) -> Predicted:
+def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, asked: GNNPredictConfig, round_: int,
+             epoch: int, *, whole: bool) -> Predicted:
     """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
     rows = None
     question, chosen = (chosen, None) if isinstance(chosen, Question) else (None, chosen)
