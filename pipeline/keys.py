@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 # In place of a number that is chosen when the run begins.
 AUTO = "auto"
+# The type of a key that is a number or :data:`AUTO`, and a number when the run has begun.
+Number = Any
 # The largest number of float32, in which training computes.
 LARGEST_FLOAT32 = 3.4e38
 
@@ -39,7 +41,7 @@ class Meaning:
         names_files: whether it says where files lie whose content is compared instead.
         is_path: whether a tilde at its beginning stands for the home directory.
         may_be_auto: whether it may be :data:`AUTO`, which a run replaces by what it has chosen; without `choices` it
-            is a whole number otherwise.
+            is a number otherwise, and a whole one unless `minimum` is a float.
         when: other keys, and the values of each with which this key has an effect; one match is enough. Empty: always.
         unless: other keys, and the values of each with which this key has no effect.
     """
@@ -154,8 +156,9 @@ def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
     if value is None or meaning.may_be_auto and value == AUTO:
         return
-    if meaning.may_be_auto and not meaning.choices and type(value) is not int:
-        raise ValueError(f"{name}={value}: give a whole number, or {AUTO}")
+    is_whole = not isinstance(meaning.minimum, float)
+    if meaning.may_be_auto and not meaning.choices and type(value) not in ((int,) if is_whole else (int, float)):
+        raise ValueError(f"{name}={value}: give a {'whole ' * is_whole}number, or {AUTO}")
     if meaning.is_path and value == "":
         raise ValueError(f"no value for {name}: give a path")
     if meaning.choices and value not in meaning.choices:

@@ -38,7 +38,7 @@ def return_probabilities(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_pl
     share = 1 / torch.bincount(edge_index.as_tensor()[0], minlength=num_nodes).double()
     out = convert(torch.empty(0, num_steps, dtype=torch.float64)).new_empty(num_nodes, num_steps)
     for block in each_block(edge_index, ptr, num_kept + 2, f"data.random_walk={num_steps}",
-                            mend="leave it out, or lower it"):
+                            mend="set it to null, or lower it"):
         steps = block.matrices().index_put_(block.place, share[block.source], accumulate=True)
         found = torch.stack(list(_diagonals(steps, num_steps, num_kept)), dim=2)
         out[block.nodes] = convert(found[block.is_node])

@@ -34,6 +34,7 @@ from parallel_epochs.pipeline.gnn.optimization import (
     build_optimizer,
     build_schedule,
     check_decay,
+    settle,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -151,6 +152,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             setup.task, setup.loader  # noqa: B018 - built here
             check_evaluation(config, setup.data)
             check_decay(config, setup.task)
+    config = keys.replaced(config, settle(setups))
     return OpenData(config, visible(config, data), list(setups), components)
 
 

@@ -23,7 +23,7 @@ class PartitionConfig:
 
     name: str = key("random", "Method that draws the clusters of a round: random, metis, metis_random, kaminpar, "
                     "kaminpar_random or whole.", unless=WITHOUT_CLUSTERS)
-    num_parts: Any = key(4, "Number of clusters of a partition. auto: as few as fit into memory.", minimum=1,
+    num_parts: keys.Number = key(4, "Number of clusters of a partition. auto: as few as fit into memory.", minimum=1,
                          may_be_auto=True, unless={"partition.name": ("whole",), **WITHOUT_CLUSTERS})
     clusters_per_step: int = key(1, "Number of clusters that are merged into one batch, with the edges between them.",
                                  minimum=1, unless=WITHOUT_CLUSTERS)
@@ -227,15 +227,18 @@ FALLING, STAIRS, PLATEAU = ({"train.schedule": names} for names in (("linear", "
 class GNNTrainConfig(TrainConfig):
     """How the model is trained."""
 
+    epochs: keys.Number = key(200, "Number of passes over the graph, summed over the ranks. auto: about 10,000 steps, "
+                              "in 8 to 200 epochs.", minimum=1, changes_numbers=False, may_be_auto=True)
     optimizer: str = key("adam", "Optimizer of the model.", choices=("adam", "adamw", "rmsprop"))
     weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
     decay_vectors: bool = key(True, "Apply weight_decay to biases, norms and other vectors and numbers too. false: to "
                               "matrices only.", unless={"train.weight_decay": (0.0,)})
     accumulate: int = key(1, "Number of batches whose gradients a rank adds up in one step.", minimum=1)
-    ema: float = key(0.0, "Evaluate and save an exponential moving average of the weights, to which each step adds "
-                     "1 - ema of the new weights. 0: none.", minimum=0, below=1)
-    warmup_steps: int = key(0, "Number of steps in which the learning rate rises linearly, from lr / warmup_steps to "
-                            "lr.", minimum=0)
+    ema: keys.Number = key(0.0, "Evaluate and save an exponential moving average of the weights, to which each step "
+                           "adds 1 - ema of the new weights. 0: none. auto: over about an epoch, 10 steps at least and "
+                           "1,000 at most.", minimum=0.0, below=1.0, may_be_auto=True)
+    warmup_steps: keys.Number = key(0, "Number of steps in which the learning rate rises linearly, from lr / "
+                                    "warmup_steps to lr. auto: those of an epoch.", minimum=0, may_be_auto=True)
     schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. linear, cosine: it "
                         "falls until the end of the run. step: it falls every train.step_epochs epochs. plateau: it "
                         "falls when the validation metric stops improving, as with torch's ReduceLROnPlateau.",

@@ -1,13 +1,15 @@
 """From the keys of train and parallel to what changes the weights: optimizer, learning rate, and shares of a rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, Schedule
@@ -15,6 +17,23 @@ from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, S
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": partial(torch.optim.Adam, fused=True), "adamw": partial(torch.optim.AdamW, fused=True),
     "rmsprop": torch.optim.RMSprop}
+
+# train.epochs=auto chooses about so many steps, and epochs in this range.
+STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 200
+
+
+def settle(setups: Sequence[Setup]) -> dict[str, float]:
+    """Replace "auto" among the keys of train by numbers that fit the number of batches of an epoch; returns them."""
+    asked = [name for name in ("epochs", "warmup_steps", "ema") if vars(setups[0].config.train)[name] == keys.AUTO]
+    if not asked:
+        return {}
+    num_batches = max(setup.loader.num_batches for setup in setups)
+    chosen = {"epochs": min(max(STEPS // num_batches, FEWEST_EPOCHS), MOST_EPOCHS), "warmup_steps": num_batches,
+              "ema": 1 - 1 / min(max(num_batches, 10), 1000)}
+    chosen = {f"train.{name}": chosen[name] for name in asked}
+    for setup in setups:
+        setup.config = keys.replaced(setup.config, chosen)
+    return chosen
 
 
 def build_optimizer(config: GNNConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

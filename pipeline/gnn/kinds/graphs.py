@@ -23,6 +23,12 @@ class GraphKind(LabelKind):
         return {"pool": self.config.task.pool, "node_tables": data.get("x_tables"),
                 "edge_tables": data.get("edge_tables")}
 
+    def task(self, data: Data) -> GraphTask:
+        task = super().task(data)
+        assert isinstance(task, GraphTask)
+        task.num_last = self.config.data.num_last
+        return task
+
     def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
         return of_labels(data, task, self.config.baselines.seconds)
 

@@ -30,17 +30,21 @@ def count_contents(data: Data) -> Float[Tensor, "num_graphs columns"]:
     return torch.cat(parts, dim=1)
 
 
-def count_patterns(data: Data) -> Float[Tensor, "num_graphs num_patterns"] | None:
+def count_patterns(data: Data, num_last: int = 0) -> Float[Tensor, "num_graphs num_patterns"] | None:
     """Count the neighbourhoods of up to two steps in each graph, told apart by the categories of nodes and edges.
 
     For molecules these are the circular fingerprints of Rogers and Hahn, Extended-Connectivity Fingerprints, J. Chem.
     Inf. Model. 50 (2010), with the columns of atoms and bonds as invariants. None where nodes have no categories.
+
+    Args:
+        num_last: number of the last columns of ``x`` that say where a node stands in its graph, which no pattern reads.
     """
-    if data.get("x_tables") is None:
+    if data.get("x_tables") is None or not (width := data.x.size(1) - num_last):
         return None
     num_graphs, (src, dst) = len(data.ptr) - 1, data.edge_index.as_tensor().long().numpy()
     graph = np.repeat(np.arange(num_graphs), data.ptr.diff().numpy())
-    node, bond = _hash_rows(data.x.numpy()), _hash_rows(data.edge_attr.numpy()) if data.get("edge_tables") else 0
+    node = _hash_rows(data.x[:, :width].numpy())
+    bond = _hash_rows(data.edge_attr.numpy()) if data.get("edge_tables") else 0
     out = np.zeros((num_graphs, NUM_PATTERNS), np.float32)
     for radius in range(RADIUS + 1):
         if radius:

@@ -70,7 +70,7 @@ def _of_structure(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _of_graphs(inputs: Inputs) -> dict[str, Tensor]:
-    patterns = count_patterns(inputs.data)
+    patterns = count_patterns(inputs.data, getattr(inputs.task, "num_last", 0))
     assert patterns is not None
     return {"patterns": patterns}
 

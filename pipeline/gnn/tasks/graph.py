@@ -22,6 +22,7 @@ class GraphTask(NodeTask):
 
     Attributes:
         num_rows: number of graphs to predict.
+        num_last: number of the last columns of ``x`` that say where a node stands in its graph.
     """
 
     evaluators = "parallel_epochs.pipeline.data.readers.ogb_graph"
@@ -29,7 +30,7 @@ class GraphTask(NodeTask):
     def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
                  loss_options: LossOptions = LossOptions()):
         super().__init__(data, label_input=label_input, metric=metric, loss_options=loss_options)
-        self.num_rows = data.ptr.numel() - 1
+        self.num_rows, self.num_last = data.ptr.numel() - 1, 0
 
     def _predict(self, model: torch.nn.Module, batch: Data,
                  shown: Bool[Tensor, " num_graphs"]) -> Float[Tensor, "num_graphs out_channels"]:

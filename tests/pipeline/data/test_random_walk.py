@@ -68,7 +68,7 @@ def test_molecules_get_columns_of_categories_and_other_graphs_numbers(tmp_path, 
 def test_graphs_that_are_too_large_are_refused(monkeypatch):
     monkeypatch.setattr(dense_graphs, "machine_memory", lambda: 10_000)
     edge_index, ptr = union_of([5, 40], np.random.default_rng(0))
-    message = "data.random_walk=4: a graph of 40 nodes takes 51.2 kB, but this machine has 10 kB: leave it out, or " \
+    message = "data.random_walk=4: a graph of 40 nodes takes 51.2 kB, but this machine has 10 kB: set it to null, or " \
               "lower it"
     with pytest.raises(ValueError, match=message):
         return_probabilities(edge_index, ptr, 4)
