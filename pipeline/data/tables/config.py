@@ -263,7 +263,8 @@ class TablesConfig(DataConfig):
 
     def _divides_edges(self) -> bool:
         """Tell whether a table of edges has a column of splits."""
-        return self.schema is None and self.edges.split_column is not None
+        typed = self.typed_tables
+        return self.edges.split_column is not None if typed is None else bool(typed.divided)
 
     def place_of_links(self) -> tuple[str, str] | None:
         """Return the kind of the column of edges that divides links, "time", "column" or "group", and its name."""
@@ -470,9 +471,10 @@ class TablesConfig(DataConfig):
         if (typed := self.typed_tables) is not None and typed.unread:
             raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(typed.unread)}. Choose "
                              f"those to learn by task.type={typed.unread[0]}")
-        if self.edges.split_column is not None:
-            raise ValueError(f"data.edges.split_column={self.edges.split_column} divides links (task=link), and labels "
-                             "of nodes are learned. Leave it out, or set data.nodes.split_column")
+        if self._divides_edges():
+            key = "data.edges" if typed is None else f"data.schema: edges.{typed.divided[0]}"
+            raise ValueError(f"{key}.split_column divides links (task=link), and labels of nodes are learned. Leave it "
+                             "out, or name a split_column of the nodes")
         if self.split_kind() == "time" and self.time_column is None:
             raise ValueError("data.split=time needs data.time_column, a column of the table of nodes")
         if self.labelled() is None:

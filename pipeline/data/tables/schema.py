@@ -73,6 +73,11 @@ class TableSchema:
     labelled: str | None
     unread: list[str] = field(default_factory=list)
 
+    @property
+    def divided(self) -> list[str]:
+        """The tables of edges that have a column of splits."""
+        return [name for name, table in self.edges.items() if table.config.edges.split_column is not None]
+
     def tables(self) -> "list[TablesConfig]":
         """Return the configuration of every table."""
         return [*self.nodes.values(), *(edges.config for edges in self.edges.values())]
@@ -194,9 +199,6 @@ def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
     columns = _merge(type(usual.edges), keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
-    if columns.split_column is not None:
-        raise ValueError(f"data.schema: edges.{name}.split_column is for graphs with one type of nodes. Leave it out, "
-                         "or divide the links by data.split=random or time")
     if columns.directed_relations:
         raise ValueError(f"data.schema: edges.{name}.directed_relations is for graphs with one type of nodes. Leave it "
                          "out: here reverse edges have relations of their own (data.reverse_relations)")
@@ -240,8 +242,9 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
     if config.reads_labels:
         _check_labels(wanted, found, schema)
     labelled = wanted
-    # Without times of nodes, data.split=time divides links alone, which need no labels.
-    if wanted is None and not (config.split == "time" and config.time_column is None):
+    # Without times of nodes, data.split=time divides links alone, which need no labels; a column of edges does so, too.
+    if wanted is None and not (config.split == "time" and config.time_column is None) and not (
+            config.split == "column" and schema.divided):
         labelled = found[0] if len(found) == 1 else None
     for name, nodes in schema.nodes.items():
         if name != labelled:
@@ -297,6 +300,10 @@ def check_schema(config: "TablesConfig") -> None:
         ValueError: names the type or the table of edges.
     """
     schema = read_schema(config)
+    timed = [name for name, table in schema.edges.items() if table.config.edges.time is not None]
+    if timed and schema.divided:
+        raise ValueError(f"data.schema: edges.{timed[0]}.time and edges.{schema.divided[0]}.split_column exclude each "
+                         "other: links are divided by times or by a column. Leave one of them out")
     for what, tables in (("the type", schema.nodes), ("the edges",
                                                       {name: table.config for name, table in schema.edges.items()})):
         for name, table in tables.items():
@@ -336,6 +343,10 @@ def check_relation(config: "TablesConfig", wanted: object) -> None:
         reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in forward]
         chosen = choose_relation([*forward, *reverse] if config.reverse_relations else forward, wanted, config.origin())
         tables = [schema.edges[known[forward[chosen]]].config.edges]
+    if config.link_split() == "column" and schema.divided and all(edges.split_column is None for edges in tables):
+        raise ValueError(f"task.relation={show(wanted)}: the links of edges.{schema.divided[0]} are divided by a "
+                         "column of splits, and those of this relation have none. Name it by split_column, in its "
+                         "part of data.schema, or set data.split=random")
     if config.split == "time" and all(edges.time is None for edges in tables):
         raise ValueError(f"task.relation={show(wanted)} with data.split=time needs times. Name their column by time, "
                          "in the part of data.schema of this relation, or set data.split=random")

@@ -208,6 +208,8 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: Values,
         notes.append(words.count(loops, 'self-loop'))
     log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
     if dangling == rows and (rows or fitted is None):
+        if not rows:
+            raise ValueError(f"{source.name} holds no edges below its header")
         hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
         raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
     return missing[:len(values.columns)]

@@ -1,6 +1,10 @@
 """Features averaged over the neighbours: the numbers, where they are kept, and what must not show in them."""
 
+import errno
+import itertools
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,7 @@ from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from tests.helpers.graphs import random_graph, write_species
+from tests.helpers.running import forked, status_of
 
 SMALL = dict(num_nodes=300, num_edges=4000, num_groups=12, num_tasks=4)
 
@@ -87,6 +92,44 @@ def test_without_links_the_arrays_are_copied(stored, tmp_path, monkeypatch):
         write_propagated(writer, stored, 1)
     assert (tmp_path / "new.store" / "edges.bin").stat().st_nlink == 1
     assert torch.equal(open_graph(tmp_path / "new.store").y, stored.y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_kill_at_any_write_of_a_graph_or_of_what_it_shares_loses_nothing(tmp_path, monkeypatch, has_links):
+    """Without links, as across disks, arrays of another store are copied."""
+    graph = random_graph(20, 60, 1)
+    torch.save({"x": graph.x, "edge_index": graph.edge_index.as_tensor().long()}, tmp_path / "graph.pt")
+    config = FileConfig(path=str(tmp_path / "graph.pt"), propagate=1)
+    expected, calls, link = load(config, tmp_path / "cache", degrees=True), itertools.count(), os.link
+
+    def other_disk(*paths):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    def killed_at(point, function):
+        def call(*args):
+            if next(calls) == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args)
+        return call
+
+    monkeypatch.setattr(os, "link", link if has_links else other_disk)
+    statuses = []
+    while 0 not in statuses:
+        cache = tmp_path / f"cache-{len(statuses)}"
+
+        def write(point=len(statuses), cache=cache):
+            for name in ("rename", "replace", "fsync", "pwrite", "link"):
+                setattr(os, name, killed_at(point, getattr(os, name)))
+            load(config, cache, degrees=True)
+
+        statuses.append(status_of(forked(write)))
+        found = load(config, cache, degrees=True)
+        assert torch.equal(found.x, expected.x) and torch.equal(found.edge_index.as_tensor(),
+                                                                expected.edge_index.as_tensor())
+        assert {path.name for path in cache.glob("graphs/*")} == {
+            path.name for path in (tmp_path / "cache").glob("graphs/*")}
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0] and len(statuses) > 20
 
 
 def test_a_writer_never_writes_to_the_array_that_it_shares_with_another_store(stored, tmp_path):

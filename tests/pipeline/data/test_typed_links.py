@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 
@@ -114,6 +115,38 @@ def test_time_trains_on_the_links_of_the_relation_that_came_first(tmp_path):
         divide_links(whole, dataclasses.replace(SPLIT, kind="time"), "graph", "knows")
     with pytest.raises(ValueError, match="task.relation=knows with data.split=time needs times"):
         config.check_links("knows")
+
+
+def test_a_column_of_one_table_divides_the_links_of_its_relation(tmp_path):
+    """An edge with an empty cell is in no split, but stays hidden from the messages."""
+    write_typed_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "buys.csv").drop_duplicates(["source", "target"])
+    table["part"] = [["train", "valid", "test", ""][place % 4] for place in range(len(table))]
+    table.to_csv(tmp_path / "buys.csv", index=False)
+    path = tmp_path / "schema.yaml"
+    (tmp_path / "plain.yaml").write_text(path.read_text())
+    path.write_text(path.read_text().replace("time: day", "split_column: part"))
+    config = TablesConfig(schema=str(path))
+    config.check(), config.check_links("buys")
+    whole = load_links(dataclasses.replace(config, split="random"), tmp_path / "cache", relation="buys")
+    data = load_links(config, tmp_path / "cache", relation="buys")
+    num_links = sum(len(whole[f"{split}_pairs"]) for split in SPLITS)
+    counts = [len(data[f"{split}_pairs"]) for split in SPLITS]
+    assert counts == [len(range(place, len(table), 4)) for place in range(3)] and sum(counts) < num_links == len(table)
+    assert len(edges_of(data, "buys")) == 2 * counts[0]
+    with pytest.raises(ValueError, match="data.split=column divides nodes; task=link divides links"):
+        TablesConfig(schema=str(tmp_path / "plain.yaml"), split="column").check_links("buys")
+    for split in ("column", None):
+        with pytest.raises(ValueError, match="the links of edges.buys are divided by a column .* data.split=random"):
+            dataclasses.replace(config, split=split).check_links("knows")
+    with pytest.raises(ValueError, match=r"data.schema: edges.buys.split_column divides links \(task=link\)"):
+        config.check_labels()
+    table.assign(part="now").to_csv(tmp_path / "buys.csv", index=False)
+    with pytest.raises(ValueError, match="row 1, column part holds 'now'; a cell of the split is train, valid, test"):
+        load_links(config, tmp_path / "cache", relation="buys")
+    path.write_text(path.read_text().replace("target: user}", "target: user, time: day}"))
+    with pytest.raises(ValueError, match="edges.knows.time and edges.buys.split_column exclude each other"):
+        config.check()
 
 
 def test_the_relation_is_in_the_hash_and_a_split_is_a_function_of_the_seed(tmp_path, whole):
