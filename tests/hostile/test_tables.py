@@ -125,7 +125,76 @@ FLAGS = [
          "data.empty=mean is unknown; choose one of zero, flag, error", nodes(["1"])),
 ]
 
+TRAIN = CHECK.replace("pipeline.check", "pipeline.train") + (
+    "train.epochs=1 model.num_layers=2 model.hidden_channels=8 partition=whole hydra.run.dir=run ")
+DATES_WANTED = ("which is not a date; cells are empty, or dates such as 2024-05-31 or 2024-05-31 18:00+02:00 in every "
+                "row (data.edges.dates). Correct the row, or give a column of numbers as one of data.edges.features")
 
-@pytest.mark.parametrize("case", half(CATEGORIES + FLAGS))
+
+def without_edges(folder: Path) -> None:
+    nodes(["1"])(folder)
+    (folder / "edges.csv").write_text("source,target,w\n")
+
+
+INPUTS = [
+    Case("the logarithm of a negative label", CHECK + "data.nodes.label=a data.nodes.log_label=true",
+         "nodes.csv: row 2, column a holds -3, and data.nodes.log_label=true learns log(1 + label) of labels that are "
+         "not negative. Correct the value, or leave data.nodes.log_label out", nodes(["1", "-3"])),
+    Case("the logarithm of a text", CHECK + "data.nodes.label=a data.nodes.log_label=true",
+         "nodes.csv: row 1, column a holds 'x', which is not a finite number of float32 (data.nodes.label)",
+         nodes(["x", "1"])),
+    Case("the logarithm of infinity", CHECK + "data.nodes.label=a data.nodes.log_label=true",
+         "nodes.csv: row 2, column a holds 'inf', which is not a finite number of float32 (data.nodes.label)",
+         nodes(["1", "inf"])),
+    Case("logarithms of classes", CHECK + "data.nodes.log_label=true data.metric=acc",
+         "data.nodes.log_label=true learns the logarithm of real values, and data.metric=acc measures others. Set "
+         "data.metric to <*>", nodes(["1"])),
+    Case("logarithms of large numbers", TRAIN + "data.nodes.label=a data.nodes.log_label=true task.base=auto", None,
+         nodes(["3e38", "0"])),
+    Case("one label and its logarithm", TRAIN + "data.nodes.label=a data.nodes.log_label=true task.base=auto", None,
+         nodes(["7"])),
+    Case("numbers as dates of edges", CHECK + "data.edges.dates=[w]",
+         f"edges.csv: row 1, column w holds '1', {DATES_WANTED}", nodes(["1"])),
+    Case("ids as dates of edges", CHECK + "data.edges.dates=[source]",
+         f"edges.csv: row 1, column source holds 'n0', {DATES_WANTED}", nodes(["1"])),
+    Case("dates of edges twice", CHECK + "data.edges.dates=[w,w]", "data.edges.dates names w twice. Name it once",
+         nodes(["1"])),
+    Case("dates of edges that are numbers too", CHECK + "data.edges.dates=[w] data.edges.features=[w]",
+         "data.edges.features and data.edges.dates both name w: it holds either numbers or dates", nodes(["1"])),
+    Case("ids that are there twice", CHECK,
+         "nodes.csv: the id 'n0' of row 1 is there 20 times (data.nodes.id=id): give each node one row, or set "
+         "data.duplicates=first to keep the first one", nodes(["n0", "n1"], name="id")),
+    Case("the first of several rows", CHECK + "data.duplicates=first", None, nodes(["n0", "n1", "n2"], name="id")),
+    Case("one id in all rows", CHECK + "data.duplicates=first",
+         "data.train_fraction=0.6 of 1 label is none. Raise it, or give more labels", nodes(["n0"], name="id")),
+    Case("rows without an id", CHECK + "data.duplicates=first",
+         "nodes.csv: row 2, column id is empty: every node needs an id; 20 rows in all are affected",
+         nodes(["n0", ""], name="id")),
+    Case("the last of several rows", CHECK + "data.duplicates=last",
+         "data.duplicates=last is unknown; choose one of error, first", nodes(["1"])),
+    Case("summaries of nothing", CHECK + "data.summaries=2 data.nodes.features=[a] data.empty=flag", None, nodes([""])),
+    Case("half a summary", CHECK + "data.summaries=1.5", "data.summaries must be a whole number in digits, not 1.5",
+         nodes(["1"])),
+    Case("degrees of no kind", CHECK + "data.degrees=maybe", "data.degrees must be true or false, not maybe",
+         nodes(["1"])),
+    Case("summaries and degrees", TRAIN + "data.summaries=3 data.degrees=true data.nodes.features=[a] task.base=trees",
+         None, nodes(["1"])),
+    Case("a simple method that is not there", TRAIN + "task.base=nosuch",
+         "task.base=nosuch is no simple method for this data; choose one of <*>", nodes(["1"])),
+    Case("a candidate without a method", TRAIN + "task.base=none task.candidate=offset",
+         "task.candidate=offset needs task.base=auto, or the name of a method, <*>", nodes(["1"])),
+    Case("a candidate that is not there", TRAIN + "task.base=propagation task.candidate=nosuch",
+         "task.candidate=nosuch is unknown; choose one of <*>", nodes(["1"])),
+    Case("several candidates", TRAIN + "task.base=auto task.candidate=[network,offset]",
+         "task.candidate must be a text, not [network,offset]", nodes(["1"])),
+    Case("a method and one class", TRAIN + "data.nodes.label=a task.base=auto", None, nodes(["x"])),
+    Case("a method without validation", TRAIN + "task.base=auto data.train_fraction=1 data.valid_fraction=0", None,
+         nodes(["1"])),
+    Case("summaries of a table without rows", CHECK + "data.summaries=1", "edges.csv holds no edges below its header",
+         without_edges),
+]
+
+
+@pytest.mark.parametrize("case", half(CATEGORIES + FLAGS + INPUTS))
 def test_hostile(case, tmp_path):
     check(case, tmp_path)
