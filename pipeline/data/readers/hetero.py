@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
 
-from parallel_epochs.models.edge_index import INT32_END
+from parallel_epochs.models.edge_index import INT32_END, plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check, check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
@@ -216,7 +215,7 @@ def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Ten
     try:
         edge_index, edge_attr = store["edge_index"], store.get("edge_attr", store.get("edge_weight"))
         check_tensor("edge_index", edge_index)
-        edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        edge_index = plain_edges(edge_index)
         check_edge_index(edge_index)
         if edge_attr is not None:
             check_tensor("edge_attr", edge_attr)

@@ -83,11 +83,6 @@ def meta(name: str) -> pd.Series:
     return pd.read_csv(table, index_col=0, keep_default_na=False)[name]
 
 
-def folder_of(name: str, root: str) -> Path:
-    """Return the folder in which ogb keeps a dataset."""
-    return Path(root) / name.replace("-", "_")
-
-
 def download(name: str, root: str) -> None:
     """Fetch and unpack a node dataset; see :func:`fetch`."""
     fetch(name, root, _needed)
@@ -105,11 +100,12 @@ def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> No
         ValueError: no network, or the dataset arrives damaged; the message says what else can be done.
         FileError: the folder cannot be written to.
     """
-    folder = folder_of(name, root)
+    folder = Path(root) / name.replace("-", "_")  # as ogb names it
     if folder.exists():
         return
     url, target = meta(name)["url"], Path(root) / f".{folder.name}.download"
-    by_hand = _by_hand(needed(Path(), name))
+    by_hand = ("Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
+               f"{', '.join(map(str, needed(Path(), name)))}")
     with files.naming(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
     with files.lock(target), files.naming(folder, "written"):
@@ -149,12 +145,6 @@ def _fetch(url: str, path: Path) -> None:
                 bar.update(len(block))
         if file.tell() < stated:
             raise http.client.IncompleteRead(b"", stated - file.tell())
-
-
-def _by_hand(wanted: list[Path]) -> str:
-    """Say how a dataset gets here without a network."""
-    return (f"Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
-            f"{', '.join(map(str, wanted))}")
 
 
 def _needed(folder: Path, name: str) -> list[Path]:

@@ -18,6 +18,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
@@ -294,7 +295,7 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
             tensors[key] = coalesce(key, value.detach())
             continue
         check_tensor(key, value)
-        value = (value.as_tensor() if isinstance(value, EdgeIndex) else value).detach()
+        value = plain_edges(value).detach()
         # torch can do little with unsigned integers but convert them.
         tensors[key] = value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
     if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
