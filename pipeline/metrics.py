@@ -130,6 +130,79 @@ def macro_f1_of_tasks(y_true: Float[Tensor, "num_rows num_tasks"],
     return _mean_f1(hits, (y_true == 1).sum(0), (predicted & known).sum(0), known.any(0))
 
 
+def read_threshold(rule: str) -> tuple[str, float]:
+    """Read the key task.threshold: "none", "f1", "cost" with its cost, or "fixed" with a probability.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    name, _, cost = rule.partition(":")
+    if rule in ("none", "f1"):
+        return rule, 0.0
+    try:
+        value = float(cost if name == "cost" else rule)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < math.inf and (name == "cost" or value < 1)):
+        raise ValueError(f"task.threshold={rule} is no threshold. Give f1, cost:C with the cost of a missed positive "
+                         "over that of a false alarm, as in cost:5, a probability in (0, 1), or none")
+    return ("cost", value) if name == "cost" else ("fixed", value)
+
+
+def choose_thresholds(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"],
+                      rule: str) -> Float[Tensor, " num_tasks"]:
+    """Choose, for each binary task, the number that the logit of a positive row exceeds; float64.
+
+    It is halfway between two logits: the one with the best F1, or the least cost. A task without labels of both kinds
+    has 0, the probability one half.
+
+    Args:
+        y_true: 0, 1 or NaN.
+        y_pred: finite logits.
+        rule: as :func:`read_threshold` reads it.
+    """
+    name, value = read_threshold(rule)
+    found = torch.full((y_true.size(1),), math.log(value / (1 - value)) if name == "fixed" else 0.0,
+                       dtype=torch.float64)
+    for task, (truth, predicted) in enumerate(zip(y_true.unbind(1), y_pred.double().unbind(1), strict=True)):
+        known = ~truth.isnan()
+        order = predicted[known].argsort(descending=True)
+        ordered, positive = predicted[known][order], (truth[known] == 1)[order]
+        num_positive = int(positive.sum())
+        if name == "fixed" or num_positive in (0, len(positive)):
+            continue
+        ends = torch.cat([ordered[:1] + 1, ordered, ordered[-1:] - 1])
+        hits = torch.cat([torch.zeros(1), positive.cumsum(0)]).double()  # of the first 0, 1, ... rows
+        num = torch.arange(len(hits), dtype=torch.float64)
+        merit = 2 * hits / (num + num_positive) if name == "f1" else hits - num - value * (num_positive - hits)
+        best = int(merit.where(ends[:-1] > ends[1:], -torch.inf).argmax())
+        found[task] = (ends[best] + ends[best + 1]) / 2
+    return found
+
+
+def score_decisions(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"],
+                    thresholds: Float[Tensor, " num_tasks"]) -> dict[str, float]:
+    """Compute the means over the tasks with labels of both kinds of precision, recall and F1 at thresholds, and of
+    precision at K: the share of positive rows among the K with the highest logits, for each K of NUM_FIRST that all of
+    these tasks have rows for. Without such a task, there is nothing.
+    """
+    found: dict[str, list[float]] = {}
+    for truth, predicted, threshold in zip(y_true.unbind(1), y_pred.double().unbind(1), thresholds, strict=True):
+        known = ~truth.isnan()
+        positive, logits = truth[known] == 1, predicted[known]
+        if not positive.any() or positive.all():
+            continue
+        chosen, ordered = logits > threshold, positive[logits.argsort(descending=True, stable=True)].double()
+        hits, num = int((chosen & positive).sum()), int(chosen.sum())
+        own = {"precision": hits / max(num, 1), "recall": hits / int(positive.sum()),
+               "f1": 2 * hits / (num + int(positive.sum())),
+               **{f"precision@{k}": float(ordered[:k].mean()) for k in NUM_FIRST if k <= len(ordered)}}
+        for name, score in own.items():
+            found.setdefault(name, []).append(score)
+    most = len(found.get("f1", ()))
+    return {name: float(np.mean(scores)) for name, scores in found.items() if len(scores) == most}
+
+
 def macro_f1(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
     """Compute the mean of F1 over the classes that some node has or is predicted to have, as scikit-learn does.
 
@@ -335,6 +408,7 @@ def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_
 
 
 LINK_METRICS = ("mrr", "rocauc", "ap")
+NUM_FIRST = (10, 100, 1000)  # K of the precision at K
 RANKS = (1, 3, 10, 20, 50, 100)  # K of the Hits@K that a report lists
 # One line for each metric: of binary tasks, [num_nodes, num_tasks] of 0, 1 and NaN; of one class for each node,
 # [num_nodes, 1]; of real values, [num_nodes, num_tasks] with NaN for unknown ones. The second argument are logits, or

@@ -115,4 +115,5 @@ def calibrate(predicted: Predicted) -> Predicted:
     shown = f"temperature {float(temperatures[0]):.3g}" if len(temperatures) == 1 else \
         f"temperatures {float(temperatures.min()):.3g} to {float(temperatures.max()):.3g}"
     log.info("calibration: %s; expected calibration error: %s", shown, ", ".join(errors))
-    return replace(predicted, rows=scaled, temperatures=temperatures)
+    thresholds = None if predicted.thresholds is None else predicted.thresholds / temperatures
+    return replace(predicted, rows=scaled, temperatures=temperatures, thresholds=thresholds)

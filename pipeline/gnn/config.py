@@ -123,6 +123,10 @@ class TaskConfig:
                              "ap for links; recall@K, ndcg@K, hit@K or mrr@K for links, which rank all candidates of a "
                              "source. Default: the dataset's metric; rocauc for links that the program made from "
                              "edges.")
+    threshold: str = key("f1", "Threshold above which a binary task is predicted to be positive. f1: the one with the "
+                         "best F1 of the validation labels, for each task. cost:C: the one with the least cost, where "
+                         "a missed positive costs C times as much as a false alarm. A number in (0, 1): this "
+                         "probability. none: there is none.", before="none", changes_numbers=False)
     label_smoothing: float = key(0.0, "Fraction of the target that the loss spreads evenly over all classes, as with "
                                  "torch's cross_entropy. 0: none.", minimum=0, below=1)
     class_weights: Any = key(None, "Weights of the labels in the loss: balanced, or a list with one weight per class "

@@ -62,8 +62,10 @@ def average(run: SavedRun, found: Sequence[tuple[Setup, Predicted]]) -> tuple[Se
         if tasks[0] != tasks[1]:
             _refuse(run, f"{other.folder} has the metric {tasks[1][0]} and {tasks[1][2]} columns, and {run.folder} has "
                     f"{tasks[0][0]} and {tasks[0][2]}")
-    rows = [one.rows for _, one in found]
-    return setup, replace(predicted, rows=mean_rows(rows, setup.task.kind), members=rows)
+    rows, thresholds = [one.rows for _, one in found], [one.thresholds for _, one in found]
+    known = [each for each in thresholds if each is not None]
+    return setup, replace(predicted, rows=mean_rows(rows, setup.task.kind), members=rows,
+                          thresholds=torch.stack(known).mean(0) if len(known) == len(found) else None)
 
 
 def mean_rows(rows: Sequence[Float[Tensor, "num_rows columns"]], kind: str) -> Float[Tensor, "num_rows columns"]:

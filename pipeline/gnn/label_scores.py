@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.names import MAX_LABELS, SCORES
 from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,42 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
     assert trainer.rows is not None, "the first rank has the rows of the last evaluation"
     with trainer.averaged():
         write(setup, trainer.model, trainer.rows, trainer.progress.epochs, folder)
+
+
+def read_decisions(folder: Path) -> dict[str, Any]:
+    """Return what a run reports of its thresholds: precision, recall and F1 of validation and test; nothing of others.
+    """
+    record = files.read_json(folder / SCORES) if files.is_there(folder / SCORES) else {}
+    if "thresholds" not in record:
+        return {}
+    thresholds = {"thresholds": record["thresholds"]} if len(record["thresholds"]) <= MAX_LABELS else {}
+    return {"decisions": {"threshold": record["threshold"], **thresholds, **{
+        split: record["splits"][split]["decisions"] for split in ("valid", "test")}}}
+
+
+def read_thresholds(run: SavedRun, num_tasks: int | None = None) -> Tensor | None:
+    """Return the thresholds of the best checkpoint of a run, float64; none where it has none.
+
+    Args:
+        num_tasks: how many there must be, if it is known.
+
+    Raises:
+        DamagedFile: the run holds something else.
+    """
+    path = run.folder / SCORES
+    if run.shared is not None:
+        found = run.shared.get("thresholds")
+    elif run.config.task.threshold == "none" or not run.is_best or not files.is_there(path):
+        return None
+    else:
+        found = files.read_json(path).get("thresholds")
+    if found is None:
+        return None
+    if not (isinstance(found, list) and len(found) in (num_tasks, num_tasks or len(found))
+            and all(isinstance(each, float) and math.isfinite(each) for each in found)):
+        raise DamagedFile(f"{path} is damaged: its thresholds are {found!r:.80}, and there must be one number for each "
+                          "task")
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def write(setup: Setup, model: torch.nn.Module, rows: Tensor, epoch: int, folder: Path) -> None:

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
-from parallel_epochs.pipeline.gnn import bases, build, fusion
+from parallel_epochs.pipeline.gnn import bases, build, fusion, label_scores
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
@@ -217,7 +217,8 @@ def export(run: SavedRun, path: Path) -> None:
         **_without_labels(run.config)})
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
-                           "learned": _load(run, state).to_dict(),
+                           "learned": _load(run, state).to_dict(), **({} if (
+                               found := label_scores.read_thresholds(run)) is None else {"thresholds": found.tolist()}),
                            **({} if (kept := fusion.read_kept(run)) is None else {
                                "base": vars(kept) | {"fitted": dict(kept.fitted)}})})
     log.info("wrote the model to %s", path)

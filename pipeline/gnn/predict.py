@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import build, ensemble, fusion, new_data
+from parallel_epochs.pipeline.gnn import build, ensemble, fusion, label_scores, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -144,7 +145,7 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
     if setup.base is not None:
         predicted = fusion.mix_in(predicted, setup.base, fusion.read_kept(run))
-    return setup, predicted
+    return setup, replace(predicted, thresholds=label_scores.read_thresholds(run, setup.task.out_channels))
 
 
 def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, asked: GNNPredictConfig, round_: int,

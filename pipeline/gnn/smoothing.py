@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
-from parallel_epochs.pipeline.gnn import fusion
+from parallel_epochs.pipeline.gnn import fusion, label_scores
 from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import predict_best
@@ -58,7 +58,7 @@ class Smoothed:
 
 def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
            stop: StopRequest | None = None) -> dict[str, Any]:
-    """Smooth the predictions of the best checkpoint at the end of a run, if asked to.
+    """Smooth the predictions of the best checkpoint at the end of a run, if asked to, and collect its decisions.
 
     Returns:
         What it adds to the summary.
@@ -66,10 +66,12 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
     Raises:
         Stopped: a rank was asked to stop; all ranks raise it.
     """
-    if setup.base is not None:
-        return fusion.finish(setup, folder, ranks=ranks, stop=stop)
-    if not setup.config.evaluation.smooths:
-        return {}
+    found = fusion.finish(setup, folder, ranks=ranks, stop=stop) if setup.base is not None else \
+        _finish_smoothed(setup, folder, ranks, stop) if setup.config.evaluation.smooths else {}
+    return found | (label_scores.read_decisions(folder) if ranks.is_first else {})
+
+
+def _finish_smoothed(setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | None) -> dict[str, Any]:
     pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
     rows, _ = predict_best(setup, folder, ranks, stop)
     smoothed = smooth_rows(setup, rows, ranks=ranks, stop=stop)

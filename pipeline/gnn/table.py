@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.run import tables
@@ -58,7 +59,7 @@ class Table:
 
 
 def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: Tensor | None = None,
-                  chosen: str = "all") -> Columns:
+                  chosen: str = "all", thresholds: Tensor | None = None) -> Columns:
     """Make the columns that say which labels some rows predict.
 
     Scores are computed in float64 and rounded to float32: in float32 the last bit depends on the memory layout of the
@@ -71,6 +72,7 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
         labels: names of the columns of `rows`; none where they have numbers.
         smoothed: smoothed numbers of every class or task, as `rows`; none without them.
         chosen: which columns classes have, as the key ``columns`` says.
+        thresholds: logits above which binary tasks are positive; none without columns of 0 and 1.
     """
     name, score = SCORES[kind]
     names = range(rows.size(1)) if labels is None else labels
@@ -89,7 +91,10 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
         found = {"class": _name(rows.argmax(1), labels)} | found
     if chosen == "class":
         return found | {name: scores.amax(1).numpy()}
-    return found | {f"{name}_{label}": column.numpy() for label, column in zip(names, scores.unbind(1), strict=True)}
+    found |= {f"{name}_{label}": column.numpy() for label, column in zip(names, scores.unbind(1), strict=True)}
+    return found if thresholds is None else found | {
+        f"label_{label}": column.numpy() for label, column in zip(
+            names, (rows.double() > thresholds).to(torch.int8).unbind(1), strict=True)}
 
 
 def _name(classes: Tensor, labels: list[str] | None) -> np.ndarray:

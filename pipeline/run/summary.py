@@ -65,6 +65,9 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
                  ("simple method", f"{base['title']}: valid {format_score(base['valid'])}, test "
                                    f"{format_score(base['test'])}"),
                  ("answer", summary["answer"]["text"])]
+    if decisions := summary.get("decisions"):
+        rows += [(f"{split} decisions", ", ".join(f"{name} {format_score(score)}" for name, score in own.items()))
+                 for split in ("valid", "test") if (own := decisions[split])]
     for name, each in summary.get("candidates", {}).items():
         rows.append((f"  candidate {name}", f"valid {format_score(each['best_valid'])}, test "
                                             f"{format_score(each['test'])}, network alone valid "

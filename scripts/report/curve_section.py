@@ -27,6 +27,23 @@ def ranking_table(record: dict) -> str:
         "fewer than K of them at or above their score.", "note")
 
 
+def _decisions(record: dict) -> str:
+    """Build the table of precision, recall and F1 at the thresholds of a run; nothing for a run without."""
+    splits = {split: own for split in SHOWN if (own := record["splits"][split].get("decisions"))}
+    if not splits:
+        return ""
+    names = max(splits.values(), key=len)
+    rows = [[text(name), *(number(own.get(name), words.score(own.get(name))) for own in splits.values())]
+            for name in names]
+    rule = record["threshold"]
+    how = "with the best F1 in validation" if rule == "f1" else "of the probability " + rule if rule[0] != "c" else \
+        f"of the least cost in validation, where a missed positive costs {rule[5:]} false alarms"
+    return table([Column("Mean over tasks"), *(Column(words.SPLITS[split], True) for split in splits)], rows,
+                 label="Decisions") + paragraph(
+        f"A row is predicted to be positive above the threshold {how} (task.threshold). Precision@K is the share of "
+        "positive rows among the K with the highest scores.", "note")
+
+
 def curve_section(record: dict, figures: Figures) -> str:
     """Draw ROC, precision-recall and calibration curves of binary labels or of links; nothing for other labels."""
     is_links = record["kind"] == "links"
@@ -42,7 +59,8 @@ def curve_section(record: dict, figures: Figures) -> str:
              ("Calibration", reliability, ("predicted probability", "share that is positive"), True)]
     drawn = [charts.score_curves(figures, title, [(*line[:3], points(line[3])) for line in lines], axes,
                                  diagonal=diagonal) for title, points, axes, diagonal in shown[:2 if is_links else 3]]
-    return (_scores(found, is_links) + f'<div class="block">{legend}<div class="charts">{"".join(drawn)}</div></div>'
+    return (_scores(found, is_links) + _decisions(record)
+            + f'<div class="block">{legend}<div class="charts">{"".join(drawn)}</div></div>'
             + paragraph(_explanation(record, is_links), "note"))
 
 

@@ -18,7 +18,14 @@ from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
-from parallel_epochs.pipeline.data.tables.text import ID_SEPARATOR, NUM_HASHES, TextFeatures
+from parallel_epochs.pipeline.data.tables.text import (
+    ID_SEPARATOR,
+    MOST_NUMBERS,
+    NUM_HASHES,
+    NUM_TERMS,
+    TERMS,
+    TextFeatures,
+)
 from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import pulse, words
@@ -216,6 +223,27 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, values: Va
     with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
         for first, block in feature_blocks(db, num_nodes, values, texts, fitted):
             opened["x"].write(first * channels, block)
+
+
+def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[TextFeatures]) -> None:
+    """Write TF-IDF of all texts, the sparse matrix that linear models read; see :data:`text.TERMS`.
+
+    It holds the most frequent terms that two texts of the training have. Long texts have no such matrix. It is written
+    before the features, as a preparation that was killed is complete with these.
+    """
+    frequency = np.concatenate([np.bincount(terms, counts, NUM_HASHES).astype(np.int64)
+                                for _, terms, counts in (text.counted() for text in texts)]) if texts else np.empty(0)
+    kept = np.flatnonzero(frequency > 1)
+    kept = np.sort(kept[np.argsort(-frequency[kept], kind="stable")[:NUM_TERMS]])
+    if writer.has(*TERMS) or not len(kept):
+        return
+    if frequency[kept].sum() > MOST_NUMBERS:
+        log.info("texts: linear models read no terms, since there are more than %s of them", f"{MOST_NUMBERS:,}")
+        return
+    parts = [_terms(db, texts, first, last)[:, kept] for first, last in blocks(num_nodes, BLOCK)]
+    found = sp.csr_array(sp.vstack(parts, format="csr"))
+    for name, values, dtype in zip(TERMS, (found.indptr, found.indices, found.data), (np.int64, np.int32, np.float32)):
+        writer.put(name, torch.from_numpy(values.astype(dtype)))
 
 
 def num_channels(values: Values, texts: list[TextFeatures], fitted: Columns) -> int:

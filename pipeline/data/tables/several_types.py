@@ -131,6 +131,9 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     on_stage("writing the store")
     _write_edges(db, writer, counted, num_features=sum(own.num_features for own in edges),
                  has_times=any(own.has_times for own in edges))
+    if tables.labelled is not None:
+        with db.part((labelled := nodes[tables.labelled]).part):
+            tables_nodes.write_terms(db, writer, labelled.num_nodes, labelled.texts)
     _write_features(db, writer, nodes, types, plan)
     tables_nodes.write_names(db, writer, {f"{own.part}.nodes": own.num_nodes for own in nodes.values()})
     if learned is None:

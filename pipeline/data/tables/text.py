@@ -19,6 +19,9 @@ ID_SEPARATOR = "\x1f"
 NUM_HASHES = 1 << 20
 # Bounds on the decomposition of a column of texts: terms, texts, and terms of all of these texts together.
 MAX_TERMS, MAX_TEXTS, MAX_CELLS = 1 << 15, 1 << 16, 1 << 25
+# Arrays of a sparse matrix of TF-IDF of all texts that linear models read, and bounds on it: columns, and numbers.
+TERMS = ("text_ptr", "text_terms", "text_weights")
+NUM_TERMS, MOST_NUMBERS = 1 << 17, 1 << 25
 # Iterations of the decomposition.
 NUM_ITERATIONS = 4
 

@@ -171,6 +171,8 @@ def _write_features(db: Database, writer: StoreWriter, num_nodes: int, config: T
     both_ends = [tables_nodes.Neighbors("joined", *ends) for ends in ("st", "ts")]
     numbers, texts, found = reading.learn_features(db, num_nodes, config, labels, fitted.columns, neighbors=both_ends,
                                            links=Links(LINKS.format("joined", 0, 0), num_nodes), is_new=is_new)
+    if labels is not None or not is_new:
+        tables_nodes.write_terms(db, writer, num_nodes, texts)
     if is_new:
         writer.put(FITTED, dataclasses.replace(fitted, columns=found).pack())
     if config.has_features:

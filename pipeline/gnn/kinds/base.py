@@ -36,6 +36,7 @@ class Predicted:
         embeddings: inputs of the model's head for each row; none if nobody asked.
         smoothed: smoothed predictions, as `rows`; none without them.
         temperatures: what the logits were divided by; none if they were not.
+        thresholds: logits above which binary tasks are positive; none if the run has chosen none.
         smoothed_scores: metric of the smoothed predictions of each split.
         members: rows of each run, if `rows` are their mean.
         question: the sources whose likeliest targets are asked for, in place of what is chosen.
@@ -52,6 +53,7 @@ class Predicted:
     embeddings: Tensor | None = None
     smoothed: Tensor | None = None
     temperatures: Tensor | None = None
+    thresholds: Tensor | None = None
     smoothed_scores: dict[str, float] = field(default_factory=dict)
     members: list[Tensor] = field(default_factory=list)
     question: Question | None = None

@@ -17,7 +17,16 @@ from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted, numbers_of
 from parallel_epochs.pipeline.gnn.table import Table, label_columns
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import KINDS, METRICS, check_finite, count_by_score, kind_of
+from parallel_epochs.pipeline.metrics import (
+    KINDS,
+    METRICS,
+    check_finite,
+    choose_thresholds,
+    count_by_score,
+    kind_of,
+    read_threshold,
+    score_decisions,
+)
 from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SPLITS
 from parallel_epochs.pipeline.run.tables import Columns
 
@@ -38,6 +47,7 @@ class LabelKind(Kind):
         return LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma)
 
     def check(self) -> None:
+        read_threshold(self.config.task.threshold)
         metric = self.config.task.metric
         if metric is None:
             return
@@ -49,6 +59,9 @@ class LabelKind(Kind):
         check_metric(self.config.task.metric, data.metric)
         kind = kind_of(data.metric)
         self.loss.check_kind(kind)
+        if (rule := self.config.task.threshold) not in ("f1", "none") and kind != "binary tasks":
+            raise ValueError(f"task.threshold={rule} is for binary tasks, and the dataset ({data.metric}) has {kind}. "
+                             "Leave it out")
         if "out_channels" in data and kind != "real values":
             # The graph is prepared: weights that do not fit its labels are refused here.
             LabelLoss(self.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
@@ -59,12 +72,17 @@ class LabelKind(Kind):
 
     def record(self, data: Data, task: NodeTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS
-        splits = {}
+        splits, rule, thresholds = {}, self.config.task.threshold, None
+        if task.kind == "binary tasks" and rule != "none":
+            thresholds = choose_thresholds(data.y[data.valid_mask], rows[data.valid_mask].float(), rule)
         for split, mask in zip(SPLITS, MASKS):
             counts = count_labels(task.kind, task.metric, data.y[data[mask]], rows[data[mask]],
                                   scored=split != "train") if few else {}
             splits[split] = {"rows": int(data[mask].sum()), **counts}
-        return {"num_labels": num_labels, "names": labels_of(data, num_labels) if few else None, "splits": splits}
+            if thresholds is not None and split != "train":
+                splits[split]["decisions"] = score_decisions(data.y[data[mask]], rows[data[mask]], thresholds)
+        return ({} if thresholds is None else {"threshold": rule, "thresholds": thresholds.tolist()}) | {
+            "num_labels": num_labels, "names": labels_of(data, num_labels) if few else None, "splits": splits}
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         name = "values" if predicted.task.kind == "real values" else "logits"
@@ -83,7 +101,8 @@ class LabelKind(Kind):
             found = {ID: ids[own], "split": splits_of(predicted.graph, own)}
             smoothed = None if predicted.smoothed is None else predicted.smoothed[rows]
             return self.describe(own, predicted.graph, asked) | found | (
-                label_columns(predicted.task.kind, predicted.rows[rows], labels, smoothed, asked.columns)
+                label_columns(predicted.task.kind, predicted.rows[rows], labels, smoothed, asked.columns,
+                              predicted.thresholds)
                 if self.is_labelled(predicted.graph, asked) else {}) | (
                 {} if embeddings is None else {"embedding": embeddings[rows].numpy()})
 

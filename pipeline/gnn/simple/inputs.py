@@ -5,12 +5,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
+from parallel_epochs.pipeline.data.tables.text import NUM_TERMS, TERMS
 from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -53,6 +55,15 @@ class Inputs:
     def adjacency(self) -> NormalizedAdjacency:
         """The normalised adjacency of the edges, each of weight 1."""
         return NormalizedAdjacency(self.data.edge_index, self.data.num_nodes)
+
+    @cached_property
+    def terms(self) -> sp.csr_array | None:
+        """TF-IDF of the texts of the rows that may have labels [num_own, NUM_TERMS]; none without texts."""
+        pointers, *arrays = (self.data.get(name) for name in TERMS)
+        if pointers is None or len(pointers) != self.own.stop - self.own.start + 1:
+            return None
+        terms, weights = (array.numpy() for array in arrays)
+        return sp.csr_array((weights, terms, pointers.numpy()), shape=(len(pointers) - 1, NUM_TERMS))
 
     @property
     def num_hops(self) -> int:

@@ -1,11 +1,13 @@
-"""Linear models of the nodes' own columns and of their means over one to three hops."""
+"""Linear models of the nodes' own columns, of their means over one to three hops, and of the terms of their texts."""
 
 import logging
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
@@ -32,20 +34,22 @@ MOST_STEPS, ABSENT = 100, -30.0
 COARSE_ROWS, COARSE_STRENGTHS = 3_000, (0.01, 1.0, 100.0)
 # Steps of the optimiser for each strength on these rows, and columns of all hops at most.
 COARSE_STEPS, MOST_COLUMNS = 30, 2_000
-# Seconds for each logit, and for each of its columns, in a step of the optimiser, and for each pair of columns in a
-# regression; and fits to all rows or four folds.
-OF_NUMBER, OF_CELL, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-10, 7
+# Models of terms: weights of the likelihood, weights of a model at most, and steps of the optimiser.
+TERM_STRENGTHS, MOST_WEIGHTS, TERM_STEPS = (1.0, 10.0, 100.0, 1000.0), 1 << 22, 50
+# Seconds for each logit, and for each of its columns or terms, in a step of the optimiser, and for each pair of columns
+# in a regression; and fits to all rows or four folds.
+OF_NUMBER, OF_CELL, OF_TERM, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-9, 1e-10, 7
 
 
-def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows columns"], labels: Labels,
-               strength: float, start: Tensor | None = None, num_steps: int = MOST_STEPS,
+def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Tensor, "num_rows columns"],
+               labels: Labels, strength: float, start: Tensor | None = None, num_steps: int = MOST_STEPS,
                ) -> Float[Tensor, "channels_and_one columns"]:
     """Fit one model of all classes, or of each column of labels, with a penalty of the squared weights.
 
     Without steps, a regression on 0 and 1 takes the place of the logistic one; what is unknown counts as the mean.
 
     Args:
-        x: columns, scaled.
+        x: columns, scaled, or terms [num_rows, channels].
         y: labels; NaN is unknown.
         labels: say what kind of labels they are.
         strength: weight of the likelihood, as scikit-learn's C.
@@ -62,11 +66,13 @@ def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows
         out[-1] += LOGITS[1]
         return out
     known, target = ~y.isnan(), y.nan_to_num()
-    one = torch.cat([x, x.new_ones(len(x), 1)], 1)
+    one = torch.cat([x, x.new_ones(len(x), 1)], 1) if isinstance(x, Tensor) else cast(Tensor, sp.csr_array(
+        sp.hstack([x, np.ones((x.shape[0], 1), x.dtype)], format="csr")))
+    num_weights = one.shape[1]
     # A class, or a label of a task, that no row has takes no part.
     total, num = (target * known).sum(0), known.sum(0)
     has = total > 0 if labels.are_classes else (total > 0) & (total < num)
-    out = torch.zeros(one.size(1), y.size(1), dtype=torch.float64)
+    out = torch.zeros(num_weights, y.size(1), dtype=torch.float64)
     if labels.are_classes and int(has.sum()) == 1:
         has = torch.zeros_like(has)
     out[-1] = torch.where(total > 0, -ABSENT, ABSENT).where(num > 0, 0.0).where(~has, 0.0)
@@ -74,12 +80,13 @@ def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows
         return out
     target, known = target[:, has], known[:, has]
     if labels.are_classes:
-        one, target = one[known.all(1)], target[known.all(1)]
+        one, target = one[known.all(1) if isinstance(x, Tensor) else known.all(1).numpy()], target[known.all(1)]
     is_partial = not bool(known.all())
+    multiply, turned = (torch.mm, one.t()) if isinstance(x, Tensor) else (_multiply, cast(sp.csr_array, one).T.tocsr())
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        weight = torch.from_numpy(flat).view(one.size(1), -1)
-        logits = one @ weight.to(one.dtype)
+        weight = torch.from_numpy(flat).view(num_weights, -1)
+        logits = multiply(one, weight.float())
         if labels.are_classes:
             value, error = F.cross_entropy(logits, target, reduction="sum"), logits.softmax(1).sub_(target)
         else:
@@ -87,25 +94,30 @@ def fit_linear(x: Float[Tensor, "num_rows channels"], y: Float[Tensor, "num_rows
             value = (error * known if is_partial else error).double().sum()
             error = logits.sigmoid_().sub_(target)
             error = error.mul_(known) if is_partial else error
-        gradient = strength * (one.t() @ error).double()
+        gradient = strength * multiply(turned, error).double()
         gradient[:-1] += weight[:-1]
         return float(strength * value + weight[:-1].square().sum() / 2), gradient.reshape(-1).numpy()
 
-    begin = torch.zeros(one.size(1), int(has.sum()), dtype=torch.float64) if start is None else start[:, has]
+    begin = torch.zeros(num_weights, int(has.sum()), dtype=torch.float64) if start is None else start[:, has]
     found = minimize(loss, begin.reshape(-1).numpy(), method="L-BFGS-B", jac=True,
-                     options={"maxiter": num_steps, "maxfun": 2 * num_steps, "gtol": 1e-5 * strength * len(one)})
-    out[:, has] = torch.from_numpy(found.x).view(one.size(1), -1)
+                     options={"maxiter": num_steps, "maxfun": 2 * num_steps, "gtol": 1e-5 * strength * one.shape[0],
+                              "maxcor": 10 if isinstance(x, Tensor) else 5})
+    out[:, has] = torch.from_numpy(found.x).view(num_weights, -1)
     return out
 
 
-def _fit_ridge(x: Tensor, y: Tensor, strength: float) -> Tensor:
-    known = ~y.isnan()
-    out = torch.zeros(x.size(1) + 1, y.size(1), dtype=torch.float64)
+def _multiply(terms: sp.csr_array, columns: Float[Tensor, "num_terms columns"]) -> Float[Tensor, "num_rows columns"]:
+    return torch.from_numpy(terms @ columns.numpy())
+
+
+def _fit_ridge(x: Tensor | sp.csr_array, y: Tensor, strength: float) -> Tensor:
+    known, x = ~y.isnan(), x.double().numpy() if isinstance(x, Tensor) else x.astype(np.float64)
+    out = torch.zeros(x.shape[1] + 1, y.size(1), dtype=torch.float64)
     alike = bool((known == known[:, :1]).all())
     for columns in [slice(None)] if alike else [slice(place, place + 1) for place in range(y.size(1))]:
         rows = known[:, columns][:, 0]
         if bool(rows.any()):
-            model = Ridge(alpha=1 / strength).fit(x[rows].double().numpy(), y[rows][:, columns].double().numpy())
+            model = Ridge(alpha=1 / strength).fit(x[rows.numpy()], y[rows][:, columns].double().numpy())
             out[:-1, columns] = torch.from_numpy(np.atleast_2d(model.coef_)).t()
             out[-1, columns] = torch.from_numpy(np.atleast_1d(model.intercept_))
     return out
@@ -134,19 +146,32 @@ def _columns(inputs: Inputs, fitted: dict, chosen: Tensor | slice) -> Tensor:
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
-    """Predict by the weights of the columns; the mean label for rows that are not asked for."""
-    chosen = slice(None) if asked is None else asked[inputs.own]
-    labels, x = inputs.labels, _columns(inputs, fitted, chosen)
-    rows = (x.double() @ fitted["weight"][:-1] + fitted["weight"][-1])
+    """Predict by the weights of the columns, or of the terms; the mean label for rows that are not asked for.
+
+    Raises:
+        ValueError: the model reads terms, and there are none.
+    """
+    chosen, labels = slice(None) if asked is None else asked[inputs.own], inputs.labels
+    if "terms" in fitted:
+        if inputs.terms is None:
+            raise ValueError("the simple method reads texts, as the tables of the training have them, and these data "
+                             "have none. Name tables with the same columns of text")
+        own = inputs.terms[chosen.numpy() if isinstance(chosen, Tensor) else chosen]
+        rows = _multiply(own[:, fitted["terms"].numpy()], fitted["weight"][:-1]) + fitted["weight"][-1]
+    else:
+        rows = _columns(inputs, fitted, chosen).double() @ fitted["weight"][:-1] + fitted["weight"][-1]
     rows = rows if labels.are_values else rows.softmax(1) if labels.are_classes else rows.sigmoid()
     return inputs.among_all(rows.float(), fitted["mean"], chosen)
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
-    """Yield linear models of all training rows, of the columns and with the scaling that are the best on some of them.
+    """Yield linear models of all training rows: of terms, and of the columns and with the scaling that are the best on
+    some of these rows.
 
     Regressions on all classes at once choose columns and scaling.
     """
+    if inputs.terms is not None:
+        yield from _methods_of_terms(inputs, seed)
     hops = range(inputs.num_hops + 1)
     # With one hop alone, unscaled columns are those of one scale with another C.
     choices: list[tuple[tuple[int, ...], str]] = [((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]]
@@ -196,11 +221,48 @@ def _effort(inputs: Inputs, hops: tuple[int, ...]) -> tuple[int, int]:
     for num_steps in (MOST_STEPS, COARSE_STEPS):
         if num * num_steps * of_step <= inputs.seconds:
             return num_steps, num
-    most = max(int(min(inputs.seconds / (NUM_FITS * OF_PAIR * width**2), 1e15)), COARSE_ROWS)
+    return 0, _most_rows(inputs, NUM_FITS * OF_PAIR * width**2)
+
+
+def _most_rows(inputs: Inputs, seconds: float) -> int:
+    """Return how many training rows all fits may read in the time that there is.
+
+    Args:
+        seconds: what a row takes in all of them.
+    """
+    num, most = int(inputs.labels.train.sum()), max(int(min(inputs.seconds / seconds, 1e15)), COARSE_ROWS)
     if most < num:
         log.info("simple methods: linear models are fitted to %s of %s training rows, drawn at random "
                  "(baselines.seconds)", f"{most:,}", f"{num:,}")
-    return 0, most
+    return most
+
+
+def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield linear models of TF-IDF of all texts, with the two penalties that are the best on some training rows."""
+    terms, rows, scores, start = inputs.terms, inputs.draw(inputs.labels.train, COARSE_ROWS, seed), [], None
+    assert terms is not None
+    for strength in TERM_STRENGTHS:
+        fitted = _fit_terms(inputs, rows, strength, start, COARSE_STEPS)
+        start = fitted["weight"].double()
+        scores.append(inputs.valid(predict(inputs, fitted, rows, inputs.data.valid_mask)))
+    place, of_row = scores.index(max(scores)), OF_NUMBER + OF_TERM * terms.nnz / terms.shape[0]
+    most = _most_rows(inputs, NUM_FITS * TERM_STEPS * inputs.task.out_channels * of_row)
+    for strength in TERM_STRENGTHS[max(place - 1, 0):place + 1]:
+        yield Method("linear", f"{inputs.labels.linear_name} on TF-IDF of the texts (C {strength:g})",
+                     partial(_fit_terms, inputs, strength=strength, most=most), predict)
+
+
+def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float, start: Tensor | None = None,
+               num_steps: int = TERM_STEPS, most: int = 2**62) -> dict:
+    """Fit a linear model of the most frequent terms of some rows; arguments as of :func:`fit_linear`."""
+    assert inputs.terms is not None
+    rows = inputs.draw(known, most, 0)[inputs.own]
+    own = inputs.terms[rows.numpy()]
+    frequency = np.bincount(own.indices, minlength=own.shape[1])
+    terms = np.argsort(-frequency, kind="stable")[:max(MOST_WEIGHTS // inputs.task.out_channels, 1)]
+    terms = np.sort(terms[frequency[terms] > 0])
+    weight = fit_linear(own[:, terms], inputs.labels.y[inputs.own][rows], inputs.labels, strength, start, num_steps)
+    return {"terms": torch.from_numpy(terms), "weight": weight.float(), "mean": inputs.labels.mean(known)}
 
 
 def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) -> Iterator[Tensor]:

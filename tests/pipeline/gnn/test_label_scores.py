@@ -1,20 +1,38 @@
 """The scores of each class or task: counted as scikit-learn counts, and in sum those of the run."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix, mean_absolute_error, roc_auc_score
+from sklearn.metrics import (
+    confusion_matrix,
+    f1_score,
+    mean_absolute_error,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import count_labels
 from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.metrics import count_by_score
+from parallel_epochs.pipeline.metrics import choose_thresholds, count_by_score, read_threshold, score_decisions
 from parallel_epochs.pipeline.names import MAX_LABELS, SPLITS
+from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.saved import SavedRun
+from parallel_epochs.pipeline.run.summary import tabulate
+from parallel_epochs.scripts import report
 from parallel_epochs.scripts.report.label_scores import read_scores
+from tests.helpers.building import EvaluateConfig, open_graph, predict as predict_run
 from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.resume_cases import NEIGHBOR, WRITE
 from tests.helpers.running import TOY, train
@@ -63,6 +81,97 @@ def test_a_run_with_too_many_classes_says_so(caplog, configure):
         graph.out_channels = num_classes
         report_limit(Setup(configure(), graph, torch.device("cpu")))
     assert caplog.messages == ["201 classes: scores.json has a score for each of them only up to 200"]
+
+
+@pytest.mark.parametrize("rule", ["f1", "cost:5", "cost:0.2"])
+def test_thresholds_are_the_best_of_all(rule):
+    """By brute force, with ties; a task of one kind of labels has the probability one half."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 3, generator=rng).mul(3).round().div(3)
+    y = (rows + torch.randn(60, 3, generator=rng) > 1).float().masked_fill(torch.rand(60, 3, generator=rng) < 0.2, NAN)
+    y[:, 2] = 0
+    found = choose_thresholds(y, rows, rule)
+    assert found.dtype == torch.float64 and found[2] == 0
+
+    def merit(task: int, threshold: float) -> float:
+        known = ~y[:, task].isnan()
+        true, predicted = y[known, task], (rows[known, task] > threshold).float()
+        if rule == "f1":
+            return f1_score(true, predicted)
+        missed, false = ((true == 1) & (predicted == 0)).sum(), ((true == 0) & (predicted == 1)).sum()
+        return -float(rule[5:]) * float(missed) - float(false)
+
+    for task in range(2):
+        best = max(merit(task, float(each)) for each in [-9.0, *(rows[:, task].unique() + 1e-3)])
+        assert merit(task, float(found[task])) == pytest.approx(best)
+    decisions = score_decisions(y, rows, found)
+    for name, score in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        each = [score(y[known, task], rows[known, task] > found[task], zero_division=0)
+                for task in range(2) for known in [~y[:, task].isnan()]]
+        assert decisions[name] == pytest.approx(np.mean(each))
+    first = [float(y[known, task][rows[known, task].argsort(descending=True, stable=True)[:10]].mean())
+             for task in range(2) for known in [~y[:, task].isnan()]]
+    assert decisions["precision@10"] == pytest.approx(np.mean(first)) and "precision@100" not in decisions
+    assert score_decisions(y[:, 2:], rows[:, 2:], found[2:]) == {}
+
+
+def test_a_threshold_may_be_a_probability():
+    y, rows = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [0.1]])
+    assert choose_thresholds(y, rows, "0.25").tolist() == pytest.approx([-np.log(3)])
+
+
+@pytest.mark.parametrize("rule", ["f2", "0", "1", "1.5", "cost:", "cost:0", "cost:-1", "cost:nan", "nan", "cost:inf"])
+def test_odd_thresholds_are_refused(rule, configure):
+    with pytest.raises(ValueError, match=re.escape(f"task.threshold={rule} is no threshold. Give f1, cost:C")):
+        read_threshold(rule)
+    with pytest.raises(ValueError, match="is no threshold"):
+        kind_of(configure(f"task.threshold={rule}")).check()
+
+
+def test_a_threshold_needs_binary_tasks(configure, tmp_path):
+    with pytest.raises(ValueError, match="task.threshold=0.3 is for binary tasks, and the dataset .acc. has classes"):
+        train(configure("data=digits", "train.epochs=1", "task.threshold=0.3"), tmp_path / "run")
+
+
+def predict(folder: Path, **options) -> None:
+    predict_run(EvaluateConfig(run=str(folder), device="cpu", **{name: str(value) for name, value in options.items()}))
+
+
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory):
+    """A run on binary tasks that learns something, by two ranks."""
+    folder = tmp_path_factory.mktemp("decided")
+    config = cli.compose_config([*TOY, f"cache_dir={folder / 'cache'}", "parallel.num_ranks=2", "train.epochs=4"])
+    return SavedRun(folder / "run", config, settings(config)), train(config, folder / "run")
+
+
+def test_a_run_predicts_and_reports_by_its_thresholds(decided, tmp_path):
+    run, summary = decided
+    thresholds = torch.tensor(json.loads((run.folder / "scores.json").read_text())["thresholds"], dtype=torch.float64)
+    predict(run.folder, output=tmp_path / "rows.csv", predictions=str(tmp_path / "rows.pt"))
+    rows, table = torch.load(tmp_path / "rows.pt")["logits"], pd.read_csv(tmp_path / "rows.csv")
+    data = open_graph(run.config).parts[0].data
+    assert torch.equal(thresholds, choose_thresholds(data.y[data.valid_mask], rows[data.valid_mask], "f1"))
+    for task, threshold in enumerate(thresholds):
+        assert (table[f"label_{task}"].to_numpy() == (rows[:, task].double() > threshold).numpy()).all()
+    expected = score_decisions(data.y[data.test_mask], rows[data.test_mask], thresholds)
+    assert summary["decisions"]["test"] == pytest.approx(expected) and expected["f1"] > 0
+    shown = dict(tabulate(summary))
+    assert shown["test decisions"].startswith(f"precision {expected['precision']:.4f}, recall ")
+    page = report.page(*report.find_runs([run.folder]))
+    assert "precision@10" in page and "with the best F1 in validation (task.threshold)" in page
+
+
+def test_a_run_of_before_has_no_labels_and_a_damaged_one_is_refused(decided, tmp_path):
+    shutil.copytree(decided[0].folder, tmp_path / "run")
+    scores, config = tmp_path / "run" / "scores.json", tmp_path / "run" / "config.yaml"
+    record = json.loads(scores.read_text())
+    scores.write_text(json.dumps(record | {"thresholds": ["a"]}))
+    with pytest.raises(DamagedFile, match="its thresholds are"):
+        predict(tmp_path / "run", output=tmp_path / "rows.csv")
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if "threshold:" not in line))
+    predict(tmp_path / "run", output=tmp_path / "rows.csv")
+    assert not [name for name in pd.read_csv(tmp_path / "rows.csv") if name.startswith("label")]
 
 
 CASES = {

@@ -1,9 +1,13 @@
 """A trained model on other tables than those of its training."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
@@ -12,6 +16,9 @@ from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
+from parallel_epochs.pipeline.gnn.simple import linear
+from parallel_epochs.pipeline.gnn.simple.base import apply
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -96,6 +103,48 @@ def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_pat
     if name != "values":
         assert torch.equal(restored(run, tmp_path / "bare").rows, old.rows)
     assert not list((tmp_path / "cache").glob("other-*"))
+
+
+def subjects(table: pd.DataFrame) -> pd.DataFrame:
+    """Give each row a text that tells its label, which its columns of numbers do not, and a word of its own."""
+    kinds = table["label"].to_numpy()
+    return table.assign(about=[f"{kind} {'thing' if number % 2 else 'item'} w{number // 3}"
+                               for number, kind in enumerate(kinds)])
+
+
+@pytest.mark.parametrize("label", ["label", "age"])
+def test_linear_models_read_the_terms_of_texts(label, tmp_path):
+    """Those of scikit-learn; and other tables are answered alike, but for those without texts."""
+    write(tmp_path / "old", nodes=subjects)
+    columns = ["data.nodes.text=[about]", "data.nodes.text_features=hashed", "data.nodes.text_channels=1"]
+    run = trained(tmp_path, tmp_path / "old", *columns, f"data.nodes.label={label}", "data.nodes.split_column=split",
+                  "task.base=linear", "task.candidate=network")
+    old, new = restored(run), restored(run, tmp_path / "old")
+    base, data = old.setup.base, old.setup.data
+    table = subjects(pd.read_csv(tmp_path / "old" / "nodes.csv", keep_default_na=False))
+    terms = TfidfVectorizer(sublinear_tf=True).fit_transform(table["about"]).toarray()
+    terms = terms[:, (terms > 0).sum(0) > 1]  # a term that one text has tells nothing of others
+    rest, train = ~data.train_mask.numpy(), data.train_mask.numpy()
+    if label == "label":
+        strength = float(re.search(r"TF-IDF of the texts \(C ([\d.]+)\)", base.title)[1])
+        fitted = linear._fit_terms(Inputs(data, old.setup.task), data.train_mask, strength, num_steps=1000)
+        ours = linear.predict(Inputs(data, old.setup.task), fitted, data.train_mask).numpy()
+        theirs = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(terms[train], data.y[train, 0])
+        np.testing.assert_allclose(ours, theirs.predict_proba(terms), atol=5e-3)
+        assert base.scores["test"] > 0.9
+    assert new.setup.base.rows.shape == base.rows.shape
+    torch.testing.assert_close(new.setup.base.rows[rest], base.rows[rest], rtol=1e-4, atol=1e-4)
+    assert torch.equal(new.setup.data.text_terms, data.text_terms)
+
+
+def test_a_model_of_terms_refuses_data_without_texts(tmp_path):
+    write(tmp_path / "old", nodes=subjects)
+    run = trained(tmp_path, tmp_path / "old", "data.nodes.text=[about]", *LABEL, "task.base=linear",
+                  "task.candidate=network")
+    setup = restored(run).setup
+    del setup.data.text_ptr
+    with pytest.raises(ValueError, match="reads texts, as the tables of the training have them"):
+        apply(setup.base.fitted, setup.data, setup.task)
 
 
 def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):

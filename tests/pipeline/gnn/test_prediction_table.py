@@ -141,7 +141,8 @@ def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(con
     options = predict(tmp_path / "run", output=tmp_path / "some.csv", output_nodes=tmp_path / "ids.tsv",
                       embeddings=True)
     whole, some, rows = pd.read_csv(tmp_path / "all.csv"), pd.read_csv(tmp_path / "some.csv"), restore.restore(options)
-    assert list(whole) == ["id", "split", "score_odd", "score_even", *(f"embedding_{number}" for number in range(8))]
+    assert list(whole) == ["id", "split", "score_odd", "score_even", "label_odd", "label_even",
+                           *(f"embedding_{number}" for number in range(8))]
     assert np.array_equal(whole.filter(like="score").to_numpy(np.float32), rows.rows.double().sigmoid().float().numpy())
     is_even = whole["id"].str[1:].astype(int) % 2 == 0
     assert torch.equal(rows.setup.data.y[:, 1] == 1, torch.tensor((is_even & (whole["split"] != "none")).to_numpy()))
@@ -326,7 +327,8 @@ def test_a_model_without_a_head_has_no_embeddings(configure, tmp_path):
     with pytest.raises(ValueError, match="^embeddings=true: model=custom has no torch.nn.Linear called head, whose"):
         predict(tmp_path / "run", output=tmp_path / "nodes.csv", embeddings=True)
     predict(tmp_path / "run", output=tmp_path / "nodes.csv")
-    assert list(pd.read_csv(tmp_path / "nodes.csv")) == ["id", "split", "score_0", "score_1", "score_2"]
+    assert list(pd.read_csv(tmp_path / "nodes.csv")) == ["id", "split"] + [
+        f"{name}_{task}" for name in ("score", "label") for task in range(3)]
 
 
 def test_of_equal_logits_the_first_classes_come_first():
