@@ -66,13 +66,11 @@ def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Te
         out[-1] += LOGITS[1]
         return out
     known, target = ~y.isnan(), y.nan_to_num()
-    one = torch.cat([x, x.new_ones(len(x), 1)], 1) if isinstance(x, Tensor) else cast(Tensor, sp.csr_array(
-        sp.hstack([x, np.ones((x.shape[0], 1), x.dtype)], format="csr")))
-    num_weights = one.shape[1]
+    one = _with_ones(x)
     # A class, or a label of a task, that no row has takes no part.
     total, num = (target * known).sum(0), known.sum(0)
     has = total > 0 if labels.are_classes else (total > 0) & (total < num)
-    out = torch.zeros(num_weights, y.size(1), dtype=torch.float64)
+    out = torch.zeros(num_weights := one.shape[1], y.size(1), dtype=torch.float64)
     if labels.are_classes and int(has.sum()) == 1:
         has = torch.zeros_like(has)
     out[-1] = torch.where(total > 0, -ABSENT, ABSENT).where(num > 0, 0.0).where(~has, 0.0)
@@ -104,6 +102,13 @@ def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Te
                               "maxcor": 10 if isinstance(x, Tensor) else 5})
     out[:, has] = torch.from_numpy(found.x).view(num_weights, -1)
     return out
+
+
+def _with_ones(x: Tensor | sp.csr_array) -> Tensor:
+    """Return columns, or terms, with a column of ones behind them."""
+    if isinstance(x, Tensor):
+        return torch.cat([x, x.new_ones(len(x), 1)], 1)
+    return cast(Tensor, sp.csr_array(sp.hstack([x, np.ones((x.shape[0], 1), x.dtype)], format="csr")))
 
 
 def _multiply(terms: sp.csr_array, columns: Float[Tensor, "num_terms columns"]) -> Float[Tensor, "num_rows columns"]:
