@@ -53,6 +53,9 @@ class NodeColumns:
     id: str = key("id", "Column of the nodes' ids, of any type.", shapes_graph=True)
     features: list[str] = key([], "Columns of numbers that become node features.", shapes_graph=True)
     log1p: list[str] = key([], "Columns of data.nodes.features that are replaced by log(1 + x).", shapes_graph=True)
+    quantiles: list[str] = key([], "Columns of data.nodes.features that become normally distributed: each value is "
+                               "replaced by the normal quantile of its rank.", shapes_graph=True, hashed_if_given=True,
+                               before=[])
     standardize: bool = key(False, "Scale every column of data.nodes.features to mean 0 and variance "
                             "1, and the age in days of every column of data.nodes.dates.", shapes_graph=True)
     dates: list[str] = key([], "Columns of dates or times, which become five node features each: the days until the "
@@ -523,9 +526,14 @@ def _read_time(key: str, text: str | None) -> float:
 
 def _check_scaled(key: str, columns: NodeColumns | EdgeColumns) -> None:
     """Refuse to scale columns that are not there, and a column that is both a number and a date."""
-    if wrong := set(columns.log1p) - set(columns.features):
-        raise ValueError(f"{key}.log1p names {sorted(wrong)[0]}, which is not in {key}.features")
-    _refuse_twice(f"{key}.log1p", columns.log1p)
+    for name in ("log1p", "quantiles"):
+        scaled = getattr(columns, name, [])
+        if wrong := set(scaled) - set(columns.features):
+            raise ValueError(f"{key}.{name} names {sorted(wrong)[0]}, which is not in {key}.features")
+        _refuse_twice(f"{key}.{name}", scaled)
+    if both := [column for column in getattr(columns, "quantiles", []) if column in columns.log1p]:
+        raise ValueError(f"{key}.log1p and {key}.quantiles both name {both[0]}, and a logarithm changes no rank. Leave "
+                         f"it out of {key}.log1p")
     if both := [column for column in columns.dates if column in columns.features]:
         raise ValueError(f"{key}.features and {key}.dates both name {both[0]}: it holds either numbers or dates")
     if isinstance(columns, EdgeColumns) and columns.standardize and not columns.features and not columns.dates:

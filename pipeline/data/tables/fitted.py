@@ -31,6 +31,8 @@ class Columns:
         latest: latest time of each of these columns in the training, seconds since 1970, float64; 0 of numbers.
         mean, std: of the columns of numbers and of those that dates become, float64; 0 and 1 if they are not
             standardised.
+        quantiles: of each of these columns, float64, ascending; empty where no ranks are taken. Earlier versions kept
+            none.
         texts: of each column of text how many texts were counted, the terms that occur in them and in how many texts
             each occurs, int64.
         vectors: of each column of text the singular vectors of its terms, scaled, float16 [num_terms, channels]; empty
@@ -43,6 +45,7 @@ class Columns:
     latest: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
+    quantiles: list[Float[np.ndarray, "_"]] = field(default_factory=list)
     texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(default_factory=list)
     vectors: list[Float[np.ndarray, "_ _"]] = field(default_factory=list)
     scores: TextScores | None = None

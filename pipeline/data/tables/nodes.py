@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.data.tables.text import (
     TERMS,
     TextFeatures,
 )
-from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates
+from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates, fit_quantiles, to_normal
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import pulse, words
 from parallel_epochs.pipeline.run.seeds import stream
@@ -198,13 +198,14 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
         seed: of the scores.
     """
     latest = _latest(db, source, values, labels)
-    mean, std = _moments(db, values, num_nodes, latest)
+    quantiles = _quantiles(db, values)
+    mean, std = _moments(db, values, num_nodes, latest, quantiles)
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
         _decompose(db, source, place, text, num_nodes, seed)
-    return replace(found, latest=latest, mean=mean, std=std, texts=[text.counted() for text in texts],
-                   vectors=[text.vectors for text in texts],
+    return replace(found, latest=latest, mean=mean, std=std, quantiles=quantiles,
+                   texts=[text.counted() for text in texts], vectors=[text.vectors for text in texts],
                    scores=_fit_scores(db, texts, num_nodes, labels, links, seed) if are_scored and labels else None)
 
 
@@ -266,7 +267,7 @@ def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[Tex
     scores, sizes = fitted.scores, [len(values) for values in fitted.categories]
     marked = [values.first_features[place] for place in fitted.flagged]
     for first, last in blocks(num_nodes, BLOCK):
-        rows = _numbers(db, values, first, last, fitted.latest)
+        rows = _numbers(db, values, first, last, fitted.latest, fitted.quantiles)
         parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked])]
         parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
             text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
@@ -347,7 +348,18 @@ def _latest(db: Database, source: str, values: Values, labels: Labels | None) ->
     return latest
 
 
-def _moments(db: Database, values: Values, num_nodes: int, latest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _quantiles(db: Database, values: Values) -> list[np.ndarray]:
+    """Compute the quantiles of each column of numbers whose ranks are taken; empty ones of others."""
+    found = [np.zeros(0) for _ in values.columns]
+    for place, (option, column) in enumerate(values.columns):
+        if option == "features" and column in values.quantiles:
+            parts = db.stream(f"SELECT f{place}::DOUBLE AS x FROM nodes WHERE f{place} IS NOT NULL")
+            found[place] = fit_quantiles(np.concatenate([found[place], *(part["x"] for part in parts)]))
+    return found
+
+
+def _moments(db: Database, values: Values, num_nodes: int, latest: np.ndarray,
+             quantiles: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and standard deviation of the columns of numbers, without what is empty; 0 and 1 if not wanted.
 
     Sine and cosine of dates stay as they are.
@@ -358,22 +370,25 @@ def _moments(db: Database, values: Values, num_nodes: int, latest: np.ndarray) -
         return mean, std
     counts, sums, squares = np.zeros(channels), np.zeros(channels), np.zeros(channels)
     for first, last in blocks(num_nodes, BLOCK):
-        rows = _numbers(db, values, first, last, latest)
+        rows = _numbers(db, values, first, last, latest, quantiles)
         counts += (~np.isnan(rows)).sum(0)
         sums += np.nansum(rows, 0)
     found = sums / np.maximum(counts, 1)
     for first, last in blocks(num_nodes, BLOCK):
-        squares += np.nansum((_numbers(db, values, first, last, latest) - found) ** 2, 0)
+        squares += np.nansum((_numbers(db, values, first, last, latest, quantiles) - found) ** 2, 0)
     scaled = values.first_features[:-1]
     mean[scaled], std[scaled] = found[scaled], np.maximum(np.sqrt(squares / np.maximum(counts, 1)), LEAST)[scaled]
     return mean, std
 
 
-def _numbers(db: Database, values: Values, first: int, last: int, latest: np.ndarray) -> np.ndarray:
+def _numbers(db: Database, values: Values, first: int, last: int, latest: np.ndarray,
+             quantiles: list[np.ndarray]) -> np.ndarray:
     """Read what columns of numbers and of dates become, of some nodes, float64, NaN where a cell is empty.
 
     Args:
         latest: time of each column of dates in the training.
+        quantiles: of each column whose ranks are taken; empty ones of others, or none of a run of before there were
+            some.
     """
     if not values.columns:
         return np.empty((last - first, 0))
@@ -386,6 +401,9 @@ def _numbers(db: Database, values: Values, first: int, last: int, latest: np.nda
     for place, (option, column) in zip(values.first_features, values.columns):
         if option == "features" and column in values.log1p:
             rows[:, place] = np.log1p(rows[:, place])
+    for place, (option, column), own in zip(values.first_features, values.columns, quantiles):
+        if option == "features" and column in values.quantiles:
+            rows[:, place] = to_normal(rows[:, place], own)
     return rows
 
 

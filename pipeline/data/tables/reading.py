@@ -119,7 +119,8 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
 def values_of(config: TablesConfig, what: str) -> Values:
     """Return the columns of numbers and of dates of the "nodes" or "edges"."""
     keys = config.nodes if what == "nodes" else config.edges
-    return Values(config.value_columns(what), keys.log1p, keys.standardize, config.empty)
+    return Values(config.value_columns(what), keys.log1p, keys.standardize, config.empty,
+                  config.nodes.quantiles if what == "nodes" else [])
 
 
 def texts_of(config: TablesConfig) -> list[TextFeatures]:

@@ -48,6 +48,8 @@ CASES = {
                              "task.text_scores=1"],
     "dates": [*NUMBERS, *LABEL, *EDGES, *DATES, "data.edges.log1p=[since]", "data.edges.standardize=true",
               "data.empty=flag"],
+    "quantiles": ["data.nodes.features=[size,age]", "data.nodes.quantiles=[size,age]", "data.nodes.standardize=true",
+                  *LABEL, "data.empty=flag"],
     "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
 
 

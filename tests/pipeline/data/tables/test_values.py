@@ -7,11 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.special import ndtri
+from sklearn.preprocessing import QuantileTransformer
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import unpack, unpack_several
+from parallel_epochs.pipeline.data.tables.values import fit_quantiles, to_normal
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
 NODES = ("id,a,joined,sales,split\n"
@@ -159,6 +162,41 @@ def test_features_of_edges_of_several_types_are_scaled_by_table(tmp_path):
         data.edge_attr[data.edge_attr[:, 0] == 3][:, 2] == 0).all()
 
 
+@pytest.mark.parametrize("num_values", [40, 3000])
+def test_quantiles_are_scikit_learns(tmp_path, monkeypatch, num_values):
+    """With equal values, an empty cell, whole numbers that float32 cannot tell apart, and a column of one value."""
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 700)
+    rng = np.random.default_rng(0)
+    odd, large = rng.lognormal(size=num_values).round(1), 2**40 + rng.permutation(num_values)
+    cells = [f"{value:g}" for value in odd]
+    cells[3] = ""
+    rows = "".join(f"n{row},{cells[row]},{large[row]},7\n" for row in range(num_values))
+    x = load(tmp_path, {"label": None, "split_column": None, "features": ["a", "b", "c"],
+                        "quantiles": ["a", "b", "c"]}, node_rows=f"id,a,b,c\n{rows}",
+             edge_rows="source,target\nn0,n1\n").x.double().numpy()
+    known = np.delete(np.arange(num_values), 3)
+    for column, values in enumerate((odd[known], large[known])):
+        rows_of = known if column == 0 else np.arange(num_values)
+        values = values if column == 0 else large
+        expected = QuantileTransformer(output_distribution="normal", n_quantiles=min(1000, len(values)),
+                                       subsample=None).fit_transform(values[:, None].astype(float))[:, 0]
+        is_inner = (values > values.min()) & (values < values.max())
+        np.testing.assert_allclose(x[rows_of, column][is_inner], expected[is_inner], atol=1e-5)
+        share = (values == values.min()).mean()
+        assert ndtri(share / 2 - 2 / len(values)) < x[rows_of, column].min() < ndtri(share / 2 + 2 / len(values)) \
+            or share < 5 / len(values)
+    assert x[3, 0] == 0 and (x[:, 2] == 0).all() and len(np.unique(x[:, 1])) > 0.9 * num_values
+
+
+def test_other_values_are_ranked_among_those_of_the_training():
+    quantiles = fit_quantiles(np.arange(11.0))
+    found = to_normal(np.array([-5.0, 0.0, 5.0, 7.5, 99.0, np.nan]), quantiles)
+    assert found[0] == found[1] == pytest.approx(-found[4]) and found[1] < -5
+    assert found[2] == 0 and np.isnan(found[5])
+    assert found[3] == pytest.approx(0.6745, abs=1e-4)
+    assert to_normal(np.array([1.0, np.nan]), fit_quantiles(np.zeros(0)))[0] == 0
+
+
 def test_logarithms_of_labels_leave_the_labels_as_they_are(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     data = load(tmp_path, {"log_label": True})
@@ -208,6 +246,10 @@ BAD = {
     "empty": ({"dates": ["joined"]}, {}, {"empty": "error"}, "nodes.csv: row 3, column joined is empty; 1 rows"),
     "no logarithm": ({}, {"features": ["p"], "log1p": ["p"]}, {"edge_rows": EDGES.replace(",8,", ",-1,")},
                      "edges.csv: row 4, column p holds -1, but data.edges.log1p needs values above -1"),
+    "a rank of another column": ({"features": ["a"], "quantiles": ["b"]}, {}, {}, "data.nodes.quantiles names b, which "
+                                 "is not in data.nodes.features"),
+    "a rank of a logarithm": ({"features": ["a"], "quantiles": ["a"], "log1p": ["a"]}, {}, {}, "both name a, and a "
+                              "logarithm changes no rank. Leave it out of data.nodes.log1p"),
     "another column": ({}, {"features": ["p"], "log1p": ["w"]}, {}, "data.edges.log1p names w, which is not in "
                        "data.edges.features"),
     "the weight": ({}, {"weight": "w", "standardize": True}, {}, "standardize=true scales data.edges.features and "
