@@ -136,10 +136,10 @@ class TaskConfig:
     text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
                              "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
                              minimum=0, when={"task.name": ("node",)})
-    base: str = key("none", "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
+    base: str = key("auto", "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
                     "auto for the best one by validation, where one fits the run and its data. A network reads its "
                     "scores and begins at them, and the run predicts with the simple method, the network or a mixture "
-                    "of both, whichever validation favours.")
+                    "of both, whichever validation favours.", before="none")
     candidate: str = key(keys.AUTO, "How the network uses the simple method. network: not at all. offset: its scores "
                          "are inputs and the start of the logits. inputs: its scores are inputs. auto: network and "
                          "offset are trained in turn, and the better one is kept.",

@@ -82,7 +82,7 @@ def bench_memory(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num
                 sys.executable, "-m", "pipeline.train", *graph, f"hydra.run.dir={root}/{count}",
                 f"partition.num_parts={num_parts}", f"model.num_layers={layers}", f"parallel.num_ranks={count}",
                 "parallel.threads_per_rank=1", f"train.epochs={2 * count}", f"train.eval_every={2 * count}",
-            ], Path(root, str(count), "train.log"))
+                "task.base=none"], Path(root, str(count), "train.log"))
             single = single or (highest, training)
             write_row({
                 "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts,

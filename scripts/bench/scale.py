@@ -74,7 +74,7 @@ def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts
         say(f"{types}, {num_edges:,} edges")
         largest = 0
         for held in watch([sys.executable, "-m", "pipeline.train", "data=store", f"data.path={path}",
-                           "data.on_disk=false", f"model={model}", f"model.num_layers={layers}",
+                           "data.on_disk=false", "task.base=none", f"model={model}", f"model.num_layers={layers}",
                            f"model.hidden_channels={channels}", "partition=random", f"partition.num_parts={num_parts}",
                            "evaluation=exact", "train.epochs=2", "train.patience=0", "train.eval_every=1",
                            f"cache_dir={root}/cache", f"hydra.run.dir={run}"]):

@@ -22,11 +22,12 @@ def bench_steady(*overrides: str, epochs: int = 200, num_ranks: int = 1) -> None
         overrides: further overrides of python -m pipeline.train.
     """
     windows: dict[int, list[Held]] = {}
+    alone = [] if any(text.startswith("trainer=") for text in overrides) else ["task.base=none"]  # a single network
     with tempfile.TemporaryDirectory() as root:
         run = Path(root, "run")
         for held in watch([sys.executable, "-m", "pipeline.train", f"parallel.num_ranks={num_ranks}",
-                           "parallel.threads_per_rank=1", f"train.epochs={epochs}", "train.patience=0", *overrides,
-                           f"hydra.run.dir={run}"], every=0.02):
+                           "parallel.threads_per_rank=1", f"train.epochs={epochs}", "train.patience=0", *alone,
+                           *overrides, f"hydra.run.dir={run}"], every=0.02):
             trained = max((record["epochs"] for record in read_records(run / "metrics.jsonl")
                            if record["kind"] == "round"), default=0)
             if WINDOW <= trained < epochs:

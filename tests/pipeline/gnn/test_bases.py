@@ -8,7 +8,8 @@ import shutil
 import pytest
 import torch
 
-from parallel_epochs.pipeline.command import cli
+import parallel_epochs as pe
+from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.gnn import bases, candidates, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
@@ -18,7 +19,7 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
 from tests.helpers.graph_toys import write_graphs
-from tests.helpers.running import TOY, finish, start, summary_of, train, wait_for_rounds
+from tests.helpers.running import TOY, finish, shell, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
 
 SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "train.patience=0",
@@ -145,7 +146,7 @@ def test_a_run_that_was_killed_between_candidates_ends_the_same(tried, tmp_path)
 
 @pytest.mark.slow
 def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path):
-    overrides = [*TOY, "task.base=propagation", "parallel.num_ranks=2", "train.epochs=60"]
+    overrides = [*TOY, "task.base=auto", "parallel.num_ranks=2", "train.epochs=60"]
     killed, cache = tmp_path / "killed", tmp_path / "cache"
     process = start(overrides, killed, cache)
     wait_for_rounds(killed / "candidate_offset", 3, process)
@@ -161,7 +162,7 @@ def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path
     assert (killed / "config.yaml").read_text() == (tmp_path / "whole" / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("name", ["linear", "propagation"])
+@pytest.mark.parametrize("name", ["linear", "propagation", "auto"])
 @pytest.mark.parametrize("candidate", ["network", "offset"])
 def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_path):
     overrides = [*graph_of("classes", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}", f"task.base={name}",
@@ -176,7 +177,7 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
     rest = ~own.graph.train_mask
     if name == "linear":
         torch.testing.assert_close(other.rows[rest], own.rows[rest], rtol=1e-4, atol=1e-4)
-    elif candidate == "network":  # no label is known there, and the network answers alone
+    elif candidate == "network" and name != "auto":  # no label is known there, and the network answers alone
         network = predicted(SavedRun(tmp_path / "run", dataclasses.replace(config, task=dataclasses.replace(
             config.task, base="none", candidate="auto")), {}))
         torch.testing.assert_close(other.rows, network.rows, rtol=1e-4, atol=1e-4)
@@ -296,3 +297,78 @@ def test_a_run_with_a_base_that_is_far_below_has_one_candidate(configure, tmp_pa
     assert any(text.startswith("candidate offset is skipped") for text in caplog.messages)
     assert train(configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=mean", "train.epochs=3",
                            "task.candidate=network"), tmp_path / "run")["candidates"] == found["candidates"]
+
+
+FITS = {"typed": ["model=rgcn"], "own class": ["model=custom", "model.path=tests.helpers.nets.Net"]}
+
+
+@pytest.mark.parametrize("kind", ["classes", "tasks", "values", "typed", "own class", "graphs"])
+def test_a_run_that_names_no_method_begins_at_the_best_one(kind, tmp_path):
+    """It predicts what its summary says, and its predictions can be calibrated."""
+    data = write_hetero(tmp_path) + SMALL if kind == "typed" else [
+        "task=graph", "loader=graph", "data=ogb_graph", "data.name=ogbg-molhiv", *SMALL,
+        f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv', num_graphs=80)}"] if kind == "graphs" else \
+        graph_of(kind.replace("own class", "classes"), tmp_path / "graph.pt")
+    fits = [text for text in data if kind != "own class" or not text.startswith("model.")]
+    config = cli.compose_config([*fits, *FITS.get(kind, []), f"cache_dir={tmp_path / 'cache'}"])
+    assert config.task.base == "auto"
+    summary = train(config, tmp_path / "run")
+    assert summary["base"]["name"] in {"mean", "propagation", "diffusion", "linear", "trees", "forest"}
+    assert set(summary["answer"]) == {"share", "gain", "error", "text"} and "scikit-learn" in summary["versions"]
+    assert ("candidates" in summary) == (kind not in ("own class", "graphs"))
+    saved = schema.load(tmp_path / "run" / "config.yaml")
+    run = SavedRun(tmp_path / "run", saved, settings(saved))
+    found = evaluate(EvaluateConfig(run=str(tmp_path / "run")))
+    assert found["valid"] == pytest.approx(summary["best_valid"], abs=1e-6)
+    assert kind == "values" or predicted(run, calibrate=True).rows.shape == predicted(run).rows.shape
+    assert saved.task.base == "auto"
+
+
+def test_a_graph_on_the_disk_has_no_method_of_its_own(tmp_path, caplog):
+    caplog.set_level("INFO")
+    config = cli.compose_config([*(text for text in TOY if text != "task.base=none"), "data.on_disk=true",
+                                 f"cache_dir={tmp_path / 'cache'}"])
+    assert "base" not in train(config, tmp_path / "run")
+    assert "no simple method (task.base=auto): the graph stays on the disk (data.on_disk=true)" in caplog.messages
+
+
+def test_saved_runs_of_before_have_no_method(configure, tmp_path):
+    """The key was not in their config.yaml, or had no other value."""
+    config = configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=none")
+    train(config, tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    kept = [line for line in path.read_text().splitlines() if line.strip() != "base: none"]
+    assert len(kept) < len(path.read_text().splitlines())
+    path.write_text("\n".join(kept) + "\n")
+    assert schema.load(path).task.base == "none"
+
+
+@pytest.mark.slow
+def test_members_of_a_sweep_and_runs_from_python_begin_at_a_method(tmp_path):
+    data = graph_of("classes", tmp_path / "graph.pt")
+    done = shell("pipeline.train", "-m", "seed=0,1", *data, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    members = [summary_of(tmp_path / "sweep" / name) for name in "01"]
+    assert all(set(member["candidates"]) >= {"network"} for member in members)
+    result = pe.train(tmp_path / "graph.pt", *SMALL, folder=tmp_path / "run", cache_dir=tmp_path / "cache",
+                      verbose=False)
+    assert result.summary["best_valid"] == members[0]["best_valid"]
+    found = pe.load(tmp_path / "sweep").predict()
+    each = [pe.load(tmp_path / "sweep" / name).predict() for name in "01"]
+    torch.testing.assert_close(found, torch.stack(each).mean(0))
+
+
+def folds_lack(kind: str, y: torch.Tensor) -> torch.Tensor:
+    return {"a class in one row": torch.where(torch.arange(len(y)) == 0, 2, y.clamp(max=1)),
+            "a class that training lacks": torch.where(torch.arange(len(y)) % 3 == 0, y.clamp(max=1), y),
+            "one class": torch.zeros_like(y)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["a class in one row", "a class that training lacks", "one class"])
+def test_odd_labels_have_a_method_or_none(kind, tmp_path):
+    data = graph_of("classes", tmp_path / "graph.pt")
+    content = torch.load(tmp_path / "graph.pt")
+    torch.save(content | {"y": folds_lack(kind, content["y"])}, tmp_path / "graph.pt")
+    config = cli.compose_config([*data, f"cache_dir={tmp_path / 'cache'}"])
+    base = open_graph(config).parts[0].base
+    assert base.rows.isfinite().all() and base.scores["valid"] <= 1
