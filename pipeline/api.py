@@ -246,7 +246,8 @@ def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
     if wrong := [text for text in overrides if text.startswith(("hydra", "-"))]:
         raise ValueError(f"{wrong[0]} is for the command. Name the run directory by folder=")
     known, groups = schema.all_keys(), cli.config_groups()
-    given = {_full_name(name, known, groups): value for name, value in keys.items()}
+    meant = {"seconds": "tune.seconds"} if keys.get("model") == "auto" else {}
+    given = {_full_name(meant.get(name, name), known, groups): value for name, value in keys.items()}
     caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
     cache = Path(given.get("cache_dir", caches[-1] if caches else ".cache")).expanduser()
     given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}

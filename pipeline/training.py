@@ -254,7 +254,7 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
         if ranks.is_first:
             best = baseline_file.load_best(baseline_file.path_of(
                 config.cache_dir, opened.parts[0].data.get("content_hash"), summary["metric"]))
-            summary |= {"baseline": best} if best else {}
+            summary |= ({"baseline": best} if best else {}) | summaries.of_trials(folder)
             files.write_json(folder / "summary.json", summary)
             log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
             mask = (opened.data if len(opened.parts) > 1 else opened.parts[0].data).get("train_mask")

@@ -104,6 +104,7 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
             raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
                              "directory")
     saved = schema.load(folder / "config.yaml")
+    config = _with_chosen(config, saved)
     # The values that were to be chosen when the run began are chosen, and keys of later versions had no other value.
     values = {entry.name: entry.value for entry in keys.entries(saved)}
     given = (named | shared.changed_keys(config)) - {"resume"}
@@ -132,6 +133,12 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
             "Give the old values, or choose another directory"
         raise ValueError(f"{folder} was trained with other values: {'; '.join(differing.values())}{hint}. {mend}")
     return config
+
+
+def _with_chosen(config: RunConfig, saved: RunConfig) -> RunConfig:
+    """Take the members that were to be chosen when the run began, such as its model, from the saved configuration."""
+    return dataclasses.replace(config, **{part: getattr(saved, part) for part, (name, _) in config.members.items()
+                                          if getattr(getattr(config, part), name) == keys.AUTO})
 
 
 def refuse_files_of_others(folder: Path) -> None:

@@ -64,6 +64,7 @@ def check(config: GNNConfig) -> None:
                                ("features", config.features.name, FEATURES)):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
+    config = config.representative
     kind_of(config).check()
     LOADERS[config.loader.name].check(config)
     machine = estimate.machine_of(config)
@@ -117,6 +118,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     Raises:
         ValueError: the dataset is inconsistent, or the task, the partition or the memory does not fit it.
     """
+    asked, config = config, config.representative
     is_new, kind = content_hash is None, kind_of(config)
     data = kind.load(content_hash)
     _check_edge_features(config, data)
@@ -152,7 +154,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             setup.task, setup.loader  # noqa: B018 - built here
             check_evaluation(config, setup.data)
             check_decay(config, setup.task)
-    config = keys.replaced(config, settle(setups))
+    config = replace(keys.replaced(config, settle(setups)), model=asked.model)
     return OpenData(config, visible(config, data), list(setups), components)
 
 

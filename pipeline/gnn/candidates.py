@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import bases
+from parallel_epochs.pipeline.gnn import bases, settings
 from parallel_epochs.pipeline.gnn.components import train_components
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -41,9 +42,11 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
     Returns:
         The content of ``summary.json``; empty on other ranks than the first.
     """
+    if opened.config.chooses_model:
+        opened = settings.choose(train_one, opened, folder, of_base=partial(_candidate, name="offset"), ranks=ranks)
     first, task = cast(Setup, opened.parts[0]), opened.config.task
     is_own = hasattr(opened.config.model, "path")  # a class of the user's, which may expect the columns of the data
-    if first.base is None or task.candidate != keys.AUTO or is_own or not first.kind.reads_base:
+    if first.base is None or not _has_candidates(first) or is_own:
         summary = train_components(train_one, opened, folder, ranks=ranks)
         return _with_candidates(summary, task.candidate, folder) if ranks.is_first else summary
     summaries = dict[str, dict]()
@@ -86,7 +89,14 @@ def _with_candidates(summary: dict, best: str, folder: Path) -> dict:
         return summary
 
 
+def _has_candidates(setup: Setup) -> bool:
+    return setup.base is not None and setup.config.task.candidate == keys.AUTO and setup.kind.reads_base
+
+
 def _candidate(whole: Setup, name: str) -> Setup:
+    """Return the set-up of a use of the simple method, if the run has several."""
+    if not _has_candidates(whole):
+        return whole
     config = keys.replaced(whole.config, {"task.candidate": name})
     return Setup(config, bases.show(config, whole.data, whole.base), whole.device, f"{FOLDER}{name}", whole.base,
                  whole.data)

@@ -3,7 +3,7 @@
 import difflib
 import importlib.util
 import re
-from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -103,7 +103,15 @@ def _as_key(option: Field) -> tuple[str, Any, Field]:
             key({} if is_mapping else option.default, option.metadata["text"], when=when, **allowed))
 
 
-MODEL_SCHEMAS = {name: _model_schema(name) for name in MODELS}
+@dataclass
+class AutoModelConfig(ModelConfig):
+    """The keys that all models have which model=auto compares."""
+
+    name: str = key("auto", "Model.")
+    num_layers: int = key(3, "Number of layers.", minimum=1)
+
+
+MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {name: _model_schema(name) for name in MODELS} | {"auto": AutoModelConfig}
 globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
 
 LINK = {"task.name": ("link",)}
@@ -307,6 +315,15 @@ class EvaluationConfig:
         return self.method == "neighbor"
 
 
+@dataclass
+class TuneConfig:
+    """How model=auto chooses a model."""
+
+    seconds: float = key(600.0, "Number of seconds in which models are compared by validation. The best one is then "
+                         "trained as the other keys say.", above=0, changes_numbers=False,
+                         when={"model.name": ("auto",)})
+
+
 def _is_set(value: object) -> bool:
     return bool(value)
 
@@ -337,6 +354,8 @@ RULES = (
       for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),
     Rule({"task.text_scores": _is_set}, "task.name", ("node",), "scores are of the texts of nodes"),
     Rule(TABLE | {"task.text_scores": _is_set}, "features.concat", (True,), "the table replaces the scores"),
+    Rule({"model.name": ("auto",)}, "data.components", lambda value: value != "separate", "one model is chosen",
+         "data.components=all, largest or a number"),
     Rule(BASE, "data.components", lambda value: value != "separate", "one simple method is fitted to all nodes",
          "data.components=all, largest or a number"),
     Rule({"task.candidate": lambda name: name != keys.AUTO}, "task.base", lambda name: name != "none",
@@ -402,10 +421,30 @@ class GNNConfig(RunConfig):
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
 
     def __post_init__(self) -> None:
         if self.task.type is not None and hasattr(self.data, "label_type"):
             self.data.label_type = self.task.type
+
+    def with_model(self, options: dict[str, Any]) -> "GNNConfig":
+        """Return the configuration with another model, of as many layers and channels.
+
+        Args:
+            options: keys of the model, its name among them.
+        """
+        return replace(self, model=MODEL_SCHEMAS[options["name"]](
+            num_layers=self.model.num_layers, hidden_channels=self.model.hidden_channels, **options))
+
+    @property
+    def chooses_model(self) -> bool:
+        """Tell whether validation chooses the model."""
+        return self.model.name == keys.AUTO
+
+    @property
+    def representative(self) -> "GNNConfig":
+        """The configuration that a run is checked with before its model is chosen; itself for other models."""
+        return self.with_model({"name": "deepergcn"}) if self.chooses_model else self
 
     @property
     def learned_channels(self) -> int:

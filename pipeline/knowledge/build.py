@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding import distances
 from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
@@ -57,8 +58,8 @@ def check(config: KnowledgeConfig) -> None:
                          f"trainer.model={options.model}, whose score is a distance. Set trainer.loss=negatives")
     for name in ("n3", "l3"):
         if value := getattr(options, name):
-            raise ValueError(f"trainer.{name}={value:g} needs a model whose score is a product; this run has "
-                             f"trainer.model={options.model}. Leave trainer.{name} out")
+            raise ValueError(f"trainer.{name}={keys.as_typed(value)} needs a model whose score is a product; this run "
+                             f"has trainer.model={options.model}. Leave trainer.{name} out")
 
 
 def check_data(config: KnowledgeConfig, data: Data) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
-from parallel_epochs.pipeline.keys import key
+from parallel_epochs.pipeline.keys import Number, key
 
 NEGATIVES = {"trainer.loss": ("negatives",)}
 DISTANCES = {"trainer.model": ("transe", "rotate")}
@@ -34,9 +34,9 @@ class KnowledgeTrainerConfig(TrainerConfig):
     temperature: float = key(1.0, "Temperature of self-adversarial weights: negatives are weighted by the softmax of "
                              "score / temperature. 0: equal weights.",
                              minimum=0, when=NEGATIVES)
-    n3: float = key(0.0, "Weight of the N3 penalty: the cubed moduli of a triple's components (models whose score is a "
-                    "product).",
-                    minimum=0)
+    n3: Number = key(0.0, "Weight of the N3 penalty: the cubed moduli of a triple's components (models whose score is "
+                     "a product). auto: the best of 0, 0.01 and 0.05 by validation; 0.05 for more than 100,000 "
+                     "triples.", minimum=0.0, may_be_auto=True)
     relation_weight: float = key(0.0, "Weight of a second cross-entropy: of a triple's relation among all relations, "
                                  "given its head and tail. 0: none.", minimum=0, when={"trainer.loss": ("one_vs_all",)})
     l3: float = key(0.0, "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models whose "

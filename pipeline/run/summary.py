@@ -1,5 +1,6 @@
 """Summarises a finished run: summary.json, and the table at the end of the log."""
 
+import dataclasses
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
+from parallel_epochs.pipeline.run import trials
 from parallel_epochs.pipeline.run.log import format_score, format_scores
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
@@ -91,6 +93,12 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
             ("wall time", f"{summary['wall_seconds']:.1f} s"),
             ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
             ("weights", summary["weights_sha256"][:16])]
+
+
+def of_trials(folder: Path) -> dict:
+    """Return what a summary holds of the settings that a run has compared."""
+    found = trials.read(folder)
+    return {"trials": [dataclasses.asdict(trial) for trial in found]} if found else {}
 
 
 def remarks(summary: dict, *, schedule: str, num_labels: int | None) -> list[str]:

@@ -41,6 +41,7 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("layout", "Layout", layout_section(figures.layout) if figures.layout else ""),
         ("curves", "Curves", _curves(run, figures)),
         ("scores", "Further scores", _further_scores(run)),
+        ("settings", "Settings compared", _trials(run)),
         ("labels", title_of(scores), label_section(scores) if scores else ""),
         ("thresholds", "ROC and precision-recall", curve_section(scores, figures) if scores else ""),
         ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
@@ -114,6 +115,15 @@ def _further_scores(run: Run) -> str:
         shown += (f"<details><summary>{words.count(len(parts), 'score')} of single parts</summary>"
                   f"{table(columns, parts, label='Scores of single parts')}</details>")
     return shown
+
+
+def _trials(run: Run) -> str:
+    """Build a table of the settings that model=auto compared: the last trial of each; "" without them."""
+    last = {each["setting"]: each for each in run.summary.get("trials", [])}
+    rows = [[text(name), number(each["valid"], words.score(each["valid"])),
+             number(each["epochs"], f"{each['epochs']:,}")] for name, each in last.items()]
+    columns = [Column("Setting"), Column("Validation", True), Column("Epochs", True)]
+    return table(columns, rows, label="Settings compared") if rows else ""
 
 
 def _baseline(run: Run, name: str) -> list[tuple[str, str, str]]:

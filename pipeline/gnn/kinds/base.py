@@ -19,6 +19,14 @@ from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
+# Options of the models that model=auto compares, on a graph of one type of nodes and on one of several. All have the
+# layers and channels of the run.
+MODELS: dict[str, dict] = {
+    "deepergcn": {"name": "deepergcn"}, "sage": {"name": "pyg", "conv": "SAGEConv"},
+    "gcn": {"name": "pyg", "conv": "GCNConv", "root_weight": True},
+    "gatv2": {"name": "pyg", "conv": "GATv2Conv", "kwargs": {"heads": 4}}}
+TYPED: dict[str, dict] = {"rgcn": {"name": "rgcn"}, "hgt": {"name": "hgt"}, "deepergcn": {"name": "deepergcn"}}
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -153,6 +161,10 @@ class Kind(ABC):
                     degrees=self.config.data.counts_degrees)
         self.check_data(data)
         return data
+
+    def models(self, data: Data) -> dict[str, dict]:
+        """Return the options of the models that model=auto compares on some data, by the names of the settings."""
+        return MODELS if data.types.homogeneous else TYPED
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         """Return the loader of the training batches, given that of a graph's clusters."""

@@ -29,6 +29,13 @@ class GraphKind(LabelKind):
         task.num_last = self.config.data.num_last
         return task
 
+    def models(self, data: Data) -> dict[str, dict]:
+        pyg: dict[str, Any] = {"name": "pyg", "norm": "batch"}
+        return {"gatedgcn": {**pyg, "conv": "GatedGCNConv", "feed_forward": True},
+                "gin": {**pyg, "conv": "GINConv" if data.edge_attr is None else "GINEConv"},
+                "gatv2": {**pyg, "conv": "GATv2Conv", "kwargs": {"heads": 4}},
+                "deepergcn": {"name": "deepergcn", "norm": "batch"}}
+
     def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
         return of_labels(data, task, self.config.baselines.seconds)
 

@@ -1,0 +1,48 @@
+"""Compares the models of model=auto by validation."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.config import write_config
+from parallel_epochs.pipeline.data.opened import OpenData
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.trials import Trials
+
+FOLDER = "setting_"
+
+
+def models_of(first: Setup) -> dict[str, dict]:
+    """Return the options of each model that fits the data and the number of channels."""
+    channels = first.config.model.hidden_channels
+    return {name: options for name, options in first.kind.models(first.data).items()
+            if "kwargs" not in options or channels % options["kwargs"]["heads"] == 0}
+
+
+def choose(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,
+           of_base: Callable[[Setup], Setup], ranks: Ranks = Ranks()) -> OpenData:
+    """Compare the models by validation, and return the data with the best one as the model of the run.
+
+    Args:
+        train_one: trains a model in a folder.
+        of_base: makes a set-up one whose network reads the simple method of the run, if it has one.
+    """
+    first = opened.parts[0]
+    assert isinstance(first, Setup)
+    config, models = first.config, models_of(first)
+
+    def setup_of(name: str, changes: dict) -> Setup:
+        return Setup(keys.replaced(config.with_model(models[name]), changes), first.data, first.device, first.number,
+                     first.base, first.bare)
+
+    def train(name: str, epochs: int) -> dict:
+        short = {"train.epochs": epochs, "train.patience": 0, "train.schedule": "none"}
+        return train_one(of_base(setup_of(name, short)), folder / f"{FOLDER}{name}")
+
+    best = Trials(folder, train, ranks=ranks).choose(
+        list(models), first=config.parallel.num_ranks, most=config.train.epochs, seconds=config.tune.seconds)
+    chosen = opened.config.with_model(models[best])
+    if ranks.is_first:
+        write_config(chosen, folder)
+    return OpenData(chosen, opened.data, [setup_of(best, {})], opened.components)
