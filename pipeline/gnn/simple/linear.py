@@ -170,13 +170,22 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
-    """Yield linear models of all training rows: of terms, and of the columns and with the scaling that are the best on
-    some of these rows.
+    """Yield linear models of all training rows: of terms, and of columns."""
+    if inputs.terms is None:
+        yield from _methods_of_columns(inputs, seed)
+        return
+    yield from _methods_of_terms(inputs, seed)
+    try:
+        yield from _methods_of_columns(inputs, seed)
+    except TooLong as error:
+        log.info("simple methods: linear models read the texts alone: %s", error)
+
+
+def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield linear models of the columns and with the scaling that are the best on some training rows.
 
     Regressions on all classes at once choose columns and scaling.
     """
-    if inputs.terms is not None:
-        yield from _methods_of_terms(inputs, seed)
     hops = range(inputs.num_hops + 1)
     # With one hop alone, unscaled columns are those of one scale with another C.
     choices: list[tuple[tuple[int, ...], str]] = [((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]]

@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
 from parallel_epochs.pipeline.gnn.simple import linear
-from parallel_epochs.pipeline.gnn.simple.base import apply
+from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
@@ -139,11 +139,13 @@ def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     assert torch.equal(new.setup.data.text_terms, data.text_terms)
 
 
-def test_a_model_of_terms_refuses_data_without_texts(tmp_path):
+def test_a_model_of_terms_refuses_data_without_texts_and_needs_no_columns(tmp_path, monkeypatch):
     write(tmp_path / "old", nodes=subjects)
     run = trained(tmp_path, tmp_path / "old", "data.nodes.text=[about]", *LABEL, "task.base=linear",
                   "task.candidate=network")
     setup = restored(run).setup
+    monkeypatch.setattr(linear, "MOST_COLUMNS", 0)
+    assert "TF-IDF of the texts" in fit_base(setup.data, setup.task, "linear").title
     del setup.data.text_ptr
     with pytest.raises(ValueError, match="reads texts, as the tables of the training have them"):
         apply(setup.base.fitted, setup.data, setup.task)

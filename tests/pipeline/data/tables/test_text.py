@@ -17,7 +17,9 @@ from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, divide_groups, fit_scores
 from parallel_epochs.pipeline.data.tables.sql import Database
-from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.data.tables.text import NUM_TERMS, TextFeatures
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -215,6 +217,25 @@ def test_tables_of_a_schema_have_the_features_of_the_run_unless_they_name_their_
     assert torch.equal(found["svd"][80:, :6], found["hashed"][80:, :6]), "the table names its own"
     assert torch.equal(found["hashed"][:80, :6], found["hashed"][80:, :6])
     assert not torch.equal(found["svd"][:80, :6], found["hashed"][:80, :6])
+
+
+def test_terms_of_the_type_with_labels_are_a_sparse_matrix(tmp_path, monkeypatch):
+    """It is written for this type alone, and not where texts are long; the other type stands in front."""
+    pd.DataFrame({"id": range(80), "text": long_texts(), "kind": [number % 6 for number in range(80)]}).to_csv(
+        tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
+    schema = {"nodes": {"b": {}, "a": {"path": "nodes.csv", "text": ["text"], "label": "kind"}},
+              "edges": {"has": {"path": "edges.csv", "source": "b", "target": "a"}}}
+    config = TablesConfig(folder=str(tmp_path), schema=schema)
+    data = cache.load(config, tmp_path / "cache")
+    inputs = Inputs(data, NodeTask(data))
+    expected = TfidfVectorizer(sublinear_tf=True).fit_transform(long_texts())
+    assert data.num_nodes == 81 and inputs.terms.shape == (80, NUM_TERMS)
+    torch.testing.assert_close(torch.from_numpy((inputs.terms @ inputs.terms.T).toarray()),
+                               torch.from_numpy((expected @ expected.T).toarray()).float())
+    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.MOST_NUMBERS", 100)
+    data = cache.load(config, tmp_path / "other cache")
+    assert "text_ptr" not in data and Inputs(data, NodeTask(data)).terms is None
 
 
 KINDS = ["game", "driver", "library", "font"]
