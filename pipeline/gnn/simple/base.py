@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
 from parallel_epochs.pipeline.names import SPLITS, merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
+from parallel_epochs.pipeline.run.errors import one_line
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 SECONDS = 60.0
 # The share of the time of all methods that each may take where the best one is chosen.
 PARTS = {"trees": 0.5, "forest": 0.6, "linear": 0.4, "diffusion": 0.1}
+# These errors keep a method from being chosen: no time, numbers that it cannot compute with, or no memory.
+FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
 # A method that reads errors at the training rows, and scores no other data.
 SMOOTHED = "smoothed"
 
@@ -104,13 +107,16 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
         try:
             inputs.seconds = seconds * PARTS.get(each, 1.0)
             found[each] = _choose(inputs, each, seed)
-        except TooLong as error:
-            log.info("task.base=%s is left out: %s", each, error)
-    best = max(found, key=lambda each: found[each].score)
-    log.info("task.base=auto: %s; valid %s", best, ", ".join(
-        f"{each} {merit(task.metric, chosen.score):.4f}" for each, chosen in found.items()))
-    base = _complete(inputs, best, found[best], seed)
-    return replace(base, seconds=time.perf_counter() - began)
+        except FAILURES as error:
+            log.info("task.base=%s is left out: %s", each, one_line(error))
+    for best in sorted(found, key=lambda each: found[each].score, reverse=True):
+        log.info("task.base=auto: %s; valid %s", best, ", ".join(
+            f"{each} {merit(task.metric, chosen.score):.4f}" for each, chosen in found.items()))
+        try:
+            return replace(_complete(inputs, best, found[best], seed), seconds=time.perf_counter() - began)
+        except FAILURES as error:
+            log.info("task.base=%s is left out: %s", best, one_line(error))
+    raise ValueError("task.base=auto: every simple method fails on these data. Set task.base=none")
 
 
 def of_labels(data: Data, task: NodeTask, seconds: float = SECONDS) -> Iterator[Baseline]:

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple import graphs, linear, propagation, trees
+from parallel_epochs.pipeline.gnn.simple import base as base_module, graphs, linear, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
@@ -338,3 +338,25 @@ def test_a_base_that_does_not_fit_is_refused(name, change, message, configure, t
     setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, **change))).parts[0]
     with pytest.raises(ValueError, match=message):
         fit_base(setup.data, setup.task, name)
+
+
+@pytest.mark.parametrize("broken", ["fit", "folds"])
+def test_a_method_that_fails_is_left_out_in_one_line(broken, configure, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3,
+                                                       torch.eye(3)[torch.arange(NUM_NODES) % 3]))).parts[0]
+    assert fit_base(setup.data, setup.task, "auto").scores["valid"] == 1
+    fit, num_train = linear.fit_hops, int(setup.data.train_mask.sum())
+
+    def fail(inputs, known, *arguments, **options):
+        if broken == "fit" or int(known.sum()) < num_train:
+            raise RuntimeError("no\nmemory")
+        return fit(inputs, known, *arguments, **options)
+
+    monkeypatch.setattr(linear, "fit_hops", fail)
+    monkeypatch.setattr(trees, "KINDS", ())
+    monkeypatch.setattr(base_module, "NODES", {name: base_module.NODES[name] for name in ("mean", "linear", "trees")})
+    assert fit_base(setup.data, setup.task, "auto").name == "mean"
+    assert any(text.startswith("task.base=linear is left out: ") and "\n" not in text for text in caplog.messages)
+    with pytest.raises(RuntimeError):
+        fit_base(setup.data, setup.task, "linear")
