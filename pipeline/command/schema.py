@@ -348,7 +348,8 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
                              f"has trainer={product}. Leave it out")
     options = OmegaConf.structured(kind)
     for name, value in given.items():
-        OmegaConf.update(options, name, value)
+        if value != usual[name]:  # whose usual value may be that of another product
+            OmegaConf.update(options, name, value)
     asked = cast(EvaluateConfig, OmegaConf.to_object(options))
     check_options(asked)
     return keys.expand_paths(asked)

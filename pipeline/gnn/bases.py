@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 # The part of the network's time that all simple methods may take, and what they may take at least.
 PART, FEWEST_SECONDS = 0.2, 1
-# A method is chosen for graphs of so many nodes at most.
+# A method is chosen for so many nodes, or whole graphs, at most.
 MOST_NODES = 300_000
 
 
@@ -92,8 +92,8 @@ def _seconds(config: GNNConfig, data: Graph) -> float:
 
 def _why_not(data: Graph, task: Task) -> str | None:
     """Say why no method is chosen for some data; none if one may be."""
-    if data.num_nodes > MOST_NODES:
-        return f"the graph has more than {MOST_NODES:,} nodes; name a method to fit it nevertheless"
+    if task.num_rows > MOST_NODES:
+        return f"there are more than {MOST_NODES:,} nodes or graphs; name a method to fit it nevertheless"
     if not bool(data.train_mask.any()) or not task.is_defined("valid"):
         return f"the {task.metric} of the valid split has too few labels to choose one"
     return None

@@ -138,7 +138,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
         parts = split_components(
             data, components, config.data.components, config.data.min_component_size,
             partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
-    setups = []
+    config, setups = keys.replaced(config, settle(Setup(config, data, device))), []
     for number, part in parts:
         base = bases.fit_or_read(config, part, verify=is_new)
         bare = visible(config, part)
@@ -154,7 +154,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             setup.task, setup.loader  # noqa: B018 - built here
             check_evaluation(config, setup.data)
             check_decay(config, setup.task)
-    config = replace(keys.replaced(config, settle(setups)), model=asked.model)
+    config = replace(config, model=asked.model)
     return OpenData(config, visible(config, data), list(setups), components)
 
 

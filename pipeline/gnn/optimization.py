@@ -1,6 +1,6 @@
 """From the keys of train and parallel to what changes the weights: optimizer, learning rate, and shares of a rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,18 +22,15 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 200
 
 
-def settle(setups: Sequence[Setup]) -> dict[str, float]:
-    """Replace "auto" among the keys of train by numbers that fit the number of batches of an epoch; returns them."""
-    asked = [name for name in ("epochs", "warmup_steps", "ema") if vars(setups[0].config.train)[name] == keys.AUTO]
+def settle(setup: Setup) -> dict[str, float]:
+    """Return the values of the keys of train that are "auto", which fit the number of batches of an epoch."""
+    asked = [name for name in ("epochs", "warmup_steps", "ema") if vars(setup.config.train)[name] == keys.AUTO]
     if not asked:
         return {}
-    num_batches = max(setup.loader.num_batches for setup in setups)
+    num_batches = setup.loader.num_batches
     chosen = {"epochs": min(max(STEPS // num_batches, FEWEST_EPOCHS), MOST_EPOCHS), "warmup_steps": num_batches,
               "ema": 1 - 1 / min(max(num_batches, 10), 1000)}
-    chosen = {f"train.{name}": chosen[name] for name in asked}
-    for setup in setups:
-        setup.config = keys.replaced(setup.config, chosen)
-    return chosen
+    return {f"train.{name}": chosen[name] for name in asked}
 
 
 def build_optimizer(config: GNNConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -7,6 +7,7 @@ import torch
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
+from parallel_epochs.pipeline.gnn import bases
 from parallel_epochs.pipeline.gnn.optimization import settle
 from parallel_epochs.pipeline.gnn.simple.graphs import count_patterns
 from tests.helpers import building as build
@@ -46,9 +47,7 @@ def test_the_experiments_of_earlier_versions_keep_their_recipes(configure):
 def test_epochs_warm_up_and_average_follow_the_batches(num_batches, epochs, ema, configure, overrides):
     def settled(*more):
         setup = SimpleNamespace(config=configure(*overrides, *more), loader=SimpleNamespace(num_batches=num_batches))
-        given = setup.config
-        assert keys.replaced(given, settle([setup])) == setup.config
-        return setup.config.train
+        return keys.replaced(setup.config, settle(setup)).train
 
     found = settled()
     assert (found.epochs, found.warmup_steps, found.ema) == (epochs, num_batches, pytest.approx(ema))
@@ -72,6 +71,15 @@ def test_a_run_keeps_the_numbers_that_were_chosen(configure, overrides, tmp_path
 def test_odd_numbers_are_refused(given, message, configure, overrides):
     with pytest.raises(ValueError, match=message):
         configure(*overrides, given)
+
+
+def test_a_simple_method_is_chosen_by_the_number_of_graphs(configure, overrides, monkeypatch):
+    config = configure(*overrides, "task.base=auto")
+    monkeypatch.setattr(bases, "MOST_NODES", 80)
+    opened = build.open_graph(config).parts[0]
+    assert opened.data.num_nodes > 300 and opened.base is not None
+    monkeypatch.setattr(bases, "MOST_NODES", 79)
+    assert build.open_graph(config).parts[0].base is None
 
 
 def test_patterns_do_not_read_where_a_node_stands(configure, overrides):
