@@ -61,7 +61,7 @@ class Links:
         data: a graph with the pairs of :data:`pipeline.names.PAIRS`.
 
     Attributes:
-        directions: the first one is that of the metrics; of a bipartite graph there is one for each side.
+        directions: of a bipartite graph there is one for each side, that of the sources first if it is known.
     """
 
     def __init__(self, data: Data):
@@ -83,6 +83,12 @@ class Links:
             self._pairs = {split: torch.where((side[pairs[:, :1]] == first), pairs, pairs.flip(1))
                            for split, pairs in self._pairs.items()}
         self.directions = [Direction(*sides), Direction(*sides[::-1])]
+
+    @property
+    def answered(self) -> list[Direction]:
+        """The directions of the answers: of a bipartite graph both, unless it is known on which side the sources are.
+        """
+        return self.directions if self._is_two_way else self.directions[:1]
 
     def answers(self, split: str) -> Int[Tensor, "num_answers 2"]:
         """Return a source and a target for each answer of a split, sorted by source."""
@@ -120,17 +126,17 @@ def rank(score: BlockScorer, answers: Int[Tensor, "num_answers 2"], known: Int[T
     """
     ranks = torch.zeros(len(answers), dtype=torch.float64)
     for direction in directions:
-        wanted = answers[:, 0].unique()
-        wanted = wanted[torch.isin(wanted, direction.sources)]
-        for sources, scores in _blocks(score, wanted, known, direction):
-            first, stop = torch.searchsorted(answers[:, 0].contiguous(), sources[[0, -1]] + torch.tensor([0, 1]))
-            part = answers[first:stop]
+        chosen = torch.isin(answers[:, 0], direction.sources).nonzero().squeeze(1)
+        own_answers = answers[chosen]
+        for sources, scores in _blocks(score, own_answers[:, 0].unique(), known, direction):
+            first, stop = torch.searchsorted(own_answers[:, 0].contiguous(), sources[[0, -1]] + torch.tensor([0, 1]))
+            part = own_answers[first:stop]
             row, column = torch.searchsorted(sources, part[:, 0].contiguous()), _place(direction, part[:, 1])
             for places in torch.arange(len(part)).split(max(1, NUMBERS // max(scores.size(1), 1))):
                 rows = scores[row[places]]
                 own = rows.gather(1, column[places, None])
                 better, equal = (rows > own).sum(1), (rows == own).sum(1)
-                ranks[first + places] = better + 0.5 * (equal + 1).double()
+                ranks[chosen[first + places]] = better + 0.5 * (equal + 1).double()
     return ranks
 
 
@@ -142,7 +148,7 @@ def score_split(links: Links, score: BlockScorer, metric: str, split: str) -> fl
     if split == "train":
         return math.nan
     answers = links.answers(split)
-    ranks = rank(score, answers, links.known(split), links.directions[:1])
+    ranks = rank(score, answers, links.known(split), links.answered)
     return ranking_metric(metric, ranks, answers[:, 0])
 
 
@@ -198,6 +204,8 @@ def _blocks(score: BlockScorer, sources: Tensor, known: Tensor,
         Sources, and scores [num_sources, num_candidates].
     """
     own = known[:, 0].contiguous()
+    if not len(direction.candidates):
+        return
     for block in sources.split(max(1, NUMBERS // max(len(direction.candidates), 1))):
         scores = score(block, direction.candidates)
         first, stop = torch.searchsorted(own, block), torch.searchsorted(own, block, right=True)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,13 +28,13 @@ def rank_by_all(links: Links, seconds: float) -> Iterator[tuple[str, Callable[[s
     Args:
         seconds: that a method may take, by an estimate that does not depend on the machine.
     """
-    direction = links.directions[0]
+    direction, candidates = links.directions[0], torch.cat([one.candidates for one in links.answered]).sort().values
     yield "popularity", by_popularity
     yield "item cosine", by_cosine
     if len(np.intersect1d(direction.sources, direction.candidates)):
         yield "resource allocation over two hops", allocate_in_two_hops
     yield "resource allocation over three hops", allocate_in_three_hops
-    cost = 3 * len(direction.candidates)**3 / FLOPS
+    direction, cost = replace(direction, candidates=candidates), 3 * len(candidates)**3 / FLOPS
     for penalty in PENALTIES[:max(0, int(min(seconds // max(cost, 1e-9), len(PENALTIES))))]:
         yield f"EASE (penalty {penalty:g})", partial(ease, direction=direction, penalty=penalty)
 

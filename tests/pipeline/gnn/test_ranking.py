@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.gnn import ranking
 from parallel_epochs.pipeline.gnn.ranking import Direction, Links, choose_top, find_best, rank
 from parallel_epochs.pipeline.gnn.simple import rankings
 from parallel_epochs.pipeline.metrics import hits_at, ranking_metric
-from parallel_epochs.pipeline.names import ranks_at
+from parallel_epochs.pipeline.names import PAIRS, ranks_at
 from tests.helpers.graphs import random_graph
 
 NODES = 30
@@ -120,6 +120,30 @@ def test_the_sources_of_a_bipartite_graph_are_those_of_its_edges(both):
     del data.first_source
     links = Links(data)
     assert len(links.answers("valid")) == 2 * len(data.valid_pairs) and len(links.directions) == 2
+
+
+def test_both_sides_of_a_bipartite_graph_are_ranked_where_the_sources_are_not_known():
+    swap = torch.randperm(NODES, generator=torch.Generator().manual_seed(0))  # the numbers of both sides are mixed
+    data = shop()
+    for name in PAIRS:
+        data[name] = swap[data[name]]
+    del data.first_source
+    links, table = Links(data), torch.randint(0, 5, (NODES, NODES), generator=torch.Generator().manual_seed(1)).float()
+    answers, known = links.answers("valid"), links.known("valid")
+    other = {int(source): one.candidates.tolist() for one in links.directions for source in one.sources}
+    ranks = rank(lambda sources, targets: table[sources][:, targets], answers, known, links.answered)
+    for (source, target), found in zip(answers.tolist(), ranks.tolist(), strict=True):
+        own = [table[source, node] for node in candidates_of(source, known) if node in other[source]]
+        assert found == sum(score > table[source, target] for score in own) + (
+            sum(score == table[source, target] for score in own) + 1) / 2
+    for method in rankings.of_rankings(links, "mrr@5", 60):
+        assert 0 < method.scores["valid"] <= 1, method.name
+
+
+def test_no_candidate_is_no_target(problem):
+    found = find_best(lambda sources, targets: torch.zeros(len(sources), len(targets)), torch.arange(3), 2,
+                      problem[2], Direction(torch.arange(5), torch.arange(0)))
+    assert not len(found.sources)
 
 
 def test_both_ends_of_a_link_without_direction_are_sources():
