@@ -240,7 +240,7 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     graphs = next((a.partition("=")[2].removesuffix("_gatedgcn").replace("_", "-") for a in arguments
                    if a.startswith("+experiment=ogbg")), "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
     folder = folder.with_name(graphs) if graphs else folder
-    if any(argument.startswith("+experiment=ogbl_collab") for argument in arguments):
+    if any(argument.startswith(("+experiment=ogbl_collab", "data=ogb_link")) for argument in arguments):
         names = [argument.partition("=")[2] for argument in arguments if argument.startswith("data.name=")]
         folder = folder.with_name(names[-1] if names else "ogbl-collab")
     if any("fb15k237" in argument for argument in arguments):

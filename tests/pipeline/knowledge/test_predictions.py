@@ -250,7 +250,7 @@ def test_other_runs_take_no_questions(configure, tmp_path):
     restore.write_config(tmp_path / "run", configure(*GNN))
     with pytest.raises(ValueError, match="triples=q.tsv is read for runs of trainer=knowledge only; .*has trainer=gnn"):
         restore.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions="x.pt", triples="q.tsv"))
-    with pytest.raises(ValueError, match="filtered=False is read for runs of trainer=knowledge only"):
+    with pytest.raises(ValueError, match="filtered=False is read by python -m pipeline.predict only"):
         restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), filtered=False))
 
 
