@@ -25,7 +25,7 @@ CASES = [
          "model.hidden_channels"),
         ("GATConv", "{dropout: 1.5}", "<*>ValueError: dropout must be in [0, 1], not 1.5<*>"),
         ("GCNConv", "{normalize: maybe}", "model.kwargs: normalize of GCNConv must be true or false, not 'maybe'"),
-        ("GCNConv", "3", "Error merging override model.kwargs=3 Cannot assign int to Dict[str, Any]"),
+        ("GCNConv", "3", "model.kwargs must be a mapping, as in {A: 1}, not 3"),
         ("PNAConv", "{}", "model.kwargs lacks aggregators, scalers, deg, which PNAConv needs"),
         ("SAGEConv", "{aggr: nonsense}", "model.kwargs: SAGEConv refuses them: ValueError: <*>"),
         ("AGDNConv", "{hops: -1}", "model.kwargs: AGDNConv takes no hops; it takes <*>"))),
