@@ -57,7 +57,8 @@ class Trials:
 
     def __init__(self, folder: Path, train: Callable[[str, int], dict], *, ranks: Ranks = Ranks()):
         self._path, self._train, self._ranks = folder / FILE, train, ranks
-        self.found: list[Trial] = ranks.broadcast(read(folder) if ranks.is_first else [])
+        self._known: list[Trial] = ranks.broadcast(read(folder) if ranks.is_first else [])
+        self.found: list[Trial] = []
 
     def choose(self, settings: Sequence[str], *, first: int, most: int, seconds: float = math.inf) -> str:
         """Return the best setting; of equal ones the first.
@@ -87,8 +88,9 @@ class Trials:
         return tried[0]
 
     def _run(self, name: str, epochs: int) -> None:
-        """Train a setting for so many epochs, unless that is known."""
-        if any(trial.setting == name and trial.epochs == epochs for trial in self.found):
+        """Train a setting for so many epochs, unless that is known: then the time that it took counts again here."""
+        if known := [trial for trial in self._known if (trial.setting, trial.epochs) == (name, epochs)]:
+            self.found.append(known[0])
             return
         log.info("setting %s, up to epoch %d", name, epochs)
         began, summary = time.perf_counter(), {}

@@ -71,6 +71,22 @@ def test_what_has_ended_is_not_trained_again_after_a_kill(number, tmp_path):
     assert len(before) == number and not set(before) & set(after) and len(before) + len(after) == 8
 
 
+@pytest.mark.parametrize("number", range(10))
+def test_a_kill_changes_no_decision_that_the_time_makes(number, tmp_path, clock):
+    def choose(folder, train):
+        return Trials(tmp_path / folder, train).choose(list("abcd"), first=1, most=100, seconds=40)
+
+    for folder in ("whole", "killed"):
+        (tmp_path / folder).mkdir()
+    whole, expected = recorder()
+    assert choose("whole", whole) == "b" and len(expected) == 10
+    train, before = recorder(stops_at=number)
+    with pytest.raises(KeyboardInterrupt):
+        choose("killed", train)
+    again, after = recorder()
+    assert choose("killed", again) == "b" and before + after == expected
+
+
 @pytest.mark.parametrize("content", ["[", "{}", '{"trials": [1]}', '{"trials": [{"setting": 3}]}',
                                      '{"trials": [{"setting": "a"}]}'])
 def test_a_damaged_file_is_written_again(content, tmp_path):
