@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn import estimate
@@ -62,7 +63,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
             return None
         raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
     shape = (task.num_rows, task.out_channels)
-    seconds = _seconds(config, data)
+    seconds = config.task.base_seconds if is_chosen else config.baselines.seconds
     asked = json.dumps([FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape])
     path = path_of(config.data, config.cache_dir, data.content_hash,
                    f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
@@ -82,12 +83,12 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     return base
 
 
-def _seconds(config: GNNConfig, data: Graph) -> float:
-    """Return what a named method may take, or all of them together: a part of the network's time."""
-    if config.task.base != "auto":
-        return config.baselines.seconds
+def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
+    """Return the value of task.base_seconds if it is "auto" and a method is chosen: a part of the network's time."""
+    if config.task.base != keys.AUTO or config.task.base_seconds != keys.AUTO or config.why_no_base():
+        return {}
     whole = estimate.seconds_of_training(config, data.num_nodes, data.num_edges)
-    return min(config.baselines.seconds, max(FEWEST_SECONDS, round(PART * whole)))
+    return {"task.base_seconds": float(min(config.baselines.seconds, max(FEWEST_SECONDS, round(PART * whole))))}
 
 
 def _why_not(data: Graph, task: Task) -> str | None:

@@ -139,6 +139,7 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
             data, components, config.data.components, config.data.min_component_size,
             partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
     config, setups = keys.replaced(config, settle(Setup(config, data, device))), []
+    config = keys.replaced(config, bases.settle(config, parts[0][1]))
     for number, part in parts:
         base = bases.fit_or_read(config, part, verify=is_new)
         bare = visible(config, part)
