@@ -24,6 +24,8 @@ def choose(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: P
            of_base: Callable[[Setup], Setup], ranks: Ranks = Ranks()) -> OpenData:
     """Compare the models by validation, and return the data with the best one as the model of the run.
 
+    With a simple method, the networks are compared before they are mixed with it.
+
     Args:
         train_one: trains a model in a folder.
         of_base: makes a set-up one whose network reads the simple method of the run, if it has one.
@@ -38,7 +40,9 @@ def choose(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: P
 
     def train(name: str, epochs: int) -> dict:
         short = {"train.epochs": epochs, "train.patience": 0, "train.schedule": "none"}
-        return train_one(of_base(setup_of(name, short)), folder / f"{FOLDER}{name}")
+        summary = train_one(of_base(setup_of(name, short)), folder / f"{FOLDER}{name}")
+        # The answers of several networks may be the same simple method, and tell nothing of them.
+        return {**summary, "best_valid": summary["network"]["valid"]} if "network" in summary else summary
 
     best = Trials(folder, train, ranks=ranks).choose(
         list(models), first=config.parallel.num_ranks, most=config.train.epochs, seconds=config.tune.seconds)

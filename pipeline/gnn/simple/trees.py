@@ -22,8 +22,9 @@ from parallel_epochs.pipeline.gnn.simple.summaries import choices, summarise
 MOST_ROWS, COARSE_ROWS, COARSE_TREES = 50_000, 5_000, 30
 # Boosting puts the values of a column into so many bins. With few rounds, each goes a longer way.
 NUM_BINS, MANY_ROUNDS = 63, 100
-# Boosting stops early where so many rows can spare some, and the logit of a class that no row has.
-LEAST_TO_STOP, ABSENT = 200, -30.0
+# Boosting stops early where so many rows can spare this part of them, with a row of each class. The last number is the
+# logit of a class that no row has.
+LEAST_TO_STOP, SPARED, ABSENT = 200, 0.1, -30.0
 # Here stands a function that predicts the same as :func:`evaluate`, and sooner, until the trees are kept.
 QUICK = "quick"
 # One fit may take this share of the time that a method may take, as there are folds and several choices of columns.
@@ -192,9 +193,11 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
             start[int(kinds[0]) if labels.are_classes else column] = _constant(labels, kinds)
             continue
         make = ensemble.HistGradientBoostingRegressor if labels.are_values else ensemble.HistGradientBoostingClassifier
-        stops = len(values) >= LEAST_TO_STOP and (labels.are_values or counts.min() > 1)
+        stops = len(values) >= LEAST_TO_STOP and (
+            labels.are_values or counts.min() > 1 and SPARED * len(values) >= len(kinds))
         model = _fit(make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10,
-                          max_bins=NUM_BINS, learning_rate=0.1 if num_rounds >= MANY_ROUNDS else 0.2),
+                          validation_fraction=SPARED, max_bins=NUM_BINS,
+                          learning_rate=0.1 if num_rounds >= MANY_ROUNDS else 0.2),
                      x[has.numpy()], values)
         # With two classes there is one tree a round, which tells the second from the first.
         model._baseline_prediction = model._baseline_prediction.astype(np.float32).astype(np.float64)

@@ -293,6 +293,16 @@ def test_arrays_of_trees_predict_what_scikit_learn_does(kind, monkeypatch, confi
             assert ours[:, [1, 3]].max() < 1e-6  # no row has these classes
 
 
+def test_boosted_trees_spare_no_rows_where_these_would_lack_a_class(configure, tmp_path, monkeypatch):
+    monkeypatch.setattr(trees, "LEAST_TO_STOP", 20)
+    node = torch.arange(NUM_NODES)
+    y = ((node // 9 * 3 + node % 3) // 2).clamp(max=24)  # two training rows of each class, and more of the last one
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y))).parts[0]
+    inputs, train = Inputs(setup.data, setup.task), setup.data.train_mask
+    fitted = trees.fit_boosted(inputs, ("own",), 0, 5, train)
+    assert trees.predict(inputs, fitted, train).shape == (NUM_NODES, 25)
+
+
 def test_columns_that_say_nothing_and_classes_that_training_lacks_do_no_harm(configure, tmp_path):
     y, x = torch.arange(NUM_NODES) % 3, torch.zeros(NUM_NODES, 4)
     y[torch.arange(NUM_NODES) // 3 % 3 != 0] += 1  # class 3 is not among the training rows

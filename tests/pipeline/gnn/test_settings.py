@@ -53,6 +53,16 @@ def test_a_run_that_was_killed_while_settings_were_compared_goes_on(trained, tmp
     assert again["weights_sha256"] == summary["weights_sha256"]
 
 
+def test_networks_are_compared_and_not_the_simple_method_that_all_of_them_answer_with(tmp_path):
+    asked = [text for text in TOY if text != "task.base=none"]
+    config = cli.compose_config([*asked, "task.base=linear", "train.lr=0.05", f"cache_dir={tmp_path / 'cache'}"])
+    found = train(config, tmp_path / "run")["trials"]
+    assert len({trial["valid"] for trial in found}) > 1
+    for trial in {trial["setting"]: trial for trial in found}.values():
+        own = summary_of(tmp_path / "run" / f"setting_{trial['setting']}")
+        assert own["answer"]["share"] == 1 and trial["valid"] == own["network"]["valid"]
+
+
 def test_the_settings_fit_the_data(configure, tmp_path):
     def known(*overrides):
         config = configure(*overrides, "model=auto")
