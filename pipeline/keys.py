@@ -158,7 +158,7 @@ def _check_entry(entry: Entry) -> None:
         return
     is_whole = not isinstance(meaning.minimum, float)
     if meaning.may_be_auto and not meaning.choices and type(value) not in ((int,) if is_whole else (int, float)):
-        raise ValueError(f"{name}={value}: give a {'whole ' * is_whole}number, or {AUTO}")
+        raise ValueError(f"{name}={as_typed(value)}: give a {'whole ' * is_whole}number, or {AUTO}")
     if meaning.is_path and value == "":
         raise ValueError(f"no value for {name}: give a path")
     if meaning.choices and value not in meaning.choices:

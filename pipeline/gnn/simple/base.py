@@ -29,11 +29,13 @@ log = logging.getLogger(__name__)
 # Seconds that each method may take, by an estimate that does not depend on the machine.
 SECONDS = 60.0
 # The share of the time of all methods that each may take where the best one is chosen.
-PARTS = {"trees": 0.5, "forest": 0.6, "linear": 0.4, "diffusion": 0.1}
+PARTS = {"trees": 0.5, "forest": 0.6, "linear": 0.4, "diffusion": 0.1, "smoothed": 0.3}
 # These errors keep a method from being chosen: no time, numbers that it cannot compute with, or no memory.
 FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
-# A method that reads errors at the training rows, and scores no other data.
+# The linear model, corrected and smoothed by what it misses at the training rows; it alone scores other data.
 SMOOTHED = "smoothed"
+# It is not tried if the linear model lacks so many times more of a perfect metric than the best method.
+FAR_BELOW = 2.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
     """Fit a simple method.
 
     Args:
-        name: value of ``task.base``; auto: that with the best validation metric of those that can score other data.
+        name: value of ``task.base``; auto: that with the best validation metric.
         seed: of folds, draws and trees.
         seconds: what the method, or with auto all of them, may take, by an estimate.
 
@@ -102,11 +104,11 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
             raise ValueError(f"task.base={name}: {error}. Set task.base=none, or choose another one") from None
     began, found = time.perf_counter(), dict[str, Chosen]()
     for each in names_of(data, task):
-        if each == SMOOTHED:
+        if each == SMOOTHED and not _may_be_smoothed(found):
             continue
         try:
             inputs.seconds = seconds * PARTS.get(each, 1.0)
-            found[each] = _choose(inputs, each, seed)
+            found[each] = _choose(inputs, each, seed, found.get("linear"))
         except FAILURES as error:
             log.info("task.base=%s is left out: %s", each, one_line(error))
     for best in sorted(found, key=lambda each: found[each].score, reverse=True):
@@ -152,8 +154,6 @@ def apply(fitted: dict[str, Any], data: Data, task: NodeTask) -> Float[Tensor, "
     Raises:
         ValueError: the data have other columns than those that it was fitted to.
     """
-    if not fitted:
-        raise ValueError("task.base=smoothed reads the errors at the training rows, and scores no other data")
     return _predict(Inputs(data, task), fitted)
 
 
@@ -167,11 +167,22 @@ def _fit(inputs: Inputs, name: str, seed: int) -> Base:
     return _complete(inputs, name, _choose(inputs, name, seed), seed)
 
 
-def _choose(inputs: Inputs, name: str, seed: int) -> "Chosen":
-    """Fit a method with each of its settings to all training rows, and take the best by validation."""
+def _may_be_smoothed(found: "dict[str, Chosen]") -> bool:
+    """Tell whether a linear model of classes is good enough that it may be the best one when it is smoothed."""
+    return "linear" in found and 1 - found["linear"].score <= FAR_BELOW * (
+        1 - max(chosen.score for chosen in found.values()))
+
+
+def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = None) -> "Chosen":
+    """Fit a method with each of its settings to all training rows, and take the best by validation.
+
+    Args:
+        smoothed: the linear model that is smoothed. None: it is fitted.
+    """
     began, best, train = time.perf_counter(), None, inputs.labels.train
     if name == SMOOTHED:
-        return _smooth(inputs, _fit(inputs, "linear", seed), seed)
+        _refuse_long_smoothing(inputs)
+        return _smooth(inputs, _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed), seed)
     for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
         model = method.fit(train)
         rows = method.predict(inputs, model, train, ~train)
@@ -197,7 +208,7 @@ def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
     scores = {split: inputs.task.score(split, inputs.task.from_learned(rows)) for split in SPLITS}
     title = method.title + f", mean of {NUM_FOLDS} folds" * (len(models) > 1)
     plain = [{key: value for key, value in model.items() if key != trees.QUICK} for model in models]
-    fitted = {"name": name, "models": plain, "logits": logits} if chosen.model else {}
+    fitted = chosen.model if name == SMOOTHED else {"name": name, "models": plain, "logits": logits}
     return Base(name, title, rows, scores, method.reads_labels, chosen.seconds + time.perf_counter() - began, fitted)
 
 
@@ -206,7 +217,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         score: of the validation rows, with the sign for which more is better.
-        model: what was fitted to all training rows; empty for what cannot score other data.
+        model: what was fitted to all training rows; of a smoothed linear model, what scores other data.
         rows: its predictions.
         seconds: what all settings together took.
     """
@@ -218,20 +229,37 @@ class Chosen(NamedTuple):
     seconds: float
 
 
+def _refuse_long_smoothing(inputs: Inputs) -> None:
+    """Refuse a graph on which smoothing takes longer than it may.
+
+    Raises:
+        TooLong: says how long.
+    """
+    num_steps = (len(propagation.ALPHAS) * (len(propagation.ALPHAS) + 1) + 2 + 2 * NUM_FOLDS) * propagation.STEPS
+    seconds = propagation.OF_MESSAGE * num_steps * inputs.data.num_edges * inputs.task.out_channels
+    if seconds > inputs.seconds:
+        raise TooLong(f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s (baselines.seconds)")
+
+
 def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     """Correct and smooth the linear model by its errors at training rows, each by models that were fitted without it.
 
-    A training row is smoothed without the labels and the errors of its fold.
+    A training row is smoothed without the labels and the errors of its fold. Other data get the scores of the linear
+    model, which reads no labels.
     """
     began, y = time.perf_counter(), inputs.data.y[:, 0].clamp(min=0)
     labelled, probabilities = inputs.labels.known(inputs.labels.train)[:, 0], base.rows.softmax(1)
 
-    def smoothed(known: Tensor, first: float, second: float) -> Tensor:
-        corrected = correct(inputs.adjacency, probabilities, y, known, first, propagation.STEPS)
-        return smooth(inputs.adjacency, corrected, y, known, second, propagation.STEPS)
+    def corrected(known: Tensor, first: float) -> Tensor:
+        return correct(inputs.adjacency, probabilities, y, known, first, propagation.STEPS)
 
-    scores = {alphas: inputs.valid(smoothed(labelled, *alphas))
-              for alphas in product(propagation.ALPHAS, propagation.ALPHAS)}
+    def smoothed(known: Tensor, first: float, second: float) -> Tensor:
+        return smooth(inputs.adjacency, corrected(known, first), y, known, second, propagation.STEPS)
+
+    begun = {alpha: corrected(labelled, alpha) for alpha in propagation.ALPHAS}
+    scores = {(first, second): inputs.valid(smooth(inputs.adjacency, begun[first], y, labelled, second,
+                                                   propagation.STEPS))
+              for first, second in product(propagation.ALPHAS, propagation.ALPHAS)}
     alphas = max(scores, key=scores.__getitem__)
     rows, fold = smoothed(labelled, *alphas), divide(inputs, seed)
     for number in range(NUM_FOLDS):
@@ -239,8 +267,8 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
         if bool(known.any()):
             rows[fold == number] = smoothed(known, *alphas)[fold == number]
     title = f"{base.title}, with Correct and Smooth (alphas {alphas[0]:g} and {alphas[1]:g})"
-    method = Method(SMOOTHED, title, lambda known: {}, lambda *_: rows, leaves_out=True, reads_labels=True)
-    return Chosen(scores[alphas], method, {}, rows, base.seconds + time.perf_counter() - began)
+    method = Method(SMOOTHED, title, lambda known: {}, lambda *_: rows, leaves_out=True)
+    return Chosen(scores[alphas], method, base.fitted, rows, base.seconds + time.perf_counter() - began)
 
 
 def _out_of_fold(inputs: Inputs, method: Method, seed: int) -> tuple[Tensor, list[dict]]:

@@ -67,8 +67,8 @@ COMMANDS = [
      "one of data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, ogb_hetero, file, store, graph_files, <*>"),
     (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
      "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual"),
-    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of custom, deepergcn, equilibrium, hgt, pyg, "
-     "revgnn, rgcn; did you mean rgcn?"),
+    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of auto, custom, deepergcn, equilibrium, gatedgcn, hgt, "
+     "pyg, revgnn, rgcn; did you mean rgcn?"),
     (TRAIN, "model=pyg model.conv=sageconv",
      "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?"),
     (TRAIN, "model=pyg model.conv=AGDN",
@@ -137,8 +137,8 @@ COMMANDS = [
     (TRAIN, "train.lr=fast", "train.lr must be a number, not fast"),
     (TRAIN, "train.lr=true", "train.lr must be a number, not true"),
     (TRAIN, "train.lr=[1]", "train.lr must be a number, not [1]"),
-    (TRAIN, "train.epochs=true", "train.epochs must be a whole number in digits, not true"),
-    (TRAIN, "train.epochs=3.5", "train.epochs must be a whole number in digits, not 3.5"),
+    (TRAIN, "train.epochs=true", "train.epochs=true: give a whole number, or auto"),
+    (TRAIN, "train.epochs=3.5", "train.epochs=3.5: give a whole number, or auto"),
     (TRAIN, "model.num_layers=1e20", "model.num_layers must be a whole number in digits, not 1e20"),
     (TRAIN, "seed=null", "seed must be given a value, not null"),
     (TRAIN, "tensorboard=true", "tensorboard is unknown; did you mean tracker=tensorboard?"),
@@ -152,7 +152,7 @@ COMMANDS = [
     (TRAIN, "train.weight_decay=-1", "train.weight_decay must be at least 0, not -1.0"),
     (TRAIN, "train.label_input=1", "train.label_input must be in [0, 1), not 1.0"),
     (TRAIN, "train.accumulate=0", "train.accumulate must be at least 1, not 0"),
-    (TRAIN, "train.ema=1", "train.ema must be in [0, 1), not 1.0"),
+    (TRAIN, "train.ema=1", "train.ema must be less than 1, not 1"),
     (TRAIN, "train.ema=0.9 features=embedding",
      "features=embedding needs train.ema=0, since most rows of a learned table rest in most steps; this run has "
      "train.ema=0.9"),
@@ -180,7 +180,7 @@ COMMANDS = [
                                "ogb_link, ogb_hetero, file, store, graph_files, smiles, edges, tables, triples, math, "
                                "vectors"),
     (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
-     "hgt, pyg, custom"),
+     "hgt, pyg, custom, auto"),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),
     (TRAIN, "model.norm=group", "model.norm=group is unknown; choose one of layer, batch"),

@@ -235,15 +235,30 @@ def test_the_best_has_the_best_validation_metric_that_is_defined(tmp_path):
 def test_a_base_scores_the_same_data_again(name, configure, tmp_path):
     setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))).parts[0]
     base = fit_base(setup.data, setup.task, name)
-    if name == "smoothed":
-        with pytest.raises(ValueError, match="scores no other data"):
-            apply(base.fitted, setup.data, setup.task)
-        assert min(base.scores.values()) > 0.9
-        return
+    if name == "smoothed":  # the linear model alone scores other data
+        assert base.fitted["name"] == "linear" and not base.reads_labels and min(base.scores.values()) > 0.9
+        base = fit_base(setup.data, setup.task, "linear")
     rows, train = apply(base.fitted, setup.data, setup.task), setup.data.train_mask
     assert torch.equal(rows[~train], base.rows[~train])
     assert base.scores == setup.task.scores(None, base.rows) and base.reads_labels == (
         name in ("diffusion", "propagation") or "labels" in base.title)
+
+
+def test_a_linear_model_is_smoothed_where_that_is_best(configure, tmp_path, caplog):
+    """Few edges, and columns that tell the group of most nodes."""
+    caplog.set_level("INFO")
+    g, node, num_edges = torch.Generator().manual_seed(0), torch.arange(600), 900
+    group, edges = node % 3, torch.randint(600, (2, num_edges), generator=g)
+    edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(num_edges, generator=g) < 0.1)]
+    masks = {f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    x = torch.eye(3)[group] + 0.7 * torch.randn(600, 3, generator=g)
+    setup = building.open_graph(configure(*write_graph(
+        tmp_path / "graph.pt", group, x, edge_index=torch.cat([edges, edges.flip(0)], 1), **masks))).parts[0]
+    linear, chosen = (fit_base(setup.data, setup.task, name) for name in ("linear", "auto"))
+    assert chosen.name == "smoothed" and chosen.fitted["name"] == "linear"
+    assert all(chosen.scores[split] > linear.scores[split] for split in ("train", "valid", "test"))
+    assert fit_base(setup.data, setup.task, "auto", seconds=0.0003).name != "smoothed"
+    assert "task.base=smoothed is left out: it would take some" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["propagation", "linear", "trees", "smoothed"])

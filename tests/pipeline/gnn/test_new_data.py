@@ -123,7 +123,8 @@ def test_other_molecules_and_other_graphs(tmp_path):
     table = tmp_path / "molecules.csv"
     table.write_text("smiles,y,split\n" + "".join(f"{smiles},{y},{split}\n" for smiles, y, split in rows))
     options = ["task=graph", "loader=graph", "evaluation=exact", "model.num_layers=2", "model.hidden_channels=8",
-               "train.epochs=1", f"cache_dir={tmp_path / 'cache'}", "train.patience=0", "model.norm=batch",
+               "train.epochs=1", "train.ema=0", "train.warmup_steps=0",
+               f"cache_dir={tmp_path / 'cache'}", "train.patience=0", "model.norm=batch",
                "task.base=none"]
     config = cli.compose_config(["data=smiles", f"data.path={table}", "data.split_column=split", *options])
     train(config, tmp_path / "run")

@@ -98,7 +98,7 @@ def test_a_table_of_binary_tasks_has_a_smoothed_column_for_each(configure, tmp_p
                            output=str(tmp_path / "nodes.csv"))
     building.evaluate(asked)
     table, saved = pd.read_csv(tmp_path / "nodes.csv"), torch.load(tmp_path / "rows.pt")["smoothed"]
-    assert list(table) == ["id", "split", "smoothed_0", "smoothed_1", "score_0", "score_1"]
+    assert list(table) == ["id", "split", "smoothed_0", "smoothed_1", "score_0", "score_1", "label_0", "label_1"]
     assert table["smoothed_1"].to_numpy() == pytest.approx(saved[:, 1].numpy())
     test = (torch.arange(NUM_NODES) // 3 % 3 == 2).numpy()
     auc = [roc_auc_score(y[test, task], table.loc[test, f"smoothed_{task}"]) for task in range(2)]
