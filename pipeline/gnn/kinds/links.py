@@ -103,11 +103,11 @@ class LinkKind(Kind):
 
     def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Tensor | pd.DataFrame | top.Asked | None:
         pairs = asked.pairs
+        if asked.calibrate:
+            raise ValueError(f"calibrate=true is for classes and binary tasks, and {run} has task=link. Leave it out")
         if asked.top is not None:
             return top.read(asked, run)
         self.refuse_nodes(asked, run)
-        if asked.calibrate:
-            raise ValueError(f"calibrate=true is for classes and binary tasks, and {run} has task=link. Leave it out")
         if pairs is None:
             if is_new:
                 raise ValueError("other data have no pairs to predict: name them by pairs=FILE")

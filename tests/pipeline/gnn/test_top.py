@@ -73,6 +73,7 @@ def test_the_metric_ranks_all_candidates(bought):
 @pytest.mark.parametrize("asked, error", [
     (dict(top=2, pairs="asked.csv"), "pairs=asked.csv does not go with top=2, which writes a table of the likeliest"),
     (dict(top=2, embeddings=True), "embeddings=True does not go with top=2"),
+    (dict(top=2, calibrate=True), "calibrate=true is for classes and binary tasks, and .* has task=link"),
     (dict(top=2, output_nodes="strange.csv"), "output_nodes=strange.csv: no node has the id 'nobody' of row 1"),
     (dict(top=2, candidates="strange.csv"), "candidates=strange.csv: no node has the id 'nobody' of row 1"),
     (dict(top=2, candidates="empty.csv"), "candidates=empty.csv has a header, but no rows"),
