@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from parallel_epochs.pipeline.data import cache, prepare as preparing
+from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.cache import hash_graph, load, read
 from parallel_epochs.pipeline.data.config import (
     OGB_NODE_NAMES,
@@ -237,6 +238,16 @@ def test_another_version_of_a_reader_reads_anew(tmp_path, monkeypatch, caplog):
         caplog.clear()
         assert load(old, tmp_path).content_hash == first.content_hash
         assert "later version of the reader" in caplog.text
+
+
+def test_a_graph_without_what_the_reader_adds_since_is_not_used(tmp_path, caplog):
+    """Version 2 kept no node on the side of the sources; its runs find their graphs, and nothing was read otherwise."""
+    (tmp_path / "edges.txt").write_text("a b\nb c\n")
+    new = EdgesConfig(path=str(tmp_path / "edges.txt"))
+    old = dataclasses.replace(new, reading=2)
+    assert new.reading == READING > 2 and hash_graph(old) != hash_graph(new)
+    assert load(old, tmp_path).store != load(new, tmp_path).store
+    assert "later version of the reader" not in caplog.text
 
 
 def test_a_file_of_the_users(tmp_path):
