@@ -359,6 +359,10 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, numbe
                       verify=verify, check=check)
     component.on_disk = data.on_disk
     component.update({key: data[key] for key in (TEXT_SCORES, LOG_LABEL) if key in data})
+    if "text_ptr" in data:
+        from parallel_epochs.pipeline.data.tables.text import take_terms  # imports scikit-learn
+        own = data.types.nodes_of(str(data.types.labelled))
+        component.update(take_terms(data, nodes[(nodes >= own.start) & (nodes < own.stop)] - own.start))
     if not data.types.homogeneous:
         component.types = data.types.restricted_to(nodes)
     return component

@@ -62,8 +62,12 @@ class Answer:
     def __str__(self) -> str:
         what = f"a mixture of both, {self.share:g} of it the simple method" if 0 < self.share < 1 else \
             "the network alone" if not self.share else "the simple method alone, which is enough"
-        return f"{what} (gain over the simple method in validation {self.gain:+.4f}, standard error " \
-               f"{self.error:.4f})"
+        why = f"gain over the simple method in validation {self.gain:+.4f}, standard error {self.error:.4f}"
+        if self.share == 1 and not self.error:
+            why = "no mixture is better in validation"
+        elif math.isinf(self.error):
+            why = "there are too few validation rows to tell a gain"
+        return f"{what} ({why})"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
-from tests.helpers.building import predicted
+from tests.helpers.building import open_graph as open_data, predicted
 from tests.helpers.running import train
 
 pytest.importorskip("duckdb")
@@ -137,6 +137,17 @@ def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     assert new.setup.base.rows.shape == base.rows.shape
     torch.testing.assert_close(new.setup.base.rows[rest], base.rows[rest], rtol=1e-4, atol=1e-4)
     assert torch.equal(new.setup.data.text_terms, data.text_terms)
+
+
+def test_a_component_keeps_the_terms_of_its_nodes(tmp_path):
+    write(tmp_path / "old", num_edges=40, nodes=subjects)
+    whole, part = (open_data(cli.compose_config([
+        "data=tables", f"data.folder={tmp_path / 'old'}", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv",
+        "data.nodes.text=[about]", *LABEL, f"data.components={components}", "task.base=none",
+        f"cache_dir={tmp_path / 'cache'}"])).parts[0] for components in ("all", "largest"))
+    inputs, own = (Inputs(setup.data, setup.task).terms for setup in (whole, part))
+    assert 1 < len(part.data.n_id) < 60 and own.shape[0] == len(part.data.n_id)
+    assert (own != inputs[part.data.n_id.numpy()]).nnz == 0 < own.nnz
 
 
 def test_a_model_of_terms_refuses_data_without_texts_and_needs_no_columns(tmp_path, monkeypatch):
