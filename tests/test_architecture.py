@@ -21,7 +21,7 @@ LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m tools.architecture --numbers` may count at most.
 LIMITS = {"rooms": 28, "imports between rooms": 121, "rooms in models/": 11, "imports between rooms of models/": 27,
           "modules that import a configuration dataclass": 48, "comparisons of a component's name": 10,
-          "lines of gnn/ that ask for the kind of graph": 19, "lines with config: Any": 0, "lines with : Any": 40,
+          "lines of gnn/ that ask for the kind of graph": 20, "lines with config: Any": 0, "lines with : Any": 40,
           "predict from run, stops": 146, "predict from run, files": 38, "open_data from config, stops": 104,
           "open_data from config, files": 30, "product lines": 68_500, "test lines": 40_000}
 # They read the source of this or of an installed package, or what the system says of a process.
