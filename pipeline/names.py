@@ -16,6 +16,8 @@ FIRST_SOURCE = "first_source"
 # The value of a prepared graph with the number of the first column of ``x`` that holds scores of texts, one for each
 # class or column of labels.
 TEXT_SCORES = "text_scores"
+# Arrays of a prepared graph: TF-IDF of the texts of its nodes, the sparse matrix that linear models read.
+TERMS = ("text_ptr", "text_terms", "text_weights")
 # Value of a graph with the columns of x that hold the scores of a simple method.
 BASE_COLUMNS = "base_columns"
 # The value of a prepared graph that is true if log(1 + label) is learned of real values.

@@ -32,7 +32,7 @@ from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
-from parallel_epochs.pipeline.data.sparse import densify
+from parallel_epochs.pipeline.data.sparse import densify, take_terms
 from parallel_epochs.pipeline.data.summaries import (
     NO_MARKS,
     SUMMARIES,
@@ -44,7 +44,7 @@ from parallel_epochs.pipeline.data.summaries import (
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
-from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, MASKS, TEXT_SCORES
+from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, MASKS, TERMS, TEXT_SCORES
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
@@ -359,8 +359,7 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, numbe
                       verify=verify, check=check)
     component.on_disk = data.on_disk
     component.update({key: data[key] for key in (TEXT_SCORES, LOG_LABEL) if key in data})
-    if "text_ptr" in data:
-        from parallel_epochs.pipeline.data.tables.text import take_terms  # imports scikit-learn
+    if TERMS[0] in data:
         own = data.types.nodes_of(str(data.types.labelled))
         component.update(take_terms(data, nodes[(nodes >= own.start) & (nodes < own.stop)] - own.start))
     if not data.types.homogeneous:

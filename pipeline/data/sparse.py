@@ -5,10 +5,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
 import torch
+from jaxtyping import Int
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.check import check_tensor
+from parallel_epochs.pipeline.names import TERMS
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.memory import format_bytes
 from parallel_epochs.pipeline.run.storage import DiskStorage, free_space
@@ -100,3 +105,12 @@ def densify(x: Tensor, folder: Path, origin: str) -> Tensor:
         storage.release(dense, first, last)
         pulse.renew()
     return dense
+
+
+def take_terms(data: Data, rows: Int[Tensor, " num_rows"]) -> dict[str, Tensor]:
+    """Take rows of the matrix of TF-IDF that a graph holds; returns its arrays, by their names in `TERMS`."""
+    pointers, terms, weights = (data[name].numpy() for name in TERMS)
+    shape = len(pointers) - 1, int(terms.max(initial=0)) + 1
+    found = sp.csr_array((weights, terms, pointers), shape=shape)[rows.numpy()]
+    arrays = found.indptr.astype(np.int64), found.indices.astype(np.int32), found.data
+    return {name: torch.from_numpy(array) for name, array in zip(TERMS, arrays, strict=True)}

@@ -23,11 +23,11 @@ from parallel_epochs.pipeline.data.tables.text import (
     MOST_NUMBERS,
     NUM_HASHES,
     NUM_TERMS,
-    TERMS,
     TextFeatures,
 )
 from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates, fit_quantiles, to_normal
 from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.names import TERMS
 from parallel_epochs.pipeline.run import pulse, words
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -227,7 +227,7 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, values: Va
 
 
 def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[TextFeatures]) -> None:
-    """Write TF-IDF of all texts, the sparse matrix that linear models read; see :data:`text.TERMS`.
+    """Write TF-IDF of all texts, the sparse matrix that linear models read; see :data:`pipeline.names.TERMS`.
 
     It holds the most frequent terms that two texts of the training have. Long texts have no such matrix. It is written
     before the features, as a preparation that was killed is complete with these.

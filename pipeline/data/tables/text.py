@@ -6,13 +6,9 @@ from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from jaxtyping import Int
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
-from torch import Tensor
-from torch_geometric.data import Data
 
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -23,19 +19,10 @@ ID_SEPARATOR = "\x1f"
 NUM_HASHES = 1 << 20
 # Bounds on the decomposition of a column of texts: terms, texts, and terms of all of these texts together.
 MAX_TERMS, MAX_TEXTS, MAX_CELLS = 1 << 15, 1 << 16, 1 << 25
-# Arrays of a sparse matrix of TF-IDF of all texts that linear models read, and bounds on it: columns, and numbers.
-TERMS = ("text_ptr", "text_terms", "text_weights")
+# Bounds on the matrix of TF-IDF of all texts: columns, and numbers.
 NUM_TERMS, MOST_NUMBERS = 1 << 17, 1 << 25
 # Iterations of the decomposition.
 NUM_ITERATIONS = 4
-
-
-def take_terms(data: Data, rows: Int[Tensor, " num_rows"]) -> dict[str, Tensor]:
-    """Take rows of the matrix of TF-IDF that a graph holds; returns its arrays, by their names in `TERMS`."""
-    pointers, terms, weights = (data[name].numpy() for name in TERMS)
-    found = sp.csr_array((weights, terms, pointers), shape=(len(pointers) - 1, NUM_TERMS))[rows.numpy()]
-    arrays = found.indptr.astype(np.int64), found.indices.astype(np.int32), found.data
-    return {name: torch.from_numpy(array) for name, array in zip(TERMS, arrays, strict=True)}
 
 
 class TextFeatures:

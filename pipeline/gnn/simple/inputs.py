@@ -12,11 +12,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
-from parallel_epochs.pipeline.data.tables.text import NUM_TERMS, TERMS
+from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
 from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import merit
+from parallel_epochs.pipeline.names import TERMS, merit
 from parallel_epochs.pipeline.run.seeds import stream
 
 
