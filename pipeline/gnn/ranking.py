@@ -1,8 +1,8 @@
 """Ranks all candidates of a source: which node is linked to it next."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float, Int
@@ -47,6 +47,12 @@ class Best:
     targets: Int[Tensor, " n"]
     ranks: Int[Tensor, " n"]
     scores: Float[Tensor, " n"]
+
+    def in_order_of(self, sources: Int[Tensor, " num_sources"]) -> "Best":
+        """Return the same in the order of some sources, each of which is named once."""
+        ascending, place = sources.sort()
+        order = place[torch.searchsorted(ascending, self.sources)].argsort(stable=True)
+        return Best(*(getattr(self, one.name)[order] for one in fields(self)))
 
 
 class Links:
@@ -97,13 +103,14 @@ class Links:
 
     def known(self, split: str) -> Int[Tensor, "num_known 2"]:
         """Return the pairs that are linked before a split, both ways round, sorted by source."""
-        earlier = [self._pairs[name] for name in SPLITS[:SPLITS.index(split)]]
-        pairs = torch.cat([*earlier, self._pairs["train"][:0]])
-        return self._sort(torch.cat([pairs, pairs.flip(1)]))
+        return self._both_ways(SPLITS[:SPLITS.index(split)])
 
     def everything(self) -> Int[Tensor, "num_known 2"]:
         """Return all links, both ways round, sorted by source."""
-        pairs = torch.cat(list(self._pairs.values()))
+        return self._both_ways(SPLITS)
+
+    def _both_ways(self, splits: Sequence[str]) -> Tensor:
+        pairs = torch.cat([self._pairs["train"][:0], *(self._pairs[name] for name in splits)])
         return self._sort(torch.cat([pairs, pairs.flip(1)]))
 
     def _sort(self, pairs: Tensor) -> Tensor:
@@ -170,10 +177,7 @@ def find_best(score: BlockScorer, sources: Int[Tensor, " num_sources"], top: int
     if not parts:
         empty = torch.empty(0, dtype=torch.int64)
         return Best(empty, empty, empty, torch.empty(0))
-    found = [torch.cat(columns) for columns in zip(*parts, strict=True)]
-    ascending, order = sources.sort()
-    order = order[torch.searchsorted(ascending, found[0])].argsort(stable=True)
-    return Best(*(column[order] for column in found))
+    return Best(*(torch.cat(columns) for columns in zip(*parts, strict=True))).in_order_of(sources)
 
 
 def choose_top(scores: Float[Tensor, "num_rows num_columns"],

@@ -1,8 +1,7 @@
 """The likeliest targets of sources: what `predict top=K` asks of a model of links, and the table of its answers."""
 
-import dataclasses
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -52,10 +51,8 @@ class Question:
         for direction in self.directions:
             own = self.sources[torch.isin(self.sources, direction.sources)]
             parts.append(find_best(score, own, self.top, self.known, direction))
-        found = [torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Best)]
-        ascending, place = self.sources.sort()
-        order = place[torch.searchsorted(ascending, found[0])].argsort(stable=True)
-        return Best(*(column[order] for column in found))
+        found = (torch.cat([getattr(part, one.name) for part in parts]) for one in fields(Best))
+        return Best(*found).in_order_of(self.sources)
 
 
 def read(asked: GNNPredictConfig, run: str) -> Asked:

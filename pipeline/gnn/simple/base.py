@@ -253,19 +253,18 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     def corrected(known: Tensor, first: float) -> Tensor:
         return correct(inputs.adjacency, probabilities, y, known, first, propagation.STEPS)
 
-    def smoothed(known: Tensor, first: float, second: float) -> Tensor:
-        return smooth(inputs.adjacency, corrected(known, first), y, known, second, propagation.STEPS)
+    def smoothed(begun: Tensor, known: Tensor, second: float) -> Tensor:
+        return smooth(inputs.adjacency, begun, y, known, second, propagation.STEPS)
 
     begun = {alpha: corrected(labelled, alpha) for alpha in propagation.ALPHAS}
-    scores = {(first, second): inputs.valid(smooth(inputs.adjacency, begun[first], y, labelled, second,
-                                                   propagation.STEPS))
+    scores = {(first, second): inputs.valid(smoothed(begun[first], labelled, second))
               for first, second in product(propagation.ALPHAS, propagation.ALPHAS)}
     alphas = max(scores, key=scores.__getitem__)
-    rows, fold = smoothed(labelled, *alphas), divide(inputs, seed)
+    rows, fold = smoothed(begun[alphas[0]], labelled, alphas[1]), divide(inputs, seed)
     for number in range(NUM_FOLDS):
         known = labelled & (fold != number)
         if bool(known.any()):
-            rows[fold == number] = smoothed(known, *alphas)[fold == number]
+            rows[fold == number] = smoothed(corrected(known, alphas[0]), known, alphas[1])[fold == number]
     title = f"{base.title}, with Correct and Smooth (alphas {alphas[0]:g} and {alphas[1]:g})"
     method = Method(SMOOTHED, title, lambda known: {}, lambda *_: rows, leaves_out=True)
     return Chosen(scores[alphas], method, base.fitted, rows, base.seconds + time.perf_counter() - began)
