@@ -181,7 +181,8 @@ def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = No
     """
     began, best, train = time.perf_counter(), None, inputs.labels.train
     if name == SMOOTHED:
-        _refuse_long_smoothing(inputs)
+        num_alphas = len(propagation.ALPHAS)
+        propagation.refuse_long(inputs, (num_alphas * (num_alphas + 1) + 2 + 2 * NUM_FOLDS) * propagation.STEPS)
         return _smooth(inputs, _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed), seed)
     for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
         model = method.fit(train)
@@ -227,18 +228,6 @@ class Chosen(NamedTuple):
     model: dict
     rows: Tensor
     seconds: float
-
-
-def _refuse_long_smoothing(inputs: Inputs) -> None:
-    """Refuse a graph on which smoothing takes longer than it may.
-
-    Raises:
-        TooLong: says how long.
-    """
-    num_steps = (len(propagation.ALPHAS) * (len(propagation.ALPHAS) + 1) + 2 + 2 * NUM_FOLDS) * propagation.STEPS
-    seconds = propagation.OF_MESSAGE * num_steps * inputs.data.num_edges * inputs.task.out_channels
-    if seconds > inputs.seconds:
-        raise TooLong(f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s (baselines.seconds)")
 
 
 def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:

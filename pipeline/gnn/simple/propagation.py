@@ -94,13 +94,21 @@ def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor
 
 def many_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield label propagation in many steps, with each weight of what the neighbours say."""
-    seconds = (len(ALPHAS) + NUM_FOLDS) * STEPS * inputs.data.num_edges * inputs.task.out_channels * OF_MESSAGE
-    if seconds > inputs.seconds:
-        raise TooLong(f"label propagation in {STEPS} steps would take about {seconds:.0f} s, longer than "
-                      f"{inputs.seconds:.3g} s (baselines.seconds)")
+    refuse_long(inputs, (len(ALPHAS) + NUM_FOLDS) * STEPS)
     for alpha in ALPHAS:
         yield Method("diffusion", f"label propagation in {STEPS} steps (alpha {alpha:g})",
                      partial(_settings, inputs.labels, alpha=alpha), predict_many_steps, reads_labels=True)
+
+
+def refuse_long(inputs: Inputs, num_steps: int) -> None:
+    """Refuse a graph on which so many steps of all labels would take longer than a method may take.
+
+    Raises:
+        TooLong: says how long.
+    """
+    seconds = OF_MESSAGE * num_steps * inputs.data.num_edges * inputs.task.out_channels
+    if seconds > inputs.seconds:
+        raise TooLong(f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s (baselines.seconds)")
 
 
 def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
