@@ -633,6 +633,10 @@ class NewDataConfig:
     unknown: str | None = key(None, "What is done with categories and relations that the training did not see "
                               "(data=tables). error: refuse the table. empty: take the cell for empty and log how "
                               "many. Default: as in the run.", choices=("error", "empty"))
+    known_labels: str = key("none", "Labels of other tables that are known, and inputs where the model or its simple "
+                            "method reads labels of neighbours. none: labels are not read. all: those of all rows "
+                            "that have one. old: those of rows whose id the training had; evaluate then scores the "
+                            "others (data=tables).", choices=("none", "all", "old"))
     nodes: NewTableConfig = field(default_factory=NewTableConfig)
     edges: NewTableConfig = field(default_factory=NewTableConfig)
 
@@ -641,7 +645,7 @@ class NewDataConfig:
 class GNNEvaluateConfig(EvaluateConfig):
     """The keys of `evaluate` for a run of trainer=gnn."""
 
-
+    data: NewDataConfig = field(default_factory=NewDataConfig)
     method: str | None = key(None, "How nodes are predicted. Default: as in the run.",
                              choices=("views", "exact", "neighbor"))
     num_views: int | None = key(None, "Number of views that are averaged. Default: as in the run.", minimum=1,
@@ -688,4 +692,3 @@ class GNNPredictConfig(GNNEvaluateConfig):
                                  "their side or type (with top).", is_path=True)
     export: str | None = key(None, "File to write the model to, without the data. run=FILE then predicts other data.",
                              is_path=True)
-    data: NewDataConfig = field(default_factory=NewDataConfig)

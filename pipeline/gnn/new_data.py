@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -20,12 +21,13 @@ from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
 from parallel_epochs.pipeline.gnn import bases, build, fusion, label_scores
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
+from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import LINK_METRICS, METRICS
-from parallel_epochs.pipeline.run import checkpoint, files
+from parallel_epochs.pipeline.run import checkpoint, files, words
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -34,6 +36,10 @@ log = logging.getLogger(__name__)
 FILE = "preprocessing.pt"
 # A model without weights may have as many outputs.
 FEW_CHANNELS = 10_000
+# Value of data.known_labels: labels of nodes that the training had are known.
+OLD = "old"
+# Names of the splits of other data then.
+PARTS = (OLD, "valid", "new")
 # Keys that say where labels and splits are.
 OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
              "data.edges.time", "data.edges.split_column", "data.split_by", "data.train_until", "data.valid_until")
@@ -75,8 +81,6 @@ def why_not(config: GNNConfig) -> str | None:
         return "its model learned features of the nodes of its training, and new nodes have none (features=embedding)"
     if config.data.on_disk:
         return "it was trained with data.on_disk=true"
-    if config.data.is_stored and config.train.label_input:
-        return f"it reads labels as inputs (train.label_input), and those of other {config.data.source} are not read"
     if config.data.components != "all":
         return f"it was trained on a part of its graph (data.components={config.data.components})"
     return None
@@ -99,9 +103,10 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     if run.shared is not None and (missing := config.data.missing_others(given)):
         raise ValueError(f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}")
     if not given:
-        if new.unknown is not None:
-            raise ValueError(f"data.unknown={new.unknown} is for other tables than those of the training. Name such "
-                             "tables, or leave it out")
+        for name, value, usual in (("unknown", new.unknown, None), ("known_labels", new.known_labels, "none")):
+            if value != usual:
+                raise ValueError(f"data.{name}={value} is for other tables than those of the training. Name such "
+                                 "tables, or leave it out")
         return {}
     key, value = next(iter(given.items()))
     if reason := why_not(config):
@@ -112,19 +117,26 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     config.data.check_others(given, folder)
     if new.unknown is not None:
         given["data.unknown"] = new.unknown
-    return given if config.train.label_input else given | _without_labels(config)
+    if new.known_labels != "none" and not (config.data.is_stored and kind_of(config).has_labels):
+        raise ValueError(f"data.known_labels={new.known_labels} is for models of labels that were trained on tables "
+                         "(data=tables). Leave it out")
+    if new.known_labels == OLD and run.shared is not None:
+        raise ValueError(f"data.known_labels={OLD}: {folder} holds no ids of its training. Name the directory of the "
+                         "run, or set data.known_labels=all")
+    return given if config.train.label_input and not config.data.is_stored else given | _without_labels(config)
 
 
 def _without_labels(config: GNNConfig) -> dict[str, Any]:
     return dict.fromkeys(key for key in OF_LABELS if not (config.data.summaries and key in TIMES_OF_EDGES))
 
 
-def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device) -> OpenData:
+def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device, *, known_labels: str) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
         config: of the run, with the other data.
         state: the checkpoint of the run.
+        known_labels: the key data.known_labels.
 
     Raises:
         ValueError: the data are wrong, or are not like those of the training.
@@ -147,13 +159,33 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
         summarise(data, source.summaries, plan=Summaries(**learned.summaries))
     data.content_hash = hash_graph(source)
     data, base = kind.accept(data, learned), None
+    if known_labels == OLD:
+        _hide_new(data, run, state)
     if (kept := fusion.read_kept(run)) is not None:
         base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
         data = bases.show(config, data, base, kept.moments)
     setup = Setup(_for_prediction(kind, data), data, device, base=base)
     setup.task.label_moments = learned.labels
+    if config.train.label_input and not bool(data.train_mask.any()):
+        log.warning("the model reads labels of neighbours (train.label_input), and none of %s are known%s", origin,
+                    "; data.known_labels=all reads those of the tables" if known_labels == "none" else "")
     log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
     return OpenData(config, data, [setup])
+
+
+def _hide_new(data: Data, run: SavedRun, state: dict) -> None:
+    """Move the labels of nodes that the training did not have from the first split, whose labels are inputs, to the
+    last, whose predictions are scored.
+    """
+    trained = kind_of(run.config).load(None)
+    run.check_data(state, trained.get("content_hash"))
+    own, known = (ids_of(graph, None)[graph.types.nodes_of(graph.types.labelled)] for graph in (data, trained))
+    is_new = torch.zeros(data.num_nodes, dtype=torch.bool)
+    is_new[data.types.nodes_of(data.types.labelled)] = torch.from_numpy(~pd.Series(own).isin(known).to_numpy())
+    data.train_mask, data.test_mask = data.train_mask & ~is_new, data.train_mask & is_new
+    data.split_names = list(PARTS)
+    log.info("data.known_labels=%s: %s with a label were in the training, and %s were not", OLD,
+             words.count(int(data.train_mask.sum()), "row"), f"{int(data.test_mask.sum()):,}")
 
 
 def _load(run: SavedRun, state: dict) -> Learned:

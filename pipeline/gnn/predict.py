@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -46,18 +47,42 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     Raises:
         ValueError: see :func:`predict_rows`.
     """
-    wanted = GNNPredictConfig(**vars(asked))
+    wanted, is_new = GNNPredictConfig(**vars(asked)), bool(new_data.choose(run, asked.data))
+    if is_new and asked.data.known_labels != new_data.OLD:
+        raise ValueError("other data have no test split. data.known_labels=old scores the labels of rows that the "
+                         "training did not have, and predict writes predictions without a score")
     setup, predicted = predict_rows(run, wanted)
-    scores = setup.task.scores(setup.model, predicted.rows, official=True)
+
+    def score(rows: Tensor) -> dict[str, float]:
+        found = setup.task.scores(setup.model, rows, official=True)
+        return _name_parts(setup, found) if is_new else found
+
+    scores = score(predicted.rows)
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
     smoothed = predicted.smoothed_scores
-    members = [setup.task.scores(setup.model, rows, official=True) for rows in predicted.members]
+    members = [score(rows) for rows in predicted.members]
     log.info("%s", format_table([(
-        f"{name} {setup.task.metric}" if name in SPLITS else name, format_scores(score, smoothed.get(name))
+        f"{name} {setup.task.metric}" if name in (*SPLITS, *new_data.PARTS) else name,
+        format_scores(value, smoothed.get(name))
         + (f", that of a run {mean_and_std([own[name] for own in members])}" if members else ""))
-        for name, score in scores.items()], title))
+        for name, value in scores.items()], title))
     save(setup.kind, predicted, wanted)
     return scores
+
+
+def _name_parts(setup: Setup, scores: dict[str, float]) -> dict[str, float]:
+    """Name the scores of other data, and leave out that of rows whose own labels are inputs.
+
+    Raises:
+        ValueError: no row has a label that can be scored.
+    """
+    if math.isnan(scores["test"]):
+        raise ValueError("data.known_labels=old: there is nothing to score. No row that the training did not have has "
+                         "a label, or the metric is not defined on those")
+    names = dict(zip(SPLITS, setup.data.split_names, strict=True))
+    reads_labels = bool(setup.config.train.label_input)
+    return {names.get(split, split): score for split, score in scores.items()
+            if not math.isnan(score) and not (split == "train" and reads_labels)}
 
 
 def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
@@ -135,7 +160,8 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     given = _check(run, kind, asked, is_new=bool(new))
     state = run.load()
     changes = {f"evaluation.{name}": value for name in EVALUATION if (value := getattr(asked, name)) is not None}
-    opened = _open(run, state, keys.replaced(run.config, new | changes), is_new=bool(new))
+    opened = _open(run, state, keys.replaced(run.config, new | changes), is_new=bool(new),
+                   known_labels=asked.data.known_labels)
     setup = cast(Setup, opened.parts[0])
     setup.kind.refuse_columns(asked, setup.task)
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
@@ -197,16 +223,16 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
     return given
 
 
-def _open(run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool) -> OpenData:
+def _open(run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool, known_labels: str) -> OpenData:
     """Open the data to predict: those of the training, or others, which `config` then names."""
-    if is_new:
+    if is_new and known_labels == "none":
         config.data.leave_labels()
     config.check()
     build.check(config)
     device = choose_device(run.device)
     if is_new:
         config.data.check()
-        return new_data.open_data(config, run, state, device)
+        return new_data.open_data(config, run, state, device, known_labels=known_labels)
     opened = build.open_data(config, device, describes=False)
     run.check_data(state, opened.parts[0].data.get("content_hash"))
     return opened

@@ -78,8 +78,7 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
         cell = f"category{place}"
         if known is not None:
             names = known[place]
-            _fill(db, f"categories{place}", names)
-            notes += _check_unknown(db, source, cell, column, place, names, unknown)
+            notes += use_values(db, source, cell, column, f"categories{place}", names, unknown)
         else:
             names = _number_column(db, source, cell, column, place, limit)
         (empty,), = db.execute(
@@ -109,14 +108,26 @@ def _number_column(db: Database, source: Source, cell: str, column: str, place: 
     return names
 
 
-def _check_unknown(db: Database, source: Source, cell: str, column: str, place: int, known: Sequence[str],
-                   unknown: str) -> list[str]:
-    """Refuse a value that the tables of the training do not have, or count such rows. Beside numbers, nan is no value.
+def use_values(db: Database, source: Source, cell: str, column: str, table: str, known: Sequence[str],
+               unknown: str) -> list[str]:
+    """Number the values of a column as in the training, in a table of their own. Beside numbers, nan is no value.
+
+    Args:
+        cell, column, table: as of :func:`number_values`.
+        known: the values in the order of their numbers.
+        unknown: what is done with other values, as of :func:`read`.
+
+    Returns:
+        What to report of other values.
+
+    Raises:
+        ValueError: there is another value, and `unknown` is "error".
     """
+    _fill(db, table, known)
     are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
     is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
     found = db.execute(f"SELECT {cell}, count(*), sum(count(*)) OVER (), min(number) FROM nodes ANTI JOIN "
-                       f"categories{place} ON {cell} = name WHERE {cell} IS NOT NULL AND {is_value} "
+                       f"{table} ON {cell} = name WHERE {cell} IS NOT NULL AND {is_value} "
                        f"GROUP BY {cell} ORDER BY 4 LIMIT 1")
     if found and unknown == "empty":
         return [f"{column}: {count(int(found[0][2]), 'cell', 'cells')} with categories that the training did not see, "

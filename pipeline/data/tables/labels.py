@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
-from parallel_epochs.pipeline.data.tables.categories import number_values
+from parallel_epochs.pipeline.data.tables.categories import number_values, use_values
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -27,6 +27,21 @@ BLOCK = 1 << 18
 
 # Divides the nodes with a label, bool [num_nodes], into masks for training, validation and test.
 Split = Callable[[np.ndarray], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class KnownLabels:
+    """The form that labels of other tables must have.
+
+    Attributes:
+        metric: of the labels of the training.
+        names: of its classes, in the order of their numbers; of other labels they are not read.
+        unknown: what is done with a class that the training did not see: "error" or "empty".
+    """
+
+    metric: str
+    names: list[str]
+    unknown: str
 
 
 @dataclass
@@ -51,7 +66,7 @@ class Labels:
 
 
 def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes: int, metric: str | None,
-         split: Split, *, is_log: bool = False) -> Labels:
+         split: Split, *, is_log: bool = False, known: KnownLabels | None = None) -> Labels:
     """Look through labels and splits, and refuse or report what is odd, before anything is written.
 
     Args:
@@ -59,13 +74,18 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
         metric: of the labels; none: the one that they look like.
         split: divides the nodes.
         is_log: whether log(1 + label) is learned, of real values that are not negative.
+        known: of a training whose model reads these tables; none: they are those of a training.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
     option, columns = labels[0][0], [column for _, column in labels]
-    metric = _choose_metric(db, metric or ("rmse" if is_log else None), columns)
-    if metric in CLASS_METRICS:
+    metric = known.metric if known else _choose_metric(db, metric or ("rmse" if is_log else None), columns)
+    if metric in CLASS_METRICS and known:
+        for note in use_values(db, source, "label0", columns[0], "classes", known.names, known.unknown):
+            log.info("%s: %s", source.name, note)
+        names = {}
+    elif metric in CLASS_METRICS:
         names = pack_names(number_values(db, source, "label0", columns[0], "classes"), "label_names")
     else:
         source.refuse_wrong_numbers(db, option, columns)
@@ -85,8 +105,10 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     for first, last in blocks(num_nodes, BLOCK):
         labelled[first:last] = ~np.isnan(read_values(db, metric, columns, first, last)).all(1)
     masks = split(labelled)
-    check_splits(torch.stack(masks), "node")
-    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
+    if not known:
+        check_splits(torch.stack(masks), "node")
+    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)] if not known else [
+        f"{int(labelled.sum()):,}"]
     if missing := int(num_nodes - labelled.sum()):
         notes.append(f"{count(missing, 'node')} without a label, in no split")
     log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
@@ -167,6 +189,12 @@ def read_values(db: Database, metric: str, columns: list[str], first: int, last:
                            f"ELSE 'nan'::DOUBLE END AS v{place}" for place in range(len(columns)))
         table = db.fetch(f"SELECT {chosen} FROM {nodes} ORDER BY number")
     return np.stack([table[f"v{place}"].to_numpy() for place in range(len(columns))], axis=1)
+
+
+def keep_together(labelled: np.ndarray) -> list[Tensor]:
+    """Put the labelled nodes of other tables, which have no splits, into the first one."""
+    own = torch.from_numpy(labelled)
+    return [own, torch.zeros_like(own), torch.zeros_like(own)]
 
 
 def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: str) -> list[Tensor]:

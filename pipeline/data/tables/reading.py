@@ -40,13 +40,14 @@ def open_table(db: Database, config: TablesConfig, what: str) -> Source:
     return source
 
 
-def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]],
-               fitted: Columns | None) -> tuple[int, Labels | None, Columns]:
+def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]], fitted: Columns | None,
+               known: tables_labels.KnownLabels | None) -> tuple[int, Labels | None, Columns]:
     """Read the table of nodes, or number the ids that edges name.
 
     Args:
         ends: tables of edges, each with a column of ids of the nodes.
         fitted: what is known of the columns of the table of a training; none: this one tells.
+        known: the same of its labels. They have splits in a training only.
 
     Returns:
         The number of nodes, their labels, and what is known of their columns of features.
@@ -58,7 +59,7 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
     if path is None:
         tables_edges.number_ids(db, ends)
         return tables_nodes.count(db, f"{ends[0][0].name} holds no ids"), None, Columns()
-    nodes, kind = open_table(db, config, "nodes"), config.split_kind()
+    nodes, kind = open_table(db, config, "nodes"), "none" if known else config.split_kind()
     by = config.split_by if kind == "random" and labels else None
     split_column = config.nodes.split_column if kind == "column" and labels else by
     found = tables_nodes.read(db, nodes, config.nodes.id, values_of(config, "nodes"),
@@ -71,6 +72,7 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         return num_nodes, None, found
     fractions = config.train_fraction, config.valid_fraction
     split: tables_labels.Split = {
+        "none": partial(tables_labels.keep_together),
         "column": partial(tables_labels.split_by_column, db=db, source=nodes, column=cast(str, split_column)),
         "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed) if by is None else
         partial(tables_labels.split_by_group, db=db, source=nodes, column=by, fractions=fractions,
@@ -78,7 +80,7 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions,
                         until=config.until)}[kind]
     learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split,
-                                  is_log=config.nodes.log_label)
+                                  is_log=config.nodes.log_label, known=known)
     if config.nodes.text_features == "scores":
         check_columns(learned.out_channels)
     return num_nodes, learned, found

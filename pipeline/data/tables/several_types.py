@@ -26,6 +26,7 @@ from parallel_epochs.pipeline.data.join_types import (
     with_reverse,
 )
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.tables import (
     labels as tables_labels,
     nodes as tables_nodes,
@@ -34,7 +35,7 @@ from parallel_epochs.pipeline.data.tables import (
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack_several, unpack_several
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
-from parallel_epochs.pipeline.data.tables.labels import Labels
+from parallel_epochs.pipeline.data.tables.labels import KnownLabels, Labels
 from parallel_epochs.pipeline.data.tables.reading import learn_features, open_table, read_nodes, values_of
 from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_inputs, read_schema
 from parallel_epochs.pipeline.data.tables.source import Source
@@ -117,7 +118,7 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     for number, (name, table) in enumerate(tables.edges.items()):
         with db.part(EDGES.format(number)):
             sources[name] = open_table(db, table.config, "edges")
-    nodes = _read_types(db, tables, sources, known)
+    nodes = _read_types(db, tables, sources, known, labels_of(learned, config))
     check_counts({name: own.num_nodes for name, own in nodes.items()}, origin)
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
                          None if known is None else known[len(nodes) + number])
@@ -203,8 +204,16 @@ def _edge_columns(edges: list[ReadEdges]) -> list[list[int]]:
     return found
 
 
-def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],
-                known: list[Fitted] | None) -> dict[str, ReadNodes]:
+def labels_of(learned: Learned | None, config: TablesConfig) -> KnownLabels | None:
+    """Return what labels of other tables must be like, given what was learned of a training; none of a training."""
+    if learned is None:
+        return None
+    names = unpack_names(learned.label_names, "label_names")[:learned.out_channels] if learned.label_names else []
+    return KnownLabels(learned.metric, names, config.unknown)
+
+
+def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source], known: list[Fitted] | None,
+                labels: KnownLabels | None) -> dict[str, ReadNodes]:
     """Read the tables of nodes; a type without a table has the ids that edges name."""
     found = {}
     for number, (name, config) in enumerate(tables.nodes.items()):
@@ -212,7 +221,7 @@ def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source],
                 for kind, column in ((own.source, own.config.edges.source), (own.target, own.config.edges.target))
                 if kind == name]
         with db.part(NODES.format(number)):
-            read = read_nodes(db, config, ends, None if known is None else known[number].columns)
+            read = read_nodes(db, config, ends, None if known is None else known[number].columns, labels)
         found[name] = ReadNodes(name, NODES.format(number), *read, values_of(config, "nodes"))
     return found
 

@@ -67,7 +67,7 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
 
     Args:
         on_stage: told of each stage when it begins.
-        learned: what the preparation of other tables learned of them, for tables without labels.
+        learned: what the preparation of other tables learned of them; labels have no splits then.
 
     Raises:
         ValueError: a table is inconsistent; the message names the file, the column and the first bad row.
@@ -132,7 +132,7 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     ends, values = (config.edges.source, config.edges.target), reading.values_of(config, "edges")
     both, add_self_loops, place = config.to_undirected, config.add_self_loops, config.place_of_links()
     num_nodes, labels, found = reading.read_nodes(db, config, [(edges, end) for end in ends],
-                                          None if fitted is None else fitted.columns)
+                                          None if fitted is None else fitted.columns, typed.labels_of(learned, config))
     known = tables_edges.join(db, edges, ends, values, config.edges.relation, time=place,
                               id_column=config.nodes.id if config.nodes.path is not None else None,
                               refuse_dangling=config.dangling == "error", fitted=fitted, unknown=config.unknown)

@@ -146,11 +146,14 @@ def check_metric(chosen: str | None, metric: str) -> None:
 
 
 def splits_of(data: Data, chosen: np.ndarray) -> np.ndarray:
-    """Return the split of some nodes, or graphs, as text; "none" for those of no split, "unknown" in other data."""
+    """Return the split of some nodes, or graphs, as text: "none" for those of no split, "unknown" in other data, and
+    there "old" and "new" where data.known_labels tells them apart.
+    """
     number = torch.full((len(chosen),), len(SPLITS), dtype=torch.uint8)
     for split, mask in enumerate(MASKS):
         number[data[mask][torch.from_numpy(chosen)]] = split
-    return np.array([*SPLITS, "none" if data.get("split_is_known", True) else "unknown"], object)[number.numpy()]
+    other = "none" if data.get("split_is_known", True) else "unknown"
+    return np.array([*data.get("split_names", SPLITS), other], object)[number.numpy()]
 
 
 def labels_of(data: Data, num_columns: int) -> list[str] | None:

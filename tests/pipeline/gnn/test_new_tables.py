@@ -1,6 +1,8 @@
 """A trained model on other tables than those of its training."""
 
+import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,8 @@ from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data
-from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
+from parallel_epochs.pipeline.gnn.config import GNNEvaluateConfig, NewDataConfig, NewTableConfig
+from parallel_epochs.pipeline.gnn.predict import evaluate
 from parallel_epochs.pipeline.gnn.simple import linear
 from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -368,12 +371,96 @@ def everything(tmp_path_factory):
 
 @pytest.mark.parametrize("keys, new, says", [
     (LABEL, dict(path="a.pt"), "was trained on data=tables. Name other data by data.nodes.path or data.edges.path or "),
-    ([*LABEL, "train.label_input=0.5"], dict(folder="."), "cannot predict other data: it reads labels as inputs"),
     ([*LABEL, "data.on_disk=true"], dict(folder="."), "it was trained with data.on_disk=true"),
-], ids=["graph", "labels", "disk"])
+    (LABEL, dict(known_labels="old"), "data.known_labels=old is for other tables than those of the training"),
+    (["task=link"], dict(folder=".", known_labels="all"), "data.known_labels=all is for models of labels that were tr"),
+], ids=["graph", "disk", "own data", "links"])
 def test_runs_on_tables_say_what_they_cannot_predict(keys, new, says, tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *keys)
     with pytest.raises(ValueError) as error:
         predicted(run, data=NewDataConfig(**new))
     assert says in str(error.value)
+
+
+def later(folder, **changes):
+    """Write the tables of a training with ten rows more, which have labels and neighbours too."""
+    def append(table):
+        rng = np.random.default_rng(7)
+        more = table.sample(10, random_state=3).assign(id=[f"new{number}" for number in range(10)],
+                                                       label=rng.choice(["good", "bad", "odd"], 10))
+        return changes.get("label", lambda table: table)(pd.concat([table, more], ignore_index=True))
+
+    def link(table):
+        ends = pd.DataFrame({"source": [f"new{number % 10}" for number in range(30)],
+                             "target": [f"n{number * 7 % 60}" for number in range(20)] + ["new0"] * 10})
+        more = ends.assign(weight="1", since="3", kind="likes", met=table["met"][0])
+        return pd.concat([table, more], ignore_index=True)
+
+    write(folder, nodes=append, edges=link)
+
+
+def test_labels_that_the_model_saw_give_the_bits_of_the_training(tmp_path):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, "train.label_input=0.5")
+    write(tmp_path / "new", nodes=lambda table: table.assign(label=table["label"].where(table["split"] == "train", "")))
+    new = NewDataConfig(folder=str(tmp_path / "new"), known_labels="all")
+    shown, hidden = predicted(run, data=new).rows, restored(run, tmp_path / "new").rows
+    assert torch.equal(shown, predicted(run).rows)
+    assert not torch.equal(shown, hidden)
+
+
+@pytest.mark.parametrize("keys", [["train.label_input=0.5"], ["task.base=propagation", "task.candidate=network"]],
+                         ids=["inputs", "simple method"])
+def test_labels_of_new_rows_are_scored_and_no_inputs(keys, tmp_path, caplog):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, *keys)
+    later(tmp_path / "new")
+    later(tmp_path / "other", label=lambda table: table.assign(
+        label=table["label"].where(~table["id"].str.startswith("new"), "good")))
+    asked = dict(data=NewDataConfig(folder=str(tmp_path / "new"), known_labels="old"))
+    found = predicted(run, **asked)
+    again = predicted(run, data=NewDataConfig(folder=str(tmp_path / "other"), known_labels="old"))
+    assert torch.equal(found.rows, again.rows)
+    everything = predicted(run, data=NewDataConfig(folder=str(tmp_path / "other"), known_labels="all"))
+    assert not torch.equal(found.rows[:60], everything.rows[:60])
+    scores = evaluate(run, GNNEvaluateConfig(str(run.folder), output=str(tmp_path / "out.csv"), **asked))
+    table = pd.read_csv(tmp_path / "out.csv")
+    labels = pd.read_csv(tmp_path / "new" / "nodes.csv")["label"]
+    is_new = table["id"].str.startswith("new")
+    assert table["split"].eq("new").equals(is_new) and set(table["split"]) == {"old", "new"}
+    assert scores["new"] == pytest.approx((table["class"] == labels)[is_new].mean())
+    assert "old" not in scores if "train.label_input=0.5" in keys else scores["old"] == pytest.approx(
+        (table["class"] == labels)[~is_new].mean())
+
+
+def test_a_class_that_the_training_did_not_see_is_refused_or_counted(tmp_path, caplog):
+    write(tmp_path / "old")
+    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL)
+    later(tmp_path / "new", label=lambda table: table.assign(label=table["label"].where(table["id"] != "new4", "fine")))
+    new = NewDataConfig(folder=str(tmp_path / "new"), known_labels="old")
+    with pytest.raises(ValueError, match="column label holds 'fine', a category that the training did not see"):
+        predicted(run, data=new)
+    caplog.set_level("INFO")
+    found = predicted(run, data=replace(new, unknown="empty"))
+    assert "label: 1 cell with categories that the training did not see, such as 'fine', taken for empty" in caplog.text
+    assert int(found.graph.test_mask.sum()) == 9
+    with pytest.raises(ValueError, match="other data have no test split. data.known_labels=old scores"):
+        evaluate(run, GNNEvaluateConfig(str(run.folder), data=replace(new, known_labels="all")))
+    with pytest.raises(ValueError, match="there is nothing to score"):
+        evaluate(run, GNNEvaluateConfig(str(run.folder), data=replace(new, folder=str(tmp_path / "old"))))
+
+
+def test_labels_of_one_type_of_several_are_known(tmp_path):
+    write(tmp_path / "old")
+    later(tmp_path / "new")
+    schema = {"nodes": {"row": {"path": "nodes.csv", "id": "id", "label": "label", "split_column": "split",
+                                "features": ["size"]}},
+              "edges": {"likes": {"path": "edges.csv", "source": "row", "target": "row"}}}
+    for name in ("old", "new"):
+        (tmp_path / name / "schema.yaml").write_text(json.dumps(schema))
+    run = trained(tmp_path, tmp_path / "old", "data.nodes.path=null", "data.edges.path=null", "data.folder=null",
+                  f"data.schema={tmp_path / 'old' / 'schema.yaml'}", "train.label_input=0.5")
+    found = predicted(run, data=NewDataConfig(schema=str(tmp_path / "new" / "schema.yaml"), known_labels="old"))
+    assert found.graph.train_mask.sum() == 60 and found.graph.test_mask.nonzero().squeeze(1).tolist() == list(
+        range(60, 70))
