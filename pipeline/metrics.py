@@ -184,7 +184,7 @@ def score_decisions(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[T
                     thresholds: Float[Tensor, " num_tasks"]) -> dict[str, float]:
     """Compute the means over the tasks with labels of both kinds of precision, recall and F1 at thresholds, and of
     precision at K: the share of positive rows among the K with the highest logits, for each K of NUM_FIRST that all of
-    these tasks have rows for. Without such a task, there is nothing.
+    these tasks have rows for. Rows with the K-th highest logit count alike. Without such a task, there is nothing.
     """
     found: dict[str, list[float]] = {}
     for truth, predicted, threshold in zip(y_true.unbind(1), y_pred.double().unbind(1), thresholds, strict=True):
@@ -192,15 +192,21 @@ def score_decisions(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[T
         positive, logits = truth[known] == 1, predicted[known]
         if not positive.any() or positive.all():
             continue
-        chosen, ordered = logits > threshold, positive[logits.argsort(descending=True, stable=True)].double()
+        chosen, firsts = logits > threshold, [k for k in NUM_FIRST if k <= len(logits)]
         hits, num = int((chosen & positive).sum()), int(chosen.sum())
         own = {"precision": hits / max(num, 1), "recall": hits / int(positive.sum()),
                "f1": 2 * hits / (num + int(positive.sum())),
-               **{f"precision@{k}": float(ordered[:k].mean()) for k in NUM_FIRST if k <= len(ordered)}}
+               **{f"precision@{k}": _precision_of_first(positive, logits, k) for k in firsts}}
         for name, score in own.items():
             found.setdefault(name, []).append(score)
     most = len(found.get("f1", ()))
     return {name: float(np.mean(scores)) for name, scores in found.items() if len(scores) == most}
+
+
+def _precision_of_first(positive: Tensor, logits: Tensor, k: int) -> float:
+    least = logits.topk(k).values[-1]
+    above, equal = logits > least, logits == least
+    return float(positive[above].sum() + (k - above.sum()) * positive[equal].double().mean()) / k
 
 
 def macro_f1(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:

@@ -30,7 +30,7 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT = 6
+FORMAT = 7
 # The part of the network's time that all simple methods may take, and what they may take at least.
 PART, FEWEST_SECONDS = 0.2, 1
 # A method is chosen for so many nodes, or whole graphs, at most.

@@ -13,8 +13,8 @@ from parallel_epochs.pipeline.gnn import bases, settings
 from parallel_epochs.pipeline.gnn.components import train_components
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.base import Base
-from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
+from parallel_epochs.pipeline.gnn.simple.base import Base, is_far_below
+from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 from parallel_epochs.pipeline.run.log import format_score
@@ -22,9 +22,6 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
-# A network that reads the simple method is not trained if this one lacks so many times more of a perfect metric than
-# the network alone.
-FAR_BELOW = 2.0
 # The value of task.candidate of each network that is tried, and the beginning of the name of its folder.
 TRIED, FOLDER = ("network", "offset"), "candidate_"
 
@@ -71,8 +68,7 @@ def _why_skipped(base: Base, summaries: dict[str, dict]) -> str | None:
         return "the mean label tells a network nothing"
     network = summaries[TRIED[0]]
     simple, alone = base.scores["valid"], network["network"]["valid"]
-    lacks = [score if network["metric"] in LOWER_IS_BETTER else 1 - score for score in (simple, alone)]
-    if lacks[0] > FAR_BELOW * lacks[1]:
+    if is_far_below(network["metric"], simple, alone):
         return f"the simple method is far below the network (valid {format_score(simple)} and {format_score(alone)})"
     return None
 

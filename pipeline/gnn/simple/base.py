@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.gnn.simple.labels import to_logits
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
-from parallel_epochs.pipeline.names import SPLITS, merit
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.errors import one_line
 
@@ -34,7 +34,7 @@ PARTS = {"trees": 0.5, "forest": 0.6, "linear": 0.4, "diffusion": 0.1, "smoothed
 FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
 # The linear model, corrected and smoothed by what it misses at the training rows; it alone scores other data.
 SMOOTHED = "smoothed"
-# It is not tried if the linear model lacks so many times more of a perfect metric than the best method.
+# A score that lacks so many times more of a perfect metric than another one is far below it.
 FAR_BELOW = 2.0
 
 
@@ -169,8 +169,14 @@ def _fit(inputs: Inputs, name: str, seed: int) -> Base:
 
 def _may_be_smoothed(found: "dict[str, Chosen]") -> bool:
     """Tell whether a linear model of classes is good enough that it may be the best one when it is smoothed."""
-    return "linear" in found and 1 - found["linear"].score <= FAR_BELOW * (
-        1 - max(chosen.score for chosen in found.values()))
+    return "linear" in found and not is_far_below(
+        "acc", found["linear"].score, max(chosen.score for chosen in found.values()))
+
+
+def is_far_below(metric: str, score: float, other: float) -> bool:
+    """Tell whether a score lacks much more of a perfect metric than another one."""
+    lacks = [each if metric in LOWER_IS_BETTER else 1 - each for each in (score, other)]
+    return lacks[0] > FAR_BELOW * lacks[1]
 
 
 def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = None) -> "Chosen":
@@ -181,8 +187,9 @@ def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = No
     """
     began, best, train = time.perf_counter(), None, inputs.labels.train
     if name == SMOOTHED:
-        num_alphas = len(propagation.ALPHAS)
-        propagation.refuse_long(inputs, (num_alphas * (num_alphas + 1) + 2 + 2 * NUM_FOLDS) * propagation.STEPS)
+        num_alphas = len(propagation.SMOOTHING_ALPHAS)
+        num_times = num_alphas * (num_alphas + 1) + 2 + 2 * NUM_FOLDS
+        propagation.refuse_long(inputs, num_times * propagation.SMOOTHING_STEPS)
         return _smooth(inputs, _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed), seed)
     for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
         model = method.fit(train)
@@ -240,14 +247,14 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     labelled, probabilities = inputs.labels.known(inputs.labels.train)[:, 0], base.rows.softmax(1)
 
     def corrected(known: Tensor, first: float) -> Tensor:
-        return correct(inputs.adjacency, probabilities, y, known, first, propagation.STEPS)
+        return correct(inputs.adjacency, probabilities, y, known, first, propagation.SMOOTHING_STEPS)
 
     def smoothed(begun: Tensor, known: Tensor, second: float) -> Tensor:
-        return smooth(inputs.adjacency, begun, y, known, second, propagation.STEPS)
+        return smooth(inputs.adjacency, begun, y, known, second, propagation.SMOOTHING_STEPS)
 
-    begun = {alpha: corrected(labelled, alpha) for alpha in propagation.ALPHAS}
+    begun = {alpha: corrected(labelled, alpha) for alpha in propagation.SMOOTHING_ALPHAS}
     scores = {(first, second): inputs.valid(smoothed(begun[first], labelled, second))
-              for first, second in product(propagation.ALPHAS, propagation.ALPHAS)}
+              for first, second in product(begun, begun)}
     alphas = max(scores, key=scores.__getitem__)
     rows, fold = smoothed(begun[alphas[0]], labelled, alphas[1]), divide(inputs, seed)
     for number in range(NUM_FOLDS):

@@ -47,6 +47,7 @@ class Inputs:
             nodes = types.nodes_of(types.labelled)
             self.own, self.width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
         self._hops: list[Tensor] = []
+        self._moments = dict[int, tuple[Tensor, Tensor]]()
         self.kept: tuple[int, Tensor, Any] | None = None
         self.structure: dict[str, Tensor] = {}
         self.of_labels: tuple[Tensor, Tensor] | None = None
@@ -81,6 +82,13 @@ class Inputs:
         while len(self._hops) <= number:
             self._hops.append(self.adjacency @ self._hops[-1])
         return self._hops[number]
+
+    def moments(self, number: int) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
+        """Return the mean and the deviation of each column of a hop, float64."""
+        if number not in self._moments:
+            mean = (x := self.hop(number).double()).mean(0)
+            self._moments[number] = mean, (x - mean).square_().mean(0).sqrt_().nan_to_num_()
+        return self._moments[number]
 
     def valid(self, found: Tensor) -> float:
         """Compute the metric of probabilities, or values, on the validation rows, with the sign for which more is

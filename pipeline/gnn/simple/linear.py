@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ COARSE_ROWS, COARSE_STRENGTHS = 3_000, (0.01, 1.0, 100.0)
 COARSE_STEPS, MOST_COLUMNS = 30, 2_000
 # Models of terms: weights of the likelihood, weights of a model at most, and steps of the optimiser.
 TERM_STRENGTHS, MOST_WEIGHTS, TERM_STEPS = (1.0, 10.0, 100.0, 1000.0), 1 << 22, 50
+# Models of the terms of many rows: epochs at most, rows of a batch, learning rate, penalty, and steps of the optimiser
+# that take as long as an epoch.
+TERM_EPOCHS, BATCH, RATE, DECAY, OF_EPOCH = 3, 128, 0.3, 1e-3, 1.5
 # Seconds for each logit, and for each of its columns or terms, in a step of the optimiser, and for each pair of columns
 # in a regression; and fits to all rows or four folds.
 OF_NUMBER, OF_CELL, OF_TERM, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-9, 1e-10, 7
@@ -104,6 +108,32 @@ def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Te
     return out
 
 
+def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], labels: Labels, num_epochs: int,
+                   ) -> Float[Tensor, "terms_and_one columns"]:
+    """Fit logistic models of many rows of terms by AdaGrad (Duchi et al., JMLR 2011), of which rare terms move further.
+
+    An epoch takes about as long as one and a half steps of :func:`fit_linear`, of which fifty are not enough for as
+    good a model. With few rows, those are better.
+
+    Args:
+        x, y, labels: as for :func:`fit_linear`; no values.
+    """
+    x, known, target = cast(sp.csr_array, _with_ones(x)), (~y.isnan()).numpy(), y.nan_to_num().numpy()
+    weight = np.zeros((x.shape[1], y.size(1)), np.float32)
+    squares = np.full_like(weight, 1e-8)
+    for epoch in range(num_epochs):
+        order = stream("linear models", 0, epoch).permutation(x.shape[0])
+        for rows in np.split(order, range(BATCH, len(order), BATCH)):
+            used, place = np.unique((batch := x[rows]).indices, return_inverse=True)
+            batch = sp.csr_array((batch.data, place, batch.indptr), shape=(len(rows), len(used)))
+            logits = torch.from_numpy(batch @ weight[used])
+            error = (logits.softmax(1) if labels.are_classes else logits.sigmoid()).numpy() - target[rows]
+            gradient = batch.T @ (error * known[rows]) + DECAY * weight[used]
+            squares[used] += gradient**2
+            weight[used] -= RATE * gradient / np.sqrt(squares[used])
+    return torch.from_numpy(weight)
+
+
 def _with_ones(x: Tensor | sp.csr_array) -> Tensor:
     """Return columns, or terms, with a column of ones behind them."""
     if isinstance(x, Tensor):
@@ -128,14 +158,14 @@ def _fit_ridge(x: Tensor | sp.csr_array, y: Tensor, strength: float) -> Tensor:
     return out
 
 
-def scale_columns(x: Float[Tensor, "num_rows channels"], scaling: str) -> tuple[Tensor, Tensor]:
-    """Compute what is subtracted from the columns of a hop, and what they are divided by; float64.
+def scale_columns(mean: Float[Tensor, " channels"], std: Float[Tensor, " channels"], scaling: str,
+                  ) -> tuple[Tensor, Tensor]:
+    """Return what is subtracted from the columns of a hop, and what they are divided by; float64.
 
     Args:
+        mean, std: as of :meth:`Inputs.moments`.
         scaling: one of :data:`SCALINGS`.
     """
-    x = x.double()
-    mean, std = x.mean(0), x.std(0, correction=0).nan_to_num()
     std = torch.where(std <= 1e-6 * mean.abs(), 0.0, std)
     if scaling == "none":
         return mean, torch.ones_like(std)
@@ -194,7 +224,11 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     choices = [choice for choice in choices if sum(inputs.hop(hop).size(1) for hop in choice[0]) <= MOST_COLUMNS]
     rows = inputs.draw(inputs.labels.train, COARSE_ROWS, seed)
     best: tuple[float, tuple[int, ...], str] | None = None
+    seconds = 0.0
     for of_hops, scaling in choices:
+        seconds += OF_PAIR * COARSE_ROWS * sum(inputs.hop(hop).size(1) for hop in of_hops)**2
+        if best is not None and seconds > inputs.seconds / 4:
+            break
         score = max((inputs.valid(found) for found in _regress(inputs, rows, of_hops, scaling)), default=-math.inf)
         if best is None or score > best[0]:
             best = score, of_hops, scaling
@@ -252,30 +286,43 @@ def _most_rows(inputs: Inputs, seconds: float) -> int:
 
 
 def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
-    """Yield linear models of TF-IDF of all texts, with the two penalties that are the best on some training rows."""
-    terms, rows, scores, start = inputs.terms, inputs.draw(inputs.labels.train, COARSE_ROWS, seed), [], None
+    """Yield linear models of TF-IDF of all texts: for many rows one that is fitted by batches; and where there is time,
+    those with the two penalties that are the best on some training rows.
+    """
+    labels, terms, num = inputs.labels, inputs.terms, int(inputs.labels.train.sum())
     assert terms is not None
+    of_row = inputs.task.out_channels * (OF_NUMBER + OF_TERM * terms.nnz / terms.shape[0])
+    of_step, title = NUM_FITS * num * of_row, f"{labels.linear_name} on TF-IDF of the texts"
+    if num > COARSE_ROWS and not labels.are_values:
+        num_epochs = int(min(max(inputs.seconds / (OF_EPOCH * of_step), 1), TERM_EPOCHS))
+        yield Method("linear", f"{title} ({num_epochs} epoch{'s' * (num_epochs > 1)})",
+                     partial(_fit_terms, inputs, num_epochs=num_epochs), predict)
+        if TERM_STEPS * of_step > inputs.seconds:
+            return
+    rows, scores, start = inputs.draw(labels.train, COARSE_ROWS, seed), [], None
     for strength in TERM_STRENGTHS:
         fitted = _fit_terms(inputs, rows, strength, start, COARSE_STEPS)
         start = fitted["weight"].double()
         scores.append(inputs.valid(predict(inputs, fitted, rows, inputs.data.valid_mask)))
-    place, of_row = scores.index(max(scores)), OF_NUMBER + OF_TERM * terms.nnz / terms.shape[0]
-    most = _most_rows(inputs, NUM_FITS * TERM_STEPS * inputs.task.out_channels * of_row)
+    place, most = scores.index(max(scores)), _most_rows(inputs, NUM_FITS * TERM_STEPS * of_row)
     for strength in TERM_STRENGTHS[max(place - 1, 0):place + 1]:
-        yield Method("linear", f"{inputs.labels.linear_name} on TF-IDF of the texts (C {strength:g})",
-                     partial(_fit_terms, inputs, strength=strength, most=most), predict)
+        yield Method("linear", f"{title} (C {strength:g})", partial(_fit_terms, inputs, strength=strength, most=most),
+                     predict)
 
 
-def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float, start: Tensor | None = None,
-               num_steps: int = TERM_STEPS, most: int = 2**62) -> dict:
-    """Fit a linear model of the most frequent terms of some rows; arguments as of :func:`fit_linear`."""
+def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float = 1.0, start: Tensor | None = None,
+               num_steps: int = TERM_STEPS, most: int = 2**62, num_epochs: int = 0) -> dict:
+    """Fit a linear model of the most frequent terms of some rows, by batches if there is a number of epochs; arguments
+    as of :func:`fit_linear`.
+    """
     assert inputs.terms is not None
     rows = inputs.draw(known, most, 0)[inputs.own]
-    own = inputs.terms[rows.numpy()]
+    own, y = inputs.terms[rows.numpy()], inputs.labels.y[inputs.own][rows]
     frequency = np.bincount(own.indices, minlength=own.shape[1])
     terms = np.argsort(-frequency, kind="stable")[:max(MOST_WEIGHTS // inputs.task.out_channels, 1)]
     terms = np.sort(terms[frequency[terms] > 0])
-    weight = fit_linear(own[:, terms], inputs.labels.y[inputs.own][rows], inputs.labels, strength, start, num_steps)
+    weight = fit_by_batches(own[:, terms], y, inputs.labels, num_epochs) if num_epochs else \
+        fit_linear(own[:, terms], y, inputs.labels, strength, start, num_steps)
     return {"terms": torch.from_numpy(terms), "weight": weight.float(), "mean": inputs.labels.mean(known)}
 
 
@@ -296,7 +343,7 @@ def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) 
 
 
 def _scales(inputs: Inputs, known: Tensor, hops: tuple[int, ...], scaling: str) -> dict:
-    scales = [scale_columns(inputs.hop(hop), scaling) for hop in hops]
+    scales = [scale_columns(*inputs.moments(hop), scaling) for hop in hops]
     return {"hops": list(hops), "shift": [shift for shift, _ in scales], "scale": [scale for _, scale in scales],
             "mean": inputs.labels.mean(known)}
 

@@ -17,8 +17,10 @@ from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 
 # How often labels are propagated in many steps, and the weights of what the neighbours say.
 STEPS, ALPHAS = 50, (0.5, 0.8, 0.95)
+# The same of Correct and Smooth: more steps change nothing.
+SMOOTHING_STEPS, SMOOTHING_ALPHAS = 10, (0.3, 0.5, 0.8, 0.95)
 # Seconds for each number that is sent along an edge, an estimate.
-OF_MESSAGE = 1e-9
+OF_MESSAGE = 5e-10
 # Weights of the second step of label propagation in two, and that of the mean label.
 SECOND, PRIOR = (0.0, 0.5, 1.0, 3.0, 10.0, 30.0), 0.02
 # Columns of edges that are tried as weights one by one, at most.

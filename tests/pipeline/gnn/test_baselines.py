@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -16,6 +17,7 @@ from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.run import baseline_file
+from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers import building
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import make_graph
@@ -30,6 +32,7 @@ MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2
 def few_settings(monkeypatch):
     monkeypatch.setattr(linear, "STRENGTHS", (0.01, 1.0))
     monkeypatch.setattr(propagation, "ALPHAS", (0.8,))
+    monkeypatch.setattr(propagation, "SMOOTHING_ALPHAS", (0.8,))
     monkeypatch.setattr(propagation, "STEPS", 10)
     monkeypatch.setattr(trees, "KINDS", tuple((fit, cost._replace(least=2, most=10), noun)
                                               for fit, cost, noun in trees.KINDS))
@@ -97,6 +100,32 @@ def test_linear_models_are_those_of_scikit_learn(kind, strength, configure, tmp_
         else:
             theirs = Ridge(alpha=1 / strength).fit(x[known], y[known, column]).predict(x)
         np.testing.assert_allclose(ours[:, column], theirs, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["classes", "tasks"])
+def test_models_of_many_terms_are_fitted_as_by_adagrad_of_torch(kind, monkeypatch):
+    """Without the penalty, which terms that are not in a batch do not feel here."""
+    monkeypatch.setattr(linear, "DECAY", 0.0)
+    rng = np.random.default_rng(0)
+    terms = sp.random_array((300, 40), density=0.1, format="csr", rng=rng, dtype=np.float32)
+    group = torch.from_numpy(rng.integers(0, 3, 300))
+    y = torch.eye(3)[group] if kind == "classes" else torch.stack([group == 0, group == 1], 1).float()
+    if kind == "tasks":
+        y[::7, 1] = math.nan
+    labels = SimpleNamespace(are_classes=kind == "classes", are_values=False)
+    found = linear.fit_by_batches(terms, y, labels, 2)
+    weight = torch.zeros(41, y.size(1), requires_grad=True)
+    optimizer = torch.optim.Adagrad([weight], linear.RATE, initial_accumulator_value=1e-8, eps=0)
+    x = torch.from_numpy(np.hstack([terms.toarray(), np.ones((300, 1), np.float32)]))
+    for epoch in range(2):
+        for rows in torch.from_numpy(stream("linear models", 0, epoch).permutation(300)).split(linear.BATCH):
+            logits, known = x[rows] @ weight, ~y[rows].isnan()
+            loss = torch.nn.functional.cross_entropy(logits, y[rows], reduction="sum") if kind == "classes" else \
+                torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[rows][known], reduction="sum")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    torch.testing.assert_close(found, weight.detach(), rtol=1e-3, atol=1e-3)
 
 
 def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
