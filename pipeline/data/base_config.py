@@ -134,6 +134,20 @@ class DataConfig:
             ValueError: says which key gives labels.
         """
 
+    @property
+    def labels_edges(self) -> bool:
+        """Tell whether the keys name labels of edges."""
+        return False
+
+    def check_edges(self) -> None:
+        """Refuse to learn labels of edges, if the keys say that there are none.
+
+        Raises:
+            ValueError: says which key gives labels.
+        """
+        raise ValueError(f"task=edge needs labels of edges, and data={self.source} has none. Choose data=tables with "
+                         "data.edges.label=COLUMN, or data=file with edge_label")
+
     def check_links(self, relation: object = None) -> None:
         """Refuse to learn links, if the keys say that it cannot work.
 
@@ -168,6 +182,12 @@ def label_type() -> Any:
     """Declare the key of graphs with several types of nodes that names the one whose labels are learned."""
     return key(None, "Type of the nodes whose labels are learned; the same as task.type, which sets it.",
                shapes_graph=True, hashed_if_given=True)
+
+
+def hide_labelled() -> Any:
+    """Declare the key of graphs whose edges have labels that says which of these edges send no messages."""
+    return key(True, "Leave the labelled edges of validation and test out of the messages; the same as "
+               "task.hide_labelled, which sets it.", shapes_graph=True, hashed_if_given=True)
 
 
 def reading() -> Any:

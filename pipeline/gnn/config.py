@@ -45,6 +45,11 @@ class PartitionConfig:
         return 1 if self.name == "whole" else self.num_parts
 
     @property
+    def is_cut(self) -> bool:
+        """Tell whether METIS or KaMinPar cuts the graph along its edges."""
+        return self.name not in ("random", "whole")
+
+    @property
     def is_random(self) -> bool:
         """Tell whether clusters are drawn without a look at the edges, so that an edge lies within one by chance."""
         return self.name == "random"
@@ -114,16 +119,21 @@ class AutoModelConfig(ModelConfig):
 MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {name: _model_schema(name) for name in MODELS} | {"auto": AutoModelConfig}
 globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
 
-LINK = {"task.name": ("link",)}
+LINK, EDGE = {"task.name": ("link",)}, {"task.name": ("edge",)}
 
 
 @dataclass
 class TaskConfig:
     """The task: what is learned."""
 
-    name: str = key("node", "Task: node for labels of nodes, graph for labels of whole graphs, or link.")
+    name: str = key("node", "Task: node for labels of nodes, edge for labels of edges, graph for labels of whole "
+                    "graphs, or link.")
     type: str | None = key(None, "Type of the nodes whose labels are learned (graphs with several types of nodes). "
-                           "Default: the only type with labels.", when={"task.name": ("node",)})
+                           "Default: the only type with labels. Of edges with labels (task=edge): their name in "
+                           "data.schema.", when={"task.name": ("node", "edge")})
+    hide_labelled: bool = key(True, "Leave labelled edges out of the messages while they are predicted: those of "
+                              "validation and test always, those of training in the steps that learn them.",
+                              when=EDGE)
     relation: Any = key(None, "Relation whose links are learned (graphs with several types of nodes): its name, or the "
                         "type of the source, its name and the type of the target, as in [user,buys,item].", when=LINK)
     metric: str | None = key(None, "Metric: rocauc, ap, micro_f1 or macro_f1 for binary tasks; acc, macro_f1 or "
@@ -350,6 +360,7 @@ RULES = (
     Rule(LINK, "loader.name", ("cluster",), "training pairs lie within clusters. evaluation=neighbor predicts links "
          "from sampled neighbours"),
     Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
+    Rule(EDGE, "data.components", ("all",), "edges are learned with the nodes at their ends"),
     Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
     *(Rule(TABLE | {name: _is_set}, "features.concat", (True,), "the table replaces the features that are averaged")
       for name in ("data.propagate", "data.summaries")),
@@ -364,10 +375,10 @@ RULES = (
          "data.components=all, largest or a number"),
     Rule({"task.candidate": lambda name: name != keys.AUTO}, "task.base", lambda name: name != "none",
          "it says how a network uses the simple method", "task.base=auto, or the name of a method"),
-    Rule(BASE, "task.name", ("node", "graph"), "simple methods are fitted to labels"),
+    Rule(BASE, "task.name", ("node", "edge", "graph"), "simple methods are fitted to labels"),
     Rule(BASE, "data.on_disk", (False,), "simple methods are fitted in memory"),
     Rule(BASE, "evaluation.smooth", ("none",), "predictions are mixed with those of the simple method"),
-    Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node",), "graphs have no columns of their "
+    Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node", "edge"), "graphs have no columns of their "
          "own", "task.candidate=network"),
     Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
          "single label"),
@@ -430,6 +441,8 @@ class GNNConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.task.type is not None and hasattr(self.data, "label_type"):
             self.data.label_type = self.task.type
+        if self.task.name == "edge" and hasattr(self.data, "hide_labelled"):
+            self.data.hide_labelled = self.task.hide_labelled
 
     def with_model(self, options: dict[str, Any]) -> "GNNConfig":
         """Return the configuration with another model, of as many layers and channels.
@@ -503,8 +516,13 @@ class GNNConfig(RunConfig):
         if self.predicts_links:
             check_wanted(self.task.relation)
             self.data.check_links(self.task.relation)
+        elif self.task.name == "edge":
+            self.data.check_edges()
         elif self.task.name == "node":
             self.data.check_labels()
+            if self.data.labels_edges:
+                raise ValueError(f"{self.data.origin()} has labels of edges: set task=edge, or choose labels of nodes "
+                                 "by task.type (data.schema)")
         _check_types(self.task, self.data)
         if self.task.text_scores and not self.data.may_have_text_scores:
             raise ValueError(f"task.text_scores={self.task.text_scores:g} needs scores of texts among the features: "

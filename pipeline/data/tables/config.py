@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     degrees,
     featureless,
+    hide_labelled,
     label_type,
     reading,
     refuse_without_labels,
@@ -23,7 +24,8 @@ from parallel_epochs.pipeline.data.base_config import (
 )
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.tables import heads
-from parallel_epochs.pipeline.data.tables.heads import is_there
+from parallel_epochs.pipeline.data.tables.heads import ROW, is_there
+from parallel_epochs.pipeline.data.tables.labelled_edges import has_labels
 from parallel_epochs.pipeline.data.tables.schema import (
     TableSchema,
     check_relation,
@@ -124,9 +126,18 @@ class EdgeColumns:
     time: str | None = key(None, "Column of times, as numbers or dates (task=link with data.split=time). Duplicate "
                            "edges get their earliest time.",
                            shapes_graph=True, hashed_if_given=True)
-    split_column: str | None = key(None, "Column that holds train, valid (or val) or test (task=link). Duplicate edges "
-                                   "are in the first of their splits, and an edge with an empty cell is in none.",
-                                   shapes_graph=True, hashed_if_given=True)
+    split_column: str | None = key(None, "Column that holds train, valid (or val) or test (task=link and edge). "
+                                   "Duplicate edges are in the first of their splits, and an edge with an empty cell "
+                                   "is in none.", shapes_graph=True, hashed_if_given=True)
+    label: str | None = key(None, "Column of the labels of edges (task=edge). Texts and whole numbers are classes, "
+                            "other numbers are real values. Each row is an edge of its own.", shapes_graph=True,
+                            hashed_if_given=True)
+    labels: list[str] = key([], "Several columns of labels, instead of data.edges.label. They are binary tasks (0 and "
+                            "1) or real values (task=edge).", shapes_graph=True, hashed_if_given=True, before=[])
+    categories: list[str] = key([], "Categorical columns of edges with labels, which become one-hot features of these "
+                                "edges (task=edge).", shapes_graph=True, hashed_if_given=True, before=[])
+    text: list[str] = key([], "Columns of prose of edges with labels, which become singular vectors of TF-IDF "
+                          "(task=edge).", shapes_graph=True, hashed_if_given=True, before=[])
 
 
 @dataclass
@@ -152,6 +163,7 @@ class TablesConfig(DataConfig):
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = label_type()
+    hide_labelled: bool = hide_labelled()
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
     dangling: str = key("drop", "What to do with edges that have an empty id, or an id that no node has. drop: leave "
@@ -243,14 +255,24 @@ class TablesConfig(DataConfig):
 
     def all_tables(self) -> list[Path]:
         """Return the paths of all tables."""
-        if self.schema is None:
+        if not self.is_typed:
             return [path for path in self.tables if path is not None]
         return [path for table in read_schema(self).tables() for path in table.all_tables()]
 
     @property
+    def is_typed(self) -> bool:
+        """Tell whether the graph has several types of nodes: those of a schema, or nodes and labelled edges."""
+        return self.schema is not None or has_labels(self.edges)
+
+    @property
     def typed_tables(self) -> TableSchema | None:
         """The tables of a graph with several types of nodes."""
-        return None if self.schema is None else read_schema(self)
+        return read_schema(self) if self.is_typed else None
+
+    @property
+    def labels_edges(self) -> bool:
+        typed = self.typed_tables
+        return typed is not None and typed.labelled is not None and typed.nodes[typed.labelled].nodes.id == ROW
 
     def resolve(self, path: str) -> Path:
         """Return the path of a table: in data.folder, or beside a file with the schema."""
@@ -329,18 +351,25 @@ class TablesConfig(DataConfig):
         edges = self.edges
         by = [("data.split_by", self.split_by)] if self.split_by is not None and not self.label_columns() else []
         return [*((f"data.edges.{name}", column) for name in ("source", "target", "relation", "time", "split_column")
-                  if (column := getattr(edges, name)) is not None), *by,
+                  if (column := getattr(edges, name)) not in (None, ROW)), *by,
                 *((f"data.edges.{name}", column) for name, column in self.value_columns("edges"))]
 
     def node_columns(self) -> list[tuple[str, str]]:
         """Return every column of the nodes that is read, each with the key that names it."""
         nodes, kind, labels = self.nodes, self.split_kind(), self.label_columns()
-        return [("data.nodes.id", nodes.id),
-                *((f"data.nodes.{name}", column) for name in INPUTS for column in getattr(nodes, name)),
-                *((f"data.nodes.{name}", column) for name, column in labels),
-                *([("data.nodes.split_column", nodes.split_column)] if kind == "column" and labels else []),
+        part = self.nodes_part
+        return [*([] if nodes.id == ROW else [("data.nodes.id", nodes.id)]),
+                *((f"{part}.{name}", column) for name in INPUTS for column in getattr(nodes, name)),
+                *((f"{part}.{name}", column) for name, column in labels),
+                *([(f"{part}.split_column", str(nodes.split_column))] if kind == "column" and labels else []),
                 *([("data.split_by", self.split_by)] if self.split_by is not None and labels else []),
-                *([("data.time_column", self.time_column)] if kind == "time" and labels else [])]
+                *([("data.time_column" if part == "data.nodes" else f"{part}.time", str(self.time_column))]
+                  if kind == "time" and labels else [])]
+
+    @property
+    def nodes_part(self) -> str:
+        """The part of the configuration that names the columns of the table of nodes: of labelled edges their own."""
+        return "data.edges" if self.nodes.id == ROW else "data.nodes"
 
     @property
     def tables(self) -> tuple[Path | None, Path | None]:
@@ -367,6 +396,10 @@ class TablesConfig(DataConfig):
             if path is not None and not is_there(self.resolve(path)):
                 raise ValueError(f"data.{part}.path={path} does not exist; its full path is "
                                  f"{self.resolve(path).absolute()}")
+        if self.is_typed:
+            self._check_edges()
+            check_schema(self)
+            return
         if self.reverse_relations is not True or self.featureless != "mean" or self.label_type is not None:
             raise ValueError("data.reverse_relations, data.featureless and task.type are for graphs with several types "
                              "of nodes (data.schema=FILE), and this one has one. Leave them out")
@@ -383,9 +416,27 @@ class TablesConfig(DataConfig):
             name = "add_self_loops=true" if self.add_self_loops else f"propagate={self.propagate}"
             raise ValueError(f"data.{name} is for graphs with one type of nodes, and data.schema has several. Leave it "
                              "out")
-        if self.split_by is not None:
+        if self.split_by is not None and not self.labels_edges:
             raise ValueError(f"data.split_by={self.split_by} is for graphs with one type of nodes. Leave it out")
         check_schema(self)
+
+    def _check_edges(self) -> None:
+        """Refuse keys that do not fit labels of edges."""
+        edges = self.edges
+        key = f"data.edges.label={edges.label}" if edges.label is not None else f"data.edges.labels={edges.labels}"
+        if edges.label is not None and edges.labels:
+            raise ValueError(f"{key} and data.edges.labels={edges.labels} exclude each other: give one of them")
+        other = next((name for name, given in (
+            ("data.nodes.label", self.nodes.label is not None), ("data.nodes.labels", bool(self.nodes.labels)),
+            ("data.edges.directed_relations", edges.directed_relations), ("data.propagate", bool(self.propagate)),
+            ("data.add_self_loops", self.add_self_loops), ("task.type", self.label_type is not None),
+            ("data.nodes.split_column", self.nodes.split_column is not None),
+            ("data.time_column", self.time_column is not None),
+            ("data.to_undirected=false", not self.to_undirected)) if given), None)
+        if other is not None:
+            raise ValueError(f"{key} learns labels of edges, and {other} does not fit them. Leave one of them out")
+        if not self.reverse_relations:
+            raise ValueError(f"{key} needs data.reverse_relations=true, by which edges know the nodes at their ends")
 
     def check_columns(self) -> None:
         """Refuse columns that the tables do not have, and keys of columns that do not fit each other.
@@ -405,7 +456,7 @@ class TablesConfig(DataConfig):
         if edges is not None:
             heads.check("data.edges", edges, self.edges.table, self.edge_columns())
         if nodes is not None:
-            heads.check("data.nodes", nodes, self.nodes.table, self.node_columns())
+            heads.check(self.nodes_part, nodes, self.nodes.table, self.node_columns())
 
     def _check_nodes(self) -> None:
         nodes = self.nodes
@@ -463,10 +514,21 @@ class TablesConfig(DataConfig):
 
     def labelled(self) -> "TablesConfig | None":
         """Return the configuration of the table whose labels are learned; None without labels."""
-        if self.schema is None:
+        if not self.is_typed:
             return self if self.label_columns() else None
         found = read_schema(self)
         return None if found.labelled is None else found.nodes[found.labelled]
+
+    def check_edges(self) -> None:
+        typed = self.typed_tables
+        if typed is not None and typed.unread and self.reads_labels:
+            raise ValueError(f"data.schema has labels of several tables of edges, {' and '.join(typed.unread)}. Choose "
+                             f"those to learn by task.type={typed.unread[0]}")
+        if not self.labels_edges:
+            raise ValueError(f"task=edge needs labels of edges, and {self.origin()} has none: name their column by "
+                             + ("data.edges.label" if self.schema is None else "label, in its table of edges"))
+        if not self.reverse_relations:
+            raise ValueError("task=edge needs data.reverse_relations=true, by which edges know the nodes at their ends")
 
     def check_labels(self) -> None:
         if not self.reads_labels:
@@ -486,6 +548,8 @@ class TablesConfig(DataConfig):
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
+        if self.is_typed and self.schema is None:
+            raise ValueError("task=link reads no labels of edges: leave data.edges.label out, or set task=edge")
         if self.schema is None:
             refuse_relation(relation, self.origin())
         else:

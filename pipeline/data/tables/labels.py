@@ -80,7 +80,7 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
         ValueError: names the file, the column and the first bad row.
     """
     option, columns = labels[0][0], [column for _, column in labels]
-    metric = known.metric if known else _choose_metric(db, metric or ("rmse" if is_log else None), columns)
+    metric = known.metric if known else _choose_metric(db, source.key, metric or ("rmse" if is_log else None), columns)
     if metric in CLASS_METRICS and known:
         for note in use_values(db, source, "label0", columns[0], "classes", known.names, known.unknown):
             log.info("%s: %s", source.name, note)
@@ -99,7 +99,7 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
                      "%s_of_log is that of the logarithms (data.nodes.log_label)", source.name, metric, metric)
         if metric in TASK_METRICS:
             source.refuse_values(db, option, columns, "NOT IN (0, 1)", ", which is neither 0 nor 1; set data.metric="
-                                 "rmse for real values, and give data.nodes.label for classes")
+                                 f"rmse for real values, and give {source.key}.label for classes")
         names = pack_names(np.asarray(columns), "label_names")
     labelled = np.zeros(num_nodes, bool)
     for first, last in blocks(num_nodes, BLOCK):
@@ -161,11 +161,11 @@ def write(db: Database, writer: StoreWriter, labels: Labels, *, first_node: int 
             opened["y"].write((first_node + first) * len(columns), values)
 
 
-def _choose_metric(db: Database, metric: str | None, columns: list[str]) -> str:
+def _choose_metric(db: Database, key: str, metric: str | None, columns: list[str]) -> str:
     check_metric(metric)
     if metric is not None:
         if metric in CLASS_METRICS and len(columns) > 1:
-            raise ValueError(f"data.metric={metric}: classes are one column, data.nodes.label")
+            raise ValueError(f"data.metric={metric}: classes are one column, {key}.label")
         return metric
     cells = " UNION ALL ".join(f"SELECT label{place} AS label FROM nodes" for place in range(len(columns)))
     number = "TRY_CAST(label AS DOUBLE)"
@@ -197,6 +197,23 @@ def keep_together(labelled: np.ndarray) -> list[Tensor]:
     return [own, torch.zeros_like(own), torch.zeros_like(own)]
 
 
+def find_hidden(db: Database, labels: Labels, *, by_time: bool) -> Tensor:
+    """Tell which labelled edges send no messages: those of validation and test, bool [num_rows].
+
+    With a split by time, neither do those without a label that are later than training, or have no time.
+
+    Args:
+        by_time: whether the table of nodes has the times by which it was divided.
+    """
+    train, valid, test = labels.masks
+    hidden = valid | test
+    if not by_time:
+        return hidden
+    found = db.stream("SELECT coalesce(time::DOUBLE, 'inf'::DOUBLE) AS time FROM nodes ORDER BY number")
+    times = torch.from_numpy(np.concatenate([batch["time"] for batch in found]))
+    return hidden | ~train & (times > times[train].max())
+
+
 def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: str) -> list[Tensor]:
     """Divide nodes as a column says.
 
@@ -206,7 +223,8 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     Raises:
         ValueError: a cell names no split.
     """
-    split = source.split(db, column, "data.nodes.split_column", cell="split")
+    key = f"{source.key}.split_column"
+    split = source.split(db, column, key, cell="split")
     codes = np.concatenate([batch["code"] for batch in db.stream(
         f"SELECT ({split})::TINYINT AS code FROM nodes ORDER BY number")])
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
@@ -214,7 +232,7 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
                  count(unlabelled, "node of a split has", "nodes of a split have"), "is" if unlabelled == 1 else "are")
     if not ((codes == 0) & labelled).any():
         raise ValueError(f"{source.name}: the train split is empty: no row with a label has train in the column "
-                         f"{column} (data.nodes.split_column)")
+                         f"{column} ({key})")
     return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
 
 

@@ -11,7 +11,7 @@ from parallel_epochs.pipeline.data.tables import (
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.groups import Links
-from parallel_epochs.pipeline.data.tables.heads import require
+from parallel_epochs.pipeline.data.tables.heads import ROW, require
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.scores import check_columns
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
@@ -33,7 +33,9 @@ def open_table(db: Database, config: TablesConfig, what: str) -> Source:
     path, table, named = (nodes, config.nodes.table, config.node_columns()) if what == "nodes" else (
         edges, config.edges.table, config.edge_columns())
     assert path is not None
-    source = open_source(db, f"data.{what}", path, table)
+    source = open_source(db, config.nodes_part if what == "nodes" else "data.edges", path, table)
+    if ROW in (config.nodes.id, config.edges.source):
+        source = source.with_rows(ROW)
     for key, column in named:
         require(key, column, source.name, source.columns)
         source.refuse_nested(key, column)

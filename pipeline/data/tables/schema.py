@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
-from parallel_epochs.pipeline.data.tables.heads import is_there
+from parallel_epochs.pipeline.data.tables import labelled_edges
+from parallel_epochs.pipeline.data.tables.heads import ROW, is_there
 from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
@@ -97,7 +98,7 @@ class TableSchema:
 
 def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> dict[str, Any]:
     """Return the keys of a table; those that came later are there only if they are given, as graphs keep their hash."""
-    later = ("split_column",) if hasattr(columns, "source") else ()  # that of edges
+    later = ("split_column", "label") if hasattr(columns, "source") else ()  # those of edges
     return {name: value for name, value in dataclasses.asdict(columns).items() if name not in left_out and (
         (before := meaning_of(type(columns), name).before) is None or value != before)
         and not (name in later and value is None)}
@@ -106,10 +107,16 @@ def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> 
 def read_schema(config: "TablesConfig") -> TableSchema:
     """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
+    Without a schema, the edges of one table have labels, which are nodes of a type of their own.
+
     Raises:
         ValueError: it cannot be read, a key is unknown or of the wrong type, or a table does not fit the others; the
             message begins with "data.schema".
     """
+    if config.schema is None:
+        node, edge, usual = labelled_edges.NODE_TYPE, labelled_edges.EDGE_TYPE, type(config)()
+        ends = EdgeTable(_replace(config, nodes=usual.nodes), node, node)
+        return _choose_labels(config, TableSchema({node: _replace(config, edges=usual.edges)}, {edge: ends}, None))
     content = _load(config.schema)
     if config.folder is None and isinstance(config.schema, str):
         config = _replace(config, folder=str(Path(config.schema).parent))
@@ -202,7 +209,8 @@ def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
     if columns.directed_relations:
         raise ValueError(f"data.schema: edges.{name}.directed_relations is for graphs with one type of nodes. Leave it "
                          "out: here reverse edges have relations of their own (data.reverse_relations)")
-    return EdgeTable(_replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None, time_column=None),
+    return EdgeTable(_replace(config, schema=None, nodes=usual.nodes, edges=columns, split=None, split_by=None,
+                              time_column=None),
                      ends["source"].type, ends["target"].type)
 
 
@@ -236,23 +244,45 @@ def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
 
 
 def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
-    """Keep the labels of one type of nodes."""
-    found = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
+    """Keep the labels of one type of nodes, or of one table of edges, whose rows become nodes."""
+    of_edges = [name for name, table in schema.edges.items() if labelled_edges.has_labels(table.config.edges)]
+    of_nodes = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
     wanted = config.label_type
+    found = [*of_nodes, *of_edges] if wanted is not None or not of_edges else of_edges
     if config.reads_labels:
         _check_labels(wanted, found, schema)
     labelled = wanted
     # Without times of nodes, data.split=time divides links alone, which need no labels; a column of edges does so, too.
-    if wanted is None and not (config.split == "time" and config.time_column is None) and not (
-            config.split == "column" and schema.divided):
+    if wanted is None and (of_edges or not (config.split == "time" and config.time_column is None) and not (
+            config.split == "column" and schema.divided)):
         labelled = found[0] if len(found) == 1 else None
     for name, nodes in schema.nodes.items():
         if name != labelled:
             columns = dataclasses.replace(nodes.nodes, label=None, labels=[], log_label=False, split_column=None,
                                           text_features="hashed" if nodes.nodes.text_features == "scores" else
                                           nodes.nodes.text_features)
-            schema.nodes[name] = _replace(nodes, nodes=columns, split=None, time_column=None)
+            schema.nodes[name] = _replace(nodes, nodes=columns, split=None, split_by=None, time_column=None)
+    for name in of_edges:
+        table = schema.edges.pop(name)
+        if name == labelled:
+            _add_labelled(config, schema, name, table)
+        else:
+            schema.edges[name] = dataclasses.replace(table, config=_replace(
+                table.config, edges=labelled_edges.without_labels(table.config)))
     return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
+
+
+def _add_labelled(config: "TablesConfig", schema: TableSchema, name: str, table: EdgeTable) -> None:
+    """Let the rows of a table of edges be nodes of a type, with edges to both ends."""
+    own = table.config.edges
+    if name in schema.nodes:
+        raise ValueError(f"data.schema: {name} is a type of nodes, and the name of edges with labels. Rename one")
+    schema.nodes[name] = labelled_edges.as_nodes(_replace(config, folder=table.config.folder), own)
+    for end, kind in (("source", table.source), ("target", table.target)):
+        relation = f"{name}_{end}"
+        if relation in schema.edges:
+            raise ValueError(f"data.schema: edges.{relation} has the name of the {end}s of edges.{name}. Rename it")
+        schema.edges[relation] = EdgeTable(labelled_edges.to_end(table.config, own, end), name, kind)
 
 
 def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
@@ -278,7 +308,7 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
 
 def _check_labels(wanted: str | None, found: list[str], schema: TableSchema) -> None:
     """Refuse to learn labels that are not there."""
-    if wanted is not None and wanted not in schema.nodes:
+    if wanted is not None and wanted not in {*schema.nodes, *found}:
         raise ValueError(f"task.type={wanted}: data.schema has no such type of nodes; there are "
                          f"{', '.join(schema.nodes)}")
     if wanted is not None and wanted not in found:
@@ -314,7 +344,13 @@ def check_schema(config: "TablesConfig") -> None:
             try:
                 table.check_columns()
             except ValueError as error:
-                raise ValueError(f"data.schema: {what} {name}: {error}") from None
+                where = "" if config.schema is None else f"data.schema: {what} {name}: "
+                raise ValueError(f"{where}{_of_edges(str(error)) if table.nodes.id == ROW else error}") from None
+
+
+def _of_edges(message: str) -> str:
+    """Name the keys of a table of edges in a message about the nodes that its rows are."""
+    return message.replace("data.nodes.", "data.edges.").replace("data.time_column", "data.edges.time")
 
 
 def check_relation(config: "TablesConfig", wanted: object) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -85,6 +86,7 @@ class ReadEdges:
         values: columns of numbers and of dates that become features.
         fitted: what is known of them.
         has_times: whether its rows have times.
+        hides: whether the edges from sources in the table ``hidden`` are left out, and their reverse is not.
     """
 
     part: str
@@ -94,6 +96,7 @@ class ReadEdges:
     values: Values
     fitted: Fitted
     has_times: bool
+    hides: bool = False
 
     @property
     def num_features(self) -> int:
@@ -127,8 +130,9 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
              for name, own in nodes.items()}
     types, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
+    hides = _hide(db, config, nodes, edges) if config.hide_labelled and config.labels_edges else False
     _sort(db, edges, types, both=config.reverse_relations)
-    counted = _count(db, types, both=config.reverse_relations)
+    counted = _count(db, types, both=config.reverse_relations and not hides)
     on_stage("writing the store")
     _write_edges(db, writer, counted, num_features=sum(own.num_features for own in edges),
                  has_times=any(own.has_times for own in edges))
@@ -146,6 +150,24 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     for own in nodes.values():
         summary |= _write_labels(db, writer, own, types)
     writer.finish(summary)
+
+
+def _hide(db: Database, config: TablesConfig, nodes: dict[str, ReadNodes], edges: list[ReadEdges]) -> bool:
+    """Mark the rows of labelled edges that send no messages to their ends; returns whether there are some."""
+    own = next((own for own in nodes.values() if own.labels is not None), None)
+    if own is None or own.labels is None:  # the tables of a prediction
+        return False
+    with db.part(own.part):
+        hidden = tables_labels.find_hidden(db, own.labels, by_time=config.split == "time").nonzero().squeeze(1)
+    for table in edges:
+        if table.source == own.name:
+            with db.part(table.part):
+                rows = pa.record_batch({"number": hidden.numpy()})
+                db.fill("hidden", rows.schema, iter([rows]))
+            table.hides = True
+    log.info("%s: %s of %s edges send no messages, as they are of validation or test, or later (task.hide_labelled)",
+             own.name, f"{len(hidden):,}", f"{own.num_nodes:,}")
+    return bool(len(hidden))
 
 
 def refit_edges(tables: TableSchema, graph: Graph, edge_attr: Tensor) -> Tensor:
@@ -282,10 +304,9 @@ def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool
                      for place in range(num_features)) + (", min(w) AS w" if has_times else "")
     db.stage("sorted", f"SELECT k, r{merged} FROM ({' UNION ALL '.join(rows)}) GROUP BY k, r ORDER BY k, r",
              "sorting edges")
-    num_rows = sum(db.execute(f"SELECT count(*) FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL")[0][0]
-                   for own in edges)
+    (num_rows,), = db.execute(f"SELECT count(*) FROM ({' UNION ALL '.join(rows)})")
     (num_kept,), = db.execute("SELECT count(*) FROM sorted")
-    if num_merged := num_rows - num_kept // (2 if both else 1):
+    if num_merged := (num_rows - num_kept) // (2 if both else 1):
         log.info("edges: %s merged with an edge of the same relation between the same nodes",
                  count(num_merged, "row was", "rows were"))
 
@@ -310,11 +331,13 @@ def _rows_of(own: ReadEdges, types: GraphTypes, column: int, relation: int, num_
         chosen += f", {'w' if own.has_times else 'CAST(NULL AS DOUBLE)'} AS w"
     source = f"(s::BIGINT + {types.nodes_of(own.source).start})"
     target = f"(t::BIGINT + {types.nodes_of(own.target).start})"
-    kinds = [(source, target, relation)]
+    shown = f" AND s NOT IN (SELECT number FROM {own.part}.hidden)" if own.hides else ""
+    kinds = [(source, target, relation, shown)]
     if num_forward is not None:
-        kinds.append((target, source, relation + num_forward))
+        kinds.append((target, source, relation + num_forward, ""))
     return [f"SELECT ({end} << {DST}) | ({start} << {SRC}) AS k, ({'r + ' * has_relations}{number})::INTEGER AS "
-            f"r{chosen} FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL" for start, end, number in kinds]
+            f"r{chosen} FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL{which}"
+            for start, end, number, which in kinds]
 
 
 def _count(db: Database, types: GraphTypes, *, both: bool) -> tables_edges.Counted:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -51,6 +51,11 @@ class Source:
     relation: str
     parts: list[tuple[str, str]]
     columns: dict[str, str]
+
+    def with_rows(self, column: str) -> "Source":
+        """Return the same table with a column that holds the number of each row, from 1."""
+        return replace(self, columns=self.columns | {column: "BIGINT"}, relation=(
+            f"(SELECT *, row_number() OVER () AS {quote(column)} FROM {self.relation})"))
 
     def text(self, column: str) -> str:
         """Write SQL for a cell as text, NULL where it is empty; a whole number of a float column has no point."""

@@ -78,7 +78,7 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
     for path in (path for path in paths if path.suffix == ".gz"):
         _check_zipped(path)
     with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
-        write = _write_one_type if config.schema is None else typed.write_store
+        write = _write_one_type if not config.is_typed else typed.write_store
         write(config, db, writer, on_stage, learned)
 
 
@@ -88,7 +88,7 @@ def find_marks(config: TablesConfig, fitted: Tensor) -> Marks:
     Args:
         fitted: what the preparation learned of the tables.
     """
-    if config.schema is None:
+    if not config.is_typed:
         known, nodes_of, edges_of, first = [unpack(fitted)], [config], [config], 0
     else:  # the first column of edges is the number of the relation
         known, schema, first = unpack_several(fitted)[0], read_schema(config), 1
@@ -101,7 +101,7 @@ def find_marks(config: TablesConfig, fitted: Tensor) -> Marks:
         values = reading.values_of(table, "edges")
         marks = {first + column: first + values.num_features([]) + number for number, place in enumerate(own.flagged)
                  if values.columns[place][0] != "weight" for column in values.columns_of(place)}
-        edges += [marks] * (len(own.relations) if config.schema is not None else 1)
+        edges += [marks] * (len(own.relations) if config.is_typed else 1)
         first += values.num_features(own.flagged)
     return nodes, edges
 
@@ -116,7 +116,7 @@ def refit_edges(config: TablesConfig, graph: Graph, edge_attr: Tensor) -> Tensor
     Returns:
         The array ``fitted`` that gives other tables such features.
     """
-    if config.schema is not None:
+    if config.is_typed:
         return typed.refit_edges(read_schema(config), graph, edge_attr)
     fitted = unpack(graph[FITTED])
     reading.values_of(config, "edges").refit_edges(edge_attr.numpy(), fitted)

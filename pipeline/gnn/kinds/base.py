@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import load
@@ -165,6 +166,10 @@ class Kind(ABC):
     def models(self, data: Data) -> dict[str, dict]:
         """Return the options of the models that model=auto compares on some data, by the names of the settings."""
         return MODELS if data.types.homogeneous else TYPED
+
+    def undirected(self, data: Data) -> EdgeIndex:
+        """Return the edges by which a graph is cut into clusters."""
+        return data.edge_index
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         """Return the loader of the training batches, given that of a graph's clusters."""

@@ -2,12 +2,13 @@
 
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
+from parallel_epochs.pipeline.gnn.kinds.edges import EdgeKind
 from parallel_epochs.pipeline.gnn.kinds.graphs import GraphKind
 from parallel_epochs.pipeline.gnn.kinds.links import LinkKind
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 
 # One line for each member of kinds/.
-KINDS: dict[str, type[Kind]] = {"node": NodeKind, "graph": GraphKind, "link": LinkKind}
+KINDS: dict[str, type[Kind]] = {"node": NodeKind, "edge": EdgeKind, "graph": GraphKind, "link": LinkKind}
 
 
 def kind_of(config: GNNConfig) -> Kind:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
@@ -47,15 +48,18 @@ def check_evaluation(config: GNNConfig, data: Data) -> None:
         fan_outs_of(config.evaluation_fan_outs, data)
 
 
-def build_partitioner(config: GNNConfig, data: Data) -> Partitioner:
+def build_partitioner(config: GNNConfig, data: Data, edges: EdgeIndex | None = None) -> Partitioner:
     """Build what draws the partitions of a run.
+
+    Args:
+        edges: that are cut. None: those of the graph.
 
     Raises:
         ValueError: the configured partition does not fit the graph.
     """
     num_parts = config.partition.num_parts
     return Partitioner(
-        data.edge_index, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
+        data.edge_index if edges is None else edges, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
         seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
         cache=Path(config.cache_dir) / "partitions", strata=_strata_of(config, data))
 
@@ -102,7 +106,7 @@ def build_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device
 def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
     """Return the record of a loader of clusters, from which a kind may make batches of its own."""
     def build(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> Loader:
-        partitioner = build_partitioner(config, data)
+        partitioner = build_partitioner(config, data, kind.undirected(data) if config.partition.is_cut else None)
         return kind.loader(loader(
             data, partitioner, device=device, stream=build_stream(config, data, partitioner),
             clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums))

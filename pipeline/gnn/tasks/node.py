@@ -134,18 +134,27 @@ class NodeTask:
         Args:
             rng: on the CPU; decides which labels are inputs.
         """
-        learned = batch.train_mask & batch.target
-        shown = batch.train_mask
-        if self.label_input:
-            shown = shown & (torch.rand(shown.shape, generator=rng) < self.label_input).to(shown.device)
-            learned = learned & ~shown
-        logits = self._predict(model, batch, shown)[learned].float()
+        shown, learned = self._divide(batch, rng)
+        logits = self._predict(model, self._hide(batch, learned), shown)[learned].float()
         y = batch.y[learned]
         if self.label_loss is not None:
             return self.label_loss(logits, y)
         known, y = ~y.isnan(), self.to_learned(y)
         errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
         return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
+
+    def _divide(self, batch: Data,
+                rng: torch.Generator) -> tuple[Bool[Tensor, " num_nodes"], Bool[Tensor, " num_nodes"]]:
+        """Draw which training nodes of a batch show their labels, if these are inputs; the others are learned."""
+        shown, learned = batch.train_mask, batch.train_mask & batch.target
+        if not self.label_input:
+            return shown, learned
+        shown = shown & (torch.rand(shown.shape, generator=rng) < self.label_input).to(shown.device)
+        return shown, learned & ~shown
+
+    def _hide(self, batch: Data, learned: Bool[Tensor, " num_nodes"]) -> Data:
+        """Return the batch that those who are learned are predicted from."""
+        return batch
 
     def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
                official: bool = False) -> dict[str, float]:

@@ -1,0 +1,46 @@
+"""The labels of edges, each of which is a node between the nodes at its ends."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.gnn import ids
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.contract import Loader
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader
+from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask, find_ends, relations_of, with_both_ways
+from parallel_epochs.pipeline.names import PAIR_COLUMNS
+from parallel_epochs.pipeline.run.tables import Columns
+
+
+class EdgeKind(NodeKind):
+    """Predicts the labels of the edges of one table, which are the nodes of a type."""
+
+    unit, learns = "edges", EdgeTask
+
+    def check_data(self, data: Data) -> None:
+        super().check_data(data)
+        relations_of(data)
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"hides": self.config.task.hide_labelled}
+
+    def loader(self, clusters: ClusterLoader) -> Loader:
+        return EdgeLoader(clusters, find_ends(clusters.data))
+
+    def undirected(self, data: Data) -> EdgeIndex:
+        return data.edge_index if data.on_disk else with_both_ways(data)
+
+    def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
+        found, own = super().describe(numbers, data, asked), data.types.nodes_of(data.types.labelled)
+        if not self.is_labelled(data, asked):
+            return found
+        ends = find_ends(data)[numbers - own.start].numpy()
+        names = np.append(ids.ids_of(data, None).astype(object), "")  # the last is that of an end that no node has
+        return found | dict(zip(PAIR_COLUMNS, names[ends].T, strict=True))
