@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers.communities import small_run, write_communities
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
+from tests.helpers.payments import write_payments
 from tests.helpers.running import TOY
 from tests.helpers.typed_graphs import write_hetero
 
@@ -66,6 +67,7 @@ WRITE: dict[str, Callable[[Path], list[str]]] = {
         "data.valid_fraction=0.1"],
     "graph": lambda folder: [*GRAPH, f"data.folder={write_graphs(folder, 'ogbg-molpcba')}"],
     "tables": write_tables,
+    "edges": lambda folder: [*write_payments(folder), "data.edges.label=fraud"],
     "layout": lambda folder: [*LAYOUT, *write_vectors(folder)],
     "layout of a graph": lambda folder: [
         "trainer=layout", "data=edges", f"data.path={write_communities(folder) / 'edges.tsv'}",
@@ -138,6 +140,8 @@ ROWS: dict[str, list[str]] = {
     "graph: focal loss": ["task.focal_gamma=1.5"],
     "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],
     "tables": [],
+    "edges": [],
+    "edges: the whole graph, all edges send": ["partition=whole", "task.hide_labelled=false"],
     "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
     "tables: smoothed in two steps, borders of times": [
         "evaluation.smooth=two_step_propagation", "data.nodes.split_column=null", "data.split=time",

@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader
 from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask, find_ends, relations_of, with_both_ways
+from parallel_epochs.pipeline.metrics import kind_of
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
 
@@ -27,6 +28,9 @@ class EdgeKind(NodeKind):
     def check_data(self, data: Data) -> None:
         super().check_data(data)
         relations_of(data)
+        if kind_of(data.metric) == "classes" and data.get("out_channels", 2) < 2:
+            raise ValueError(f"all labelled edges of {self.config.data.origin()} have one class: there is nothing to "
+                             "learn. Give labels of two classes or more")
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"hides": self.config.task.hide_labelled}

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import correct, smooth
-from parallel_epochs.pipeline.gnn.simple import linear, mean, propagation, trees
+from parallel_epochs.pipeline.gnn.simple import edges, linear, mean, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import to_logits
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
+from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
@@ -66,17 +68,20 @@ class Base:
 NODES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, "diffusion": propagation.many_steps, "propagation": propagation.two_steps,
     "linear": linear.methods, "trees": trees.methods}
+EDGES = {"mean": mean.methods, **{end: partial(edges.methods, end) for end in edges.GROUPS}, "trees": trees.methods}
 GRAPHS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, "linear": linear.methods, "forest": trees.methods}
 PREDICT = {"mean": mean.predict, "diffusion": propagation.predict_many_steps,
            "propagation": propagation.predict_two_steps, "linear": linear.predict,
-           "trees": trees.predict, "forest": trees.predict}
+           "trees": trees.predict, "forest": trees.predict, **dict.fromkeys(edges.GROUPS, edges.predict)}
 
 
 def names_of(data: Data, task: NodeTask) -> list[str]:
     """Return the values of ``task.base`` that a graph and its labels allow."""
     if "ptr" in data:
         return list(GRAPHS)
+    if isinstance(task, EdgeTask):
+        return list(EDGES)
     if data.x is None or not data.x.size(1):
         return [name for name in NODES if name != "linear"]
     return [*NODES, *[SMOOTHED] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]
@@ -191,7 +196,7 @@ def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = No
         num_times = num_alphas * (num_alphas + 1) + 2 + 2 * NUM_FOLDS
         propagation.refuse_long(inputs, num_times * propagation.SMOOTHING_STEPS)
         return _smooth(inputs, _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed), seed)
-    for method in (GRAPHS if inputs.are_graphs else NODES)[name](inputs, seed):
+    for method in (GRAPHS if inputs.are_graphs else NODES | EDGES)[name](inputs, seed):
         model = method.fit(train)
         rows = method.predict(inputs, model, train, ~train)
         score = inputs.valid(rows)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.structure import find_degrees
+from parallel_epochs.pipeline.gnn.simple.edges import are_edges, columns_of_ends, labels_of_ends
 from parallel_epochs.pipeline.gnn.simple.graphs import count_patterns
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.propagation import PRIOR, both_steps, edge_weights
@@ -15,9 +16,9 @@ from parallel_epochs.pipeline.gnn.simple.propagation import PRIOR, both_steps, e
 # Steps of PageRank, and its chance to follow an edge.
 STEPS, DAMPING = 20, 0.85
 # Columns are tried in these parts: a node's own; its degrees and PageRank; summaries of both over its neighbours; and
-# labels of neighbours. Those of graphs are sums, and counts of patterns. More columns are not better: a tree may look
-# at too many of them.
-PARTS = ("own", "degrees", "neighbours", "labels", "patterns")
+# labels of neighbours. Those of graphs are sums, and counts of patterns. Those of labelled edges are the columns of both
+# ends, and labels of other edges there. More columns are not better: a tree may look at too many of them.
+PARTS = ("own", "degrees", "neighbours", "labels", "patterns", "ends", "labels of ends")
 # Columns of a node, or of edges, of which neighbours are summarised, and labels of neighbours, at most.
 MOST_COLUMNS, MOST_LABELS = 256, 128
 
@@ -35,6 +36,8 @@ def summarise(inputs: Inputs, known: Bool[Tensor, " num_rows"],
     found = [inputs.hop(0)] if "own" in parts else []
     found += [inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts]
     found += [_of_labels(inputs, known)] if "labels" in parts else []
+    found += [columns_of_ends(inputs)] if "ends" in parts else []
+    found += [labels_of_ends(inputs, known)] if "labels of ends" in parts else []
     return torch.cat(found, dim=1)
 
 
@@ -44,6 +47,9 @@ def choices(inputs: Inputs) -> list[tuple[str, ...]]:
     if inputs.are_graphs:
         has_patterns = inputs.data.get("x_tables") is not None
         return [own, ("patterns",), (*own, "patterns")] if has_patterns else [own]
+    if are_edges(inputs):
+        return [parts for parts in (own, (*own, "labels of ends"), (*own, "ends"), (*own, "ends", "labels of ends"))
+                if parts]
     several = [own, (*own, "labels"), (*own, "degrees", "labels")]
     if len(inputs.data.types.names) == 1:  # the columns of each type are its own
         several += [(*own, "degrees", "neighbours"), (*own, "degrees", "neighbours", "labels")]
