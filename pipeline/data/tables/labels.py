@@ -197,17 +197,19 @@ def keep_together(labelled: np.ndarray) -> list[Tensor]:
     return [own, torch.zeros_like(own), torch.zeros_like(own)]
 
 
-def find_hidden(db: Database, labels: Labels, *, by_time: bool) -> Tensor:
-    """Tell which labelled edges send no messages: those of validation and test, bool [num_rows].
+def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) -> Tensor:
+    """Tell which edges of a table with labels send no messages: those of validation and test, bool [num_rows].
 
-    With a split by time, neither do those without a label that are later than training, or have no time.
+    With a split by time, neither do those without a label that are later than training, or have no time. Of other
+    tables with known labels, those without one are to be predicted.
 
     Args:
         by_time: whether the table of nodes has the times by which it was divided.
+        is_new: whether it is the table of a training.
     """
     train, valid, test = labels.masks
-    hidden = valid | test
-    if not by_time:
+    hidden = valid | test if is_new else ~train
+    if not (by_time and is_new):
         return hidden
     found = db.stream("SELECT coalesce(time::DOUBLE, 'inf'::DOUBLE) AS time FROM nodes ORDER BY number")
     times = torch.from_numpy(np.concatenate([batch["time"] for batch in found]))

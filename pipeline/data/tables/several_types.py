@@ -130,7 +130,7 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
              for name, own in nodes.items()}
     types, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
-    hides = _hide(db, config, nodes, edges) if config.hide_labelled and config.labels_edges else False
+    hides = config.hide_labelled and config.labels_edges and _hide(db, config, nodes, edges, is_new=learned is None)
     _sort(db, edges, types, both=config.reverse_relations)
     counted = _count(db, types, both=config.reverse_relations and not hides)
     on_stage("writing the store")
@@ -152,20 +152,22 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     writer.finish(summary)
 
 
-def _hide(db: Database, config: TablesConfig, nodes: dict[str, ReadNodes], edges: list[ReadEdges]) -> bool:
+def _hide(db: Database, config: TablesConfig, nodes: dict[str, ReadNodes], edges: list[ReadEdges], *,
+          is_new: bool) -> bool:
     """Mark the rows of labelled edges that send no messages to their ends; returns whether there are some."""
     own = next((own for own in nodes.values() if own.labels is not None), None)
-    if own is None or own.labels is None:  # the tables of a prediction
+    if own is None or own.labels is None:  # other tables, of which no label is known
         return False
     with db.part(own.part):
-        hidden = tables_labels.find_hidden(db, own.labels, by_time=config.split == "time").nonzero().squeeze(1)
+        hidden = tables_labels.find_hidden(db, own.labels, by_time=config.split == "time",
+                                           is_new=is_new).nonzero().squeeze(1)
     for table in edges:
         if table.source == own.name:
             with db.part(table.part):
                 rows = pa.record_batch({"number": hidden.numpy()})
                 db.fill("hidden", rows.schema, iter([rows]))
             table.hides = True
-    log.info("%s: %s of %s edges send no messages, as they are of validation or test, or later (task.hide_labelled)",
+    log.info("%s: %s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
              own.name, f"{len(hidden):,}", f"{own.num_nodes:,}")
     return bool(len(hidden))
 

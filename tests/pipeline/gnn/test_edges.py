@@ -9,6 +9,7 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.simple import edges
 from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -195,6 +196,26 @@ def test_labels_of_one_table_of_a_schema_are_learned(folder, tmp_path):
     assert data.types.names == ["account", "day", "pays"] and data.types.labelled == "pays"
     assert ("account", "at", "day") in data.types.relations and len(find_ends(data)) == 300
     assert np.isfinite(train(config, tmp_path / "run")["best_valid"])
+
+
+@pytest.mark.parametrize("base", ["none", "trees"])
+def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_others(base, folder, tmp_path):
+    config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2",
+                                 LABEL, f"task.base={base}", "baselines.seconds=20"])
+    train(config, tmp_path / "run")
+    later = pd.DataFrame({"source": ["a3", "a1"], "target": ["a1", "b0"], "amount": [10, 90], "channel": "web"})
+    both = pd.concat([make_payments().astype({"fraud": "Int64"}), later])
+    write_payments(tmp_path, both)
+    accounts = pd.read_csv(tmp_path / "accounts.csv")
+    pd.concat([accounts, pd.DataFrame({"account": ["b0"], "age": [3]})]).to_csv(tmp_path / "accounts.csv", index=False)
+    run, found = SavedRun(tmp_path / "run", config, settings(config)), {}
+    for labels in ("none", "all"):
+        new = NewDataConfig(folder=str(tmp_path), known_labels=labels)
+        found[labels] = predicted(run, data=new, output="out.csv")
+        own, data = found[labels].setup.data.types.nodes_of("edge"), found[labels].setup.data
+        assert len(own) == 302 and [len(data.types.nodes_of("node"))] == [41]
+        assert int(senders(data).sum()) == (302 if labels == "none" else 300)
+    assert bool((found["none"].rows != found["all"].rows)[own.start:].any())
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
