@@ -56,7 +56,8 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     _, parts, fit, noun, num_trees = best
     of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
     yield Method("forest" if inputs.are_graphs else "trees", f"{noun.format(num_trees)} on {of}",
-                 partial(fit, inputs, parts, seed, num_trees), predict, reads_labels="labels" in parts or "labels of ends" in parts)
+                 partial(fit, inputs, parts, seed, num_trees), predict,
+                 reads_labels=bool({"labels", "labels of ends"} & set(parts)))
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:

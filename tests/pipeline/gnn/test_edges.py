@@ -176,7 +176,6 @@ def test_a_run_predicts_the_table_of_edges(keys, columns, folder, tmp_path):
                                  *keys])
     summary = train(config, tmp_path / "run")
     assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(summary["test"])
-    run = SavedRun(tmp_path / "run", config, settings(config))
     predict(EvaluateConfig(run=str(tmp_path / "run"), output=str(tmp_path / "out.csv")))
     found, table = pd.read_csv(tmp_path / "out.csv"), make_payments()
     assert list(found)[:4] == ["source", "target", "id", "split"] and set(columns) <= set(found)
@@ -201,7 +200,8 @@ def test_labels_of_one_table_of_a_schema_are_learned(folder, tmp_path):
 @pytest.mark.parametrize("base", ["none", "trees"])
 def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_others(base, folder, tmp_path):
     config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2",
-                                 LABEL, f"task.base={base}", "baselines.seconds=20"])
+                                 LABEL, f"task.base={base}", "baselines.seconds=20",
+                                 *["task.candidate=offset"] * (base != "none")])
     train(config, tmp_path / "run")
     later = pd.DataFrame({"source": ["a3", "a1"], "target": ["a1", "b0"], "amount": [10, 90], "channel": "web"})
     both = pd.concat([make_payments().astype({"fraud": "Int64"}), later])
