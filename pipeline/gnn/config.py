@@ -378,8 +378,8 @@ RULES = (
     Rule(BASE, "task.name", ("node", "edge", "graph"), "simple methods are fitted to labels"),
     Rule(BASE, "data.on_disk", (False,), "simple methods are fitted in memory"),
     Rule(BASE, "evaluation.smooth", ("none",), "predictions are mixed with those of the simple method"),
-    Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node", "edge"), "graphs have no columns of their "
-         "own", "task.candidate=network"),
+    Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node", "edge"), "graphs have no columns of "
+         "their own", "task.candidate=network"),
     Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
          "single label"),
     Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "task.name", ("node",), "labels of nodes spread along edges"),

@@ -3,14 +3,12 @@
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader
-from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader

@@ -59,7 +59,8 @@ def build_partitioner(config: GNNConfig, data: Data, edges: EdgeIndex | None = N
     """
     num_parts = config.partition.num_parts
     return Partitioner(
-        data.edge_index if edges is None else edges, name=config.partition.name, num_parts=1 if num_parts == keys.AUTO else num_parts,
+        data.edge_index if edges is None else edges, name=config.partition.name,
+        num_parts=1 if num_parts == keys.AUTO else num_parts,
         seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
         cache=Path(config.cache_dir) / "partitions", strata=_strata_of(config, data))
 

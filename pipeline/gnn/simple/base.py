@@ -68,7 +68,8 @@ class Base:
 NODES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, "diffusion": propagation.many_steps, "propagation": propagation.two_steps,
     "linear": linear.methods, "trees": trees.methods}
-EDGES = {"mean": mean.methods, **{end: partial(edges.methods, end) for end in edges.GROUPS}, "trees": trees.methods}
+EDGES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
+    "mean": mean.methods, **{end: partial(edges.methods, end) for end in edges.GROUPS}, "trees": trees.methods}
 GRAPHS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, "linear": linear.methods, "forest": trees.methods}
 PREDICT = {"mean": mean.predict, "diffusion": propagation.predict_many_steps,

@@ -16,8 +16,8 @@ from parallel_epochs.pipeline.gnn.simple.propagation import PRIOR, both_steps, e
 # Steps of PageRank, and its chance to follow an edge.
 STEPS, DAMPING = 20, 0.85
 # Columns are tried in these parts: a node's own; its degrees and PageRank; summaries of both over its neighbours; and
-# labels of neighbours. Those of graphs are sums, and counts of patterns. Those of labelled edges are the columns of both
-# ends, and labels of other edges there. More columns are not better: a tree may look at too many of them.
+# labels of neighbours. Those of graphs are sums, and counts of patterns. Those of labelled edges are the columns of
+# both ends, and labels of other edges there. More columns are not better: a tree may look at too many of them.
 PARTS = ("own", "degrees", "neighbours", "labels", "patterns", "ends", "labels of ends")
 # Columns of a node, or of edges, of which neighbours are summarised, and labels of neighbours, at most.
 MOST_COLUMNS, MOST_LABELS = 256, 128
