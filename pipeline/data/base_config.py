@@ -134,11 +134,6 @@ class DataConfig:
             ValueError: says which key gives labels.
         """
 
-    @property
-    def labels_edges(self) -> bool:
-        """Tell whether the keys name labels of edges."""
-        return False
-
     def check_edges(self) -> None:
         """Refuse to learn labels of edges, if the keys say that there are none.
 

@@ -441,7 +441,7 @@ class GNNConfig(RunConfig):
     def __post_init__(self) -> None:
         if self.task.type is not None and hasattr(self.data, "label_type"):
             self.data.label_type = self.task.type
-        if self.task.name == "edge" and hasattr(self.data, "hide_labelled"):
+        if hasattr(self.data, "hide_labelled"):
             self.data.hide_labelled = self.task.hide_labelled
 
     def with_model(self, options: dict[str, Any]) -> "GNNConfig":
@@ -516,13 +516,9 @@ class GNNConfig(RunConfig):
         if self.predicts_links:
             check_wanted(self.task.relation)
             self.data.check_links(self.task.relation)
-        elif self.task.name == "edge":
-            self.data.check_edges()
-        elif self.task.name == "node":
-            self.data.check_labels()
-            if self.data.labels_edges:
-                raise ValueError(f"{self.data.origin()} has labels of edges: set task=edge, or choose labels of nodes "
-                                 "by task.type (data.schema)")
+        else:
+            checks = {"node": self.data.check_labels, "edge": self.data.check_edges}
+            checks.get(self.task.name, lambda: None)()
         _check_types(self.task, self.data)
         if self.task.text_scores and not self.data.may_have_text_scores:
             raise ValueError(f"task.text_scores={self.task.text_scores:g} needs scores of texts among the features: "

@@ -271,6 +271,7 @@ class TablesConfig(DataConfig):
 
     @property
     def labels_edges(self) -> bool:
+        """Tell whether the labels that are learned are of edges."""
         typed = self.typed_tables
         return typed is not None and typed.labelled is not None and typed.nodes[typed.labelled].nodes.id == ROW
 
@@ -533,6 +534,9 @@ class TablesConfig(DataConfig):
     def check_labels(self) -> None:
         if not self.reads_labels:
             return
+        if self.labels_edges:
+            raise ValueError(f"{self.origin()} has labels of edges: set task=edge, or choose labels of nodes by "
+                             "task.type (data.schema)")
         if (typed := self.typed_tables) is not None and typed.unread:
             raise ValueError(f"data.schema has labels of several types of nodes, {' and '.join(typed.unread)}. Choose "
                              f"those to learn by task.type={typed.unread[0]}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from parallel_epochs.pipeline.data.tables.heads import ROW
 
 if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, TablesConfig
+    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns
 
 # The type of the nodes, and the name of the edges with labels, of a graph with one table of each.
 NODE_TYPE, EDGE_TYPE = "node", "edge"
@@ -21,39 +21,26 @@ def has_labels(edges: "EdgeColumns") -> bool:
     return edges.label is not None or bool(edges.labels)
 
 
-def without_labels(config: "TablesConfig") -> "EdgeColumns":
+def without_labels(edges: "EdgeColumns") -> "EdgeColumns":
     """Return the columns of a table of edges whose labels are not learned."""
-    return dataclasses.replace(config.edges, label=None, labels=[], categories=[], text=[])
+    return dataclasses.replace(edges, label=None, labels=[], categories=[], text=[])
 
 
-def as_nodes(config: "TablesConfig", edges: "EdgeColumns") -> "TablesConfig":
-    """Return the configuration of the table of edges as one of nodes, whose ids are the numbers of its rows.
+def as_nodes(edges: "EdgeColumns", usual: "NodeColumns") -> "NodeColumns":
+    """Return the columns of a table of edges as those of nodes, whose ids are the numbers of its rows.
 
     Args:
-        config: of the graph: how labels are divided.
-        edges: columns of the table.
+        usual: the default columns.
     """
-    usual = type(config)()
-    nodes = dataclasses.replace(
-        usual.nodes, path=edges.path, table=edges.table, id=ROW, features=[*_given(edges.weight), *edges.features],
+    return dataclasses.replace(
+        usual, path=edges.path, table=edges.table, id=ROW, features=[*_given(edges.weight), *edges.features],
         log1p=edges.log1p, standardize=edges.standardize, dates=edges.dates, text=edges.text, label=edges.label,
         categories=[*_given(edges.relation), *edges.categories], labels=edges.labels, split_column=edges.split_column)
-    return _replace(config, nodes=nodes, edges=usual.edges, time_column=edges.time)
 
 
-def to_end(config: "TablesConfig", edges: "EdgeColumns", end: str) -> "TablesConfig":
-    """Return the configuration of the edges from each row to the node at its "source" or "target"."""
-    usual = type(config)()
-    columns = dataclasses.replace(usual.edges, path=edges.path, table=edges.table, source=ROW,
-                                  target=getattr(edges, end))
-    return _replace(config, nodes=usual.nodes, edges=columns, split=None, split_by=None, time_column=None)
-
-
-def _replace(config: "TablesConfig", **changes: object) -> "TablesConfig":
-    """Replace fields of a configuration, and keep whether it reads labels, which is no field."""
-    found = dataclasses.replace(config, schema=None, **changes)  # type: ignore[arg-type]
-    found.reads_labels = config.reads_labels
-    return found
+def to_end(edges: "EdgeColumns", end: str, usual: "EdgeColumns") -> "EdgeColumns":
+    """Return the columns of the edges from each row to the node at its "source" or "target"; `usual` has defaults."""
+    return dataclasses.replace(usual, path=edges.path, table=edges.table, source=ROW, target=getattr(edges, end))
 
 
 def _given(column: str | None) -> list[str]:

@@ -115,8 +115,9 @@ def read_schema(config: "TablesConfig") -> TableSchema:
     """
     if config.schema is None:
         node, edge, usual = labelled_edges.NODE_TYPE, labelled_edges.EDGE_TYPE, type(config)()
-        ends = EdgeTable(_replace(config, nodes=usual.nodes), node, node)
-        return _choose_labels(config, TableSchema({node: _replace(config, edges=usual.edges)}, {edge: ends}, None))
+        table = _replace(config, nodes=usual.nodes, split=None, split_by=None, time_column=None)
+        return _choose_labels(config, TableSchema({node: _replace(config, edges=usual.edges)}, {
+            edge: EdgeTable(table, node, node)}, None))
     content = _load(config.schema)
     if config.folder is None and isinstance(config.schema, str):
         config = _replace(config, folder=str(Path(config.schema).parent))
@@ -268,21 +269,23 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
             _add_labelled(config, schema, name, table)
         else:
             schema.edges[name] = dataclasses.replace(table, config=_replace(
-                table.config, edges=labelled_edges.without_labels(table.config)))
+                table.config, edges=labelled_edges.without_labels(table.config.edges)))
     return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
 
 
 def _add_labelled(config: "TablesConfig", schema: TableSchema, name: str, table: EdgeTable) -> None:
     """Let the rows of a table of edges be nodes of a type, with edges to both ends."""
-    own = table.config.edges
+    own, usual = table.config.edges, type(config)()
     if name in schema.nodes:
         raise ValueError(f"data.schema: {name} is a type of nodes, and the name of edges with labels. Rename one")
-    schema.nodes[name] = labelled_edges.as_nodes(_replace(config, folder=table.config.folder), own)
+    schema.nodes[name] = _replace(table.config, edges=usual.edges, nodes=labelled_edges.as_nodes(own, usual.nodes),
+                                  split=config.split, split_by=config.split_by, time_column=own.time)
     for end, kind in (("source", table.source), ("target", table.target)):
         relation = f"{name}_{end}"
         if relation in schema.edges:
             raise ValueError(f"data.schema: edges.{relation} has the name of the {end}s of edges.{name}. Rename it")
-        schema.edges[relation] = EdgeTable(labelled_edges.to_end(table.config, own, end), name, kind)
+        columns = labelled_edges.to_end(own, end, usual.edges)
+        schema.edges[relation] = EdgeTable(_replace(table.config, edges=columns), name, kind)
 
 
 def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:

@@ -1,13 +1,11 @@
 """The labels of edges, each of which is a node between the nodes at its ends."""
 
-from typing import Any
 
 import numpy as np
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn import ids
-from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -30,8 +28,11 @@ class EdgeKind(NodeKind):
             raise ValueError(f"all labelled edges of {self.config.data.origin()} have one class: there is nothing to "
                              "learn. Give labels of two classes or more")
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"hides": self.config.task.hide_labelled}
+    def task(self, data: Data) -> EdgeTask:
+        task = super().task(data)
+        assert isinstance(task, EdgeTask)
+        task.hides = self.config.task.hide_labelled
+        return task
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         return EdgeLoader(clusters, find_ends(clusters.data))
@@ -39,10 +40,7 @@ class EdgeKind(NodeKind):
     def undirected(self, data: Data) -> EdgeIndex:
         return data.edge_index if data.on_disk else with_both_ways(data)
 
-    def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
-        found, own = super().describe(numbers, data, asked), data.types.nodes_of(data.types.labelled)
-        if not self.is_labelled(data, asked):
-            return found
-        ends = find_ends(data)[numbers - own.start].numpy()
+    def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
+        ends = find_ends(data)[numbers - data.types.nodes_of(data.types.labelled).start].numpy()
         names = np.append(ids.ids_of(data, None).astype(object), "")  # the last is that of an end that no node has
-        return found | dict(zip(PAIR_COLUMNS, names[ends].T, strict=True))
+        return dict(zip(PAIR_COLUMNS, names[ends].T, strict=True))

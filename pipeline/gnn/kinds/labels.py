@@ -67,12 +67,8 @@ class LabelKind(Kind):
             LabelLoss(self.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
 
     def task(self, data: Data) -> NodeTask:
-        return self.learns(data, **self.options())
-
-    def options(self) -> dict[str, Any]:
-        """Return what the constructor of the task takes beside the data."""
-        return {"label_input": self.config.train.label_input, "metric": self.config.task.metric,
-                "loss_options": self.loss}
+        return self.learns(data, label_input=self.config.train.label_input, metric=self.config.task.metric,
+                           loss_options=self.loss)
 
     def record(self, data: Data, task: NodeTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS

@@ -78,9 +78,13 @@ class NodeKind(LabelKind):
 
     def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
         if asked.output_type != "all":
-            return {}
+            return self.describe_ends(numbers, data) if self.is_labelled(data, asked) else {}
         last = np.cumsum(data.types.counts)
         return {"type": np.array(data.types.names, object)[np.searchsorted(last, numbers, side="right")]}
+
+    def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
+        """Return columns that say what each of some nodes with labels is of, if they are edges."""
+        return {}
 
     def is_labelled(self, data: Data, asked: GNNPredictConfig) -> bool:
         return asked.output_type in (None, data.types.labelled)

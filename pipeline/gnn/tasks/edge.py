@@ -1,7 +1,6 @@
 """The labels of edges: each edge with a label is a node between the nodes at its ends."""
 
 import copy
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -25,25 +24,21 @@ class EdgeTask(NodeTask):
     In a step, a random part of the training edges is learned, and sends no messages: an edge that is predicted later
     is not there yet. With labels as inputs, the other part shows them.
 
-    Args:
-        data: a graph as :func:`pipeline.data.cache.load` returns it. Its type with labels are the edges.
+    Attributes:
         hides: whether edges that are learned are left out of the messages.
-        options: as of :class:`NodeTask`.
     """
 
-    def __init__(self, data: Data, *, hides: bool = True, **options: Any):
-        super().__init__(data, **options)
-        self._hides = hides
+    hides = True
 
     def _divide(self, batch: Data,
                 rng: torch.Generator) -> tuple[Bool[Tensor, " num_nodes"], Bool[Tensor, " num_nodes"]]:
-        if self.label_input or not self._hides:
+        if self.label_input or not self.hides:
             return super()._divide(batch, rng)
         shown = (torch.rand(batch.train_mask.shape, generator=rng) < SHOWN).to(batch.train_mask.device)
         return batch.train_mask, batch.train_mask & batch.target & ~shown
 
     def _hide(self, batch: Data, learned: Bool[Tensor, " num_nodes"]) -> Data:
-        if not self._hides:
+        if not self.hides:
             return batch
         edges, out = plain_edges(batch.edge_index), copy.copy(batch)
         kept = (~learned[edges[0].long()]).nonzero().squeeze(1)
