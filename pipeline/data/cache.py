@@ -191,7 +191,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     else:
         read_by = f"{path.name} {READ_BY}" if hasattr(config, "reading") else path.name
         data = _keep(path, write, again="preparing the graph again", verify=verify, key=read_by)
-        if verify and getattr(config, "reading", READING) < 2:  # version 3 adds terms and sides, and reads alike
+        if verify and getattr(config, "reading", READING) < 2:  # later ones add terms and sides, and read alike
             _tell_of_reading(config, path)
     seconds = time.perf_counter() - start
     done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"

@@ -206,7 +206,8 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
         _decompose(db, source, place, text, num_nodes, seed)
     return replace(found, latest=latest, mean=mean, std=std, quantiles=quantiles,
                    texts=[text.counted() for text in texts], vectors=[text.vectors for text in texts],
-                   scores=_fit_scores(db, texts, num_nodes, labels, links, seed) if are_scored and labels else None)
+                   scores=_fit_scores(db, features_of(texts), num_nodes, labels, links, seed)
+                   if are_scored and labels else None)
 
 
 def write_features(db: Database, writer: StoreWriter, num_nodes: int, values: Values, texts: list[TextFeatures],
@@ -247,6 +248,11 @@ def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[T
         writer.put(name, torch.from_numpy(values.astype(dtype)))
 
 
+def features_of(texts: list[TextFeatures]) -> list[TextFeatures]:
+    """Return the columns of text that become features: the first ones."""
+    return [text for text in texts if text.channels]
+
+
 def num_channels(values: Values, texts: list[TextFeatures], fitted: Columns) -> int:
     """Return the number of columns of features; arguments are those of :func:`write_features`."""
     return first_score(values, fitted) + sum(map(len, fitted.categories)) + (
@@ -264,13 +270,13 @@ def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[Tex
 
     Arguments are those of :func:`write_features`.
     """
-    scores, sizes = fitted.scores, [len(values) for values in fitted.categories]
+    scores, sizes, seen = fitted.scores, [len(values) for values in fitted.categories], features_of(texts)
     marked = [values.first_features[place] for place in fitted.flagged]
     for first, last in blocks(num_nodes, BLOCK):
         rows = _numbers(db, values, first, last, fitted.latest, fitted.quantiles)
         parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked])]
-        parts += [scores.transform(first, _terms(db, texts, first, last))] if scores is not None else [
-            text.transform(_texts(db, place, first, last)) for place, text in enumerate(texts)]
+        parts += [scores.transform(first, _terms(db, seen, first, last))] if scores is not None else [
+            text.transform(_texts(db, place, first, last)) for place, text in enumerate(seen)]
         parts.append(one_hot(db, sizes, first, last))
         yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 

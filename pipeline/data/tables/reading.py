@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.scores import check_columns
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database
-from parallel_epochs.pipeline.data.tables.text import TextFeatures
+from parallel_epochs.pipeline.data.tables.text import MOST_WITH_IDS, TextFeatures
 from parallel_epochs.pipeline.data.tables.values import Values
 
 
@@ -102,11 +102,14 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
     Returns:
         The columns of numbers, what computes the features of each column of text, and what is known of all columns.
     """
-    numbers, texts = values_of(config, "nodes"), texts_of(config)
-    for own in neighbors if config.nodes.text_neighbors else []:
+    numbers, texts, are_features = values_of(config, "nodes"), texts_of(config), config.nodes.text_neighbors
+    # Linear models of texts read the ids of neighbours too. Runs of before did not.
+    are_terms = len(found.texts) > len(texts) if not is_new else bool(texts) and labels is not None and (
+        num_nodes <= MOST_WITH_IDS and not config.on_disk and config.reading > 3)
+    for own in neighbors if are_features or are_terms else []:
         tables_nodes.collect_ids(db, len(texts), own)
-        texts.append(TextFeatures("ids", config.nodes.text_channels,
-                                  is_decomposed=config.nodes.text_features == "svd"))
+        texts.append(TextFeatures("ids", config.nodes.text_channels if are_features else 0,
+                                  is_decomposed=are_features and config.nodes.text_features == "svd"))
     if is_new:
         found = tables_nodes.fit(db, str(config.tables[1]), num_nodes, numbers, texts, found=found,
                                  seed=config.graph_seed,

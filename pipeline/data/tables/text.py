@@ -21,6 +21,8 @@ NUM_HASHES = 1 << 20
 MAX_TERMS, MAX_TEXTS, MAX_CELLS = 1 << 15, 1 << 16, 1 << 25
 # Bounds on the matrix of TF-IDF of all texts: columns, and numbers.
 NUM_TERMS, MOST_NUMBERS = 1 << 17, 1 << 25
+# Ids of neighbours are terms of so many nodes at most, if nothing else asks for them.
+MOST_WITH_IDS = 300_000
 # Iterations of the decomposition.
 NUM_ITERATIONS = 4
 
@@ -38,7 +40,7 @@ class TextFeatures:
 
     Args:
         kind: "words", "chars" (pieces of words), "tags" or "ids".
-        channels: columns, at most; terms that are fewer have one each.
+        channels: columns, at most; terms that are fewer have one each. 0: the texts become no features.
         num_words: words in a row that count as one term, at most.
         char_lengths: letters of a piece, from and to.
         tag_separator: what stands between two tags.

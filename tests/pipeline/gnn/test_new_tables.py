@@ -117,6 +117,12 @@ def subjects(table: pd.DataFrame) -> pd.DataFrame:
                                for number, kind in enumerate(kinds)])
 
 
+def ids_of_neighbours(folder, ids, own: str, other: str) -> np.ndarray:
+    """Weigh the ids of the nodes that edges lead to, or come from, by TF-IDF."""
+    found = pd.read_csv(folder / "edges.csv").groupby(own)[other].unique()
+    return TfidfVectorizer(analyzer=list).fit_transform([found.get(each, []) for each in ids]).toarray()
+
+
 @pytest.mark.parametrize("label", ["label", "age"])
 def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     """Those of scikit-learn; and other tables are answered alike, but for those without texts."""
@@ -127,7 +133,9 @@ def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     old, new = restored(run), restored(run, tmp_path / "old")
     base, data = old.setup.base, old.setup.data
     table = subjects(pd.read_csv(tmp_path / "old" / "nodes.csv", keep_default_na=False))
-    terms = TfidfVectorizer(sublinear_tf=True).fit_transform(table["about"]).toarray()
+    terms = np.hstack([TfidfVectorizer(sublinear_tf=True).fit_transform(table["about"]).toarray(),
+                       *(ids_of_neighbours(tmp_path / "old", table["id"], *ends) for ends in (
+                           ("source", "target"), ("target", "source")))])
     terms = terms[:, (terms > 0).sum(0) > 1]  # a term that one text has tells nothing of others
     rest, train = ~data.train_mask.numpy(), data.train_mask.numpy()
     if label == "label":
@@ -154,7 +162,7 @@ def test_a_component_keeps_the_terms_of_its_nodes(tmp_path):
 
 
 def test_a_model_of_terms_refuses_data_without_texts_and_needs_no_columns(tmp_path, monkeypatch):
-    write(tmp_path / "old", nodes=subjects)
+    write(tmp_path / "old", num_edges=20, nodes=subjects)  # few ids of neighbours
     run = trained(tmp_path, tmp_path / "old", "data.nodes.text=[about]", *LABEL, "task.base=linear",
                   "task.candidate=network")
     setup = restored(run).setup
