@@ -30,9 +30,9 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT = 7
-# The part of the network's time that all simple methods may take, and what they may take at least.
-PART, FEWEST_SECONDS = 0.2, 1
+FORMAT = 8
+# The part of the network's time that all simple methods may take; seconds at least; and at most, times baselines.seconds.
+PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3
 # A method is chosen for so many nodes, or whole graphs, at most.
 MOST_NODES = 300_000
 
@@ -88,7 +88,8 @@ def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
     if config.task.base != keys.AUTO or config.task.base_seconds != keys.AUTO or config.why_no_base():
         return {}
     whole = estimate.seconds_of_training(config, data.num_nodes, data.num_edges)
-    return {"task.base_seconds": float(min(config.baselines.seconds, max(FEWEST_SECONDS, round(PART * whole))))}
+    most = MOST_TIMES * config.baselines.seconds
+    return {"task.base_seconds": float(min(most, max(FEWEST_SECONDS, round(PART * whole))))}
 
 
 def _why_not(data: Graph, task: Task) -> str | None:

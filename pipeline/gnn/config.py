@@ -159,8 +159,8 @@ class TaskConfig:
                     "scores and begins at them, and the run predicts with the simple method, the network or a mixture "
                     "of both, whichever validation favours.", before="none")
     base_seconds: keys.Number = key(keys.AUTO, "Number of seconds that all simple methods together may take, by an "
-                                    "estimate (base=auto). auto: a fifth of the network's time, 1 at least and "
-                                    "baselines.seconds at most; a run that is resumed keeps what it began with.",
+                                    "estimate (base=auto). auto: a fifth of the network's time, 1 at least and 3 "
+                                    "times baselines.seconds at most; a run that is resumed keeps what it began with.",
                                     minimum=0.0, may_be_auto=True, when={"task.base": ("auto",)})
     candidate: str = key(keys.AUTO, "How the network uses the simple method. network: not at all. offset: its scores "
                          "are inputs and the start of the logits. inputs: its scores are inputs. auto: network and "

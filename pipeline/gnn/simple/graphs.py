@@ -12,15 +12,19 @@ from parallel_epochs.models.kernels.hash import GOLDEN, mix
 NUM_PATTERNS, RADIUS = 2048, 2
 
 
-def count_contents(data: Data) -> Float[Tensor, "num_graphs columns"]:
-    """Sum the features of each graph's nodes, and of its edges; of categories, count each."""
+def count_contents(data: Data, num_last: int = 0) -> Float[Tensor, "num_graphs columns"]:
+    """Sum the features of each graph's nodes, and of its edges; of categories, count each.
+
+    Args:
+        num_last: as for :func:`count_patterns`.
+    """
     graph = torch.arange(len(data.ptr) - 1).repeat_interleave(data.ptr.diff())
     ends = graph[data.edge_index.as_tensor()[1].long()]
     parts = [torch.bincount(graph, minlength=len(data.ptr) - 1).float().unsqueeze(1)]
     for of, values, sizes in ((graph, data.x, data.get("x_tables")), (ends, data.edge_attr, data.get("edge_tables"))):
         if values is None or not values.size(1):
             continue
-        for column in range(values.size(1)):
+        for column in range(values.size(1) - (num_last if values is data.x else 0)):
             if sizes is None:
                 found = torch.zeros(len(parts[0])).index_add_(0, of, values[:, column].float()).unsqueeze(1)
             else:
@@ -37,7 +41,7 @@ def count_patterns(data: Data, num_last: int = 0) -> Float[Tensor, "num_graphs n
     Inf. Model. 50 (2010), with the columns of atoms and bonds as invariants. None where nodes have no categories.
 
     Args:
-        num_last: number of the last columns of ``x`` that say where a node stands in its graph, which no pattern reads.
+        num_last: number of the last columns of ``x`` that say where a node stands in its graph, which are not read.
     """
     if data.get("x_tables") is None or not (width := data.x.size(1) - num_last):
         return None

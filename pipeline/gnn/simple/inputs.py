@@ -77,7 +77,7 @@ class Inputs:
         Each step multiplies by the normalised adjacency (SGC, https://arxiv.org/abs/1902.07153).
         """
         if not self._hops:
-            self._hops.append(count_contents(self.data) if self.are_graphs else
+            self._hops.append(count_contents(self.data, getattr(self.task, "num_last", 0)) if self.are_graphs else
                               self.data.x[self.own, :self.width].float())
         while len(self._hops) <= number:
             self._hops.append(self.adjacency @ self._hops[-1])

@@ -9,7 +9,8 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.gnn import bases
 from parallel_epochs.pipeline.gnn.optimization import settle
-from parallel_epochs.pipeline.gnn.simple.graphs import count_patterns
+from parallel_epochs.pipeline.gnn.simple.graphs import count_contents, count_patterns
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import train
@@ -89,3 +90,5 @@ def test_patterns_do_not_read_where_a_node_stands(configure, overrides):
     own = count_patterns(plain.data)
     assert walks.task.num_last == 4 and torch.equal(own, count_patterns(walks.data, 4))
     assert not torch.equal(own, count_patterns(walks.data))
+    sums = [Inputs(setup.data, setup.task).hop(0) for setup in (plain, walks)]
+    assert torch.equal(*sums) and count_contents(walks.data).size(1) > sums[0].size(1)
