@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
 FORMAT = 8
-# The part of the network's time that all simple methods may take; seconds at least; and at most, times baselines.seconds.
+# All simple methods may take this part of the network's time, at least so many seconds, and at most so many times what
+# one of them may take.
 PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3
 # A method is chosen for so many nodes, or whole graphs, at most.
 MOST_NODES = 300_000

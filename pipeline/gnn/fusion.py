@@ -80,6 +80,7 @@ class Kept:
         moments: factor and constant that make scores of the columns that the network reads.
         fitted: what scores other data; empty if nothing can.
         sample: some of its scores for the graph of the training; none in runs of earlier versions.
+        thresholds: those of the network alone, as in ``scores.json``; none where it has none.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Kept:
     reads_labels: bool
     fitted: dict[str, Any]
     sample: Float[Tensor, "num_sampled columns"] | None = None
+    thresholds: list[float] | None = None
 
 
 def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     answer = choose(task, rows, base)
     checkpoint.save(folder / FILE, asdict(Kept(
         base.name, base.title, answer.share, list(bases.moments_of(setup.data, base.rows)), base.reads_labels,
-        base.fitted, _sample(base))))
+        base.fitted, _sample(base), setup.kind.record(setup.data, task, setup.model, rows).get("thresholds"))))
     rows = mix(rows, task.from_learned(base.rows), answer.share)
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
@@ -248,5 +250,7 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept | None) -> Predicted:
         log.warning("the network answers alone, since %s reads labels of neighbours, and none are known here",
                     kept.title)
         share = 0.0
+        if kept.thresholds is not None:
+            predicted = replace(predicted, thresholds=torch.tensor(kept.thresholds, dtype=torch.float64))
     own = base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
     return replace(predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share))

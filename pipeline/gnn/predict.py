@@ -171,7 +171,8 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
     if setup.base is not None:
         predicted = fusion.mix_in(predicted, setup.base, fusion.read_kept(run))
-    return setup, replace(predicted, thresholds=label_scores.read_thresholds(run, setup.task.out_channels))
+    thresholds = label_scores.read_thresholds(run, setup.task.out_channels)
+    return setup, predicted if predicted.thresholds is not None else replace(predicted, thresholds=thresholds)
 
 
 def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, asked: GNNPredictConfig, round_: int,

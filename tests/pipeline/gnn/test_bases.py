@@ -14,6 +14,7 @@ from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.gnn import bases, candidates, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.simple.base import Base
+from parallel_epochs.pipeline.metrics import choose_thresholds
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
@@ -186,6 +187,24 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
     loaded, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
     opened = SavedRun(tmp_path / "model.pe", loaded, {}, shared=shared)
     torch.testing.assert_close(predicted(opened, data=NewDataConfig(str(tmp_path / "new.pt"))).rows, other.rows)
+
+
+def test_a_network_that_answers_alone_decides_by_its_own_thresholds(tmp_path):
+    train(cli.compose_config([*graph_of("tasks", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}",
+                              "task.base=propagation", "task.candidate=network"]), tmp_path / "run")
+    config, content = schema.load(tmp_path / "run" / "config.yaml"), torch.load(tmp_path / "graph.pt")
+    torch.save({key: content[key] for key in ("x", "edge_index", "num_nodes")}, tmp_path / "new.pt")
+    run = SavedRun(tmp_path / "run", config, settings(config))
+    network = predicted(SavedRun(tmp_path / "run", dataclasses.replace(config, task=dataclasses.replace(
+        config.task, base="none", candidate="auto")), {}))
+    valid = network.graph.valid_mask
+    expected = choose_thresholds(network.graph.y[valid], network.rows[valid], "f1")
+    assert not torch.allclose(predicted(run).thresholds, expected)
+    new_data.export(run, tmp_path / "model.pe")
+    loaded, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
+    for each in (run, SavedRun(tmp_path / "model.pe", loaded, {}, shared=shared)):
+        found = predicted(each, data=NewDataConfig(str(tmp_path / "new.pt")))
+        torch.testing.assert_close(found.thresholds, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("given, expected", [
