@@ -337,7 +337,8 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 
 
 # The commands of the other pages run in the exhaustive suite; in the slow one they are only checked, by the test above.
-RUN = ("README.md", "start.md", "data.md", "embeddings.md", "knowledge.md", "reliability.md", "report.md", "tables.md")
+RUN = ("README.md", "start.md", "data.md", "edges.md", "embeddings.md", "knowledge.md", "reliability.md", "report.md",
+       "tables.md")
 
 
 @pytest.mark.parametrize("page", [

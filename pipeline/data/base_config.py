@@ -181,8 +181,8 @@ def label_type() -> Any:
 
 def hide_labelled() -> Any:
     """Declare the key of graphs whose edges have labels that says which of these edges send no messages."""
-    return key(True, "Leave the labelled edges of validation and test out of the messages; the same as "
-               "task.hide_labelled, which sets it.", shapes_graph=True, hashed_if_given=True)
+    return key(None, "Leave the labelled edges of validation and test out of the messages; the same as "
+               "task.hide_labelled, which sets it for task=edge.", shapes_graph=True, hashed_if_given=True)
 
 
 def reading() -> Any:

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     degrees,
     featureless,
+    hide_labelled,
     label_type,
     reading,
     refuse_changes,
@@ -209,9 +210,15 @@ class FileConfig(DataConfig):
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = label_type()
+    hide_labelled: bool | None = hide_labelled()
 
     def origin(self) -> str:
         return self.path
+
+    def check_edges(self) -> None:
+        if self.split == "time" and self.edge_time is None:
+            raise ValueError("task=edge with data.split=time needs data.edge_time, the attribute with a time for each "
+                             "edge")
 
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)

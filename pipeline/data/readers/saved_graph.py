@@ -7,7 +7,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.node_names import check_names
 from parallel_epochs.pipeline.data.pickles import readable
+from parallel_epochs.pipeline.data.readers.edge_labels import LABELS, OF_EDGES, split_edges
 from parallel_epochs.pipeline.data.readers.hetero import join_hetero, take_apart
 from parallel_epochs.pipeline.data.sparse import coalesce, with_edges
 from parallel_epochs.pipeline.data.splits import divide, shuffle
@@ -53,7 +54,7 @@ def hash_content(path: str) -> str:
 def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
          edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
          graph_seed: int = 0, reverse_relations: bool = True, featureless: str = "mean", label_type: str | None = None,
-         needs_labels: bool = True) -> Graph:
+         hide_labelled: bool | None = None, needs_labels: bool = True) -> Graph:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, an ``InMemoryDataset`` of one graph, or
     a ``HeteroData``.
 
@@ -71,6 +72,7 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         graph_seed: of a random split.
         reverse_relations, featureless, label_type: of a ``HeteroData``, see
             :func:`pipeline.data.readers.hetero.join_hetero`.
+        hide_labelled: read labels of edges, and whether those that are predicted send no messages; none: of nodes.
         needs_labels: whether to read labels and masks, too. Otherwise they may be wrong.
 
     Raises:
@@ -81,6 +83,10 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
     loaded = _load(path)
     if isinstance(loaded, (Graph, dict)) and isinstance(loaded.get("types"), GraphTypes):
         loaded = take_apart(str(path), _attributes(path, loaded), reverse_relations=reverse_relations)
+    elif hide_labelled is not None and not is_hetero(loaded):
+        loaded, reverse_relations = _split_edges(str(path), _attributes(path, loaded), splitting, edge_time,
+                                                 hides=hide_labelled, needs_labels=needs_labels), False
+        edge_time, splitting = None, replace(splitting, split=None)
     if is_hetero(loaded):
         if edge_time is not None:
             raise ValueError(f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of "
@@ -92,6 +98,23 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         raise ValueError("task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
                          f"types of nodes, and {path} has one. Leave them out")
     return _read_saved(str(path), _attributes(path, loaded), splitting, edge_time=edge_time, needs_labels=needs_labels)
+
+
+def _split_edges(path: str, saved: dict, splitting: "Splitting", edge_time: str | None, *, hides: bool,
+                 needs_labels: bool) -> dict:
+    """Let the edges of a ``Data`` with labels be nodes of a type."""
+    saved = with_edges(saved, path)
+    if needs_labels and LABELS not in saved:
+        raise ValueError(f"{path}: task=edge needs {LABELS}, a label for each edge; it has {', '.join(saved)}. Add it, "
+                         "or set task=node")
+    for other, name in OTHER_NAMES.items():
+        if name not in saved and other in saved:
+            saved[name] = saved.pop(other)
+    times = None if edge_time is None or not needs_labels else _take_edge_times(saved, edge_time)
+    if unused := [key for key in saved if key not in (*OF_EDGES, "x", "num_nodes", "metric", *NAMES)]:
+        log.info("%s: not used: %s", path, ", ".join(unused))
+    return split_edges(path, saved, split=splitting.split, times=times, seed=splitting.graph_seed, hides=hides,
+                       fractions=(splitting.train_fraction, splitting.valid_fraction), needs_labels=needs_labels)
 
 
 @dataclass(frozen=True)

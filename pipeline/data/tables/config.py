@@ -163,7 +163,7 @@ class TablesConfig(DataConfig):
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = label_type()
-    hide_labelled: bool = hide_labelled()
+    hide_labelled: bool | None = hide_labelled()
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
     dangling: str = key("drop", "What to do with edges that have an empty id, or an id that no node has. drop: leave "

@@ -130,7 +130,8 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
              for name, own in nodes.items()}
     types, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
-    hides = config.hide_labelled and config.labels_edges and _hide(db, config, nodes, edges, is_new=learned is None)
+    hides = bool(config.hide_labelled) and config.labels_edges and _hide(
+        db, config, nodes, edges, is_new=learned is None)
     _sort(db, edges, types, both=config.reverse_relations)
     counted = _count(db, types, both=config.reverse_relations and not hides)
     on_stage("writing the store")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
@@ -181,6 +182,46 @@ def test_a_run_predicts_the_table_of_edges(keys, columns, folder, tmp_path):
     assert list(found)[:4] == ["source", "target", "id", "split"] and set(columns) <= set(found)
     assert (found[["source", "target"]] == table[["source", "target"]]).all(axis=None)
     assert (found.id == np.arange(1, 301)).all() and set(found.split) == {"train", "valid", "test"}
+
+
+def save_payments(path, **changes):
+    """Save the payments as a Data with a label for each edge, whose fifth ones are for the test."""
+    table, number = make_payments(), torch.arange(300) % 5
+    label, amount, day = (torch.tensor(table[name].tolist()) for name in ("fraud", "amount", "day"))
+    index = torch.tensor([[int(name[1:]) for name in table[end]] for end in ("source", "target")])
+    saved = {"x": torch.arange(40.0)[:, None] % 7, "edge_index": index, "edge_label": label, "edge_attr": amount,
+             "train_mask": number < 3, "val_mask": number == 3, "test_mask": number == 4, "day": day} | changes
+    torch.save(Data(**saved), path)
+    return ["task=edge", "data=file", f"data.path={path}", *(key for key in KEYS[2:] if not key.startswith("data."))]
+
+
+@pytest.mark.parametrize("keys", [[], ["data.split=random"], ["data.split=time", "data.edge_time=day"]])
+def test_labels_of_edges_of_a_saved_graph_are_learned(keys, tmp_path):
+    overrides = [*save_payments(tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}", *keys]
+    config, table = cli.compose_config([*overrides, "train.epochs=1", "train.label_input=0"]), make_payments()
+    data = open_graph(config).parts[0].data
+    first, ends = data.types.nodes_of("edge").start, find_ends(data)
+    assert [f"a{node}" for node in ends[:, 1]] == table.target.tolist() and data.y[first:, 0].tolist() == \
+        table.fraud.tolist()
+    assert torch.equal(senders(data), data.train_mask[first:])
+    if not keys:
+        assert torch.equal(data.train_mask[first:], torch.arange(300) % 5 < 3)
+    summary = train(config, tmp_path / "run")
+    assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(summary["test"])
+    run = SavedRun(tmp_path / "run", config, settings(config))
+    save_payments(tmp_path / "new.pt", edge_label=None)
+    found = predicted(run, data=NewDataConfig(path=str(tmp_path / "new.pt")), output="out.csv")
+    assert senders(found.setup.data).all() and found.rows[first:].isfinite().all()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"edge_label": None}, "task=edge needs edge_label"), ({"edge_label": torch.zeros(7)}, "7 rows"),
+    ({"train_mask": None}, "no train_mask of the edges"),
+    ({"train_mask": torch.ones(40).bool()}, "for each of the 300"),
+    ({"edge_index": torch.tensor([[0, 1], [1, 0]]), "edge_label": torch.tensor([0, 1])}, "in both directions")])
+def test_wrong_labels_of_edges_of_a_saved_graph_are_refused(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        open_graph(cli.compose_config([*save_payments(tmp_path / "graph.pt", **change), f"cache_dir={tmp_path}"]))
 
 
 def test_labels_of_one_table_of_a_schema_are_learned(folder, tmp_path):
