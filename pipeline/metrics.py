@@ -290,7 +290,7 @@ def hits(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "
     Returns:
         In [0, 1].
     """
-    return float((y_pred_pos > y_pred_neg.topk(k).values[-1]).double().mean())
+    return float(values_of_pairs(f"hits@{k}", y_pred_pos, y_pred_neg).mean())
 
 
 def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:
@@ -304,15 +304,32 @@ def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Floa
     Returns:
         In (0, 1].
     """
+    return float(values_of_pairs("mrr", y_pred_pos, y_pred_neg).mean())
+
+
+def values_of_pairs(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
+                    y_pred_neg: Float[Tensor, "..."]) -> Float[Tensor, " num_positive"]:
+    """Compute what each positive pair adds to a metric of links: the metric is the mean over these pairs, float64.
+
+    Of "rocauc" it is the fraction of the negatives below the pair, of "ap" the precision of all pairs that are not
+    below it. Other metrics and arguments as of :func:`link_metric`.
+    """
+    if k := hits_at(metric):
+        return (y_pred_pos > y_pred_neg.topk(k).values[-1]).double()
     if y_pred_neg.dim() == 2:
         own = y_pred_pos.unsqueeze(1)
         better, equal = (compared.sum(1) for compared in (y_pred_neg > own, y_pred_neg == own))
-        return float((1 + better + 0.5 * equal).double().reciprocal().mean())
-    ordered = y_pred_neg.sort().values
-    worse_or_equal = torch.searchsorted(ordered, y_pred_pos, right=True)
-    worse = torch.searchsorted(ordered, y_pred_pos)
-    rank = len(ordered) - 0.5 * (worse + worse_or_equal) + 1
-    return float(rank.double().reciprocal().mean())
+    else:
+        ordered = y_pred_neg.sort().values
+        own = y_pred_pos.contiguous()
+        not_better = torch.searchsorted(ordered, own, right=True)
+        better, equal = len(ordered) - not_better, not_better - torch.searchsorted(ordered, own)
+    if metric == "mrr":
+        return (1 + better + 0.5 * equal).double().reciprocal()
+    if metric == "rocauc":
+        return 1 - (better + 0.5 * equal).double() / max(y_pred_neg.size(-1), 1)
+    among = len(y_pred_pos) - torch.searchsorted(y_pred_pos.sort().values, y_pred_pos.contiguous())
+    return among.double() / (among + better + equal)
 
 
 def link_ranking(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> dict[str, float]:
@@ -383,9 +400,13 @@ def ranking_metric(metric: str, ranks: Float[Tensor, " num_answers"], sources: I
     Returns:
         In [0, 1]; NaN without an answer.
     """
+    return float(values_of_sources(metric, ranks, sources).mean())
+
+
+def values_of_sources(metric: str, ranks: Float[Tensor, " num_answers"],
+                      sources: Int[Tensor, " num_answers"]) -> Float[Tensor, " num_sources"]:
+    """Compute a metric of :func:`ranking_metric` for each source, in ascending order of the sources, float64."""
     name, k = metric.partition("@")[0], ranks_at(metric)
-    if not len(ranks):
-        return math.nan
     _, place, count = sources.unique(return_inverse=True, return_counts=True)
     is_in = (ranks <= k).double()
     gain = {"recall": is_in, "hit": is_in, "mrr": is_in / ranks, "ndcg": is_in / (1 + ranks).log2()}[name]
@@ -396,7 +417,7 @@ def ranking_metric(metric: str, ranks: Float[Tensor, " num_answers"], sources: I
     elif name == "ndcg":
         ideal = (1 / torch.arange(2, 2 + k, dtype=torch.float64).log2()).cumsum(0)
         found /= ideal[count.clamp(max=k) - 1]
-    return float(found.mean())
+    return found
 
 
 def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:

@@ -21,8 +21,10 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.simple.base import Base, fit_base
+from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import BASE_COLUMNS
+from parallel_epochs.pipeline.names import BASE_COLUMNS, ranks_at
 from parallel_epochs.pipeline.run import checkpoint, pulse, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import format_score
@@ -30,7 +32,7 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT = 8
+FORMAT, LINKS_FORMAT = 8, 1
 # All simple methods may take this part of the network's time, at least so many seconds, and at most so many times what
 # one of them may take.
 PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3
@@ -38,7 +40,7 @@ PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3
 MOST_NODES = 300_000
 
 
-def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
+def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkBase | None:
     """Fit the simple method of a run, or read its scores from the cache; none if the run has no such method.
 
     Args:
@@ -56,9 +58,11 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
         if config.task.reads_base:
             raise ValueError(f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto "
                              f"chooses none: {reason}")
-        if verify and not config.predicts_links:  # of which nobody expects one
+        if verify:
             log.info("no simple method (task.base=auto): %s", reason)
         return None
+    if isinstance(task, LinkTask):
+        return _fit_or_read_links(config, data, task, verify=verify)
     if not isinstance(task, NodeTask):  # a kind of others
         if is_chosen:
             return None
@@ -84,12 +88,32 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     return base
 
 
+def _fit_or_read_links(config: GNNConfig, data: Graph, task: LinkTask, *, verify: bool) -> LinkBase:
+    """Choose the simple method of a run on links, or read from the cache what was chosen."""
+    seconds = float(config.task.base_seconds)
+    asked = json.dumps([LINKS_FORMAT, seconds, task.metric, task.test_data is not None])
+    path = path_of(config.data, config.cache_dir, data.content_hash,
+                   f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
+
+    def fit() -> dict[str, Any]:
+        pulse.beat("comparing simple methods", pulse.State.LONG)
+        return vars(fit_link_base(data, task, seconds))
+
+    base = LinkBase(**checkpoint.keep(path, fit, again="fitting it again", verify=verify,
+                                      check=lambda path, content: read_back.build(path, LinkBase, content)))
+    if verify:
+        log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
+    return base
+
+
 def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
     """Return the value of task.base_seconds if it is "auto" and a method is chosen: a part of the network's time."""
     if config.task.base != keys.AUTO or config.task.base_seconds != keys.AUTO or config.why_no_base():
         return {}
-    whole = estimate.seconds_of_training(config, data.num_nodes, data.num_edges)
-    most = MOST_TIMES * config.baselines.seconds
+    num_ranked, most = 0, MOST_TIMES * config.baselines.seconds
+    if config.predicts_links and ranks_at(config.task.metric or data.metric):
+        num_ranked = (len(data.valid_pairs) + len(data.test_pairs)) * data.num_nodes
+    whole = estimate.seconds_of_training(config, data.num_nodes, data.num_edges, num_ranked)
     return {"task.base_seconds": float(min(most, max(FEWEST_SECONDS, round(PART * whole))))}
 
 
@@ -102,7 +126,7 @@ def _why_not(data: Graph, task: Task) -> str | None:
     return None
 
 
-def show(config: GNNConfig, data: Graph, base: Base | None,
+def show(config: GNNConfig, data: Graph, base: Base | LinkBase | None,
          moments: Sequence[float] | None = None) -> Graph:
     """Give the nodes of a graph the scores of a simple method as columns, where the network reads them.
 
@@ -113,7 +137,7 @@ def show(config: GNNConfig, data: Graph, base: Base | None,
         base: the simple method; none if the run has none.
         moments: as :func:`moments_of` returned them for the graph of the training. None: it is this one.
     """
-    if base is None or not config.task.reads_base:
+    if base is None or isinstance(base, LinkBase) or not config.task.reads_base:
         return data
     scale, shift = moments or moments_of(data, base.rows)
     types, columns = data.types, (base.rows - shift) / scale

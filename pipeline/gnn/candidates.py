@@ -48,7 +48,8 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
         return _with_candidates(summary, task.candidate, folder) if ranks.is_first else summary
     summaries = dict[str, dict]()
     for name in TRIED:
-        if skipped := ranks.broadcast(_why_skipped(first.base, summaries) if ranks.is_first and summaries else None):
+        if skipped := ranks.broadcast(
+                _why_skipped(cast(Base, first.base), summaries) if ranks.is_first and summaries else None):
             log.info("candidate %s is skipped: %s", name, skipped)
             continue
         log.info("candidate %s, in %s", name, folder / f"{FOLDER}{name}")

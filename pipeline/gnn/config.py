@@ -380,6 +380,7 @@ RULES = (
     Rule(BASE, "evaluation.smooth", ("none",), "predictions are mixed with those of the simple method"),
     Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node", "edge"), "graphs have no columns of "
          "their own", "task.candidate=network"),
+    Rule(LINK, "task.candidate", (keys.AUTO, "network"), "a network of links does not read the simple method"),
     Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
          "single label"),
     Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "task.name", ("node",), "labels of nodes spread along edges"),
@@ -471,7 +472,6 @@ class GNNConfig(RunConfig):
     def why_no_base(self) -> str | None:
         """Say why task.base=auto chooses no simple method for this run; none if it may choose one."""
         reasons = {
-            "labels are needed, and links are learned": self.task.name == "link",
             "one simple method is fitted to all nodes (data.components=separate)": self.data.components == "separate",
             "the graph stays on the disk (data.on_disk=true)": self.data.on_disk,
             "predictions are smoothed (evaluation.smooth)": self.evaluation.smooths,

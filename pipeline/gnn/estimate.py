@@ -15,6 +15,8 @@ BYTES_PER_PARAMETER = 16
 BYTES_PER_MODULE = 4_000
 # Seconds of an epoch and its evaluation for each edge and channel of a layer, and for each node and pair of channels.
 SECONDS_PER_MESSAGE, SECONDS_PER_PRODUCT = 6e-9, 1.5e-9
+# Seconds in which an evaluation ranks a candidate of a source.
+SECONDS_PER_RANK = 5e-9
 # Sizes up to the first are built, on the device that allocates nothing; larger ones are extrapolated from some of at
 # least the second.
 LARGEST_BUILT, SMALLEST_BUILT = 64, 6
@@ -65,15 +67,20 @@ class Machine:
         return f"{limit} a rank, 80 % of what {self.holder} has,"
 
 
-def seconds_of_training(config: GNNConfig, num_nodes: int, num_edges: int) -> float:
+def seconds_of_training(config: GNNConfig, num_nodes: int, num_edges: int, num_ranked: int = 0) -> float:
     """Estimate the seconds that a network is trained on a core, from sizes alone.
 
     A run that stops early is taken to have three times as many evaluations as its patience.
+
+    Args:
+        num_ranked: candidates of all sources that an evaluation ranks.
     """
     train, model = config.train, config.model
     epochs = min(train.epochs, 3 * train.patience * train.eval_every) if train.patience else train.epochs
     width, depth = getattr(model, "hidden_channels", 64), getattr(model, "num_layers", 4)
-    return epochs * depth * width * (SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width)
+    ranking = epochs / train.eval_every * num_ranked * SECONDS_PER_RANK
+    return ranking + epochs * depth * width * (
+        SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width)
 
 
 def machine_of(config: GNNConfig) -> Machine:

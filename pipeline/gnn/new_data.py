@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
-from parallel_epochs.pipeline.gnn import bases, build, fusion, label_scores
+from parallel_epochs.pipeline.gnn import bases, build, fusion, label_scores, link_fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
@@ -158,10 +158,12 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     if learned.summaries is not None:
         summarise(data, source.summaries, plan=Summaries(**learned.summaries))
     data.content_hash = hash_graph(source)
-    data, base = kind.accept(data, learned), None
+    data, base = kind.accept(data, learned), cast(Any, None)
     if known_labels == OLD:
         _hide_new(data, run, state)
-    if (kept := fusion.read_kept(run)) is not None:
+    if (kept := fusion.read_kept(run)) is not None and kind.takes_pairs:
+        base = link_fusion.base_of(kept)
+    elif kept is not None:
         base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
         data = bases.show(config, data, base, kept.moments)
     setup = Setup(_for_prediction(kind, data), data, device, base=base)

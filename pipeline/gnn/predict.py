@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import build, ensemble, fusion, label_scores, new_data
+from parallel_epochs.pipeline.gnn import answers, build, ensemble, label_scores, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -169,8 +169,7 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
         load_weights(state["model"], setup.model, setup.table)
         round_, epoch = new_data.place_of(state, is_best=run.is_best)
     predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
-    if setup.base is not None:
-        predicted = fusion.mix_in(predicted, setup.base, fusion.read_kept(run))
+    predicted = answers.answer(setup, predicted, run)
     thresholds = label_scores.read_thresholds(run, setup.task.out_channels)
     return setup, predicted if predicted.thresholds is not None else replace(predicted, thresholds=thresholds)
 

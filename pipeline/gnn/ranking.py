@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.links import find_sides, link_relation_of
+from parallel_epochs.pipeline.data.links import find_links, find_relation_links, find_sides, link_relation_of
 from parallel_epochs.pipeline.metrics import ranking_metric
 from parallel_epochs.pipeline.names import FIRST_SOURCE, SPLITS
 
@@ -68,12 +68,13 @@ class Links:
 
     Attributes:
         directions: of a bipartite graph there is one for each side, that of the sources first if it is known.
+        is_two_way: whether both ends of a link are sources.
     """
 
     def __init__(self, data: Data):
         self.num_nodes, self._pairs = data.num_nodes, {split: data[f"{split}_pairs"].long() for split in SPLITS}
-        own = link_relation_of(data)
-        self._is_two_way, every = own is None, torch.arange(data.num_nodes)
+        own, self._side = link_relation_of(data), None
+        self.is_two_way, every = own is None, torch.arange(data.num_nodes)
         if own is not None:
             self.directions = [Direction(*(every[nodes.start:nodes.stop] for nodes in (own.source, own.target)))]
             return
@@ -85,21 +86,24 @@ class Links:
         node = data.get(FIRST_SOURCE, -1)
         if 0 <= node < data.num_nodes and side[node] >= 0:
             first = int(side[node])
-            self._is_two_way, sides = False, [sides[first], sides[1 - first]]
-            self._pairs = {split: torch.where((side[pairs[:, :1]] == first), pairs, pairs.flip(1))
-                           for split, pairs in self._pairs.items()}
+            self.is_two_way, sides, self._side = False, [sides[first], sides[1 - first]], side == first
+            self._pairs = {split: self.direct(pairs) for split, pairs in self._pairs.items()}
         self.directions = [Direction(*sides), Direction(*sides[::-1])]
 
     @property
     def answered(self) -> list[Direction]:
         """The directions of the answers: of a bipartite graph both, unless it is known on which side the sources are.
         """
-        return self.directions if self._is_two_way else self.directions[:1]
+        return self.directions if self.is_two_way else self.directions[:1]
+
+    def direct(self, pairs: Int[Tensor, "num_pairs 2"]) -> Int[Tensor, "num_pairs 2"]:
+        """Return pairs with the node on the side of the sources first, where it is known which that is."""
+        return pairs if self._side is None else torch.where(self._side[pairs[:, :1]], pairs, pairs.flip(1))
 
     def answers(self, split: str) -> Int[Tensor, "num_answers 2"]:
         """Return a source and a target for each answer of a split, sorted by source."""
         pairs = self._pairs[split]
-        return self._sort(torch.cat([pairs, pairs.flip(1)]) if self._is_two_way else pairs)
+        return self._sort(torch.cat([pairs, pairs.flip(1)]) if self.is_two_way else pairs)
 
     def known(self, split: str) -> Int[Tensor, "num_known 2"]:
         """Return the pairs that are linked before a split, both ways round, sorted by source."""
@@ -116,6 +120,18 @@ class Links:
     def _sort(self, pairs: Tensor) -> Tensor:
         keys = (pairs[:, 0] * self.num_nodes + pairs[:, 1]).unique()
         return torch.stack([keys // self.num_nodes, keys % self.num_nodes], dim=1)
+
+
+def with_pairs(data: Data) -> Data:
+    """Return a graph whose training pairs are its edges, if it has no pairs."""
+    if any(len(data[f"{split}_pairs"]) for split in SPLITS):
+        return data
+    own, edges, out = link_relation_of(data), data.edge_index.as_tensor().long(), data.clone()
+    if own is None:
+        out.train_pairs = find_links(edges, data.num_nodes)[0]
+    else:
+        out.train_pairs = find_relation_links(edges, data.edge_attr[:, 0], own, data.num_nodes, "the new data")[0]
+    return out
 
 
 def rank(score: BlockScorer, answers: Int[Tensor, "num_answers 2"], known: Int[Tensor, "num_known 2"],
@@ -138,7 +154,7 @@ def rank(score: BlockScorer, answers: Int[Tensor, "num_answers 2"], known: Int[T
         for sources, scores in _blocks(score, own_answers[:, 0].unique(), known, direction):
             first, stop = torch.searchsorted(own_answers[:, 0].contiguous(), sources[[0, -1]] + torch.tensor([0, 1]))
             part = own_answers[first:stop]
-            row, column = torch.searchsorted(sources, part[:, 0].contiguous()), _place(direction, part[:, 1])
+            row, column = torch.searchsorted(sources, part[:, 0].contiguous()), place_of(direction, part[:, 1])
             for places in torch.arange(len(part)).split(max(1, NUMBERS // max(scores.size(1), 1))):
                 rows = scores[row[places]]
                 own = rows.gather(1, column[places, None])
@@ -212,17 +228,27 @@ def _blocks(score: BlockScorer, sources: Tensor, known: Tensor,
         return
     for block in sources.split(max(1, NUMBERS // max(len(direction.candidates), 1))):
         scores = score(block, direction.candidates)
-        first, stop = torch.searchsorted(own, block), torch.searchsorted(own, block, right=True)
-        row = torch.arange(len(block)).repeat_interleave(stop - first)
-        start = (stop - first).cumsum(0) - (stop - first)
-        pairs = torch.arange(len(row)) - start[row] + first[row]
-        for rows, targets in ((row, known[pairs, 1]), (torch.arange(len(block)), block)):
-            column = _place(direction, targets)
-            is_candidate = direction.candidates[column] == targets
-            scores[rows[is_candidate], column[is_candidate]] = -torch.inf
+        scores[find_known(block, own, known, direction)] = -torch.inf
         yield block, scores
 
 
-def _place(direction: Direction, targets: Tensor) -> Tensor:
+def find_known(block: Int[Tensor, " num_sources"], own: Int[Tensor, " num_known"], known: Int[Tensor, "num_known 2"],
+               direction: Direction) -> tuple[Tensor, Tensor]:
+    """Return row and column of each candidate that is known or is the source itself, in a matrix of sources.
+
+    Args:
+        own: the sources of the known pairs, contiguous.
+    """
+    first, stop = torch.searchsorted(own, block), torch.searchsorted(own, block, right=True)
+    row = torch.arange(len(block)).repeat_interleave(stop - first)
+    start = (stop - first).cumsum(0) - (stop - first)
+    pairs = torch.arange(len(row)) - start[row] + first[row]
+    row, targets = torch.cat([row, torch.arange(len(block))]), torch.cat([known[pairs, 1], block])
+    column = place_of(direction, targets)
+    is_candidate = direction.candidates[column] == targets
+    return row[is_candidate], column[is_candidate]
+
+
+def place_of(direction: Direction, targets: Tensor) -> Tensor:
     """Return the places of nodes among the candidates; those of other nodes mean nothing."""
     return torch.searchsorted(direction.candidates, targets.contiguous()).clamp(max=len(direction.candidates) - 1)

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.relations import Neighbours
 from parallel_epochs.pipeline.gnn.simple.base import Base
+from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Setup(Part[GNNConfig]):
         bare: the graph without columns of the simple method; none where `data` has none.
     """
 
-    base: Base | None = None
+    base: Base | LinkBase | None = None
     bare: Graph | None = None
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
-from parallel_epochs.pipeline.gnn import fusion, label_scores
+from parallel_epochs.pipeline.gnn import answers, fusion, label_scores
 from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import predict_best
@@ -66,7 +66,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
     Raises:
         Stopped: a rank was asked to stop; all ranks raise it.
     """
-    found = fusion.finish(setup, folder, ranks=ranks, stop=stop) if setup.base is not None else \
+    found = answers.finish(setup, folder, ranks=ranks, stop=stop) if setup.base is not None else \
         _finish_smoothed(setup, folder, ranks, stop) if setup.config.evaluation.smooths else {}
     return found | (label_scores.read_decisions(folder) if ranks.is_first else {})
 

@@ -9,12 +9,12 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.links import find_links, find_relation_links, link_relation_of
+from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
-from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best
+from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best, with_pairs
 from parallel_epochs.pipeline.gnn.table import Table
-from parallel_epochs.pipeline.names import PAIR_COLUMNS, SPLITS
+from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
 from parallel_epochs.pipeline.run.words import count
 
@@ -81,7 +81,7 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
     Raises:
         ValueError: an id names no node, or no source or no candidate is left.
     """
-    own, links = link_relation_of(data), Links(_with_pairs(data))
+    own, links = link_relation_of(data), Links(with_pairs(data))
     directions = links.directions
     if given.candidates is not None:
         chosen = _numbers(given.candidates, ids, None if own is None else own.target, asked.candidates, "candidates",
@@ -105,18 +105,6 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
                          f"{count(len(sources), 'source')}, which are on the other side of the links")
     known = links.everything() if asked.filtered else links.everything()[:0]
     return Question(sources, directions, known, asked.top or 0)
-
-
-def _with_pairs(data: Data) -> Data:
-    """Return a graph whose training pairs are its edges, if it has no pairs."""
-    if any(len(data[f"{split}_pairs"]) for split in SPLITS):
-        return data
-    own, edges, out = link_relation_of(data), data.edge_index.as_tensor().long(), data.clone()
-    if own is None:
-        out.train_pairs = find_links(edges, data.num_nodes)[0]
-    else:
-        out.train_pairs = find_relation_links(edges, data.edge_attr[:, 0], own, data.num_nodes, "the new data")[0]
-    return out
 
 
 def _numbers(wanted: list[str], ids: np.ndarray, nodes: range | None, path: str | None, name: str, *,

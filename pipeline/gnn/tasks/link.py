@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,12 @@ BLOCK = 1 << 16
 MAX_DESCRIBED = 10**7
 
 
+class Mixture(Protocol):
+    """Mixes the scores of a network with those of a simple method, see :class:`pipeline.gnn.link_fusion.Mixture`."""
+
+    def answer(self, network: Callable[[], Tensor], simple: Callable[[Any], Tensor], *, of_test: bool) -> Tensor: ...
+
+
 class LinkTask:
     """Predicts links: rows are embeddings of nodes, and :meth:`scores` decodes pairs of them.
 
@@ -56,6 +62,7 @@ class LinkTask:
         test_data: the graph to predict the test pairs from, where that is another one.
         own: the relation of the pairs, of a graph with several types of nodes; none for others.
         links: the links that are ranked; none where the metric ranks no candidates.
+        mixture: what the scores of a network are mixed with; none for the network alone.
 
     Raises:
         ValueError: the graph has no pairs, the metric is unknown, or there are too few negatives for it.
@@ -78,6 +85,7 @@ class LinkTask:
                                  f"{max(k, 1):,}, so that any model would have a perfect score. Set task.metric=mrr or "
                                  "hits@K with a lower K, or give more negatives")
         self.test_data = self._with_valid_edges() if valid_edges else None
+        self.mixture: Mixture | None = None
 
     def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
                                                                     Float[Tensor, "num_targets out_channels"]]:
@@ -128,6 +136,11 @@ class LinkTask:
 
         return self.rank_pairs(decode, official=official)
 
+    @property
+    def has_own_negatives(self) -> bool:
+        """Tell whether each validation and test pair is ranked among negatives of its own."""
+        return bool(self._each)
+
     def pairs_of(self, key: str) -> Int[Tensor, "num_pairs 2"]:
         """Return the pairs of one of ``PAIRS`` that are ranked: where pairs have negatives of their own, as many
         training pairs as validation pairs.
@@ -173,7 +186,8 @@ class LinkTask:
     @torch.no_grad()
     def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],
                pairs: Int[Tensor, "num_pairs 2"], *, of_test: bool = False) -> Float[Tensor, " num_pairs"]:
-        """Compute the logits of pairs of nodes, some at a time, on the model's device.
+        """Compute the logits of pairs of nodes, some at a time, on the model's device, and mix them with those of a
+        simple method, where the run answers with a mixture.
 
         Args:
             of_test: decode the embeddings for the test, and count common neighbours in its graph.
@@ -181,15 +195,19 @@ class LinkTask:
         Raises:
             FloatingPointError: one is not finite.
         """
-        decoder, rows, paths = self._prepare(model, rows, of_test)
-        blocks = [decoder.decode(rows, block.to(rows.device), paths).cpu() for block in pairs.split(BLOCK)]
-        logits = torch.cat(blocks) if blocks else torch.empty(0)
-        check_finite(logits)
-        return logits
+        def network() -> Tensor:
+            decoder, own, paths = self._prepare(model, rows, of_test)
+            blocks = [decoder.decode(own, block.to(own.device), paths).cpu() for block in pairs.split(BLOCK)]
+            logits = torch.cat(blocks) if blocks else torch.empty(0)
+            check_finite(logits)
+            return logits
+
+        return network() if self.mixture is None else self.mixture.answer(
+            network, lambda simple: simple.of_pairs(pairs), of_test=of_test)
 
     def score_by(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"], *,
                  of_test: bool = False) -> BlockScorer:
-        """Return what computes the logits of all pairs of some sources and candidates, on the model's device.
+        """Return what computes the logits of all pairs of some sources and candidates; see :meth:`decode`.
 
         Args:
             of_test: as of :meth:`decode`.
@@ -197,12 +215,15 @@ class LinkTask:
         decoder, rows, paths = self._prepare(model, rows, of_test)
 
         @torch.no_grad()
-        def score(sources: Tensor, candidates: Tensor) -> Tensor:
+        def network(sources: Tensor, candidates: Tensor) -> Tensor:
             logits = decoder.decode_all(rows, sources.to(rows.device), candidates.to(rows.device), paths).float().cpu()
             check_finite(logits)
             return logits
 
-        return score
+        if (mixture := self.mixture) is None:
+            return network
+        return lambda sources, candidates: mixture.answer(
+            lambda: network(sources, candidates), lambda simple: simple(sources, candidates), of_test=of_test)
 
     def _prepare(self, model: torch.nn.Module | None, rows: Tensor, of_test: bool) -> tuple[LinkModel, Tensor, Any]:
         """Return a decoder, the embeddings that it decodes, and the paths that it reads."""

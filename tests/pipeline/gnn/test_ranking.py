@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.gnn import ranking
 from parallel_epochs.pipeline.gnn.ranking import Direction, Links, choose_top, find_best, rank
-from parallel_epochs.pipeline.gnn.simple import rankings
+from parallel_epochs.pipeline.gnn.simple import rankings, walks
 from parallel_epochs.pipeline.metrics import hits_at, ranking_metric
 from parallel_epochs.pipeline.names import PAIRS, ranks_at
 from tests.helpers.graphs import random_graph
@@ -160,13 +160,13 @@ def dense(links: Links) -> np.ndarray:
 
 def test_simple_methods_are_products_of_matrices():
     links = Links(shop())
-    sparse, x = rankings.matrix_of(links.answers("train"), NODES), dense(links)
+    sparse, x = walks.matrix_of(links.answers("train"), NODES), dense(links)
     users, items = torch.arange(10, 30), torch.arange(10)
     degree_of = [np.maximum(x.sum(axis), 1) for axis in (0, 1)]
     expected = {
-        rankings.by_popularity: np.broadcast_to(x.sum(0), x.shape),
-        rankings.by_cosine: x @ ((x / np.sqrt(degree_of[0])).T @ (x / np.sqrt(degree_of[0]))),
-        rankings.allocate_in_three_hops: x / degree_of[0] @ (x.T / degree_of[1]) @ x}
+        walks.by_popularity: np.broadcast_to(x.sum(0), x.shape),
+        walks.by_cosine: x @ ((x / np.sqrt(degree_of[0])).T @ (x / np.sqrt(degree_of[0]))),
+        walks.allocate_in_three_hops: x / degree_of[0] @ (x.T / degree_of[1]) @ x}
     for build, whole in expected.items():
         found = build(sparse)(users, items)
         torch.testing.assert_close(found, torch.from_numpy(whole[10:, :10].astype(np.float32)))
@@ -174,14 +174,14 @@ def test_simple_methods_are_products_of_matrices():
     inverse = np.linalg.inv(own.T @ own + 30 * np.eye(10))
     weights = -inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0)
-    found = rankings.ease(sparse, links.directions[0], 30)
+    found = walks.ease(sparse, links.directions[0], 30)
     torch.testing.assert_close(found(users, items), torch.from_numpy((own @ weights)[10:].astype(np.float32)))
     assert found(users, items[[2, 5]]).equal(found(users, items)[:, [2, 5]])
 
 
 def test_paths_of_two_links_are_taken_both_ways_round():
     links = torch.tensor([[0, 1], [1, 2], [3, 1]])
-    found = rankings.allocate_in_two_hops(rankings.matrix_of(links, NODES))(torch.tensor([0]), torch.arange(4))
+    found = walks.allocate_in_two_hops(walks.matrix_of(links, NODES))(torch.tensor([0]), torch.arange(4))
     torch.testing.assert_close(found, torch.tensor([[1 / 3, 0, 1 / 3, 1 / 3]]))
 
 
@@ -210,7 +210,7 @@ def test_three_hops_are_those_of_the_simple_method(numbers, monkeypatch):
     answers = links.answers("train")
     found = three_hops.ThreeHops.of(torch.cat([answers, answers[:3], torch.tensor([[4, 4]])]).t(), NODES)
     users, items = torch.arange(10, 30), torch.arange(10)
-    expected = rankings.allocate_in_three_hops(rankings.matrix_of(answers, NODES))(users, items)
+    expected = walks.allocate_in_three_hops(walks.matrix_of(answers, NODES))(users, items)
     assert expected.max() > 0
     torch.testing.assert_close(found.allocate_to(users, items), expected)
     pairs = torch.cartesian_prod(users, items)[torch.randperm(200, generator=torch.Generator().manual_seed(0))]

@@ -1,0 +1,163 @@
+"""The answer of a run on links that begins at a simple method: this method, the network, or a mixture of both."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.gnn import label_scores
+from parallel_epochs.pipeline.gnn.fusion import FEWEST_ROWS, FILE, SHARES, Answer, Kept, mix
+from parallel_epochs.pipeline.gnn.predictor import predict_best
+from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, scorer_of
+from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, halves, try_out
+from parallel_epochs.pipeline.gnn.simple.walks import Scorer
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.run import checkpoint, pulse
+from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+# Pairs without a link that tell what the probability of a link is, for each pair with one.
+MOST_NEGATIVES = 10
+
+
+@dataclass(frozen=True)
+class Network:
+    """The scores of a trained network, in the form of a simple method's."""
+
+    of_all: BlockScorer
+    of_pairs: Callable[[Tensor], Tensor]
+
+    def __call__(self, sources: Tensor, candidates: Tensor) -> Tensor:
+        return self.of_all(sources, candidates)
+
+
+class Mixture:
+    """Mixes the scores of a network with those of a simple method.
+
+    Args:
+        base: the simple method.
+        share: of it in the mixture.
+        scales: what the scores of the network and of the simple method are divided by.
+        logit: factor and constant that make logits of mixtures.
+        data, task: the graph that is predicted.
+    """
+
+    def __init__(self, base: LinkBase, share: float, scales: list[float], logit: list[float], data: Data,
+                 task: LinkTask):
+        self._share, self._scales, self._logit = share, scales, logit
+        self._build = partial(scorer_of, base, data, task)
+        self._built: dict[bool, Scorer] = {}
+
+    def answer(self, network: Callable[[], Tensor], simple: Callable[[Scorer], Tensor], *, of_test: bool) -> Tensor:
+        """Mix scores of the same pairs; what has no part in it is not computed.
+
+        Args:
+            network: returns those of the network.
+            simple: returns those of the simple method, given what computes them.
+        """
+        if not self._share:
+            return network()
+        if of_test not in self._built:
+            self._built[of_test] = self._build(of_test=of_test)
+        own = simple(self._built[of_test]) / self._scales[1]
+        mixed = own if self._share == 1 else mix(network() / self._scales[0], own, self._share)
+        return mixed * self._logit[0] + self._logit[1]
+
+
+def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
+    """Choose what a run answers with, when its network is trained; see :func:`pipeline.gnn.fusion.finish`."""
+    pulse.beat("comparing the network with the simple method", pulse.State.LONG)
+    rows, epoch = predict_best(setup, folder, ranks, stop)
+    if not ranks.is_first:
+        return {}
+    task, base, model = cast(LinkTask, setup.task), cast(LinkBase, setup.base), setup.model
+    alone, links = task.scores(model, rows), Links(setup.data)
+    scorers: list[Scorer] = [Network(task.score_by(model, rows), partial(task.decode, model, rows)),
+               scorer_of(base, setup.data, task, of_test=False)]
+    trial = try_out(task, links, scorers)
+    scales = [max(float(column.std(correction=0)), 1e-6) for column in trial.columns.t()]
+    share, gain, error = choose(Trial(trial.columns / torch.tensor(scales), trial.values))
+    fitted: dict[str, Any] = {"weights": base.weights, "units": base.units, "scales": scales, "logit": [1.0, 0.0]}
+    kept = Kept(base.name, base.title, share, [1.0, 0.0], False, fitted)
+    answer_with(task, kept, setup.data)
+    fitted["logit"] = _fit_logit(task, model, rows)
+    checkpoint.save(folder / FILE, asdict(kept))
+    answer_with(task, kept, setup.data)
+    answer = Answer(share, gain, error, alone, task.scores(model, rows))
+    label_scores.write(setup, model, rows, epoch, folder)
+    log.info("answer: %s", answer)
+    return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
+            "network": alone, "base": {"name": base.name, "title": base.title, "seconds": base.seconds,
+                                       **{split: score for split, score in base.scores.items() if score == score}},
+            "answer": {"share": share, "gain": gain, "error": error, "text": str(answer)}}
+
+
+def answer_with(task: LinkTask, kept: Kept | None, data: Data) -> None:
+    """Let a task answer with what a run keeps; with the network alone if it keeps nothing."""
+    if kept is not None:
+        fitted = kept.fitted
+        task.mixture = Mixture(base_of(kept), kept.share, fitted["scales"], fitted["logit"], data, task)
+
+
+def base_of(kept: Kept) -> LinkBase:
+    """Return the simple method that a run keeps."""
+    return LinkBase(kept.name, kept.title, dict(kept.fitted["weights"]), dict(kept.fitted["units"]), {}, 0.0)
+
+
+def choose(trial: Trial) -> tuple[float, float, float]:
+    """Choose the share of a simple method by the validation metric; of equal ones the largest.
+
+    Args:
+        trial: of the network and the simple method.
+
+    Returns:
+        The share; the gain over the simple method, where each half of the values has the share that is the best for the
+        other half; and its standard error.
+    """
+    network, simple = trial.columns.unbind(1)
+    values = torch.stack([trial.values(mix(network, simple, share)) for share in SHARES])
+
+    def best(picked: Tensor) -> int:
+        found = values[:, picked].mean(1)
+        return int((found == found.max()).nonzero()[-1])
+
+    num_values = values.size(1)
+    place, gain = best(torch.ones(num_values, dtype=torch.bool)), 0.0
+    if SHARES[place] == 1:
+        return 1.0, 0.0, 0.0
+    if num_values < FEWEST_ROWS:
+        return 1.0, 0.0, math.inf
+    for half in halves(num_values):
+        gain += float((values[best(~half)] - values[-1])[half].sum()) / num_values
+    error = float((values[place] - values[-1]).std()) / math.sqrt(num_values)
+    return SHARES[place] if gain > error else 1.0, gain, error
+
+
+def _fit_logit(task: LinkTask, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"]) -> list[float]:
+    """Fit a logistic regression that tells validation links from pairs without a link, as if they were equally many.
+
+    Returns:
+        Factor and constant; 1 and 0 where more is not likelier, or where there is nothing to compare.
+    """
+    pairs, others = task.pairs_of("valid_pairs"), task.pairs_of("valid_negatives")
+    others = others[::max(1, len(others) // max(MOST_NEGATIVES * len(pairs), 1))]
+    if not len(pairs) or not len(others):
+        return [1.0, 0.0]
+    from sklearn.linear_model import LogisticRegression
+    scores = task.decode(model, rows, torch.cat([pairs, others])).double().numpy()[:, None]
+    truth = (torch.arange(len(scores)) < len(pairs)).numpy()
+    fitted = LogisticRegression(class_weight="balanced").fit(scores, truth)
+    factor, constant = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
+    return [factor, constant] if factor > 0 else [1.0, 0.0]

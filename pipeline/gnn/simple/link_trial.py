@@ -1,0 +1,127 @@
+"""Validation links that methods and mixtures of methods are compared on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from parallel_epochs.pipeline.gnn.ranking import NUMBERS, Direction, Links, find_known, place_of
+from parallel_epochs.pipeline.gnn.simple.walks import Scorer
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.metrics import values_of_pairs, values_of_sources
+from parallel_epochs.pipeline.names import ranks_at
+from parallel_epochs.pipeline.run.seeds import stream
+
+# Validation sources whose candidates are compared, and candidates of each method for a source, twice K if that is more.
+MOST_SOURCES, NUM_BEST = 2000, 30
+# Terms of a sum that is made of one method after the other.
+MOST_TERMS = 12
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The scores of some methods for the same pairs, links of the validation and others.
+
+    Attributes:
+        columns: scores of each method [num_rows, num_methods], float32.
+        values: returns the metric of each source, or what each link adds to it, from a score for each row. The
+            validation metric is their mean, and they are as good as independent of each other.
+    """
+
+    columns: Float[Tensor, "num_rows num_methods"]
+    values: Callable[[Tensor], Tensor]
+
+
+def halves(num_values: int) -> list[Bool[Tensor, " num_values"]]:
+    """Divide values into two halves at random, always in the same way."""
+    half = torch.from_numpy(stream("halves", 0).permutation(num_values) % 2)
+    return [half == number for number in (0, 1)]
+
+
+def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
+    """Score the validation links and the pairs that they are compared with by several methods.
+
+    A metric that ranks all candidates is computed of the best ones of each method alone.
+    """
+    if ranks_at(task.metric):
+        return _try_sources(task.metric, links, scorers)
+    pairs, negatives = task.pairs_of("valid_pairs"), task.pairs_of("valid_negatives")
+    columns = torch.stack([scorer.of_pairs(torch.cat([pairs, negatives])) for scorer in scorers], dim=1)
+    each = len(negatives) // len(pairs) if task.has_own_negatives else 0
+
+    def values(scores: Tensor) -> Tensor:
+        others = scores[len(pairs):]
+        return values_of_pairs(task.metric, scores[:len(pairs)], others.view(-1, each) if each else others)
+
+    return Trial(columns, values)
+
+
+def _try_sources(metric: str, links: Links, scorers: Sequence[Scorer]) -> Trial:
+    answers, known = links.answers("valid"), links.known("valid")
+    own, best = answers[:, 0].unique(), max(NUM_BEST, 2 * ranks_at(metric))
+    if len(own) > MOST_SOURCES:
+        chosen = stream("validation sources", 0).permutation(len(own))[:MOST_SOURCES]
+        own = own[torch.from_numpy(chosen)].sort().values
+    parts = []
+    for direction in links.answered:
+        mine = own[torch.isin(own, direction.sources)]
+        for block in mine.split(max(1, NUMBERS // max(len(direction.candidates) * len(scorers), 1))):
+            parts.append(_compare(block, direction, answers, known, scorers, best))
+    columns, is_link, source = (torch.cat(each) for each in zip(*parts, strict=True))
+    order = source.argsort(stable=True)
+    return Trial(columns[order], values_by_source(metric, is_link[order], source[order]))
+
+
+def _compare(block: Tensor, direction: Direction, answers: Tensor, known: Tensor, scorers: Sequence[Scorer],
+             best: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Score the links of some sources and the best candidates of each method."""
+    scores = torch.stack([scorer(block, direction.candidates) for scorer in scorers])
+    row, column = find_known(block, known[:, 0].contiguous(), known, direction)
+    scores[:, row, column] = -torch.inf
+    chosen, is_link = torch.zeros(2, *scores.shape[1:], dtype=torch.bool)
+    for own in scores:
+        chosen.scatter_(1, own.topk(min(best, own.size(1))).indices, True)
+    of_block = answers[torch.isin(answers[:, 0], block)]
+    is_link[torch.searchsorted(block, of_block[:, 0].contiguous()), place_of(direction, of_block[:, 1])] = True
+    row, column = ((chosen | is_link) & (scores[0] > -torch.inf)).nonzero(as_tuple=True)
+    return scores[:, row, column].t(), is_link[row, column], block[row]
+
+
+def values_by_source(metric: str, is_link: Bool[Tensor, " num_rows"],
+                     source: Int[Tensor, " num_rows"]) -> Callable[[Tensor], Tensor]:
+    """Build a function from the scores of rows to the metric of each source, which ranks its links among its rows.
+
+    Among equal scores, a rank is the mean of the best and the worst that it could be.
+
+    Args:
+        source: in ascending order.
+    """
+    links, (_, counts) = is_link.nonzero().squeeze(1), source.unique(return_counts=True)
+    first, place = counts.cumsum(0) - counts, source.unique(return_inverse=True)[1][links]
+    # Each link is compared with each row of its source.
+    link = torch.arange(len(links)).repeat_interleave(counts[place])
+    start = counts[place].cumsum(0) - counts[place]
+    row = torch.arange(len(link)) - start[link] + first[place][link]
+
+    def values(scores: Tensor) -> Tensor:
+        others, own = scores[row], scores[links][link]
+        counted = (others > own).double() + 0.5 * (others == own).double()
+        ranks = torch.zeros(len(links), dtype=torch.float64).index_add_(0, link, counted) + 0.5
+        return values_of_sources(metric, ranks, source[links])
+
+    return values
+
+
+def add_up(trial: Trial, picked: Bool[Tensor, " num_values"]) -> Float[Tensor, " num_methods"]:
+    """Add up methods, one after the other, as long as the metric of some values grows; one may be added again."""
+    weights, best = torch.zeros(trial.columns.size(1)), -torch.inf
+    for _ in range(MOST_TERMS):
+        total = trial.columns @ weights
+        found = torch.stack([trial.values(total + column)[picked].mean() for column in trial.columns.t()])
+        if not found.max() > best:
+            break
+        best = float(found.max())
+        weights[found.argmax()] += 1
+    return weights

@@ -1,0 +1,308 @@
+"""The simple method that a run on links begins at: what it may read, how it is chosen, and what the run answers."""
+
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import parallel_epochs as pe
+from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
+from parallel_epochs.pipeline.gnn import link_fusion
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
+from parallel_epochs.pipeline.gnn.predict import predict_rows
+from parallel_epochs.pipeline.gnn.ranking import Links, rank
+from parallel_epochs.pipeline.gnn.simple import link_base, walks
+from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base, scorer_of
+from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, try_out, values_by_source
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.metrics import link_metric, ranking_metric, values_of_pairs
+from parallel_epochs.pipeline.run.saved import SavedRun
+from tests.helpers import building as restore
+from tests.helpers.graphs import random_graph
+from tests.helpers.running import finish, summary_of, train
+
+SMALL = ["task=link", "partition=whole", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2",
+         "task.predictor=bilinear"]
+SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum", "sides")
+
+
+def people(num_nodes: int = 60, num_edges: int = 300):
+    """A graph of links without direction."""
+    return divide_links(random_graph(num_nodes, num_edges, 3), SPLIT, "people")
+
+
+def task_of(data, metric: str, **options) -> LinkTask:
+    return LinkTask(data, hidden_channels=4, metric=metric, **options)
+
+
+def write_shop(folder, *, num_users: int = 40, num_items: int = 25, cold: int = 3):
+    """Write tables of users with a city, of items, and of who bought what: users of a city buy the same third of items.
+
+    The last users and items have no link.
+    """
+    rng = np.random.default_rng(0)
+    users, items = np.arange(num_users), np.arange(num_items)
+    pairs = [(user, item) for user in users[:-cold] for item in items[:-cold]
+             if rng.random() < (0.6 if item % 3 == user % 3 else 0.05)]
+    pd.DataFrame({"id": [f"u{user}" for user in users], "city": [f"c{user % 3}" for user in users]}).to_csv(
+        folder / "users.csv", index=False)
+    pd.DataFrame({"id": [f"i{item}" for item in items], "price": items % 7}).to_csv(folder / "items.csv", index=False)
+    pd.DataFrame({"id": ["c0", "c1", "c2"]}).to_csv(folder / "cities.csv", index=False)
+    pd.DataFrame(pairs, columns=["user", "item"]).assign(
+        user=lambda table: "u" + table["user"].astype(str), item=lambda table: "i" + table["item"].astype(str)).to_csv(
+        folder / "bought.csv", index=False)
+    (folder / "shop.yaml").write_text("""
+nodes:
+  user: {path: users.csv, id: id}
+  item: {path: items.csv, id: id, features: [price]}
+  city: {path: cities.csv, id: id}
+edges:
+  buys: {path: bought.csv, source: {type: user, column: user}, target: {type: item, column: item}}
+  lives: {path: users.csv, source: {type: user, column: id}, target: {type: city, column: city}}
+""")
+    return [*SMALL, "data=tables", f"data.schema={folder / 'shop.yaml'}", "task.relation=buys", "model=rgcn",
+            f"cache_dir={folder / 'cache'}"]
+
+
+def plain_shop(folder):
+    """Write a table of who bought what alone."""
+    write_shop(folder)
+    return [*SMALL, "data=tables", f"data.edges.path={folder / 'bought.csv'}", "data.edges.source=user",
+            "data.edges.target=item", f"cache_dir={folder / 'cache'}"]
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """A run on typed tables with a ranking metric."""
+    folder = tmp_path_factory.mktemp("answered")
+    config = cli.compose_config([*write_shop(folder), "task.metric=recall@5"])
+    return folder, config, train(config, folder / "run")
+
+
+@pytest.mark.parametrize("metric", ["recall@5", "rocauc"])
+@pytest.mark.parametrize("kind", ["people", "shop", "typed"])
+def test_a_link_that_is_hidden_does_not_show_in_any_score(metric, kind, tmp_path):
+    """The scores of every method are the same when the links of validation and test are other ones."""
+    if kind == "people":
+        data = people()
+    else:
+        config = cli.compose_config(write_shop(tmp_path) if kind == "typed" else plain_shop(tmp_path))
+        data = restore.open_graph(config).parts[0].data
+    other = data.clone()
+    for split in ("valid", "test"):  # the same nodes on both sides, so that the candidates are the same ones
+        pairs = data[f"{split}_pairs"]
+        other[f"{split}_pairs"] = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)
+    of_pairs, pairs = metric == "rocauc", torch.cat([data.test_pairs, data.valid_pairs])
+    found = []
+    for graph in (data, other):
+        links = Links(graph)
+        matrix = walks.matrix_of(links.answers("train"), graph.num_nodes)
+        assert matrix.sum() == len(data.train_pairs) * (1 + links.is_two_way)
+        found.append({name: build().of_pairs(links.direct(pairs)) for name, build in walks.find_walks(
+            links, matrix, graph, of_pairs=of_pairs).items()})
+    assert found[0].keys() == found[1].keys() and len(found[0]) >= 5 - (kind == "people" and of_pairs)
+    for name, scores in found[0].items():
+        assert scores.equal(found[1][name]), name
+
+
+@pytest.mark.parametrize("metric", ["recall@5", "ap"])
+def test_validation_is_scored_by_training_links_alone_and_test_by_those_that_it_may_know(metric):
+    data = people()
+    data.edge_attr = None
+    base = LinkBase("walk", "two hops", {"resource allocation over two hops": 1.0},
+                    {"resource allocation over two hops": 1.0}, {}, 0.0)
+    for valid_edges in (False, True):
+        task = task_of(data, metric, valid_edges=valid_edges)
+        for of_test in (False, True):
+            known = [data.train_pairs, *[data.valid_pairs] * (of_test and valid_edges)]
+            x = np.zeros((60, 60), np.float32)
+            source, target = torch.cat(known).numpy().T
+            x[source, target] = x[target, source] = 1
+            expected = np.log1p(x / np.maximum(x.sum(0), 1) @ x)
+            every = torch.arange(60)
+            found = scorer_of(base, data, task, of_test=of_test)
+            np.testing.assert_allclose(found(every, every), expected, atol=1e-5)
+            pairs = torch.cartesian_prod(every, every)
+            np.testing.assert_allclose(found.of_pairs(pairs).view(60, 60), expected, atol=1e-5)
+
+
+def test_the_scores_of_pairs_are_those_of_all_candidates(tmp_path, monkeypatch):
+    monkeypatch.setattr(walks, "BLOCK", 7)
+    data = restore.open_graph(cli.compose_config(write_shop(tmp_path))).parts[0].data
+    links = Links(data)
+    matrix = walks.matrix_of(links.answers("train"), data.num_nodes)
+    found = {**walks.find_walks(links, matrix, data), **walks.find_walks(links, matrix, data, of_pairs=True)}
+    assert "walks along lives, lives back, buys" in found
+    for direction in links.answered:
+        pairs = torch.cartesian_prod(direction.sources, direction.candidates)
+        for name, build in found.items():
+            for walk in (build(), build().in_logarithms(0.5)):
+                torch.testing.assert_close(walk.of_pairs(pairs).view(len(direction.sources), -1),
+                                           walk(direction.sources, direction.candidates), msg=name)
+
+
+def test_a_walk_along_relations_is_a_product_of_probabilities(tmp_path):
+    data = restore.open_graph(cli.compose_config(write_shop(tmp_path))).parts[0].data
+    links, own = Links(data), data.types
+    buys = np.zeros((data.num_nodes,) * 2)
+    buys[tuple(data.train_pairs.numpy().T)] = 1
+    lives = np.zeros_like(buys)
+    number = [name for _, name, _ in own.relations].index("lives")
+    lives[tuple(data.edge_index.as_tensor()[:, data.edge_attr[:, 0] == number].numpy())] = 1
+    step = [each / np.maximum(each.sum(1, keepdims=True), 1) for each in (lives, lives.T, buys)]
+    walk = walks.find_walks(links, walks.matrix_of(links.answers("train"), data.num_nodes), data)[
+        "walks along lives, lives back, buys"]()
+    every = torch.arange(data.num_nodes)
+    np.testing.assert_allclose(walk(every, every), step[0] @ step[1] @ step[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["hits@3", "mrr", "rocauc", "ap"])
+def test_a_metric_of_pairs_is_the_mean_of_what_each_link_adds(metric):
+    rng = torch.Generator().manual_seed(0)
+    positive, negative = (torch.randint(0, high, (num,), generator=rng).float() for high, num in ((9, 40), (7, 60)))
+    if metric == "ap":  # equal scores are one step of the curve there
+        positive, negative = torch.randperm(100, generator=rng).float().split([40, 60])
+    assert float(values_of_pairs(metric, positive, negative).mean()) == pytest.approx(
+        link_metric(metric, positive, negative))
+
+
+def test_equal_scores_get_the_mean_of_their_ranks():
+    source = torch.tensor([4, 4, 4, 4, 9, 9, 9])
+    is_link = torch.tensor([1, 0, 0, 1, 0, 1, 0]).bool()
+    scores = torch.tensor([2.0, 2, 2, 1, 0, 0, 5])
+    values = values_by_source("mrr@5", is_link, source)
+    assert values(scores).tolist() == [1 / 2, 1 / 2.5]
+    assert values(torch.zeros(7)).tolist() == [1 / 2.5, 1 / 2]
+
+
+def test_a_trial_ranks_the_links_of_validation_as_the_metric_does():
+    """With as many candidates as there are, its mean is the metric of the split."""
+    data, links = people(), Links(people())
+    task = task_of(data, "ndcg@20")
+    walk = walks.allocate_in_two_hops(walks.matrix_of(links.answers("train"), 60))
+    trial = try_out(task, links, [walk])
+    answers = links.answers("valid")
+    whole = ranking_metric("ndcg@20", rank(walk, answers, links.known("valid"), links.answered), answers[:, 0])
+    assert float(trial.values(trial.columns[:, 0]).mean()) == pytest.approx(whole, abs=0.02)
+
+
+def test_methods_are_added_while_the_metric_of_the_picked_values_grows():
+    truth = torch.zeros(40)
+    truth[::2] = 1
+    noise = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    columns = torch.stack([truth + noise[:, 0], truth + noise[:, 1], noise[:, 2]], dim=1)
+    is_link = truth.bool()
+    trial = Trial(columns, lambda scores: values_of_pairs("rocauc", scores[is_link], scores[~is_link]))
+    every = torch.ones(20, dtype=torch.bool)
+    weights = add_up(trial, every)
+    assert weights[0] > 0 and weights[1] > 0
+    score = float(trial.values(columns @ weights).mean())
+    assert score > max(float(trial.values(column).mean()) for column in columns.t())
+    other = columns.clone()
+    other[is_link.nonzero().squeeze(1)[10:]] -= 100
+    changed = Trial(other, trial.values)
+    first = torch.arange(20) < 10
+    assert add_up(changed, first).equal(add_up(trial, first))  # what is not picked is not read
+
+
+@pytest.mark.parametrize("metric", ["recall@5", "mrr@5", "rocauc", "hits@10"])
+def test_the_chosen_method_is_not_below_popularity(metric, tmp_path):
+    config = cli.compose_config([*write_shop(tmp_path), f"task.metric={metric}"])
+    setup = restore.open_graph(config).parts[0]
+    base, task, data = setup.base, setup.task, setup.data
+    plain = walks.DEGREES if metric in ("rocauc", "hits@10") else walks.POPULARITY
+    popular = LinkBase("walk", plain, {plain: 1.0}, {plain: 1.0}, {}, 0.0)
+    assert base.scores["valid"] > link_base.score_simple(popular, data, task, "valid")
+    assert base.scores["test"] == pytest.approx(link_base.score_simple(base, data, task, "test"))
+    assert fit_link_base(data, task, 60.0).weights == base.weights or base.seconds < 60
+
+
+def test_a_method_that_takes_too_long_is_left_out(caplog):
+    caplog.set_level("INFO")
+    data = people()
+    base = fit_link_base(data, task_of(data, "recall@5"), 1e-9)
+    assert set(base.weights) == {walks.POPULARITY} and base.name == "walk"
+    assert any("left out, since they would take more than task.base_seconds" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("mended, leaves", [(0, False), (1, False), (15, True)])
+def test_the_simple_method_is_left_for_more_than_a_standard_error(mended, leaves):
+    simple = torch.zeros(100)
+    simple[:50] = 1
+    network = simple.clone()
+    network[50:50 + mended] = 5
+    network[:mended // 3] = -5
+    share, gain, error = link_fusion.choose(Trial(torch.stack([network, simple], dim=1), lambda scores: (
+        scores > 0.45).double()))
+    assert (share < 1) == leaves == (gain > error)
+    few = Trial(torch.stack([network, simple], dim=1)[50:58], lambda scores: (scores > 0.45).double())
+    assert link_fusion.choose(few)[0] == 1
+
+
+def test_a_run_predicts_what_its_summary_says(answered):
+    folder, _, summary = answered
+    assert {"base", "answer", "network"} <= summary.keys() and set(summary["network"]) == {"train", "valid", "test"}
+    found = restore.evaluate(restore.EvaluateConfig(run=str(folder / "run")))
+    assert found["valid"] == pytest.approx(summary["best_valid"]) and found["test"] == pytest.approx(summary["test"])
+    assert summary["best_valid"] >= summary["base"]["valid"] - 1e-9
+
+
+def test_a_user_without_links_gets_what_is_popular(answered, tmp_path):
+    folder, _, _ = answered
+    output = tmp_path / "top.csv"
+    restore.predict(restore.EvaluateConfig(run=str(folder / "run"), device="cpu", output=str(output), top=5))
+    found = pd.read_csv(output)
+    bought = pd.read_csv(folder / "bought.csv")
+    cold = found[found["source"].isin(["u37", "u38", "u39"])]
+    assert len(cold) == 15 and len(found) == 5 * 40
+    assert not {*found[["source", "target"]].itertuples(index=False, name=None)} & {
+        *bought.itertuples(index=False, name=None)}
+    ranked = bought["item"].value_counts()
+    assert ranked.reindex(cold["target"]).fillna(0).mean() > ranked.mean()
+    assert found["score"].between(0, 1).all()
+    assert all(part["score"].is_monotonic_decreasing for _, part in found.groupby("source"))
+
+
+def test_other_data_are_answered_by_their_own_links(answered, tmp_path):
+    """The new table has the training links alone, so that it is answered as the training data are; also from a file."""
+    folder, config, summary = answered
+    data = restore.open_graph(config).parts[0].data
+    names = np.array([*pd.read_csv(folder / "users.csv")["id"], *pd.read_csv(folder / "items.csv")["id"]])
+    pd.DataFrame(names[data.train_pairs.numpy()], columns=["user", "item"]).to_csv(
+        folder / "bought_new.csv", index=False)
+    torch.save(data.test_pairs - torch.tensor([0, 40]), tmp_path / "pairs.pt")
+    (folder / "new.yaml").write_text((folder / "shop.yaml").read_text().replace("bought.csv", "bought_new.csv"))
+    pe.load(folder / "run").export(tmp_path / "model.pe")
+    for path in (folder / "run", tmp_path / "model.pe"):
+        own, shared = cli.load_run(path, trusts=False)
+        run = SavedRun(path, own, {}, shared=shared)
+        given = GNNPredictConfig(str(path), pairs=str(tmp_path / "pairs.pt"), predictions="none")
+        _, before = predict_rows(SavedRun(folder / "run", config, {}), given)
+        given.data = NewDataConfig(schema=str(folder / "new.yaml"))
+        setup, found = predict_rows(run, given)
+        assert summary["answer"]["share"] > 0 and found.task.mixture is not None
+        torch.testing.assert_close(setup.kind.tensors(found)["logits"], setup.kind.tensors(before)["logits"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["ndcg@5", "hits@10"])
+def test_two_ranks_that_are_resumed_answer_as_a_run_in_one_piece(metric, tmp_path):
+    overrides = [*plain_shop(tmp_path)[:-1], f"task.metric={metric}", "parallel.num_ranks=2", "train.epochs=4"]
+    cache = tmp_path / "cache"
+    status, output = finish([*overrides[:-1], "train.epochs=2"], tmp_path / "resumed", cache)
+    assert status == 0, output
+    status, output = finish([f"resume={tmp_path / 'resumed'}", "train.epochs=4"], tmp_path / "resumed", cache)
+    assert status == 0, output
+    status, output = finish(overrides, tmp_path / "whole", cache)
+    assert status == 0, output
+    first, second = summary_of(tmp_path / "resumed"), summary_of(tmp_path / "whole")
+    same = ("weights_sha256", "best_valid", "test", "network", "answer")
+    assert {name: first[name] for name in same} == {name: second[name] for name in same}
+    assert first["base"]["valid"] == second["base"]["valid"]
+
+
+def test_a_run_without_a_simple_method_answers_as_before(tmp_path):
+    summary = train(cli.compose_config([*plain_shop(tmp_path), "task.base=none"]), tmp_path / "run")
+    assert "base" not in summary and not (tmp_path / "run" / "base.pt").exists()
