@@ -292,6 +292,7 @@ RANKS = [
       for evaluation in ("exact", "views")),
     ("tables: weighted classes", [*UNEVEN, "train.label_input=0.5"], "stopped"),
     ("tables: weighted classes", [*SPLIT, "partition.num_parts=5"], "killed"),
+    ("tables: terms, quantiles, thresholds", UNEVEN, "killed"),
     ("tables: smoothed predictions", UNEVEN, "killed"),
     ("tables: smoothed in two steps, borders of times", UNEVEN, "killed"),
     ("tables: logits at the scores", [*UNEVEN, "evaluation=views"], "killed"),
@@ -322,6 +323,7 @@ RANKS = [
 # has too.
 SIGNS = {(row, how) for row, how in (
     ("cluster", "killed"), ("cluster: batch norm", "stopped"), ("neighbor", "stopped"), ("link", "killed"),
+    ("tables: terms, quantiles, thresholds", "killed"),
     ("graph", "killed"), ("node embedding", "killed"), ("layout", "stopped"))}
 FIRST = {(row, how): more for row, more, how in reversed(RANKS)}
 

@@ -49,7 +49,7 @@ def write_tables(folder: Path) -> list[str]:
     rng, ids = np.random.default_rng(0), np.array([f"node-{number}" for number in range(60)])
     a = np.where(np.arange(60) % 7, rng.normal(size=60).round(3), np.nan)  # some cells are empty
     pd.DataFrame({"id": ids, "a": a, "b": rng.integers(0, 100, 60), "kind": rng.choice(["libs", "games"], 60),
-                  "country": np.array(["DE", "FR", ""])[np.arange(60) % 3],
+                  "country": np.array(["DE", "FR", ""])[np.arange(60) % 3], "even": np.arange(60) % 2,
                   "split": rng.choice(["train", "val", "test"], 60)}).to_csv(folder / "nodes.csv", index=False)
     pd.DataFrame({"from": rng.choice(ids, 300), "to": rng.choice(ids, 300)}).to_csv(folder / "edges.csv", index=False)
     return ["data=tables", f"data.folder={folder}", "data.nodes.path=nodes.csv", "data.nodes.features=[a,b]",
@@ -148,6 +148,10 @@ ROWS: dict[str, list[str]] = {
         "data.time_column=b", "data.train_until=50", "data.valid_until=75"],
     "tables: logits at the scores": ["data.nodes.text_chars=[id]", "data.nodes.text_features=scores",
                                      "data.nodes.text_neighbors=true", "task.text_scores=2", "train.label_input=0.5"],
+    "tables: terms, quantiles, thresholds": [
+        "data.nodes.text_chars=[id]", "data.nodes.text_features=svd", "data.nodes.quantiles=[b]",
+        "data.nodes.label=even", "data.metric=rocauc", "task.threshold=cost:3", "task.base=linear",
+        "task.candidate=offset"],
     "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],
     "node embedding": [],
     "node embedding: LINE, Adam": ["trainer.optimizer=adam", "trainer.model=line", "trainer.order=1"],
