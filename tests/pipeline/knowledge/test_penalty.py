@@ -42,7 +42,8 @@ def test_a_run_that_was_killed_ends_the_same(chosen, tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_that_are_killed_while_they_compare_end_the_same(tmp_path):
-    overrides, killed, cache = [*AUTO, "parallel.num_ranks=2", "train.epochs=60"], tmp_path / "killed", tmp_path / "cache"
+    overrides = [*AUTO, "parallel.num_ranks=2", "train.epochs=60"]
+    killed, cache = tmp_path / "killed", tmp_path / "cache"
     process = start(overrides, killed, cache)
     wait_for_rounds(killed / "setting_n3=0.01", 1, process)
     process.kill()
