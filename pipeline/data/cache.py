@@ -77,13 +77,15 @@ DAY = 24 * 3600
 
 
 def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-         check: Callable[[Graph], None] = lambda data: None, degrees: bool = False) -> Graph:
+         check: Callable[[Graph], None] = lambda data: None, degrees: bool = False,
+         like: Learned | None = None) -> Graph:
     """Open the prepared graph of a dataset, from the cache if it is there. Processes share the memory of its file.
 
     Args:
         degrees: whether ``x`` has columns of degrees, see :mod:`pipeline.data.degrees`; not where it is categories.
         content_hash: of the graph as another process loaded and checked it a moment ago; it is not checked again.
         check: refuses what was read, before it is prepared.
+        like: what was learned of the tables of another run; these are prepared as those were.
 
     Returns:
         ``edge_index``, an int32 ``EdgeIndex`` sorted by destination; ``x`` [num_nodes, channels], float32, the last
@@ -102,7 +104,7 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
     ending = f"-hops-{config.propagate}" if config.propagate else f"-summaries-{config.summaries}" * (
         config.summaries > 0)
     own, verify = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES), content_hash is None
-    data = _load(config, cache_dir, content_hash=own, check=check)
+    data = _load(config, cache_dir, content_hash=own, check=check, like=like)
     if degrees and not can_have_degrees(data):
         log.log(logging.INFO if verify else logging.DEBUG, "data.degrees=true adds no columns, since the features of "
                 "the nodes are categories")
@@ -157,11 +159,11 @@ def _marks_of(config: DataConfig, data: Graph) -> Marks:
 
 
 def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-          check: Callable[[Graph], None] = lambda data: None) -> Graph:
+          check: Callable[[Graph], None] = lambda data: None, like: Learned | None = None) -> Graph:
     """Do what :func:`load` does, without a look at ``propagate``."""
     start = time.perf_counter()
     verify = content_hash is None
-    content_hash = content_hash or hash_graph(config)
+    content_hash = content_hash or hash_graph(config) + _name_of(like)
     path = path_of(config, cache_dir, content_hash)
     prepared, reader = False, _reader(config)
 
@@ -173,7 +175,7 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     def write(writer: store.StoreWriter) -> None:
         if hasattr(reader, "write_store"):
             with preparing(3) as bar:
-                reader.write_store(config, writer, bar.advance)
+                reader.write_store(config, writer, bar.advance, like, begins=like is not None)
         else:
             _write_inspected(writer, build())
 
@@ -201,13 +203,22 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     return data
 
 
+def _name_of(like: Learned | None) -> str:
+    """Return the end of the hash of tables that are prepared as those of another run were."""
+    if like is None:
+        return ""
+    parts = [tensor.numpy().tobytes() for tensor in (like.fitted, *like.label_names.values()) if tensor is not None]
+    return f"-like-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
+
+
 def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-               relation: object = None) -> Graph:
+               relation: object = None, like: Learned | None = None) -> Graph:
     """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.
 
     Args:
         content_hash: of what this function returned to another process a moment ago.
         relation: whose links are learned, of a graph with several types of nodes; as task.relation names it.
+        like: as of :func:`load`.
 
     Returns:
         The message graph, with the pairs of ``PAIRS``.
@@ -218,7 +229,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     """
     if config.links != "edges":
         refuse_relation(relation, config.origin())
-        return load(config, cache_dir, content_hash=content_hash, degrees=config.counts_degrees)
+        return load(config, cache_dir, content_hash=content_hash, degrees=config.counts_degrees, like=like)
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
     split = LinkSplit(config.link_split(), chosen.train_fraction,
@@ -233,13 +244,14 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     named = [] if relation is None else [{"relation": relation}]
     if relation is None and split.negatives != "all":
         named = [split.negatives]
-    content_hash = content_hash or _digest([hash_graph(config), chosen_split, LINKS_FORMAT, *hops, *named])
+    content_hash = content_hash or _digest([hash_graph(config) + _name_of(like), chosen_split, LINKS_FORMAT, *hops,
+                                            *named])
 
     def check_relation(data: Graph) -> None:
         name_relation(data, relation, config.origin())
 
     def write(writer: store.StoreWriter) -> None:
-        whole = _load(config, cache_dir, check=check_relation)
+        whole = _load(config, cache_dir, check=check_relation, like=like)
         if num_hops:
             refuse_propagate(whole, num_hops)
         refit = getattr(_reader(config), "refit_edges", None)

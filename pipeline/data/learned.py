@@ -21,6 +21,8 @@ from parallel_epochs.pipeline.run.read_back import build
 
 # The array of a prepared graph that holds what was learned of tables, see :mod:`pipeline.data.tables.fitted`.
 FITTED = "fitted"
+# The file of a run that holds it.
+PREPROCESSING = "preprocessing.pt"
 # Raise it when what is kept means something else than before.
 FORMAT = 1
 

@@ -208,6 +208,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
         loader.prepare()
         kernel = name_kernel(config, setup.kind.encoder(setup.model), device)
     model, table = setup.model, setup.table
+    setup.begin()
     refuse_sparse_modules(model, train.optimizer)
     predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task, schedule)
     trainer = GNNTrainer(

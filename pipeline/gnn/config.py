@@ -279,6 +279,9 @@ class GNNTrainConfig(TrainConfig):
     clip_grad_norm: float = key(0.0, "Largest norm of the gradient. 0: no clipping.", minimum=0)
     label_input: float = key(0.0, "Fraction of the training labels that are inputs during training. 0: none.",
                              minimum=0, below=1)
+    init: str | None = key(None, "Directory of a run, or file that predict export= wrote, with whose weights the model "
+                           "begins. Tables are prepared as those of that run were, and new classes get places behind "
+                           "its own.", is_path=True)
     precision: str = key("fp32", "Precision: fp32; bf16 by autocast; fp16 by autocast with a dynamic loss scale.",
                          choices=("fp32", "bf16", "fp16"))
 

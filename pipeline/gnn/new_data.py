@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.degrees import add_degrees
-from parallel_epochs.pipeline.data.learned import FITTED, Learned, check_columns, learn
+from parallel_epochs.pipeline.data.learned import FITTED, PREPROCESSING, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
@@ -33,7 +33,6 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
-FILE = "preprocessing.pt"
 # A model without weights may have as many outputs.
 FEW_CHANNELS = 10_000
 # Value of data.known_labels: labels of nodes that the training had are known.
@@ -49,13 +48,14 @@ TIMES_OF_EDGES = ("data.edge_time", "data.edges.time")
 
 def write_start(setup: Setup, folder: Path) -> None:
     """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
-    if why_not(setup.config) is not None or files.is_there(folder / FILE):
+    if why_not(setup.config) is not None or files.is_there(folder / PREPROCESSING):
         return
     if not _is_known(setup):
         log.info("the model will not predict other data: an earlier version prepared these in %s/graphs. Delete that "
                  "folder to prepare them again", setup.config.cache_dir)
     else:
-        checkpoint.save(folder / FILE, learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")})
+        checkpoint.save(folder / PREPROCESSING,
+                        learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")})
 
 
 def _is_known(setup: Setup) -> bool:
@@ -196,7 +196,7 @@ def _load(run: SavedRun, state: dict) -> Learned:
     Args:
         state: the checkpoint of the run.
     """
-    path = run.folder if run.shared is not None else run.folder / FILE
+    path = run.folder if run.shared is not None else run.folder / PREPROCESSING
     if run.shared is not None or files.is_there(path):
         content = checkpoint.load(path) if run.shared is None else checkpoint.Content(path, run.shared["learned"])
         try:

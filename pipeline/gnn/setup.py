@@ -7,6 +7,7 @@ import torch
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.gnn import warm_start
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.features import NodeTable
@@ -51,6 +52,16 @@ class Setup(Part[GNNConfig]):
         """The model, on its device, with its first weights."""
         torch.manual_seed(self.config.seed)
         return build_model(self.kind, self.data, self.task).to(self.device)
+
+    def begin(self) -> None:
+        """Give the model the weights of the run that train.init names, if there is one.
+
+        Raises:
+            ValueError: that model has other layers.
+        """
+        if (init := self.config.train.init) is not None:
+            warm_start.begin(init, self.model, self.table, self.task,
+                             inputs=(bool(self.config.train.label_input), self.config.task.reads_base))
 
     @cached_property
     def neighbours(self) -> Neighbours:

@@ -14,7 +14,8 @@ from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.words import count
 
 
-def number_values(db: Database, source: Source, cell: str, column: str, table: str) -> np.ndarray:
+def number_values(db: Database, source: Source, cell: str, column: str, table: str,
+                  known: Sequence[str] = ()) -> np.ndarray:
     """Number the values of a column as :mod:`pipeline.data.node_names` does, in a table of their own.
 
     Beside numbers, nan is no value but stands for none.
@@ -23,6 +24,7 @@ def number_values(db: Database, source: Source, cell: str, column: str, table: s
         cell: the column of the table of nodes that holds the values.
         column: its name in the source, for messages.
         table: is made, with the columns ``name`` and ``class``.
+        known: values of another run, which keep their numbers; others come behind them.
 
     Returns:
         The values, in the order of their numbers.
@@ -42,6 +44,8 @@ def number_values(db: Database, source: Source, cell: str, column: str, table: s
             raise ValueError(f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
                              "which would count as two values: write it in one form")
     names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
+    if known:
+        names = np.array([*known, *(name for name in names if name not in set(known))], object)
     _fill(db, table, names)
     return names
 

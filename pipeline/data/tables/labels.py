@@ -37,11 +37,13 @@ class KnownLabels:
         metric: of the labels of the training.
         names: of its classes, in the order of their numbers; of other labels they are not read.
         unknown: what is done with a class that the training did not see: "error" or "empty".
+        grows: whether these are tables of a training too, which adds its classes to those of the other.
     """
 
     metric: str
     names: list[str]
     unknown: str
+    grows: bool = False
 
 
 @dataclass
@@ -81,12 +83,8 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     """
     option, columns = labels[0][0], [column for _, column in labels]
     metric = known.metric if known else _choose_metric(db, source.key, metric or ("rmse" if is_log else None), columns)
-    if metric in CLASS_METRICS and known:
-        for note in use_values(db, source, "label0", columns[0], "classes", known.names, known.unknown):
-            log.info("%s: %s", source.name, note)
-        names = {}
-    elif metric in CLASS_METRICS:
-        names = pack_names(number_values(db, source, "label0", columns[0], "classes"), "label_names")
+    if metric in CLASS_METRICS:
+        names = _number_classes(db, source, columns[0], known)
     else:
         source.refuse_wrong_numbers(db, option, columns)
         source.warn_rounded(db, "nodes", {f"TRY_CAST(label{place} AS DOUBLE)": column for place, column in enumerate(
@@ -105,20 +103,31 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     for first, last in blocks(num_nodes, BLOCK):
         labelled[first:last] = ~np.isnan(read_values(db, metric, columns, first, last)).all(1)
     masks = split(labelled)
-    if not known:
+    has_splits = known is None or known.grows
+    if has_splits:
         check_splits(torch.stack(masks), "node")
-    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)] if not known else [
+    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)] if has_splits else [
         f"{int(labelled.sum()):,}"]
     if missing := int(num_nodes - labelled.sum()):
         notes.append(f"{count(missing, 'node')} without a label, in no split")
     log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
     out_channels = len(columns)
     if metric in CLASS_METRICS:  # as parallel_epochs.pipeline.data.prepare counts them: those of the splits
-        out_channels, counts = 0, torch.stack(masks).any(0).numpy()
+        out_channels, counts = len(known.names) if known and known.grows else 0, torch.stack(masks).any(0).numpy()
         for first, last in blocks(num_nodes, BLOCK):
             classes = read_values(db, metric, columns, first, last)[:, 0][counts[first:last]]
             out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
     return Labels(columns, metric, masks, out_channels, names, is_log)
+
+
+def _number_classes(db: Database, source: Source, column: str, known: KnownLabels | None) -> dict[str, Tensor]:
+    """Number the classes of a column; returns their names as tensors, none where those of a training count."""
+    if known and not known.grows:
+        for note in use_values(db, source, "label0", column, "classes", known.names, known.unknown):
+            log.info("%s: %s", source.name, note)
+        return {}
+    return pack_names(number_values(db, source, "label0", column, "classes", known.names if known else ()),
+                      "label_names")
 
 
 def describe(labels: Labels) -> dict[str, object]:

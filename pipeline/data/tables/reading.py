@@ -61,7 +61,7 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
     if path is None:
         tables_edges.number_ids(db, ends)
         return tables_nodes.count(db, f"{ends[0][0].name} holds no ids"), None, Columns()
-    nodes, kind = open_table(db, config, "nodes"), "none" if known else config.split_kind()
+    nodes, kind = open_table(db, config, "nodes"), "none" if known and not known.grows else config.split_kind()
     by = config.split_by if kind == "random" and labels else None
     split_column = config.nodes.split_column if kind == "column" and labels else by
     found = tables_nodes.read(db, nodes, config.nodes.id, values_of(config, "nodes"),

@@ -105,7 +105,7 @@ class ReadEdges:
 
 
 def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
-                learned: Learned | None) -> None:
+                learned: Learned | None, begins: bool) -> None:
     """Write the prepared graph of several tables as a store; arguments are those of :func:`store.write_store`.
 
     Raises:
@@ -121,7 +121,7 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     for number, (name, table) in enumerate(tables.edges.items()):
         with db.part(EDGES.format(number)):
             sources[name] = open_table(db, table.config, "edges")
-    nodes = _read_types(db, tables, sources, known, labels_of(learned, config))
+    nodes = _read_types(db, tables, sources, known, labels_of(learned, config, begins))
     check_counts({name: own.num_nodes for name, own in nodes.items()}, origin)
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
                          None if known is None else known[len(nodes) + number])
@@ -131,7 +131,7 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     types, plan = _make_schema(config, tables, nodes, edges)
     on_stage("sorting edges")
     hides = bool(config.hide_labelled) and config.labels_edges and _hide(
-        db, config, nodes, edges, is_new=learned is None)
+        db, config, nodes, edges, is_new=learned is None or begins)
     _sort(db, edges, types, both=config.reverse_relations)
     counted = _count(db, types, both=config.reverse_relations and not hides)
     on_stage("writing the store")
@@ -229,12 +229,16 @@ def _edge_columns(edges: list[ReadEdges]) -> list[list[int]]:
     return found
 
 
-def labels_of(learned: Learned | None, config: TablesConfig) -> KnownLabels | None:
-    """Return what labels of other tables must be like, given what was learned of a training; none of a training."""
+def labels_of(learned: Learned | None, config: TablesConfig, grows: bool) -> KnownLabels | None:
+    """Return what labels of other tables must be like, given what was learned of a training; none of a training.
+
+    Args:
+        grows: whether these tables are those of a training too.
+    """
     if learned is None:
         return None
     names = unpack_names(learned.label_names, "label_names")[:learned.out_channels] if learned.label_names else []
-    return KnownLabels(learned.metric, names, config.unknown)
+    return KnownLabels(learned.metric, names, config.unknown, grows)
 
 
 def _read_types(db: Database, tables: TableSchema, sources: dict[str, Source], known: list[Fitted] | None,

@@ -57,7 +57,7 @@ def hash_content(tables: tuple[Path | None, Path | None], typed_tables: TableSch
 
 
 def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[str], None] = lambda stage: None,
-                learned: Learned | None = None) -> None:
+                learned: Learned | None = None, *, begins: bool = False) -> None:
     """Write the prepared graph of the tables as a store, with what :func:`pipeline.data.cache.load` promises.
 
     Beside it ``names`` of the nodes, ``label_names`` of classes, and the value ``structure``, the fields of
@@ -68,6 +68,8 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
     Args:
         on_stage: told of each stage when it begins.
         learned: what the preparation of other tables learned of them; labels have no splits then.
+        begins: whether these are tables of a training too, which begins with the weights of the other: labels have
+            splits, and may have further classes.
 
     Raises:
         ValueError: a table is inconsistent; the message names the file, the column and the first bad row.
@@ -79,7 +81,11 @@ def write_store(config: TablesConfig, writer: StoreWriter, on_stage: Callable[[s
         _check_zipped(path)
     with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
         write = _write_one_type if not config.is_typed else typed.write_store
-        write(config, db, writer, on_stage, learned)
+        if learned is not None and begins:
+            if not config.is_typed:
+                _check_columns(config, unpack(cast(Tensor, learned.fitted)))
+            writer.put(FITTED, cast(Tensor, learned.fitted))
+        write(config, db, writer, on_stage, learned, begins)
 
 
 def find_marks(config: TablesConfig, fitted: Tensor) -> Marks:
@@ -124,7 +130,7 @@ def refit_edges(config: TablesConfig, graph: Graph, edge_attr: Tensor) -> Tensor
 
 
 def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_stage: Callable[[str], None],
-                    learned: Learned | None) -> None:
+                    learned: Learned | None, begins: bool) -> None:
     """Do what :func:`write_store` does for one type of nodes, with an open database."""
     fitted = None if learned is None else unpack(cast(Tensor, learned.fitted))
     on_stage("reading nodes")
@@ -132,7 +138,8 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     ends, values = (config.edges.source, config.edges.target), reading.values_of(config, "edges")
     both, add_self_loops, place = config.to_undirected, config.add_self_loops, config.place_of_links()
     num_nodes, labels, found = reading.read_nodes(db, config, [(edges, end) for end in ends],
-                                          None if fitted is None else fitted.columns, typed.labels_of(learned, config))
+                                          None if fitted is None else fitted.columns,
+                                          typed.labels_of(learned, config, begins))
     known = tables_edges.join(db, edges, ends, values, config.edges.relation, time=place,
                               id_column=config.nodes.id if config.nodes.path is not None else None,
                               refuse_dangling=config.dangling == "error", fitted=fitted, unknown=config.unknown)
@@ -163,6 +170,24 @@ def _write_one_type(config: TablesConfig, db: Database, writer: StoreWriter, on_
     if (first := db.execute("SELECT min(s) FROM joined WHERE t IS NOT NULL")[0][0]) is not None:
         summary[FIRST_SOURCE] = int(first)
     writer.finish(summary)
+
+
+def _check_columns(config: TablesConfig, fitted: Fitted) -> None:
+    """Refuse other columns of nodes and edges than those of the run that a training begins with.
+
+    Raises:
+        ValueError: says how many there are, and were.
+    """
+    columns, num_texts = fitted.columns, len(config.text_columns())
+    # Behind the texts there may be the ids of neighbours, in either direction.
+    num_known = len(columns.texts) - 2 * (num_texts != len(columns.texts) and len(columns.texts) > 1)
+    nodes, edges = (reading.values_of(config, what).num_features([]) for what in ("nodes", "edges"))
+    for what, now, before in (("numbers and dates of nodes", nodes, len(columns.mean)),
+                              ("categories", len(config.nodes.categories), len(columns.categories)),
+                              ("texts", num_texts, num_known), ("numbers and dates of edges", edges, len(fitted.mean))):
+        if now != before:
+            raise ValueError(f"{config.origin()}: the keys name {count(now, 'column')} of {what}, and those of the run "
+                             f"that train.init names {before}. Name the same columns, or leave train.init out")
 
 
 def _write_features(db: Database, writer: StoreWriter, num_nodes: int, config: TablesConfig, labels: Labels | None,

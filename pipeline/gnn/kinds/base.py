@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.top import Question
+from parallel_epochs.pipeline.gnn.warm_start import learned_of
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 # Options of the models that model=auto compares, on a graph of one type of nodes and on one of several. All have the
@@ -159,7 +160,8 @@ class Kind(ABC):
             ValueError: the dataset is inconsistent, or does not fit.
         """
         data = load(self.config.data, self.config.cache_dir, content_hash=content_hash, check=self.check_data,
-                    degrees=self.config.data.counts_degrees)
+                    degrees=self.config.data.counts_degrees,
+                    like=learned_of(self.config.train.init, self.config.data.is_stored))
         self.check_data(data)
         return data
 

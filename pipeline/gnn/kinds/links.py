@@ -29,6 +29,7 @@ from parallel_epochs.pipeline.gnn.simple.links import of_links
 from parallel_epochs.pipeline.gnn.simple.rankings import of_rankings
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.gnn.warm_start import learned_of
 from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor
 from parallel_epochs.pipeline.metrics import hits_at
 from parallel_epochs.pipeline.names import MASKS, PAIR_COLUMNS, PAIRS, SPLITS
@@ -48,7 +49,8 @@ class LinkKind(Kind):
 
     def load(self, content_hash: str | None) -> Data:
         data = load_links(self.config.data, self.config.cache_dir, content_hash=content_hash,
-                          relation=self.config.task.relation)
+                          relation=self.config.task.relation,
+                          like=learned_of(self.config.train.init, self.config.data.is_stored))
         self.check_data(data)
         return data
 

@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.graph import open_graph
+from parallel_epochs.pipeline.data.learned import PREPROCESSING
 from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn import new_data
@@ -236,7 +237,7 @@ def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them
     same = old.train_mask.clone()
     same[changed] = False
     assert torch.equal(new[same], old.x[same]) and not torch.equal(new[changed], old.x[changed])
-    kept = unpack(checkpoint.load(run.folder / new_data.FILE)["fitted"]).columns.scores
+    kept = unpack(checkpoint.load(run.folder / PREPROCESSING)["fitted"]).columns.scores
     assert kept.weights.shape == (len(kept.terms), 3) and len(kept.digests) == int(old.train_mask.sum())
     assert not len(kept.nodes), "no row of the training is kept"
 
