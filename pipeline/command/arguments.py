@@ -126,7 +126,9 @@ def explain(error: Exception) -> str | None:
         name, value, told = found.groups()
         wanted = next((kind for said, kind in KINDS.items() if re.search(said, f"{told} {value}")),
                       "another kind of value")
-        return f"{name} must be {wanted}, not {value}"
+        several = ". To average several runs, name the folder of their sweep, or use pe.load([A, B])" * (
+            name == "run" and value.startswith("["))
+        return f"{name} must be {wanted}, not {value}{several}"
     return None
 
 

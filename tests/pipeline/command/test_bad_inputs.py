@@ -491,6 +491,12 @@ def test_a_command_is_refused_before_anything_is_written(module, typed, message,
     assert "\n" not in stopped.value.code and listing(tmp_path) == before
 
 
+def test_a_list_of_runs_is_refused_with_the_way_to_average_them():
+    error = ValueError("Error merging override run=[a,b] Value '[a,b]' could not be converted to string")
+    told = arguments.explain(error)
+    assert told.startswith("run must be a text, not [a,b]. To average several runs, name the folder of their sweep, or")
+
+
 def test_a_level_of_vector_instructions_that_cannot_be_is_refused_first(monkeypatch):
     monkeypatch.setenv("PARALLEL_EPOCHS_SIMD", "avx9")
     with pytest.raises(ValueError, match="^PARALLEL_EPOCHS_SIMD=avx9 is unknown; choose one of portable, avx2, avx512"):
