@@ -1,6 +1,8 @@
 """Simple methods read the columns of nodes or graphs, and their sums over neighbours."""
 
+import copy
 import math
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +14,16 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
+from parallel_epochs.pipeline.data.summaries import SUMMARIES, Summaries, summarise
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
 from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import TERMS, merit
 from parallel_epochs.pipeline.run.seeds import stream
+
+# Hops of the summaries by relation, and seconds for each column of each edge.
+NUM_HOPS, OF_COLUMN = 2, 3e-8
 
 
 class Inputs:
@@ -35,6 +41,8 @@ class Inputs:
         are_graphs: whether the rows are graphs.
         structure: columns of trees that read no labels, by parts.
         of_labels: columns of trees that read labels, behind the rows whose labels they read.
+        has_relations: whether there are several types of nodes, and time for summaries by relation.
+        plan: how the summaries by relation are made; none before they are.
         kept: labels that were propagated along some weights of edges: number of the weights, which labels, result.
     """
 
@@ -46,10 +54,13 @@ class Inputs:
             assert types.labelled is not None
             nodes = types.nodes_of(types.labelled)
             self.own, self.width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
+        self.has_relations = len(types.names) > 1 and SUMMARIES not in data and (
+            OF_COLUMN * data.num_edges * sum(types.widths) < seconds / 3)
         self._hops: list[Tensor] = []
         self._moments = dict[int, tuple[Tensor, Tensor]]()
         self.kept: tuple[int, Tensor, Any] | None = None
         self.structure: dict[str, Tensor] = {}
+        self.plan: Summaries | None = None
         self.of_labels: tuple[Tensor, Tensor] | None = None
 
     @cached_property
@@ -69,19 +80,43 @@ class Inputs:
     @property
     def num_hops(self) -> int:
         """The largest hop of :meth:`hop`; -1 without columns."""
-        return -1 if not self.hop(0).size(1) else 0 if self.are_graphs or len(self.data.types.names) > 1 else 3
+        if len(self.data.types.names) > 1:
+            return int(self.has_relations)
+        return -1 if not self.hop(0).size(1) else 0 if self.are_graphs else 3
+
+    @cached_property
+    def relations(self) -> Float[Tensor, "num_own columns"]:
+        """The columns that `data.summaries` would add to the rows that may have labels, without times of edges."""
+        data, types = copy.copy(self.data), self.data.types
+        if "edge_time" in data:
+            del data.edge_time
+        self.plan = Summaries(**summarise(data, NUM_HOPS, plan=self.plan)[SUMMARIES])
+        assert types.labelled is not None
+        width = self.plan.widths[types.names.index(types.labelled)]
+        return data.x[self.own, self.width:self.width + width]
 
     def hop(self, number: int) -> Float[Tensor, "num_own columns"]:
         """Return the columns of the rows that may have labels, after some steps along the edges.
 
-        Each step multiplies by the normalised adjacency (SGC, https://arxiv.org/abs/1902.07153).
+        Each step multiplies by the normalised adjacency (SGC, https://arxiv.org/abs/1902.07153). With several types of
+        nodes, hop 1 are the summaries by relation.
         """
         if not self._hops:
             self._hops.append(count_contents(self.data, getattr(self.task, "num_last", 0)) if self.are_graphs else
                               self.data.x[self.own, :self.width].float())
         while len(self._hops) <= number:
-            self._hops.append(self.adjacency @ self._hops[-1])
+            self._hops.append(self.adjacency @ self._hops[-1] if len(self.data.types.names) == 1 else self.relations)
         return self._hops[number]
+
+    @property
+    def kept_plan(self) -> dict[str, Any] | None:
+        """The values of the plan, with which a method can summarise other data; none without summaries."""
+        return None if self.plan is None else asdict(self.plan)
+
+    def follow(self, fitted: dict[str, Any]) -> None:
+        """Summarise as for what was fitted."""
+        if fitted.get("plan") is not None:
+            self.plan = Summaries(**fitted["plan"])
 
     def moments(self, number: int) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
         """Return the mean and the deviation of each column of a hop, float64."""

@@ -194,6 +194,7 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
         own = inputs.terms[chosen.numpy() if isinstance(chosen, Tensor) else chosen]
         rows = _multiply(own[:, fitted["terms"].numpy()], fitted["weight"][:-1]) + fitted["weight"][-1]
     else:
+        inputs.follow(fitted)
         rows = _columns(inputs, fitted, chosen).double() @ fitted["weight"][:-1] + fitted["weight"][-1]
     rows = rows if labels.are_values else rows.softmax(1) if labels.are_classes else rows.sigmoid()
     return inputs.among_all(rows.float(), fitted["mean"], chosen)
@@ -354,7 +355,7 @@ def fit_hops(inputs: Inputs, known: Bool[Tensor, " num_rows"], hops: tuple[int, 
     labels, rows = inputs.labels, inputs.draw(known, most, 0)[inputs.own]
     fitted = _scales(inputs, known, hops, scaling)
     weight = fit_linear(_columns(inputs, fitted, rows), labels.y[inputs.own][rows], labels, strength, start, num_steps)
-    return {**fitted, "weight": weight}
+    return {**fitted, "weight": weight, "plan": inputs.kept_plan}
 
 
 def _title(inputs: Inputs, hops: tuple[int, ...], scaling: str, strength: float, num_steps: int) -> str:

@@ -35,6 +35,7 @@ def summarise(inputs: Inputs, known: Bool[Tensor, " num_rows"],
         inputs.structure = _of_graphs(inputs) if inputs.are_graphs else _of_structure(inputs)
     found = [inputs.hop(0)] if "own" in parts else []
     found += [inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts]
+    found += [inputs.relations] if "relations" in parts else []
     found += [_of_labels(inputs, known)] if "labels" in parts else []
     found += [columns_of_ends(inputs)] if "ends" in parts else []
     found += [labels_of_ends(inputs, known)] if "labels of ends" in parts else []
@@ -51,7 +52,9 @@ def choices(inputs: Inputs) -> list[tuple[str, ...]]:
         return [parts for parts in (own, (*own, "labels of ends"), (*own, "ends"), (*own, "ends", "labels of ends"))
                 if parts]
     several = [own, (*own, "labels"), (*own, "degrees", "labels")]
-    if len(inputs.data.types.names) == 1:  # the columns of each type are its own
+    if inputs.has_relations:
+        several += [(*own, "relations"), (*own, "relations", "labels")]
+    elif len(inputs.data.types.names) == 1:  # the columns of each type are its own
         several += [(*own, "degrees", "neighbours"), (*own, "degrees", "neighbours", "labels")]
     return [parts for parts in several if parts]
 

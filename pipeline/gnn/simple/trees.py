@@ -62,6 +62,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict by plain arrays of trees; the mean label for rows that are not asked for."""
+    inputs.follow(fitted)
     labels, own = inputs.labels, summarise(inputs, known, fitted["parts"])
     chosen = slice(None) if asked is None else asked[inputs.own]
     rows = torch.from_numpy(fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy()))
@@ -175,8 +176,8 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
             out += value[place[tree.apply(x)]]
         return out
 
-    return {**trees.arrays(), "start": torch.zeros(y.size(1)), "is_boosted": False, "parts": parts, "mean": mean,
-            QUICK: quick}
+    return {**trees.arrays(), "start": torch.zeros(y.size(1)), "is_boosted": False, "mean": mean,
+            "parts": parts, "plan": inputs.kept_plan, QUICK: quick}
 
 
 def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: int, known: Tensor,
@@ -223,8 +224,8 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
             out[:, outputs] = found.reshape(len(x), -1)
         return out
 
-    return {**trees.arrays(), "start": start, "is_boosted": True, "parts": parts, "mean": labels.mean(known),
-            QUICK: quick}
+    return {**trees.arrays(), "start": start, "is_boosted": True, "mean": labels.mean(known),
+            "parts": parts, "plan": inputs.kept_plan, QUICK: quick}
 
 
 def _fit(model: BaseEstimator, x: np.ndarray, y: np.ndarray) -> BaseEstimator:

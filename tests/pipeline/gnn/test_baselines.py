@@ -1,5 +1,6 @@
 """Simple methods on graphs whose answers are known, and what runs say of them."""
 
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
+from parallel_epochs.pipeline.data.summaries import summarise
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple import base as base_module, graphs, linear, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
@@ -162,13 +164,34 @@ def test_features_of_edges_are_weights_unless_one_is_negative(columns, num_weigh
 
 def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path):
     found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL))
-    assert kinds_of(found)[-2] == "logistic regression on the node's own columns"
+    assert kinds_of(found)[-2].startswith("logistic regression on ")
     rows = fit_columns(Inputs(setup.data, setup.task))
     x, y = setup.data.x[:40, :5].numpy(), setup.data.y[:40, 0].numpy()
     train = setup.data.train_mask[:40].numpy()
     x = (x - x.mean(0)) / x.std(0)
     model = LogisticRegression(max_iter=1000, tol=1e-8).fit(x[train], y[train])
     np.testing.assert_allclose(rows[:40, torch.from_numpy(model.classes_)], model.predict_proba(x), atol=2e-3)
+
+
+def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(configure, tmp_path):
+    _, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL))
+    data, task = setup.data, setup.task
+    inputs, train, width = Inputs(data, task), data.train_mask, data.types.widths[0]
+    whole = copy.copy(data)
+    if "edge_time" in whole:
+        del whole.edge_time
+    expected = summarise(whole, 2)
+    assert torch.equal(inputs.hop(1), expected.x[inputs.own, width:expected.types.widths[0]])
+    fitted = linear.fit_hops(inputs, train, (0, 1), "one", 1.0)
+    other = copy.copy(data)
+    other.x = torch.cat([data.x[:width], data.x[width:] + 1])
+    others = Inputs(other, task)
+    linear.predict(others, fitted, train)
+    assert others.plan == inputs.plan != summarise(copy.copy(other), 2)
+    assert Inputs(data, task, 1e-9).num_hops == 0 < inputs.num_hops  # without time, there are none
+    for name in ("linear", "trees"):
+        base = fit_base(data, task, name)
+        torch.testing.assert_close(apply(base.fitted, data, task)[~train], base.rows[~train], rtol=1e-4, atol=1e-4)
 
 
 def test_values_and_tasks_with_missing_labels(configure, tmp_path):
