@@ -85,6 +85,7 @@ class Kind(ABC):
         takes_pairs: whether pairs of nodes are predicted.
         averages: whether the rows of several runs can be averaged.
         reads_base: whether scores of a simple method can be inputs.
+        instead_of_pairs: what to do where pairs of nodes are asked for, and none are predicted.
     """
 
     unit: ClassVar[str]
@@ -93,6 +94,7 @@ class Kind(ABC):
     takes_pairs: ClassVar[bool] = False
     averages: ClassVar[bool] = True
     reads_base: ClassVar[bool] = False
+    instead_of_pairs: ClassVar[str] = "Leave it out"
 
     def __init__(self, config: GNNConfig):
         self.config = config
@@ -238,7 +240,7 @@ class Kind(ABC):
         """Refuse pairs of nodes where no links are predicted."""
         if asked.pairs is not None:
             raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run} has task={self.config.task.name}. "
-                             "Leave it out")
+                             f"{self.instead_of_pairs}")
         if asked.top is not None:
             raise ValueError(f"top={asked.top} ranks the targets of links and needs a run of task=link or "
                              f"trainer=knowledge; {run} has task={self.config.task.name}. Leave it out")

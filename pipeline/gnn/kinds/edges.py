@@ -1,6 +1,5 @@
 """The labels of edges, each of which is a node between the nodes at its ends."""
 
-
 import numpy as np
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -20,6 +19,8 @@ class EdgeKind(NodeKind):
     """Predicts the labels of the edges of one table, which are the nodes of a type."""
 
     unit, learns = "edges", EdgeTask
+    instead_of_pairs = ("For new edges give a table of all edges as data.edges.path=FILE, without labels of the new "
+                        "ones, and data.known_labels=all")
 
     def check_data(self, data: Data) -> None:
         super().check_data(data)
@@ -38,7 +39,10 @@ class EdgeKind(NodeKind):
         return EdgeLoader(clusters, find_ends(clusters.data))
 
     def undirected(self, data: Data) -> EdgeIndex:
-        return data.edge_index if data.on_disk else with_both_ways(data)
+        if data.on_disk:
+            raise ValueError(f"partition={self.config.partition.name} with task=edge cuts a graph in memory, and "
+                             "data.on_disk=true leaves it on the disk. Set partition=random or whole")
+        return with_both_ways(data)
 
     def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
         ends = find_ends(data)[numbers - data.types.nodes_of(data.types.labelled).start].numpy()

@@ -122,12 +122,14 @@ def test_a_training_edge_that_is_learned_sees_neither_its_label_nor_others_that_
     task.label_loss = lambda logits, y: seen.append(logits.detach()) or (logits.sum(), torch.tensor(1))
     _, learned = task._divide(batch, torch.Generator().manual_seed(0))
     for x, y in ((batch.x, batch.y), (batch.x, torch.where(learned[:, None], 1 - batch.y, batch.y)), (
-            batch.x + 1000.0 * (learned & (torch.arange(batch.num_nodes) % 2 > 0))[:, None] * is_number, batch.y)):
+            batch.x + 1000.0 * (learned & (torch.arange(batch.num_nodes) % 2 > 0))[:, None] * is_number, batch.y), (
+            batch.x + 1000.0 * (batch.train_mask & ~learned)[:, None] * is_number, batch.y)):
         task.loss(model, copy.copy(batch).update({"x": x, "y": y}), torch.Generator().manual_seed(0))
     odd = (learned.nonzero().squeeze(1) % 2 == 0)
     assert 0.3 < float(learned.sum() / batch.train_mask.sum()) < 0.7
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0][odd], seen[2][odd]) == hides
+    assert not torch.equal(seen[0], seen[3])  # the others send theirs
 
 
 @pytest.mark.parametrize("partition", ["random", "metis", "metis_random"])
