@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from hydra.errors import HydraException
 from torch import Tensor
@@ -31,7 +32,7 @@ from parallel_epochs.pipeline.command import arguments, cli, folder as run_folde
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import Naming, keys_of, naming
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
-from parallel_epochs.pipeline.run import words
+from parallel_epochs.pipeline.run import tables, words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
@@ -111,6 +112,39 @@ class Model:
     def _predict(self, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
         with _apart_from_the_caller(self.run.config):
             return product_of(self.run.config).predict_in_memory(self.run, data, pairs)
+
+    def top(self, k: int, *, sources: Sequence[Any] | None = None, candidates: Sequence[Any] | None = None,
+            filtered: bool = True) -> pd.DataFrame:
+        """Rank the likeliest targets of each source, as ``predict top=K`` does for a model of links (task=link).
+
+        Args:
+            k: targets of a source, at most.
+            sources: ids of nodes. None: all sources.
+            candidates: ids of the nodes that may be targets. None: all of their side or type.
+            filtered: leave out targets that the source is linked to.
+
+        Returns:
+            The columns source, target, score (the probability of a link) and rank, with the ids of the data.
+
+        Raises:
+            ValueError: an id names no node, or the model does not predict links.
+        """
+        config = self.run.config
+        with tempfile.TemporaryDirectory() as scratch:
+            if not getattr(config, "predicts_links", False):
+                raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
+            tables.check_parquet("top", "a table in memory")
+            given = {"output": f"{scratch}/top.parquet", "top": k, "filtered": filtered}
+            for name, ids in (("output_nodes", sources), ("candidates", candidates)):
+                if ids is not None:
+                    pd.DataFrame({"id": list(ids)}).to_csv(path := f"{scratch}/{name}.csv", index=False)
+                    given[name] = path
+            asked = product_keys(config.trainer.name).predict(str(self.run.folder))
+            vars(asked).update(given)
+            schema.check_options(asked)
+            with _apart_from_the_caller(config):
+                product_of(config).predict(cli.saved_run(asked, config, self.run.shared), asked)
+            return pd.read_parquet(f"{scratch}/top.parquet")
 
     def vectors(self) -> np.ndarray:
         """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.ranking import Links, score_split, with_pairs
-from parallel_epochs.pipeline.gnn.simple.link_trial import add_up, halves, try_out
+from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, halves, try_out
 from parallel_epochs.pipeline.gnn.simple.walks import (
     DEGREES,
     POPULARITY,
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # The part of a sum by which the popular ones of equal candidates, and of a source without links, come first.
 TIE = 1e-3
+# Scores with a smaller deviation are taken to be equal.
+SMALLEST = 1e-6
 # The matrix of EASE for more candidates is left out, since it is as large as the square of their number.
 MOST_ITEMS = 5_000
 # Methods of a sum that its title names.
@@ -66,13 +68,15 @@ def fit_link_base(data: Data, task: LinkTask, seconds: float) -> LinkBase:
     began, of_pairs = time.perf_counter(), not ranks_at(task.metric)
     links = Links(data)
     walks = _affordable(links, data, seconds, of_pairs=of_pairs)
-    names = list(walks)
     raw = try_out(task, links, [Sum([(1.0, walk)], links.direct) for walk in walks.values()])
     units = torch.stack([column[column > 0].median() if bool((column > 0).any()) else torch.tensor(1.0)
                          for column in raw.columns.t()])
     raw.columns.clamp_(min=0).div_(units).log1p_()
-    scale = raw.columns.std(0, correction=0).clamp(min=1e-6)
-    tie = names.index(DEGREES if of_pairs else POPULARITY)
+    scale, tie = raw.columns.std(0, correction=0), list(walks).index(DEGREES if of_pairs else POPULARITY)
+    differs = scale > SMALLEST
+    scale[~differs], differs[tie] = 1.0, True
+    names, tie = [name for name, is_kept in zip(walks, differs, strict=True) if is_kept], int(differs[:tie].sum())
+    raw, units, scale = Trial(raw.columns[:, differs], raw.values), units[differs], scale[differs]
     raw.columns.div_(scale).add_(TIE * raw.columns[:, [tie]].clone())
     alone = torch.stack([raw.values(column) for column in raw.columns.t()], dim=1)
     best, weights, across = int(alone.mean(0).argmax()), torch.zeros(len(names)), 0.0
@@ -82,12 +86,12 @@ def fit_link_base(data: Data, task: LinkTask, seconds: float) -> LinkBase:
         weights = add_up(raw, torch.ones(len(alone), dtype=torch.bool))
     else:
         weights[best] = 1
-    title, is_sum = _title(names, weights.tolist()), int((weights > 0).sum()) > 1
+    title, name = _title(names, weights.tolist()), "sum" if int((weights > 0).sum()) > 1 else "walk"
     log.info("task.base=auto: %s; valid %.4f on links that chose no weights, best single method %s %.4f", title, across,
              names[best], float(alone.mean(0)[best]))
     weights[tie] += TIE * float(weights.sum())
     chosen = {name: float(weights[place] / scale[place]) for place, name in enumerate(names) if weights[place] > 0}
-    own = LinkBase("sum" if is_sum else "walk", title, chosen, {
+    own = LinkBase(name, title, chosen, {
         name: float(units[names.index(name)]) for name in chosen}, {}, 0.0)
     scores = {split: score_simple(own, data, task, split) for split in SPLITS[1:]}
     return LinkBase(own.name, title, chosen, own.units, {"train": math.nan, **scores}, time.perf_counter() - began)

@@ -38,7 +38,7 @@ EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, debian_typed, d
                "ogbn_mag_hgt, ogbn_mag_rgcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
                "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
                "ogbn_proteins_revgnn_wide, proteins_labels, proteins_labels_gipa, proteins_small, "
-               "proteins_small_gipa, rotate_fb15k237, "
+               "proteins_small_gipa, recommend, rotate_fb15k237, "
                "graphvite/NAME (45 of them)")
 
 # What is refused before Hydra, or anything else, has written a file: module, arguments, message behind "error: ".

@@ -219,6 +219,21 @@ def test_the_chosen_method_is_not_below_popularity(metric, tmp_path):
     assert fit_link_base(data, task, 60.0).weights == base.weights or base.seconds < 60
 
 
+def test_a_method_that_scores_all_pairs_alike_is_no_part_of_the_answer(tmp_path, monkeypatch):
+    """Its scores would be divided by a deviation of nothing."""
+    found = walks.find_walks
+
+    def with_nothing(links, matrix, *args, **options):
+        nothing = matrix.copy()
+        nothing.data[:] = 0
+        return {**found(links, matrix, *args, **options), "nothing": lambda: walks.Walk(nothing, matrix)}
+
+    monkeypatch.setattr(link_base, "find_walks", with_nothing)
+    config = cli.compose_config([*write_shop(tmp_path), "task.metric=recall@5"])
+    base = restore.open_graph(config).parts[0].base
+    assert "nothing" not in base.weights and max(base.weights.values()) < 1e4
+
+
 def test_a_method_that_takes_too_long_is_left_out(caplog):
     caplog.set_level("INFO")
     data = people()
@@ -306,3 +321,28 @@ def test_two_ranks_that_are_resumed_answer_as_a_run_in_one_piece(metric, tmp_pat
 def test_a_run_without_a_simple_method_answers_as_before(tmp_path):
     summary = train(cli.compose_config([*plain_shop(tmp_path), "task.base=none"]), tmp_path / "run")
     assert "base" not in summary and not (tmp_path / "run" / "base.pt").exists()
+
+
+def test_items_are_recommended_from_a_table_and_from_python(tmp_path):
+    """The experiment recommends as `predict top=K` does, to a few users and of a few items too."""
+    write_shop(tmp_path)
+    overrides = ["+experiment=recommend", f"data.edges.path={tmp_path / 'bought.csv'}", "data.edges.source=user",
+                 "data.edges.target=item", f"cache_dir={tmp_path / 'cache'}", "train.epochs=2", "train.eval_every=1",
+                 "model.hidden_channels=8", "features.channels=8"]
+    summary = train(cli.compose_config(overrides), tmp_path / "run")
+    assert summary["metric"] == "ndcg@10" and summary["best_valid"] >= summary["base"]["valid"] - 1e-9
+    restore.predict(restore.EvaluateConfig(run=str(tmp_path / "run"), device="cpu", output=str(tmp_path / "top.csv"),
+                                           top=4))
+    expected, model = pd.read_csv(tmp_path / "top.csv"), pe.load(tmp_path / "run", device="cpu")
+    pd.testing.assert_frame_equal(model.top(4), expected, check_dtype=False, atol=1e-6)
+    found = model.top(2, sources=["u7", "u1"], candidates=["i3", "i4", "i5", "i6"], filtered=False)
+    assert found["source"].tolist() == ["u7", "u7", "u1", "u1"] and set(found["target"]) <= {"i3", "i4", "i5", "i6"}
+    with pytest.raises(ValueError, match="names 'nobody'|nobody"):
+        model.top(2, sources=["nobody"])
+
+
+def test_only_models_of_links_rank_targets(tmp_path):
+    result = pe.train("digits", folder=tmp_path / "run", verbose=False, num_layers=2, hidden_channels=8, epochs=1,
+                      **{"task.base": "none", "cache_dir": tmp_path / "cache"})
+    with pytest.raises(ValueError, match="does not predict links"):
+        result.model.top(3)
