@@ -115,13 +115,18 @@ def values_by_source(metric: str, is_link: Bool[Tensor, " num_rows"],
 
 
 def add_up(trial: Trial, picked: Bool[Tensor, " num_values"]) -> Float[Tensor, " num_methods"]:
-    """Add up methods, one after the other, as long as the metric of some values grows; one may be added again."""
-    weights, best = torch.zeros(trial.columns.size(1)), -torch.inf
+    """Add up methods, one after the other, each time the one with the best metric of some values; return the best sum.
+
+    A method may be added again, so that weights are whole numbers; a worse sum may lead to a better one
+    (Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004).
+    """
+    weights = torch.zeros(trial.columns.size(1))
+    best, chosen = -torch.inf, weights
     for _ in range(MOST_TERMS):
         total = trial.columns @ weights
         found = torch.stack([trial.values(total + column)[picked].mean() for column in trial.columns.t()])
-        if not found.max() > best:
-            break
-        best = float(found.max())
+        weights = weights.clone()
         weights[found.argmax()] += 1
-    return weights
+        if float(found.max()) > best:
+            best, chosen = float(found.max()), weights
+    return chosen

@@ -346,3 +346,11 @@ def test_only_models_of_links_rank_targets(tmp_path):
                       **{"task.base": "none", "cache_dir": tmp_path / "cache"})
     with pytest.raises(ValueError, match="does not predict links"):
         result.model.top(3)
+
+
+def test_a_sum_grows_beyond_one_that_is_no_better():
+    """Twice the first method is no better than once, and leads to sums that are."""
+    target = torch.tensor([1.0, 0.3, 0.0])
+    trial = Trial(torch.eye(3), lambda score: torch.cosine_similarity(score, target, dim=0).expand(2))
+    weights = add_up(trial, torch.tensor([True, False]))
+    assert weights.tolist() == [7, 2, 0]  # nearest to 1 : 0.3
