@@ -57,7 +57,7 @@ class ThreeHops:
         order = place.argsort(stable=True)
         found, size = self.in_degree.new_empty(len(pairs)), max(1, NUMBERS // max(len(self.in_degree), 1))
         ends = torch.searchsorted(place[order], torch.arange(0, len(sources) + size, size, device=place.device))
-        for number, block in enumerate(sources.split(size)):
+        for number, block in enumerate(sources.split(size) if len(sources) else ()):
             own = order[int(ends[number]):int(ends[number + 1])]
             found[own] = self._spread(block)[pairs[own, 1], place[own] - number * size]
         return found

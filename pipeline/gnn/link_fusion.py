@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, scorer_of
 from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, halves, try_out
 from parallel_epochs.pipeline.gnn.simple.walks import Scorer
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -100,7 +101,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     log.info("answer: %s", answer)
     return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
             "network": alone, "base": {"name": base.name, "title": base.title, "seconds": base.seconds,
-                                       **{split: score for split, score in base.scores.items() if score == score}},
+                                       **{split: base.scores[split] for split in SPLITS[1:]}},
             "answer": {"share": share, "gain": gain, "error": error, "text": str(answer)}}
 
 

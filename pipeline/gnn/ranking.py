@@ -151,6 +151,8 @@ def rank(score: BlockScorer, answers: Int[Tensor, "num_answers 2"], known: Int[T
     for direction in directions:
         chosen = torch.isin(answers[:, 0], direction.sources).nonzero().squeeze(1)
         own_answers = answers[chosen]
+        if not len(own_answers):
+            continue
         for sources, scores in _blocks(score, own_answers[:, 0].unique(), known, direction):
             first, stop = torch.searchsorted(own_answers[:, 0].contiguous(), sources[[0, -1]] + torch.tensor([0, 1]))
             part = own_answers[first:stop]

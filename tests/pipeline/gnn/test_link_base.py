@@ -318,6 +318,16 @@ def test_two_ranks_that_are_resumed_answer_as_a_run_in_one_piece(metric, tmp_pat
     assert first["base"]["valid"] == second["base"]["valid"]
 
 
+@pytest.mark.parametrize("metric", ["recall@5", "rocauc"])
+@pytest.mark.parametrize("valid_fraction", [0.0, 0.4])
+def test_a_run_may_have_no_links_for_validation_or_test(metric, valid_fraction, tmp_path):
+    config = cli.compose_config([*plain_shop(tmp_path), f"task.metric={metric}", "task.common_neighbors=true",
+                                 "data.train_fraction=0.6", f"data.valid_fraction={valid_fraction}"])
+    summary = train(config, tmp_path / "run")
+    assert np.isnan(summary["test"]) == (valid_fraction > 0) and ("base" in summary) == (valid_fraction > 0)
+    assert np.isnan(summary.get("base", {"test": np.nan})["test"])
+
+
 def test_a_run_without_a_simple_method_answers_as_before(tmp_path):
     summary = train(cli.compose_config([*plain_shop(tmp_path), "task.base=none"]), tmp_path / "run")
     assert "base" not in summary and not (tmp_path / "run" / "base.pt").exists()
