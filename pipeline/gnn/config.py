@@ -365,6 +365,7 @@ RULES = (
     Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
     Rule(EDGE, "data.components", ("all",), "edges are learned with the nodes at their ends"),
     Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
+    Rule(TABLE, "train.init", (None,), "vectors that another run learned of its nodes are not those of other nodes"),
     *(Rule(TABLE | {name: _is_set}, "features.concat", (True,), "the table replaces the features that are averaged")
       for name in ("data.propagate", "data.summaries")),
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),

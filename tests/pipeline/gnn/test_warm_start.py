@@ -103,9 +103,9 @@ def test_ranks_begin_alike_and_a_stopped_run_goes_on_with_the_same_bits(yesterda
     (["data.nodes.features=[size]"], "the keys name 1 column of numbers and dates of nodes, and those of .* names 2"),
     (["data.nodes.text=[]"], "the keys name 2 columns of texts, and those of the run that train.init names 3"),
     (["train.init=nowhere"], "train.init=nowhere is no run of trainer=gnn that ended"),
-    (["features=embedding"], "node_encoder.weight has the shape"),
+    (["features=embedding"], "vectors that another run learned of its nodes"),
 ])
 def test_what_does_not_fit_is_refused(keys, says, yesterday):
-    config = config_of(yesterday, yesterday / "new", f"train.init={yesterday / 'run'}", *keys)
     with pytest.raises(ValueError, match=says):
+        config = config_of(yesterday, yesterday / "new", f"train.init={yesterday / 'run'}", *keys)
         build_trainer(open_graph(config).parts[0])
