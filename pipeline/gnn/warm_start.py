@@ -59,7 +59,8 @@ def begin(init: str, model: torch.nn.Module, table: NodeTable | None, task: Task
                              f"{shape} there. Give this run the keys of that model, and data with the same columns")
         found[name] = placed
     load_weights(found, model, table)
-    log.info("the model begins with the weights of %s%s", init,
+    log.info("the model begins with the weights of %s%s. Validation and test are too good where they hold rows that "
+             "trained it (train.init)", init,
              "" if sizes[0] == sizes[1] else f"; {sizes[1] - sizes[0]:,} more classes begin anew")
 
 

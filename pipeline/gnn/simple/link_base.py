@@ -114,6 +114,10 @@ def scorer_of(base: LinkBase, data: Data, task: LinkTask, *, of_test: bool) -> S
     if unknown := [name for name in base.weights if name not in found]:
         raise ValueError(f"the simple method of the run reads {unknown[0]}, which these data do not have. Train with "
                          "task.base=none")
+    num_items = _count_items(links)
+    if num_items > MOST_ITEMS and any(name.startswith("EASE") for name in base.weights):
+        raise ValueError(f"the simple method of the run is EASE, which inverts a matrix of all targets, and these data "
+                         f"have {num_items:,}; {MOST_ITEMS:,} are the most. Train with task.base=none")
     return Sum([(weight, found[name]().in_logarithms(base.units[name])) for name, weight in base.weights.items()],
                links.direct)
 
@@ -133,7 +137,7 @@ def _affordable(links: Links, data: Data, seconds: float, *, of_pairs: bool) -> 
     """Build the walks that there is time for."""
     matrix, walks, left_out = matrix_of(links.answers("train"), links.num_nodes), dict[str, Walk](), []
     num_sources = sum(len(links.answers(split)[:, 0].unique()) for split in SPLITS[1:])
-    num_items, left = len(torch.cat([one.candidates for one in links.answered]).unique()), seconds
+    num_items, left = _count_items(links), seconds
     for name, build in find_walks(links, matrix, data, of_pairs=of_pairs).items():
         is_ease = name.startswith("EASE")
         if is_ease and (num_items > MOST_ITEMS or seconds_of_ease(links) > left):
@@ -150,6 +154,11 @@ def _affordable(links: Links, data: Data, seconds: float, *, of_pairs: bool) -> 
         log.info("task.base=auto: %s left out, since they would take more than task.base_seconds=%g or too much memory",
                  ", ".join(left_out), seconds)
     return walks
+
+
+def _count_items(links: Links) -> int:
+    """Count the nodes that may be the target of a link."""
+    return len(torch.cat([one.candidates for one in links.answered]).unique())
 
 
 def _title(names: Sequence[str], weights: Sequence[float]) -> str:

@@ -368,3 +368,12 @@ def test_a_sum_grows_beyond_one_that_is_no_better():
     trial = Trial(torch.eye(3), lambda score: torch.cosine_similarity(score, target, dim=0).expand(2))
     weights = add_up(trial, torch.tensor([True, False]))
     assert weights.tolist() == [7, 2, 0]  # nearest to 1 : 0.3
+
+
+def test_ease_inverts_no_matrix_of_many_targets_of_other_data(monkeypatch):
+    data, name = people(), "EASE (penalty 300)"
+    task, base = task_of(data, "recall@5"), LinkBase("walk", name, {name: 1.0}, {name: 1.0}, {}, 0.0)
+    scorer_of(base, data, task, of_test=True)
+    monkeypatch.setattr(link_base, "MOST_ITEMS", 59)
+    with pytest.raises(ValueError, match="EASE, which inverts a matrix of all targets, and these data have 60; 59 are"):
+        scorer_of(base, data, task, of_test=True)
