@@ -79,8 +79,10 @@ def assert_composes(overrides: list[str], name: str = "config") -> None:
     """Compose a configuration; of the values of a sweep, the first."""
     overrides = [re.sub(r"=([^,\[(]*),.*", r"=\1", override)
                  for override in overrides if override not in ("-m", "--help")]
-    overrides = [re.sub(r"^data\.schema=.*\.yaml$", f"data.schema={TYPED}", override) for override in overrides]
     if name == "config":
+        schema = TYPED.replace(",label:seed", "").replace("target:tag", "target:tag,label:seed") if (
+            "task=edge" in overrides) else TYPED
+        overrides = [re.sub(r"^data\.schema=.*\.yaml$", f"data.schema={schema}", override) for override in overrides]
         compose_config(tuple(overrides))
     else:
         with initialize_config_dir(cli.CONF, version_base="1.3"):

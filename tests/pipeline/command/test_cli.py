@@ -203,6 +203,8 @@ def test_every_experiment_runs_at_toy_size(experiment, configure, tmp_path, ogb_
         overrides.append(f"data.folder={ogb_toy(full.data.name)}")
     if experiment == "debian_typed":
         overrides.append(f"data.folder={write_typed_packages(tmp_path / 'tables')}")
+    elif experiment == "recommend":
+        overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "data.edges.path=relations.csv.gz"]
     elif full.data.source == "tables":
         overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "partition.num_parts=4"]
     config = configure(f"+experiment={experiment}", *overrides)

@@ -507,7 +507,8 @@ def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, whole, monkeyp
     cache.load(config, tmp_path / "killed")
     assert content_of(store) == expected and [path.name for path in store.parent.iterdir()] == [store.name]
     if not point.startswith("stage"):
-        assert not made  # all tables were there
+        # All tables were there, but for the ids of neighbours, which are collected when the names are written.
+        assert made == (["text1", "text2"] if point in ("array edges", "array names") else [])
 
 
 @pytest.mark.parametrize("megabytes", [6, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
