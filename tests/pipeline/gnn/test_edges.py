@@ -301,6 +301,7 @@ def test_top_and_pairs_are_refused(folder, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_predict_edges(folder, tmp_path):
     overrides = [*KEYS, f"data.folder={folder}", LABEL, "parallel.num_ranks=2", "train.epochs=4"]
     status, output = finish(overrides, tmp_path / "run", folder / "cache")

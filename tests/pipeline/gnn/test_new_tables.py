@@ -56,6 +56,9 @@ CASES = {
                   *LABEL, "data.empty=flag"],
     "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
 
+# Their columns are among those of others.
+REPEATED = ("counts", "degrees", "values", "dates", "hops", "ids of neighbours", "split by time")
+
 
 def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
     """Write tables of nodes and edges with empty cells, the latter twice."""
@@ -98,7 +101,8 @@ def restored(run, tables=None, **paths):
     return predicted(run, data=new)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else [])
+                                  for name in CASES])
 def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *CASES[name])

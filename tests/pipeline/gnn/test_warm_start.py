@@ -90,6 +90,7 @@ def test_a_run_begins_with_an_exported_model_and_predicts_with_it(yesterday, tmp
     assert torch.equal(found.rows, other.rows)
 
 
+@pytest.mark.slow
 def test_ranks_begin_alike_and_a_stopped_run_goes_on_with_the_same_bits(yesterday, tmp_path):
     keys = [f"train.init={yesterday / 'run'}", "parallel.num_ranks=2", "train.epochs=8"]
     whole = train(config_of(yesterday, yesterday / "new", *keys), tmp_path / "whole")
