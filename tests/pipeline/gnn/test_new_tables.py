@@ -57,7 +57,8 @@ CASES = {
     "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
 
 # Their columns are among those of others.
-REPEATED = ("counts", "degrees", "values", "dates", "hops", "ids of neighbours", "split by time")
+REPEATED = ("counts", "degrees", "values", "dates", "hops", "ids of neighbours", "split by time",
+            "logarithms of values")
 
 
 def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
@@ -272,6 +273,7 @@ def test_links_of_other_tables(tmp_path):
     assert found.setup.data.num_edges > old.setup.data.num_edges, "training hides some"
 
 
+@pytest.mark.slow
 def test_other_files_hold_the_tables(tmp_path):
     """A file of other tables, or one without names of tables; and a folder that says nothing of an absolute path."""
     duckdb = pytest.importorskip("duckdb")
@@ -325,6 +327,7 @@ def test_marks_of_empty_cells_are_those_of_the_training(everything, tmp_path, ca
     assert "empty cells in size, taken for the mean, with a column that marks them" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_preparation_of_before_that_was_killed_is_completed(tmp_path):
     """A journal of an earlier version has x and not what was learned."""
     write(tmp_path / "old")

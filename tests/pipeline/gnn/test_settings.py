@@ -75,6 +75,7 @@ def test_the_settings_fit_the_data(configure, tmp_path):
     assert known("data=digits", "model.hidden_channels=6") == ["deepergcn", "sage", "gcn"]
 
 
+@pytest.mark.slow
 def test_two_ranks_choose_together_and_the_command_may_be_given_again(tmp_path):
     overrides = [*TOY, "parallel.num_ranks=2"]
     for _ in range(2):

@@ -96,7 +96,8 @@ def test_wrong_types_of_a_table(run, tmp_path, asked, message):
         table_of(run, tmp_path / "out.csv", **asked)
 
 
-@pytest.mark.parametrize("model", ["rgcn", "hgt", "deepergcn"])
+@pytest.mark.parametrize("model", ["rgcn", *(pytest.param(model, marks=pytest.mark.slow)
+                                           for model in ("hgt", "deepergcn"))])
 def test_the_tables_of_the_training_as_new_data_give_the_same_bits(tmp_path, model):
     write_tables(tmp_path)
     run = trained(tmp_path, tmp_path, f"model={model}")
