@@ -69,9 +69,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
         raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
     shape = (task.num_rows, task.out_channels)
     seconds = config.task.base_seconds if is_chosen else config.baselines.seconds
-    asked = json.dumps([FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape])
-    path = path_of(config.data, config.cache_dir, data.content_hash,
-                   f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
+    path = _path_of(config, data, [FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape])
 
     def fit() -> dict[str, Any]:
         pulse.beat("fitting simple methods", pulse.State.LONG)
@@ -84,16 +82,24 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
 
     base = Base(**checkpoint.keep(path, fit, again="fitting it again", verify=verify, check=check))
     if verify:
-        log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
+        _report(base)
     return base
+
+
+def _path_of(config: GNNConfig, data: Graph, asked: list) -> Path:
+    """Return the file of the cache that holds what was fitted; `asked` has all that it depends on beside the data."""
+    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    return path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}")
+
+
+def _report(base: Base | LinkBase) -> None:
+    log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
 
 
 def _fit_or_read_links(config: GNNConfig, data: Graph, task: LinkTask, *, verify: bool) -> LinkBase:
     """Choose the simple method of a run on links, or read from the cache what was chosen."""
     seconds = float(config.task.base_seconds)
-    asked = json.dumps([LINKS_FORMAT, seconds, task.metric, task.test_data is not None])
-    path = path_of(config.data, config.cache_dir, data.content_hash,
-                   f"-base-{hashlib.sha256(asked.encode()).hexdigest()[:16]}")
+    path = _path_of(config, data, [LINKS_FORMAT, seconds, task.metric, task.test_data is not None])
 
     def fit() -> dict[str, Any]:
         pulse.beat("comparing simple methods", pulse.State.LONG)
@@ -102,7 +108,7 @@ def _fit_or_read_links(config: GNNConfig, data: Graph, task: LinkTask, *, verify
     base = LinkBase(**checkpoint.keep(path, fit, again="fitting it again", verify=verify,
                                       check=lambda path, content: read_back.build(path, LinkBase, content)))
     if verify:
-        log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
+        _report(base)
     return base
 
 

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import Base, apply
+from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import SPLITS, merit
@@ -115,10 +116,18 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
-    return {**({"scores": more} if more else {}),
-            "best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
-            "network": answer.network, "base": {"name": base.name, "title": base.title, "seconds": base.seconds,
-                                                **base.scores},
+    return {**({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
+
+
+def summarise(answer: Answer, base: Base | LinkBase, scores: dict[str, float]) -> dict[str, Any]:
+    """Return what a run with a simple method adds to its summary.
+
+    Args:
+        scores: of the simple method.
+    """
+    return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
+            "network": answer.network,
+            "base": {"name": base.name, "title": base.title, "seconds": base.seconds, **scores},
             "answer": {"share": answer.share, "gain": answer.gain, "error": answer.error, "text": str(answer)}}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn import label_scores
-from parallel_epochs.pipeline.gnn.fusion import FEWEST_ROWS, FILE, SHARES, Answer, Kept, mix
+from parallel_epochs.pipeline.gnn.fusion import FEWEST_ROWS, FILE, SHARES, Answer, Kept, mix, summarise
 from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -99,10 +99,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     answer = Answer(share, gain, error, alone, task.scores(model, rows))
     label_scores.write(setup, model, rows, epoch, folder)
     log.info("answer: %s", answer)
-    return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
-            "network": alone, "base": {"name": base.name, "title": base.title, "seconds": base.seconds,
-                                       **{split: base.scores[split] for split in SPLITS[1:]}},
-            "answer": {"share": share, "gain": gain, "error": error, "text": str(answer)}}
+    return summarise(answer, base, {split: base.scores[split] for split in SPLITS[1:]})
 
 
 def answer_with(task: LinkTask, kept: Kept | None, data: Data) -> None:
