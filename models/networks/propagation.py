@@ -5,7 +5,7 @@ See "Combining Label Propagation and Simple Models Out-performs Graph Neural Net
 :class:`torch_geometric.nn.CorrectAndSmooth` with ``autoscale=True``, without a tensor of edges x classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import scipy.sparse as sp
 import torch
@@ -113,3 +113,25 @@ def smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nod
     known, start = mask.nonzero().squeeze(1), probabilities.masked_fill(mask.unsqueeze(1), 0.0)
     start[known, y[known]] = 1.0
     return propagate(adjacency, start, alpha, num_steps, before_step=before_step)
+
+
+def correct_and_smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nodes num_classes"],
+                       y: Int[Tensor, " num_nodes"], mask: Bool[Tensor, " num_nodes"],
+                       corrections: Sequence[float | None], alphas: Sequence[float], num_steps: int, *,
+                       before_step: Callable[[], object] = lambda: None
+                       ) -> Iterator[tuple[float | None, float, Float[Tensor, "num_nodes num_classes"]]]:
+    """Correct predictions with each of some alphas, and smooth what comes of it with each of others.
+
+    Args:
+        probabilities, y, mask, num_steps, before_step: as for :func:`correct`.
+        corrections: alphas of the correction; None leaves the predictions as they are.
+        alphas: of the smoothing.
+
+    Yields:
+        Both alphas, and the predictions.
+    """
+    for correction in corrections:
+        begun = probabilities if correction is None else correct(
+            adjacency, probabilities, y, mask, correction, num_steps, before_step=before_step)
+        for alpha in alphas:
+            yield correction, alpha, smooth(adjacency, begun, y, mask, alpha, num_steps, before_step=before_step)

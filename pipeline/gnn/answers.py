@@ -1,31 +1,51 @@
-"""Chooses the answer of a run with a simple method when its network is trained, and gives it when it predicts."""
+"""Chooses the answer of a run when its network is trained, and gives it when the run predicts."""
 
 from pathlib import Path
 from typing import Any, cast
 
-from parallel_epochs.pipeline.gnn import fusion, link_fusion
+from parallel_epochs.pipeline.gnn import fusion, label_scores, link_fusion, smoothing
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
-    """Choose the answer of a run, of labels or of links; see :func:`pipeline.gnn.fusion.finish`."""
-    own = link_fusion.finish if isinstance(setup.base, LinkBase) else fusion.finish
-    return own(setup, folder, ranks=ranks, stop=stop)
+def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
+           stop: StopRequest | None = None) -> dict[str, Any]:
+    """Choose what a run answers with at its end, if it has a simple method, and smooth this, if asked to.
+
+    Returns:
+        What it adds to the summary.
+
+    Raises:
+        Stopped: a rank was asked to stop; all ranks raise it.
+    """
+    found = dict[str, Any]()
+    if setup.base is not None or setup.config.evaluation.smooths:
+        pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
+        rows, epoch = predict_best(setup, folder, ranks, stop)
+        if setup.base is not None and ranks.is_first:
+            choose = link_fusion.finish if isinstance(setup.base, LinkBase) else fusion.finish
+            found, rows = choose(setup, rows, epoch, folder)
+        smooths = setup.config.evaluation.smooths
+        if smooths and (smoothed := smoothing.smooth_rows(setup, rows, ranks=ranks, stop=stop)):
+            found["smoothed"] = smoothed.record()
+    return found | (label_scores.read_decisions(folder) if ranks.is_first else {})
 
 
 def answer(setup: Setup, predicted: Predicted, run: SavedRun) -> Predicted:
     """Mix the predictions of a network with those of the simple method of its run; those of links when they are asked.
     """
-    if setup.base is None:
+    if setup.base is None or (kept := fusion.read_kept(run)) is None:
         return predicted
     if isinstance(setup.task, LinkTask):
-        link_fusion.answer_with(setup.task, fusion.read_kept(run), setup.data)
+        link_fusion.answer_with(setup.task, kept, setup.data)
         return predicted
-    return fusion.mix_in(predicted, cast(Base, setup.base), fusion.read_kept(run))
+    return fusion.mix_in(predicted, cast(Base, setup.base), kept)

@@ -161,7 +161,8 @@ def show(config: GNNConfig, data: Graph, base: Base | LinkBase | None,
         shown.types = replace(types, widths=[width + base.rows.size(1) * (number == place)
                                              for number, width in enumerate(types.widths)])
     shown.x = torch.cat([own, columns, categories], dim=1)
-    shown[BASE_COLUMNS] = [first, *((scale, shift) if config.task.candidate == "offset" else (0.0, 0.0))]
+    if config.task.candidate == "offset":
+        shown[BASE_COLUMNS] = [first, scale, shift]
     return shown
 
 

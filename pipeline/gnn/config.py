@@ -381,7 +381,6 @@ RULES = (
          "it says how a network uses the simple method", "task.base=auto, or the name of a method"),
     Rule(BASE, "task.name", ("node", "edge", "graph"), "simple methods are fitted to labels"),
     Rule(BASE, "data.on_disk", (False,), "simple methods are fitted in memory"),
-    Rule(BASE, "evaluation.smooth", ("none",), "predictions are mixed with those of the simple method"),
     Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node", "edge"), "graphs have no columns of "
          "their own", "task.candidate=network"),
     Rule(LINK, "task.candidate", (keys.AUTO, "network"), "a network of links does not read the simple method"),
@@ -478,8 +477,6 @@ class GNNConfig(RunConfig):
         reasons = {
             "one simple method is fitted to all nodes (data.components=separate)": self.data.components == "separate",
             "the graph stays on the disk (data.on_disk=true)": self.data.on_disk,
-            "predictions are smoothed (evaluation.smooth)": self.evaluation.smooths,
-            "the logits begin at scores of texts (task.text_scores)": self.task.text_scores > 0,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

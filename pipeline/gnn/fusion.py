@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,19 +14,17 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn import bases, label_scores
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import Base, apply
+from parallel_epochs.pipeline.gnn.simple.folds import halves
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import SPLITS, merit
-from parallel_epochs.pipeline.run import checkpoint, files, pulse, read_back
+from parallel_epochs.pipeline.run import checkpoint, files, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
-from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -94,19 +93,16 @@ class Kept:
     thresholds: list[float] | None = None
 
 
-def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
+def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[str, Any], Tensor]:
     """Choose what a run predicts with, when its network is trained, and keep the choice in the run directory.
 
-    Returns:
-        What it adds to the summary.
+    Args:
+        rows: that the network predicts.
+        epoch: of the network.
 
-    Raises:
-        Stopped: a rank was asked to stop; all ranks raise it.
+    Returns:
+        What it adds to the summary, and what the run answers.
     """
-    pulse.beat("comparing the network with the simple method", pulse.State.LONG)
-    rows, epoch = predict_best(setup, folder, ranks, stop)
-    if not ranks.is_first:
-        return {}
     task, base = cast(NodeTask, setup.task), cast(Base, setup.base)
     answer = choose(task, rows, base)
     checkpoint.save(folder / FILE, asdict(Kept(
@@ -116,7 +112,7 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
-    return {**({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
+    return {**({"scores": more} if more else {}), **summarise(answer, base, base.scores)}, rows
 
 
 def summarise(answer: Answer, base: Base | LinkBase, scores: dict[str, float]) -> dict[str, Any]:
@@ -132,34 +128,48 @@ def summarise(answer: Answer, base: Base | LinkBase, scores: dict[str, float]) -
 
 
 def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) -> Answer:
-    """Choose the share of a simple method by the validation metric; of equal ones the largest.
-
-    The simple method alone is left only for a gain of more than one standard error of the paired difference. The gain
-    is that of shares that were chosen without the rows that it is measured on.
+    """Choose the share of a simple method in the predictions of a run, see :func:`choose_share`.
 
     Args:
         rows: logits or values that the network predicts.
     """
     own, (y, chosen) = task.from_learned(base.rows), task.labels_of("valid")
-    half, whole = torch.from_numpy(stream("halves", 0).permutation(len(chosen)) % 2), torch.ones(len(chosen)).bool()
 
-    def best(picked: Tensor) -> float:
-        valid = {share: _merit(task, y[picked], mix(rows, own, share)[chosen[picked]]) for share in SHARES}
-        return max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
+    def score(share: float, picked: Tensor) -> float:
+        mixed = mix(rows[chosen[picked]], own[chosen[picked]], share)
+        return merit(task.metric, KINDS[task.kind][task.metric](y[picked], mixed))
 
-    share, gain, error = best(whole), 0.0, 0.0
-    if share < 1:
-        for picked in (half == 0, half == 1):
-            y_of, found = y[picked], mix(rows, own, best(~picked))
-            gain += (_merit(task, y_of, found[chosen[picked]]) - _merit(task, y_of, own[chosen[picked]])) / 2
-        error = error_of_difference(task, mix(rows, own, share), own)
-        if not gain > error:
-            share = 1.0
+    share, gain, error = choose_share(score, len(chosen), lambda share: error_of_difference(
+        task, mix(rows, own, share), own))
     return Answer(share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, own, share)))
 
 
-def _merit(task: NodeTask, y: Tensor, rows: Tensor) -> float:
-    return merit(task.metric, KINDS[task.kind][task.metric](y, rows))
+def choose_share(score: Callable[[float, Tensor], float], num_values: int,
+                 error_of: Callable[[float], float]) -> tuple[float, float, float]:
+    """Choose the share of a simple method by the validation metric; of equal ones the largest.
+
+    The simple method alone is left only for a gain of more than one standard error of the paired difference. Each half
+    of the values has the share that is the best for the other half, so that the gain is measured on values that did not
+    choose it.
+
+    Args:
+        score: returns the metric of the mixture with a share on some of the values; the larger, the better.
+        num_values: number of the values, each of which adds to the metric.
+        error_of: returns the standard error of the gain of a share.
+
+    Returns:
+        The share, the gain and its standard error.
+    """
+    def best(picked: Tensor) -> float:
+        valid = {share: score(share, picked) for share in SHARES}
+        return max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
+
+    share = best(torch.ones(num_values, dtype=torch.bool))
+    if share == 1:
+        return 1.0, 0.0, 0.0
+    gain = sum((score(best(~half), half) - score(1.0, half)) / 2 for half in halves(num_values))
+    error = error_of(share) if num_values >= FEWEST_ROWS else math.inf
+    return share if gain > error else 1.0, gain, error
 
 
 def mix(rows: Tensor, base: Tensor, share: float) -> Tensor:
@@ -174,8 +184,6 @@ def error_of_difference(task: NodeTask, first: Tensor, second: Tensor) -> float:
     """
     y, chosen = task.labels_of("valid")
     drawn, differences = min(len(chosen), MOST_DRAWN, max(MOST_CELLS // y.size(1), FEWEST_ROWS)), []
-    if len(chosen) < FEWEST_ROWS:
-        return math.inf
     for number in range(DRAWS):
         picked = torch.from_numpy(stream("answer", 0, number).integers(0, len(chosen), drawn))
         score = KINDS[task.kind][task.metric]
@@ -237,7 +245,7 @@ def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
     return Base(kept.name, kept.title, rows, {}, kept.reads_labels, 0.0, kept.fitted)
 
 
-def mix_in(predicted: Predicted, base: Base, kept: Kept | None) -> Predicted:
+def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
     """Mix the predictions of a network with those of the simple method of its run.
 
     A method that reads labels knows nothing of a graph without training labels: the network answers alone there.
@@ -249,7 +257,6 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept | None) -> Predicted:
     Raises:
         ValueError: these are other scores than in the training.
     """
-    assert kept is not None, "a run with a simple method keeps it"
     if base.scores and kept.sample is not None and (kept.sample.shape != (own := _sample(base)).shape or not
                                                     torch.allclose(kept.sample, own, rtol=1e-2, atol=1e-2)):
         raise ValueError(f"{kept.title}: its scores are no longer in cache_dir, and it was fitted again with other ones"

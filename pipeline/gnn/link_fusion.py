@@ -14,18 +14,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn import label_scores
-from parallel_epochs.pipeline.gnn.fusion import FEWEST_ROWS, FILE, SHARES, Answer, Kept, mix, summarise
-from parallel_epochs.pipeline.gnn.predictor import predict_best
+from parallel_epochs.pipeline.gnn.fusion import FILE, SHARES, Answer, Kept, choose_share, mix, summarise
 from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, scorer_of
-from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, halves, try_out
+from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, try_out
 from parallel_epochs.pipeline.gnn.simple.walks import Scorer
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run import checkpoint, pulse
-from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.stop import StopRequest
+from parallel_epochs.pipeline.run import checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +74,8 @@ class Mixture:
         return mixed * self._logit[0] + self._logit[1]
 
 
-def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> dict[str, Any]:
-    """Choose what a run answers with, when its network is trained; see :func:`pipeline.gnn.fusion.finish`."""
-    pulse.beat("comparing the network with the simple method", pulse.State.LONG)
-    rows, epoch = predict_best(setup, folder, ranks, stop)
-    if not ranks.is_first:
-        return {}
+def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[str, Any], Tensor]:
+    """Choose what a run on links answers with, when its network is trained; see :func:`pipeline.gnn.fusion.finish`."""
     task, base, model = cast(LinkTask, setup.task), cast(LinkBase, setup.base), setup.model
     alone, links = task.scores(model, rows), Links(setup.data)
     scorers: list[Scorer] = [Network(task.score_by(model, rows), partial(task.decode, model, rows)),
@@ -99,14 +92,12 @@ def finish(setup: Setup, folder: Path, *, ranks: Ranks = Ranks(), stop: StopRequ
     answer = Answer(share, gain, error, alone, task.scores(model, rows))
     label_scores.write(setup, model, rows, epoch, folder)
     log.info("answer: %s", answer)
-    return summarise(answer, base, {split: base.scores[split] for split in SPLITS[1:]})
+    return summarise(answer, base, {split: base.scores[split] for split in SPLITS[1:]}), rows
 
 
-def answer_with(task: LinkTask, kept: Kept | None, data: Data) -> None:
-    """Let a task answer with what a run keeps; with the network alone if it keeps nothing."""
-    if kept is not None:
-        fitted = kept.fitted
-        task.mixture = Mixture(base_of(kept), kept.share, fitted["scales"], fitted["logit"], data, task)
+def answer_with(task: LinkTask, kept: Kept, data: Data) -> None:
+    """Let a task answer with what a run keeps."""
+    task.mixture = Mixture(base_of(kept), kept.share, kept.fitted["scales"], kept.fitted["logit"], data, task)
 
 
 def base_of(kept: Kept) -> LinkBase:
@@ -115,32 +106,16 @@ def base_of(kept: Kept) -> LinkBase:
 
 
 def choose(trial: Trial) -> tuple[float, float, float]:
-    """Choose the share of a simple method by the validation metric; of equal ones the largest.
+    """Choose the share of a simple method, its gain and the standard error, see :func:`choose_share`.
 
     Args:
         trial: of the network and the simple method.
-
-    Returns:
-        The share; the gain over the simple method, where each half of the values has the share that is the best for the
-        other half; and its standard error.
     """
     network, simple = trial.columns.unbind(1)
-    values = torch.stack([trial.values(mix(network, simple, share)) for share in SHARES])
-
-    def best(picked: Tensor) -> int:
-        found = values[:, picked].mean(1)
-        return int((found == found.max()).nonzero()[-1])
-
-    num_values = values.size(1)
-    place, gain = best(torch.ones(num_values, dtype=torch.bool)), 0.0
-    if SHARES[place] == 1:
-        return 1.0, 0.0, 0.0
-    if num_values < FEWEST_ROWS:
-        return 1.0, 0.0, math.inf
-    for half in halves(num_values):
-        gain += float((values[best(~half)] - values[-1])[half].sum()) / num_values
-    error = float((values[place] - values[-1]).std()) / math.sqrt(num_values)
-    return SHARES[place] if gain > error else 1.0, gain, error
+    values = {share: trial.values(mix(network, simple, share)) for share in SHARES}
+    num_values = len(values[1.0])
+    return choose_share(lambda share, picked: float(values[share][picked].mean()), num_values,
+                        lambda share: float((values[share] - values[1.0]).std()) / math.sqrt(num_values))
 
 
 def _fit_logit(task: LinkTask, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"]) -> list[float]:

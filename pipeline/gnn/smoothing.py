@@ -4,23 +4,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct, smooth as smooth_along
-from parallel_epochs.pipeline.gnn import answers, fusion, label_scores
+from parallel_epochs.models.networks.propagation import NormalizedAdjacency, correct_and_smooth
+from parallel_epochs.pipeline.gnn import fusion
 from parallel_epochs.pipeline.gnn.inference import stopped_together
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run import pulse
-from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -54,28 +50,6 @@ class Smoothed:
     def record(self) -> dict[str, Any]:
         """Return what summary.json says of them."""
         return {"method": self.method, **self.alphas, **self.scores}
-
-
-def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
-           stop: StopRequest | None = None) -> dict[str, Any]:
-    """Smooth the predictions of the best checkpoint at the end of a run, if asked to, and collect its decisions.
-
-    Returns:
-        What it adds to the summary.
-
-    Raises:
-        Stopped: a rank was asked to stop; all ranks raise it.
-    """
-    found = answers.finish(setup, folder, ranks=ranks, stop=stop) if setup.base is not None else \
-        _finish_smoothed(setup, folder, ranks, stop) if setup.config.evaluation.smooths else {}
-    return found | (label_scores.read_decisions(folder) if ranks.is_first else {})
-
-
-def _finish_smoothed(setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | None) -> dict[str, Any]:
-    pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
-    rows, _ = predict_best(setup, folder, ranks, stop)
-    smoothed = smooth_rows(setup, rows, ranks=ranks, stop=stop)
-    return {} if smoothed is None else {"smoothed": smoothed.record()}
 
 
 def smooth(setup: Setup, predicted: Predicted) -> Predicted:
@@ -136,25 +110,19 @@ def _try_mixtures(setup: Setup, logits: Tensor,
 def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tuple[dict[str, float], Tensor]]:
     """Smooth predictions with each choice of the alphas, the smallest first; yields the alphas and the result."""
     config, data = setup.config, setup.data
-    is_twofold = config.evaluation.smooth == "correct_and_smooth"
+    corrections = ALPHAS if config.evaluation.smooth == "correct_and_smooth" else (None,)
     # With views, a GPU need not hold the whole graph.
     device = setup.device if config.evaluation.is_exact else torch.device("cpu")
     adjacency = NormalizedAdjacency(data.edge_index.to(device), data.num_nodes,
                                     kernel="auto" if config.kernel == "pyg" else config.kernel)
     probabilities, y, mask = (tensor.to(device) for tensor in (probabilities, data.y[:, 0], data.train_mask))
-    num_passes = (len(ALPHAS) - 1) * (1 + len(ALPHAS) if is_twofold else 1)
+    num_passes = (len(ALPHAS) - 1) * (1 + len(ALPHAS) if len(corrections) > 1 else 1)
     with Bar("smoothing", num_passes * NUM_STEPS, "steps") as bar:
         def advance() -> None:
             look()
             bar.advance()
 
-        propagated = partial(smooth_along, adjacency, y=y, mask=mask, num_steps=NUM_STEPS, before_step=advance)
-        if not is_twofold:
-            for alpha in ALPHAS:
-                yield {"smoothing_alpha": alpha}, propagated(probabilities, alpha=alpha).cpu()
-            return
-        for correction in ALPHAS:
-            corrected = correct(adjacency, probabilities, y, mask, correction, NUM_STEPS, before_step=advance)
-            for alpha in ALPHAS:
-                yield ({"correction_alpha": correction, "smoothing_alpha": alpha},
-                       propagated(corrected, alpha=alpha).cpu())
+        for correction, alpha, rows in correct_and_smooth(adjacency, probabilities, y, mask, corrections, ALPHAS,
+                                                          NUM_STEPS, before_step=advance):
+            corrected = {} if correction is None else {"correction_alpha": correction}
+            yield {**corrected, "smoothing_alpha": alpha}, rows.cpu()

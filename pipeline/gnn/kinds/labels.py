@@ -68,7 +68,7 @@ class LabelKind(Kind):
 
     def task(self, data: Data) -> NodeTask:
         return self.learns(data, label_input=self.config.train.label_input, metric=self.config.task.metric,
-                           loss_options=self.loss)
+                           loss_options=self.loss, text_scores=self.config.task.text_scores)
 
     def record(self, data: Data, task: NodeTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
         num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS

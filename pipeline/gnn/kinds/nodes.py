@@ -36,12 +36,6 @@ class NodeKind(LabelKind):
             raise ValueError(f"task.text_scores={weight:g} needs scores of texts among the features, and {origin} has "
                              "none. Leave it out")
 
-    def task(self, data: Data) -> NodeTask:
-        self._check_smooth(data)
-        task = super().task(data)
-        task.text_scores = self.config.task.text_scores
-        return task
-
     def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
         return of_labels(data, task, self.config.baselines.seconds)
 

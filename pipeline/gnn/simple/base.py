@@ -2,10 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.networks.propagation import correct, smooth
+from parallel_epochs.models.networks.propagation import correct_and_smooth
 from parallel_epochs.pipeline.gnn.simple import edges, linear, mean, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -252,24 +251,21 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     began, y = time.perf_counter(), inputs.data.y[:, 0].clamp(min=0)
     labelled, probabilities = inputs.labels.known(inputs.labels.train)[:, 0], base.rows.softmax(1)
 
-    def corrected(known: Tensor, first: float) -> Tensor:
-        return correct(inputs.adjacency, probabilities, y, known, first, propagation.SMOOTHING_STEPS)
+    def smoothed(known: Tensor, corrections: Sequence[float], alphas: Sequence[float]) -> Iterator[tuple]:
+        return correct_and_smooth(inputs.adjacency, probabilities, y, known, corrections, alphas,
+                                  propagation.SMOOTHING_STEPS)
 
-    def smoothed(begun: Tensor, known: Tensor, second: float) -> Tensor:
-        return smooth(inputs.adjacency, begun, y, known, second, propagation.SMOOTHING_STEPS)
-
-    begun = {alpha: corrected(labelled, alpha) for alpha in propagation.SMOOTHING_ALPHAS}
-    scores = {(first, second): inputs.valid(smoothed(begun[first], labelled, second))
-              for first, second in product(begun, begun)}
-    alphas = max(scores, key=scores.__getitem__)
-    rows, fold = smoothed(begun[alphas[0]], labelled, alphas[1]), divide(inputs, seed)
+    tried = smoothed(labelled, propagation.SMOOTHING_ALPHAS, propagation.SMOOTHING_ALPHAS)
+    score, first, second, rows = max(((inputs.valid(rows), first, second, rows) for first, second, rows in tried),
+                                     key=lambda found: found[0])
+    fold = divide(inputs, seed)
     for number in range(NUM_FOLDS):
         known = labelled & (fold != number)
         if bool(known.any()):
-            rows[fold == number] = smoothed(corrected(known, alphas[0]), known, alphas[1])[fold == number]
-    title = f"{base.title}, with Correct and Smooth (alphas {alphas[0]:g} and {alphas[1]:g})"
+            rows[fold == number] = next(smoothed(known, (first,), (second,)))[2][fold == number]
+    title = f"{base.title}, with Correct and Smooth (alphas {first:g} and {second:g})"
     method = Method(SMOOTHED, title, lambda known: {}, lambda *_: rows, leaves_out=True)
-    return Chosen(scores[alphas], method, base.fitted, rows, base.seconds + time.perf_counter() - began)
+    return Chosen(score, method, base.fitted, rows, base.seconds + time.perf_counter() - began)
 
 
 def _out_of_fold(inputs: Inputs, method: Method, seed: int) -> tuple[Tensor, list[dict]]:

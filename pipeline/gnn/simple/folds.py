@@ -1,7 +1,7 @@
 """Folds of training rows: each is scored by models that were fitted without it."""
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
@@ -17,4 +17,10 @@ def divide(inputs: Inputs, seed: int) -> Int[Tensor, " num_rows"]:
     return out
 
 
-__all__ = ["NUM_FOLDS", "divide"]
+def halves(num_values: int) -> list[Bool[Tensor, " num_values"]]:
+    """Divide values into two halves at random, always in the same way."""
+    half = torch.from_numpy(stream("halves", 0).permutation(num_values) % 2)
+    return [half == number for number in (0, 1)]
+
+
+__all__ = ["NUM_FOLDS", "divide", "halves"]

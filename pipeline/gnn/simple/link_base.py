@@ -10,7 +10,8 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.ranking import Links, score_split, with_pairs
-from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, halves, try_out
+from parallel_epochs.pipeline.gnn.simple.folds import halves
+from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, try_out
 from parallel_epochs.pipeline.gnn.simple.walks import (
     DEGREES,
     POPULARITY,

@@ -34,12 +34,6 @@ class Trial:
     values: Callable[[Tensor], Tensor]
 
 
-def halves(num_values: int) -> list[Bool[Tensor, " num_values"]]:
-    """Divide values into two halves at random, always in the same way."""
-    half = torch.from_numpy(stream("halves", 0).permutation(num_values) % 2)
-    return [half == number for number in (0, 1)]
-
-
 def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
     """Score the validation links and the pairs that they are compared with by several methods.
 

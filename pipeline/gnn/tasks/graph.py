@@ -1,11 +1,12 @@
 """The labels of whole graphs."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.tasks.losses import LossOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
 
@@ -17,8 +18,7 @@ class GraphTask(NodeTask):
     Args:
         data: a union of graphs as :func:`pipeline.data.cache.load` returns it: ``ptr`` says where each begins, labels
             and masks have a row for each graph.
-        label_input: 0; labels of graphs are no inputs of nodes.
-        metric, loss_options: as of :class:`NodeTask`.
+        options: as of :class:`NodeTask`.
 
     Attributes:
         num_rows: number of graphs to predict.
@@ -27,9 +27,8 @@ class GraphTask(NodeTask):
 
     evaluators = "parallel_epochs.pipeline.data.readers.ogb_graph"
 
-    def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
-                 loss_options: LossOptions = LossOptions()):
-        super().__init__(data, label_input=label_input, metric=metric, loss_options=loss_options)
+    def __init__(self, data: Data, **options: Any):
+        super().__init__(data, **options)
         self.num_rows, self.num_last = data.ptr.numel() - 1, 0
 
     def _predict(self, model: torch.nn.Module, batch: Data,

@@ -32,17 +32,15 @@ class NodeTask:
     Model for Semi-Supervised Classification" (https://arxiv.org/abs/2009.03509). The metric of the train split then
     says nothing, as the model has seen its labels.
 
-    Where features are scores of linear models, the logits may begin there, so that the model learns what the scores
-    miss, as with the base margin of XGBoost (https://xgboost.readthedocs.io/en/stable/prediction.html).
-
-    So may they at the scores of a simple method, which are columns of the features too.
+    Where features are scores of texts or of a simple method, the logits may begin there, so that the model learns what
+    the scores miss, as with the base margin of XGBoost (https://xgboost.readthedocs.io/en/stable/prediction.html).
 
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it, perhaps with columns of a simple method.
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
         metric: name of the metric, one of those of the dataset's labels; that of the dataset if none is given.
         loss_options: what the loss of classes and binary tasks is.
-        text_scores: weight of the scores of texts in the logits; 0 for logits of the model alone.
+        text_scores: weight of the scores of texts in the logits, unless these begin at a simple method.
 
     Attributes:
         metric: name of the metric.
@@ -65,10 +63,10 @@ class NodeTask:
             raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
         self.metric: str = metric or data.metric
         self.kind = kind_of(data.metric)
-        self.label_input, self.text_scores = label_input, text_scores
+        self.label_input = label_input
+        self._is_of_texts = BASE_COLUMNS not in data
+        first, self._base_scale, self._base_shift = data.get(BASE_COLUMNS, (data.get(TEXT_SCORES, 0), text_scores, 0.0))
         # From the end, since columns of a learned table may come in front.
-        self._first_score = data.get(TEXT_SCORES, 0) - data.x.size(1)
-        first, self._base_scale, self._base_shift = data.get(BASE_COLUMNS, (0, 0.0, 0.0))
         self._first_base = first - data.x.size(1)
         self._is_log = data.get(LOG_LABEL, False)
         self.out_channels: int = data.out_channels
@@ -198,20 +196,13 @@ class NodeTask:
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
         more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
         logits = model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
-        if self.text_scores:
-            logits = logits + self.text_scores * self._scores_of(batch, self._first_score)
-        if self._base_scale:
-            logits = logits + self._as_logits(self._scores_of(batch, self._first_base))
-        return logits
+        return logits + self._start(batch) if self._base_scale else logits
 
-    def _scores_of(self, batch: Data, first: int) -> Float[Tensor, "num_nodes out_channels"]:
-        first += batch.x.size(1)
-        return batch.x[:, first:first + self.out_channels]
-
-    def _as_logits(self, scores: Float[Tensor, "num_nodes out_channels"]) -> Float[Tensor, "num_nodes out_channels"]:
-        """Turn columns of a simple method into what the model adds to: logits, or multiples of the deviation."""
-        rows = self._base_scale * scores + self._base_shift
-        if self.label_loss is not None:
+    def _start(self, batch: Data) -> Float[Tensor, "num_nodes out_channels"]:
+        """Turn columns of scores into what the model adds to: logits, or multiples of the deviation."""
+        first = self._first_base + batch.x.size(1)
+        rows = self._base_scale * batch.x[:, first:first + self.out_channels] + self._base_shift
+        if self.label_loss is not None or self._is_of_texts:
             return rows
         return (rows - self._mean.to(rows.device)) / self._std.to(rows.device)
 

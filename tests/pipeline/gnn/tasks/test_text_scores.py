@@ -7,8 +7,10 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.gnn import bases
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.model import build_model
+from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
 TABLES = ["data=tables", "data.edges.path=README.md", "data.nodes.path=README.md", "data.nodes.text=[a]",
@@ -46,6 +48,15 @@ def test_logits_begin_at_the_scores():
     assert count == hidden.sum() and torch.allclose(loss, expected)
 
 
+def test_a_simple_method_is_the_start_in_place_of_the_scores(configure):
+    data, rows = graph(), torch.randn(9, 3)
+    for candidate, start in (("network", 1.5 * data.x[:, 1:4]), ("inputs", 1.5 * data.x[:, 1:4]), ("offset", rows)):
+        config = configure("data=digits", "task.base=linear", f"task.candidate={candidate}")
+        shown = bases.show(config, data, Base("linear", "a line", rows, {}, False, 0.0, {}))
+        _, found = NodeTask(shown, text_scores=1.5).predict(Nothing(), shown)
+        torch.testing.assert_close(found, start)
+
+
 def test_a_new_model_adds_nothing_to_the_scores(configure):
     data = graph()
     task = NodeTask(data, text_scores=1.5)
@@ -54,6 +65,7 @@ def test_a_new_model_adds_nothing_to_the_scores(configure):
     assert not torch.equal(task.predict(model, data)[1], 1.5 * data.x[:, 1:4])
     config = configure("data=digits", "model.num_layers=1")
     config.task.text_scores = 1.5
+    assert torch.equal(NodeKind(config).task(data).predict(Nothing(), data)[1], 1.5 * data.x[:, 1:4])
     model = build_model(NodeKind(config), data, task)
     assert torch.equal(task.predict(model, data)[1], 1.5 * data.x[:, 1:4])
 
