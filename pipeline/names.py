@@ -11,6 +11,12 @@ MASKS = tuple(f"{split}_mask" for split in SPLITS)
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
 # Columns of a table of pairs of nodes.
 PAIR_COLUMNS = ("source", "target")
+# Stands between the id and the time in the name of a row of a label table.
+ROW_SEPARATOR = "\x1f"
+# The array of a prepared graph with the snapshot of each row of a label table, if it has one.
+SNAPSHOT = "snapshot"
+# The array of such a graph with the time of each row, and the time at which its label is known.
+ROW_TIMES = "row_times"
 # The value of a prepared graph with a node that was a source of an edge before reverse edges were added.
 FIRST_SOURCE = "first_source"
 # The value of a prepared graph with the number of the first column of ``x`` that holds scores of texts, one for each

@@ -645,6 +645,8 @@ class NewDataConfig:
                              "to which the paths of its tables are relative (data=tables).", is_path=True)
     schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables).",
                              is_path=True)
+    label_table: str | None = key(None, "Label table, with or without labels, in place of that of the run "
+                                  "(data=tables).", is_path=True)
     unknown: str | None = key(None, "What is done with categories and relations that the training did not see "
                               "(data=tables). error: refuse the table. empty: take the cell for empty and log how "
                               "many. Default: as in the run.", choices=("error", "empty"))

@@ -97,7 +97,8 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     """
     config, folder = run.config, run.folder
     named = {"path": new.path, "folder": new.folder, "schema": new.schema, "nodes.path": new.nodes.path,
-             "nodes.table": new.nodes.table, "edges.path": new.edges.path, "edges.table": new.edges.table}
+             "nodes.table": new.nodes.table, "edges.path": new.edges.path, "edges.table": new.edges.table,
+             "label_table": new.label_table}
     given: dict[str, str | None] = {f"data.{name}": value for name, value in named.items() if value is not None}
     known = [f"data.{name}" for name in config.data.other_keys]
     if run.shared is not None and (missing := config.data.missing_others(given)):
@@ -127,7 +128,9 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
 
 
 def _without_labels(config: GNNConfig) -> dict[str, Any]:
-    return dict.fromkeys(key for key in OF_LABELS if not (config.data.summaries and key in TIMES_OF_EDGES))
+    has_rows = getattr(config.data, "has_rows", False)
+    kept = (*TIMES_OF_EDGES, "data.time_column") if has_rows else TIMES_OF_EDGES if config.data.summaries else ()
+    return dict.fromkeys(key for key in OF_LABELS if key not in kept)
 
 
 def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device, *, known_labels: str) -> OpenData:

@@ -30,7 +30,15 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.loaders.snapshots import (
+    SnapshotLoader,
+    in_whole,
+    num_snapshots,
+    rows_of,
+    take_snapshot,
+)
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.names import SNAPSHOT
 from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -98,7 +106,7 @@ def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> T
         the evaluation is not exact. A line of the log says why.
     """
     model, device = setup.model.eval(), setup.device
-    if not setup.config.evaluation.is_exact:
+    if not setup.config.evaluation.is_exact or SNAPSHOT in setup.data:
         return None
     num_hops, reason = count_hops(model)
     if not reason and not neighborhood.is_small(setup.data.edge_index, nodes, num_hops):
@@ -129,6 +137,8 @@ def _predict_batches(setup: Setup, runs: torch.nn.Module, *, embeddings: bool) -
 def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
                         common: dict[str, Any]) -> Callable[[int], Tensor]:
     """Build what predicts every row of a graph; `common` is what every method takes."""
+    if SNAPSHOT in data:
+        return lambda round_: _predict_snapshots(data, setup, predict_batch, common, round_)
     config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
     evaluation, device, prefetch = config.evaluation, loader.device, config.partition.prefetch
     is_one_graph = setup.kind.is_one_graph
@@ -143,6 +153,7 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
         return whole
 
     def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        batch = in_whole(batch, data) if "n_id" in data else batch
         return predict_batch(batch if table is None else table.attach(batch, device))
 
     def predict_all(round_: int) -> Tensor:
@@ -154,6 +165,17 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
                                  num_parts=evaluation.num_parts, seed=config.seed, round_=round_, prefetch=prefetch)
 
     return predict_all
+
+
+def _predict_snapshots(data: Data, setup: Setup, predict_batch: Predict, common: dict[str, Any], round_: int) -> Tensor:
+    """Predict the rows of each snapshot from its graph; all other nodes have zeros."""
+    total = torch.empty(0)
+    for number in range(num_snapshots(data)):
+        found = _build_predictor_of(take_snapshot(data, number), setup, predict_batch, common)(round_)
+        if len(found):  # not on other ranks than the first, where only the first can predict
+            total, rows = total if len(total) else torch.zeros_like(found), rows_of(data, number)
+            total[rows] = found[rows]
+    return total
 
 
 def _in_blocks(setup: Setup, stop: StopRequest | None) -> torch.nn.Module | None:
@@ -210,11 +232,13 @@ def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoade
     """
     config, loader = setup.config, setup.loader
     if config.evaluation.samples:
+        first = data.types.nodes_of(data.types.labelled).start if isinstance(loader, SnapshotLoader) else 0
         return NeighborLoader(data, config.evaluation_fan_outs, batch_size=config.loader.batch_size,
-                              nodes=torch.arange(data.num_nodes), purpose="evaluation", seed=config.seed,
+                              nodes=torch.arange(first, data.num_nodes), purpose="evaluation", seed=config.seed,
                               device=loader.device)
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
     if isinstance(clusters, ClusterLoader) and data is loader.data:
         return clusters
     # partition.scale_sums is of training by clusters.
-    return ClusterLoader(data, device=loader.device, stream=build_stream(config, data))
+    made = ClusterLoader(data, device=loader.device, stream=build_stream(config, data))
+    return cast(ClusterLoader, setup.kind.loader(made)) if isinstance(loader, SnapshotLoader) else made

@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.data.base_config import (
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.heads import ROW, is_there
+from parallel_epochs.pipeline.data.tables.label_table import ROWS
 from parallel_epochs.pipeline.data.tables.labelled_edges import has_labels
 from parallel_epochs.pipeline.data.tables.schema import (
     TableSchema,
@@ -141,12 +142,49 @@ class EdgeColumns:
 
 
 @dataclass
+class LabelColumns:
+    """The columns of the label table (data.label_table)."""
+
+    table: str | None = key(None, "Name of the label table in the file (DuckDB and SQLite).", shapes_graph=True,
+                            hashed_if_given=True)
+    id: str = key("id", "Column of the ids of the nodes that rows ask about.", shapes_graph=True, hashed_if_given=True)
+    time: str = key("time", "Column of the times at which they ask, as numbers or dates.", shapes_graph=True,
+                    hashed_if_given=True)
+    label: str = key("label", "Column of the labels. Texts and whole numbers are classes, other numbers are real "
+                     "values.", shapes_graph=True, hashed_if_given=True)
+    type: str | None = key(None, "Type of the nodes that rows ask about. Default: the only one, or that of "
+                           "data.events.", shapes_graph=True, hashed_if_given=True)
+    within: str | None = key(None, "Span of time after which the label of a row is known, such as 30d. Events are "
+                             "summarised over this span, three of it, and all time. Default: that of data.events, or "
+                             "all time alone.", shapes_graph=True, hashed_if_given=True)
+
+
+@dataclass
+class EventColumns:
+    """The label table that is made of a table of edges."""
+
+    count: str | None = key(None, "Table of edges with times. The label of a node at a time is the number of its edges "
+                            "there within data.events.within.", shapes_graph=True, hashed_if_given=True)
+    any: str | None = key(None, "Table of edges with times, in place of data.events.count. The label is 1 if there is "
+                          "such an edge, and 0 otherwise.", shapes_graph=True, hashed_if_given=True)
+    within: str | None = key(None, "Span of time that labels look ahead, such as 30d, or a number where times are "
+                             "numbers.", shapes_graph=True, hashed_if_given=True)
+    of: str = key("source", "End of the edges whose nodes are asked about.", choices=("source", "target"),
+                  shapes_graph=True, hashed_if_given=True)
+
+    @property
+    def table(self) -> str | None:
+        """The table of edges; none if no labels are made."""
+        return self.count if self.count is not None else self.any
+
+
+@dataclass
 class TablesConfig(DataConfig):
     """Tables of edges and nodes: CSV, TSV, Parquet, DuckDB or SQLite, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
     other_keys: ClassVar[tuple[str, ...]] = (
-        "nodes.path", "edges.path", "nodes.table", "edges.table", "folder", "schema")
+        "nodes.path", "edges.path", "nodes.table", "edges.table", "folder", "schema", "label_table")
     # False for tables that a trained model predicts, whose labels are not read.
     reads_labels = True
     links: ClassVar[str] = "edges"
@@ -160,6 +198,15 @@ class TablesConfig(DataConfig):
                       "file in YAML, or its content. nodes has the keys of data.nodes for each type of nodes; edges "
                       "has those of data.edges for each table of edges, and the types of its ends, as in {type: user, "
                       "column: user_id}.")
+    label_table: str | None = key(None, "Table of labels with a time for each: rows of the id of a node, a time and "
+                                  "the label that this node has then. A row is predicted from what is earlier.",
+                                  names_files=True)
+    labels: LabelColumns = field(default_factory=LabelColumns)
+    events: EventColumns = field(default_factory=EventColumns)
+    snapshots: int = key(0, "Number of graphs of past edges from which the rows of a label table are predicted. Rows "
+                         "of successive times share one, which has the edges from before the earliest of these times. "
+                         "0: one for each time, 16 at most.", minimum=0, below=4096, shapes_graph=True,
+                         hashed_if_given=True)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = label_type()
@@ -219,6 +266,9 @@ class TablesConfig(DataConfig):
             raise ValueError(f"{single[0]}={given[single[0]]}: {run} was trained on several types of nodes. Name other "
                              "tables by data.schema, or by data.folder if they have the names of those of the "
                              "training")
+        if "data.label_table" in given and not self.has_rows:
+            raise ValueError(f"data.label_table={given['data.label_table']}: {run} was trained without a label table. "
+                             "Leave it out")
         if "data.nodes.path" in given and self.nodes.path is None:
             raise ValueError(f"data.nodes.path={given['data.nodes.path']}: {run} was trained without a table of nodes. "
                              "Leave it out")
@@ -229,14 +279,27 @@ class TablesConfig(DataConfig):
                 raise ValueError(f"data.folder={given['data.folder']}: {run} was trained on {path}, which is in no "
                                  f"folder. Name another table by data.{part}.path")
 
+    @property
+    def has_rows(self) -> bool:
+        """Tell whether labels have times of their own: those of a label table, or made of events."""
+        return self.label_table is not None or self.events.table is not None
+
+    @property
+    def counts_degrees(self) -> bool:
+        """Tell whether degrees join the features. Those of a label table would count edges of the future."""
+        return super().counts_degrees and not self.has_rows
+
     def missing_others(self, given: Collection[str]) -> list[str]:
         return [name for name, value in self.without_files().items() if value is not None and name not in given]
 
     def without_files(self) -> dict[str, Any]:
         if self.schema is not None:
-            return {"data.schema": without_paths(self.schema, NO_FILE), "data.folder": None}
+            return {"data.schema": without_paths(self.schema, NO_FILE), "data.folder": None} | self._without_rows()
         return {"data.edges.path": NO_FILE, "data.nodes.path": None if self.nodes.path is None else NO_FILE,
-                "data.folder": None}
+                "data.folder": None} | self._without_rows()
+
+    def _without_rows(self) -> dict[str, Any]:
+        return {} if not self.has_rows else {"data.label_table": NO_FILE}
 
     def leave_labels(self) -> None:
         self.reads_labels = False
@@ -261,8 +324,8 @@ class TablesConfig(DataConfig):
 
     @property
     def is_typed(self) -> bool:
-        """Tell whether the graph has several types of nodes: those of a schema, or nodes and labelled edges."""
-        return self.schema is not None or has_labels(self.edges)
+        """Tell whether the graph has several types of nodes: those of a schema, or nodes and what has labels."""
+        return self.schema is not None or has_labels(self.edges) or self.has_rows
 
     @property
     def typed_tables(self) -> TableSchema | None:
@@ -281,6 +344,8 @@ class TablesConfig(DataConfig):
 
     def split_kind(self) -> str:
         """Return how the labelled nodes are divided: "column", "random" or "time"."""
+        if self.has_rows:
+            return "time"
         return self.split or ("column" if self.nodes.split_column is not None else "random")
 
     def link_split(self) -> str:
@@ -385,9 +450,11 @@ class TablesConfig(DataConfig):
         if not MEMORY.fullmatch(self.memory_limit):
             raise ValueError(f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB")
         check_fractions(self.train_fraction, self.valid_fraction)
-        if self.until is not None and (self.split != "time" or self.until[0] > self.until[1]):
+        if self.until is not None and (self.split_kind() != "time" or self.until[0] > self.until[1]):
             raise ValueError(f"data.train_until={self.train_until} and data.valid_until={self.valid_until} need "
                              f"data.split=time, and the first must not be later; this run has data.split={self.split}")
+        if self.has_rows:
+            self._check_rows()
         if self.schema is not None:
             self._check_schema()
             return
@@ -398,7 +465,8 @@ class TablesConfig(DataConfig):
                 raise ValueError(f"data.{part}.path={path} does not exist; its full path is "
                                  f"{self.resolve(path).absolute()}")
         if self.is_typed:
-            self._check_edges()
+            if not self.has_rows:
+                self._check_edges()
             check_schema(self)
             return
         if self.reverse_relations is not True or self.featureless != "mean" or self.label_type is not None:
@@ -420,6 +488,33 @@ class TablesConfig(DataConfig):
         if self.split_by is not None and not self.labels_edges:
             raise ValueError(f"data.split_by={self.split_by} is for graphs with one type of nodes. Leave it out")
         check_schema(self)
+
+    def _check_rows(self) -> None:
+        """Refuse a label table that is not there, and keys that do not fit one."""
+        key = f"data.label_table={self.label_table}" if self.label_table is not None else "data.events"
+        wrong = [f"data.{name}={str(value).lower()}" for name, value, usual in (
+            ("split", self.split, (None, "time")), ("split_by", self.split_by, (None,)),
+            ("summaries", self.summaries, (0,)), ("propagate", self.propagate, (0,)),
+            ("add_self_loops", self.add_self_loops, (False,)), ("on_disk", self.on_disk, (False,)),
+            ("components", self.components, ("all",)), ("reverse_relations", self.reverse_relations, (True,)),
+            ("to_undirected", self.to_undirected, (True,))) if value not in usual]
+        wrong += [f"task.type={self.label_type}"] * (self.label_type is not None)
+        wrong += [f"data.events.any={self.events.any}"] * (self.events.any is not None
+                                                            and self.events.count is not None)
+        if wrong:
+            raise ValueError(f"{key} does not work with {wrong[0]}. Leave it out: rows are divided by their times, and "
+                             "the graph of a row has the edges from before it")
+        if self.label_table is None and self.events.within is None:
+            raise ValueError("data.events needs within, the span of time that its labels look ahead, as in "
+                             "data.events={count: orders, within: 30d}")
+        if self.label_table is None:
+            return
+        path = self.resolve(self.label_table)
+        if not is_there(path):
+            raise ValueError(f"{key} does not exist; its full path is {path.absolute()}")
+        names = ("id", "time", *["label"] * self.reads_labels)
+        heads.check("data.labels", path, self.labels.table,
+                    [(f"data.labels.{name}", getattr(self.labels, name)) for name in names])
 
     def _check_edges(self) -> None:
         """Refuse keys that do not fit labels of edges."""
@@ -445,6 +540,8 @@ class TablesConfig(DataConfig):
         Raises:
             ValueError: names the key.
         """
+        if ROWS in (self.nodes.id, self.edges.source):  # whose columns are made
+            return
         self._check_nodes()
         for name in ("features", "dates"):
             _refuse_twice(f"data.edges.{name}", getattr(self.edges, name))
@@ -521,6 +618,9 @@ class TablesConfig(DataConfig):
         return None if found.labelled is None else found.nodes[found.labelled]
 
     def check_edges(self) -> None:
+        if self.has_rows:
+            raise ValueError("task=edge learns labels of edges, and a label table is given (data.label_table or "
+                             "data.events). Set task=node, or leave it out")
         typed = self.typed_tables
         if typed is not None and typed.unread and self.reads_labels:
             raise ValueError(f"data.schema has labels of several tables of edges, {' and '.join(typed.unread)}. Choose "
@@ -532,7 +632,7 @@ class TablesConfig(DataConfig):
             raise ValueError("task=edge needs data.reverse_relations=true, by which edges know the nodes at their ends")
 
     def check_labels(self) -> None:
-        if not self.reads_labels:
+        if not self.reads_labels or self.has_rows:
             return
         if self.labels_edges:
             raise ValueError(f"{self.origin()} has labels of edges: set task=edge, or choose labels of nodes by "
@@ -552,6 +652,9 @@ class TablesConfig(DataConfig):
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
+        if self.has_rows:
+            raise ValueError("task=link learns links, and a label table is given (data.label_table or data.events). "
+                             "Set task=node, or leave it out")
         if self.is_typed and self.schema is None:
             raise ValueError("task=link reads no labels of edges: leave data.edges.label out, or set task=edge")
         if self.schema is None:

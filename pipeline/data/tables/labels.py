@@ -263,12 +263,24 @@ def split_by_group(labelled: np.ndarray, db: Database, source: Source, column: s
 
 
 def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions: tuple[float, float],
-                  until: tuple[float, float] | None) -> list[Tensor]:
-    """Divide the labelled nodes in the order of their times, and of the table where these are equal."""
+                  until: tuple[float, float] | None, keeps_equal: bool = False) -> list[Tensor]:
+    """Divide the labelled nodes in the order of their times, and of the table where these are equal.
+
+    Args:
+        keeps_equal: whether nodes of one time stay in one split.
+
+    Raises:
+        ValueError: there are too few times, or a border leaves no node for training or validation.
+    """
     found = list(db.stream("SELECT number, time::DOUBLE AS time FROM nodes WHERE time IS NOT NULL ORDER BY 2, 1"))
     order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in found)])
     times = np.concatenate([np.empty(0), *(batch["time"] for batch in found)])
     if left_out := int(labelled.sum() - labelled[order].sum()):
         log.info("%s: %s nodes with a label have no time, and are in no split", source.name, f"{left_out:,}")
     kept = labelled[order]
+    if keeps_equal and until is None:
+        if (num_times := len(np.unique(times[kept]))) < 3:
+            raise ValueError(f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "
+                             "validation and test need one each. Give labels of further times")
+        return divide(order[kept].astype(np.int64), len(labelled), *fractions, groups=times[kept])
     return divide(order[kept].astype(np.int64), len(labelled), *fractions, times=times[kept], until=until)

@@ -185,7 +185,7 @@ def collect_ids(db: Database, place: int, neighbors: Neighbors) -> None:
 
 
 def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[TextFeatures], *, found: Columns,
-        labels: Labels | None, are_scored: bool, links: Links | None, seed: int) -> Columns:
+        labels: Labels | None, are_scored: bool, links: Links | None, seed: int, of_training: bool = False) -> Columns:
     """Learn of a table what its features are made with.
 
     Args:
@@ -196,10 +196,12 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
         are_scored: whether texts become scores.
         links: the edges, if linked nodes are to lie in one fold of the scores.
         seed: of the scores.
+        of_training: whether mean and deviation are those of the training nodes alone.
     """
     latest = _latest(db, source, values, labels)
     quantiles = _quantiles(db, values)
-    mean, std = _moments(db, values, num_nodes, latest, quantiles)
+    chosen = labels.masks[0].numpy() if of_training and labels is not None else np.ones(num_nodes, bool)
+    mean, std = _moments(db, values, chosen, latest, quantiles)
     for place, text in enumerate(texts):
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, place, first, last))
@@ -364,24 +366,25 @@ def _quantiles(db: Database, values: Values) -> list[np.ndarray]:
     return found
 
 
-def _moments(db: Database, values: Values, num_nodes: int, latest: np.ndarray,
+def _moments(db: Database, values: Values, chosen: np.ndarray, latest: np.ndarray,
              quantiles: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and standard deviation of the columns of numbers, without what is empty; 0 and 1 if not wanted.
 
-    Sine and cosine of dates stay as they are.
+    Sine and cosine of dates stay as they are. `chosen` are the nodes that count, bool [num_nodes].
     """
     channels = values.num_features([])
     mean, std = np.zeros(channels), np.ones(channels)
     if not values.standardize or not channels:
         return mean, std
     counts, sums, squares = np.zeros(channels), np.zeros(channels), np.zeros(channels)
-    for first, last in blocks(num_nodes, BLOCK):
-        rows = _numbers(db, values, first, last, latest, quantiles)
+    for first, last in blocks(len(chosen), BLOCK):
+        rows = _numbers(db, values, first, last, latest, quantiles)[chosen[first:last]]
         counts += (~np.isnan(rows)).sum(0)
         sums += np.nansum(rows, 0)
     found = sums / np.maximum(counts, 1)
-    for first, last in blocks(num_nodes, BLOCK):
-        squares += np.nansum((_numbers(db, values, first, last, latest, quantiles) - found) ** 2, 0)
+    for first, last in blocks(len(chosen), BLOCK):
+        rows = _numbers(db, values, first, last, latest, quantiles)[chosen[first:last]]
+        squares += np.nansum((rows - found) ** 2, 0)
     scaled = values.first_features[:-1]
     mean[scaled], std[scaled] = found[scaled], np.maximum(np.sqrt(squares / np.maximum(counts, 1)), LEAST)[scaled]
     return mean, std

@@ -4,6 +4,7 @@ from functools import partial
 from typing import cast
 
 from parallel_epochs.pipeline.data.tables import (
+    label_rows,
     labels as tables_labels,
     nodes as tables_nodes,
     sorted_edges as tables_edges,
@@ -12,6 +13,7 @@ from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.groups import Links
 from parallel_epochs.pipeline.data.tables.heads import ROW, require
+from parallel_epochs.pipeline.data.tables.label_table import ROWS
 from parallel_epochs.pipeline.data.tables.labels import Labels
 from parallel_epochs.pipeline.data.tables.scores import check_columns
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
@@ -33,6 +35,8 @@ def open_table(db: Database, config: TablesConfig, what: str) -> Source:
     path, table, named = (nodes, config.nodes.table, config.node_columns()) if what == "nodes" else (
         edges, config.edges.table, config.edge_columns())
     assert path is not None
+    if ROWS in (config.nodes.id, config.edges.source):
+        return label_rows.open_rows(db, str(path))
     source = open_source(db, config.nodes_part if what == "nodes" else "data.edges", path, table)
     if ROW in (config.nodes.id, config.edges.source):
         source = source.with_rows(ROW)
@@ -79,8 +83,8 @@ def read_nodes(db: Database, config: TablesConfig, ends: list[tuple[Source, str]
         "random": partial(tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed) if by is None else
         partial(tables_labels.split_by_group, db=db, source=nodes, column=by, fractions=fractions,
                 seed=config.graph_seed),
-        "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions,
-                        until=config.until)}[kind]
+        "time": partial(tables_labels.split_by_time, db=db, source=nodes, fractions=fractions, until=config.until,
+                        keeps_equal=config.nodes.id == ROWS)}[kind]
     learned = tables_labels.read(db, nodes, labels, num_nodes, config.metric, split,
                                   is_log=config.nodes.log_label, known=known)
     if config.nodes.text_features == "scores":
@@ -114,7 +118,8 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
         found = tables_nodes.fit(db, str(config.tables[1]), num_nodes, numbers, texts, found=found,
                                  seed=config.graph_seed,
                                  links=links if config.score_folds == "groups" else None,
-                                 labels=labels, are_scored=config.nodes.text_features == "scores")
+                                 labels=labels, are_scored=config.nodes.text_features == "scores",
+                                 of_training=config.nodes.id == ROWS)
     else:
         known = found.vectors or [text.vectors for text in texts]  # earlier versions kept none
         for text, counted, vectors in zip(texts, found.texts, known, strict=True):

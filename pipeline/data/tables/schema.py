@@ -11,8 +11,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
-from parallel_epochs.pipeline.data.tables import labelled_edges
+from parallel_epochs.pipeline.data.tables import label_table, labelled_edges
 from parallel_epochs.pipeline.data.tables.heads import ROW, is_there
+from parallel_epochs.pipeline.data.tables.label_table import RowTable
+from parallel_epochs.pipeline.data.tables.spans import Span
 from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
@@ -67,12 +69,14 @@ class TableSchema:
         edges: the tables of edges, by their names.
         labelled: type of the nodes with labels, if there is one.
         unread: types with labels, if there are several of which none was chosen.
+        rows: the label table, if there is one.
     """
 
     nodes: "dict[str, TablesConfig]"
     edges: dict[str, EdgeTable]
     labelled: str | None
     unread: list[str] = field(default_factory=list)
+    rows: RowTable | None = None
 
     @property
     def divided(self) -> list[str]:
@@ -113,14 +117,15 @@ def read_schema(config: "TablesConfig") -> TableSchema:
         ValueError: it cannot be read, a key is unknown or of the wrong type, or a table does not fit the others; the
             message begins with "data.schema".
     """
+    asked, config = config, _replace(config, label_table=None, events=type(config.events)())
     if config.schema is None:
         node, edge, usual = labelled_edges.NODE_TYPE, labelled_edges.EDGE_TYPE, type(config)()
         table = _replace(config, nodes=usual.nodes, split=None, split_by=None, time_column=None)
-        return _choose_labels(config, TableSchema({node: _replace(config, edges=usual.edges)}, {
+        return _choose_labels(asked, TableSchema({node: _replace(config, edges=usual.edges)}, {
             edge: EdgeTable(table, node, node)}, None))
     content = _load(config.schema)
     if config.folder is None and isinstance(config.schema, str):
-        config = _replace(config, folder=str(Path(config.schema).parent))
+        config, asked = (_replace(own, folder=str(Path(config.schema).parent)) for own in (config, asked))
     types = {name: _read_nodes(config, name, keys) for name, keys in _section(content, "nodes").items()}
     edges = {name: _read_edges(config, name, keys) for name, keys in _section(content, "edges").items()}
     if unknown := sorted(set(content) - {"nodes", "edges"}):
@@ -137,7 +142,7 @@ def read_schema(config: "TablesConfig") -> TableSchema:
     for name, nodes in types.items():
         if nodes.nodes.path is None and name not in ends:
             raise ValueError(f"data.schema: the type {name} has no table and no edges. Leave it out, or give its path")
-    return _choose_labels(config, TableSchema(types, edges, None))
+    return _choose_labels(asked, TableSchema(types, edges, None))
 
 
 def _load(value: object) -> dict[str, Any]:
@@ -248,9 +253,11 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
     """Keep the labels of one type of nodes, or of one table of edges, whose rows become nodes."""
     of_edges = [name for name, table in schema.edges.items() if labelled_edges.has_labels(table.config.edges)]
     of_nodes = [name for name, table in schema.nodes.items() if table.nodes.label is not None or table.nodes.labels]
-    wanted = config.label_type
+    wanted, rows = config.label_type, _describe_rows(config, schema) if config.has_rows else None
+    if rows is not None:
+        of_nodes, of_edges = [], []
     found = [*of_nodes, *of_edges] if wanted is not None or not of_edges else of_edges
-    if config.reads_labels:
+    if config.reads_labels and rows is None:
         _check_labels(wanted, found, schema)
     labelled = wanted
     # Without times of nodes, data.split=time divides links alone, which need no labels; a column of edges does so, too.
@@ -263,6 +270,12 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
                                           text_features="hashed" if nodes.nodes.text_features == "scores" else
                                           nodes.nodes.text_features)
             schema.nodes[name] = _replace(nodes, nodes=columns, split=None, split_by=None, time_column=None)
+    if rows is not None:
+        _add_rows(config, schema, rows)
+        for table in schema.edges.values():
+            columns = dataclasses.replace(labelled_edges.without_labels(table.config.edges), split_column=None)
+            table.config = _replace(table.config, edges=columns)
+        return dataclasses.replace(schema, labelled=label_table.TYPE, rows=rows)
     for name in of_edges:
         table = schema.edges.pop(name)
         if name == labelled:
@@ -271,6 +284,58 @@ def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
             schema.edges[name] = dataclasses.replace(table, config=_replace(
                 table.config, edges=labelled_edges.without_labels(table.config.edges)))
     return dataclasses.replace(schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else [])
+
+
+def _describe_rows(config: "TablesConfig", schema: TableSchema) -> RowTable:
+    """Describe the label table of a schema.
+
+    Raises:
+        ValueError: it is not said which nodes or edges it is of.
+    """
+    events, labels, made = config.events, config.labels, None
+    if events.table is not None and config.label_table is None:
+        if events.table not in schema.edges:
+            raise ValueError(f"data.events names {events.table}, which is no table of edges; there are "
+                             f"{', '.join(schema.edges)}")
+        made = events.table, events.of
+    within = labels.within if labels.within is not None else events.within
+    spans = [] if within is None else [Span.read("data.labels.within" if labels.within is not None else
+                                                 "data.events.within", within)]
+    of_events = getattr(schema.edges[events.table], events.of) if events.table in schema.edges else None
+    entity = labels.type or of_events or (next(iter(schema.nodes)) if len(schema.nodes) == 1 else None)
+    if entity not in schema.nodes or made is not None and entity != of_events:
+        raise ValueError(f"data.labels.type={entity or 'null'} must name the type of the nodes that the label table is "
+                         f"about: one of {', '.join(schema.nodes) if made is None else of_events}")
+    ends = [(name, end) for name, table in schema.edges.items() if table.config.edges.time is not None
+            for end in ("source", "target") if getattr(table, end) == entity]
+    if made is not None and made not in ends:
+        raise ValueError(f"data.events: the table {made[0]} needs a column of times. Name it by "
+                         + ("data.edges.time" if config.schema is None else f"time, below edges.{made[0]}"))
+    found = [label_table.Events(name, end, name if [name for name, _ in ends].count(name) == 1 else f"{name} {end}", [
+        (option, column) for option, column in schema.edges[name].config.value_columns("edges") if option != "dates"])
+        for name, end in ends]
+    return RowTable(str(entity), found, [own for span in spans for own in (span, span.times(3))],
+                    config.time_column is not None and schema.nodes[str(entity)].nodes.path is not None, made)
+
+
+def _add_rows(config: "TablesConfig", schema: TableSchema, rows: RowTable) -> None:
+    """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
+    usual = type(config)()
+    if label_table.TYPE in schema.nodes:
+        raise ValueError(f"data.schema: {label_table.TYPE} is a type of nodes, and the name of the rows of the label "
+                         "table. Rename the type")
+    path = config.label_table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.path
+    table = config.labels.table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.table
+    plain = _replace(config, schema=None, label_table=None, events=usual.events, nodes=usual.nodes, edges=usual.edges,
+                     split="time", time_column=label_table.TIME, empty="zero",
+                     metric=config.metric or (None if rows.labels is None else "rmse" if config.events.count else
+                                              "rocauc"))
+    schema.nodes[label_table.TYPE] = _replace(plain, nodes=dataclasses.replace(
+        usual.nodes, path=path, table=table, id=label_table.ROWS, features=rows.columns(), log1p=rows.logarithms(),
+        standardize=True, label=config.labels.label))
+    schema.edges[label_table.RELATION] = EdgeTable(_replace(plain, split=None, time_column=None, edges=(
+        dataclasses.replace(usual.edges, path=path, table=table, source=label_table.ROWS, target="id"))),
+        label_table.TYPE, rows.entity)
 
 
 def _add_labelled(config: "TablesConfig", schema: TableSchema, name: str, table: EdgeTable) -> None:

@@ -29,6 +29,8 @@ from parallel_epochs.pipeline.data.join_types import (
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.tables import (
+    label_rows,
+    label_table,
     labels as tables_labels,
     nodes as tables_nodes,
     sorted_edges as tables_edges,
@@ -44,7 +46,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.data.tables.values import Values
 from parallel_epochs.pipeline.graph.store import StoreWriter
-from parallel_epochs.pipeline.names import TEXT_SCORES
+from parallel_epochs.pipeline.names import ROW_TIMES, SNAPSHOT, TEXT_SCORES
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class ReadEdges:
         fitted: what is known of them.
         has_times: whether its rows have times.
         hides: whether the edges from sources in the table ``hidden`` are left out, and their reverse is not.
+        sends: whether any edge from its sources is there; their reverse is anyway.
     """
 
     part: str
@@ -97,6 +100,7 @@ class ReadEdges:
     fitted: Fitted
     has_times: bool
     hides: bool = False
+    sends: bool = True
 
     @property
     def num_features(self) -> int:
@@ -117,14 +121,22 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
         known, inputs = unpack_several(cast(Tensor, learned.fitted))
         check_inputs(tables, inputs)
     on_stage("reading nodes")
-    sources = {}
+    sources = dict[str, Source]()
     for number, (name, table) in enumerate(tables.edges.items()):
+        if tables.rows is not None and name == label_table.RELATION:  # behind all others
+            columns = {own: each.config.edges for own, each in tables.edges.items() if own != name}
+            label_rows.make(db, config, tables.rows, tables.nodes[tables.rows.entity], sources,
+                            {own: {"source": each.source, "target": each.target} for own, each in columns.items()},
+                            {own: each.time for own, each in columns.items() if each.time is not None})
         with db.part(EDGES.format(number)):
             sources[name] = open_table(db, table.config, "edges")
     nodes = _read_types(db, tables, sources, known, labels_of(learned, config, begins))
     check_counts({name: own.num_nodes for name, own in nodes.items()}, origin)
+    if tables.rows is not None:
+        entity = tables.rows.entity
+        label_rows.refuse_unknown(db, sources[label_table.RELATION], f"{nodes[entity].part}.nodes", entity)
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
-                         None if known is None else known[len(nodes) + number])
+                         None if known is None else known[len(nodes) + number], _last_training(db, nodes, tables))
              for number, name in enumerate(tables.edges)]
     nodes = {name: _learn_features(db, own, tables, nodes, edges, is_new=learned is None)
              for name, own in nodes.items()}
@@ -132,11 +144,17 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     on_stage("sorting edges")
     hides = bool(config.hide_labelled) and config.labels_edges and _hide(
         db, config, nodes, edges, is_new=learned is None or begins)
-    _sort(db, edges, types, both=config.reverse_relations)
-    counted = _count(db, types, both=config.reverse_relations and not hides)
+    times = None if tables.rows is None else label_rows.read_times(db)
+    starts, snapshots = (None, None) if times is None else label_rows.find_snapshots(times, config.snapshots or None)
+    _sort(db, edges, types, both=config.reverse_relations, starts=starts)
+    counted = _count(db, types, both=config.reverse_relations and not hides and starts is None)
     on_stage("writing the store")
     _write_edges(db, writer, counted, num_features=sum(own.num_features for own in edges),
-                 has_times=any(own.has_times for own in edges))
+                 has_times=starts is not None or any(own.has_times for own in edges))
+    if tables.rows is not None and times is not None and snapshots is not None:
+        known_at = times + tables.rows.spans[0].length if tables.rows.spans else times
+        writer.put(SNAPSHOT, torch.from_numpy(snapshots))
+        writer.put(ROW_TIMES, torch.from_numpy(np.stack([times, known_at])))
     if tables.labelled is not None:
         with db.part((labelled := nodes[tables.labelled]).part):
             tables_nodes.write_terms(db, writer, labelled.num_nodes, labelled.texts)
@@ -213,7 +231,11 @@ def _make_schema(config: TablesConfig, tables: TableSchema, nodes: dict[str, Rea
     numbered = with_reverse(relations) if config.reverse_relations else relations
     check_schema(list(nodes), numbered)
     widths = {name: tables_nodes.num_channels(own.numbers, own.texts, own.columns) for name, own in nodes.items()}
-    plan = plan_means(widths, numbered) if config.featureless == "mean" else Plan(widths, {})
+    if (is_mean := config.featureless == "mean") and tables.rows is not None:
+        is_mean = False
+        log.info("%s: no columns of degrees, nor of means for types without columns, which would count edges of the "
+                 "future (data.degrees, data.featureless)", config.origin())
+    plan = plan_means(widths, numbered) if is_mean else Plan(widths, {})
     return GraphTypes(list(nodes), [own.num_nodes for own in nodes.values()], list(plan.widths.values()), numbered,
                   tables.labelled if config.reads_labels else None, list(plan.sources),
                   edge_columns=_edge_columns(edges)), plan
@@ -272,9 +294,17 @@ def _learn_features(db: Database, own: ReadNodes, tables: TableSchema, nodes: di
     return dataclasses.replace(own, texts=texts, columns=columns)
 
 
+def _last_training(db: Database, nodes: dict[str, ReadNodes], tables: TableSchema) -> float | None:
+    """Return the time of the last training row of a label table; none without such a table, or labels."""
+    if tables.rows is None or (labels := nodes[label_table.TYPE].labels) is None:
+        return None
+    times = label_rows.read_times(db)
+    return float(times[labels.masks[0].numpy()].max(initial=times.min()))
+
+
 def _join_edges(db: Database, number: int, name: str, tables: TableSchema, source: Source, nodes: dict[str, ReadNodes],
-                known: Fitted | None) -> ReadEdges:
-    """Join a table of edges with the nodes of both ends."""
+                known: Fitted | None, until: float | None) -> ReadEdges:
+    """Join a table of edges with the nodes of both ends; `until` is that of :func:`tables_edges.join`."""
     own, part = tables.edges[name], EDGES.format(number)
     columns, values = own.config.edges, values_of(own.config, "edges")
     with db.part(part):
@@ -285,19 +315,26 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
         fitted = tables_edges.join(
             db, source, (columns.source, columns.target), values, columns.relation, time=own.config.place_of_links(),
             id_column=tables.nodes[own.source].nodes.id, refuse_dangling=own.config.dangling == "error",
-            fitted=known,
+            fitted=known, until=until,
             nodes=(f"{nodes[own.source].part}.nodes", f"{nodes[own.target].part}.nodes"),
             limit=tables_edges.RelationLimit(MAX_RELATIONS, "are ids rather than kinds of edges",
                                              f"data.schema, edges.{name}.relation"))
         names = [name] if columns.relation is None else tables_edges.relations(db)
-    return ReadEdges(part, own.source, own.target, names, values, fitted, own.config.place_of_links() is not None)
+    return ReadEdges(part, own.source, own.target, names, values, fitted, own.config.place_of_links() is not None,
+                     sends=columns.source != label_table.ROWS)
 
 
-def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool) -> None:
+def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool, starts: list[float] | None) -> None:
     """Sort the edges by destination, source and relation; equal ones become one.
+
+    With snapshots, the time of an edge becomes the number of the first snapshot that is later, -1 for one without a
+    time. Edges of different snapshots stay apart, and those that none has are left out.
 
     Weights of equal edges are added, other numbers averaged, in the order of their values: that of the rows depends on
     the number of threads. Of times the earliest is kept.
+
+    Args:
+        starts: times of the snapshots; none without snapshots.
     """
     num_features, has_times = sum(own.num_features for own in edges), any(own.has_times for own in edges)
     num_forward = sum(len(own.names) for own in edges)
@@ -308,10 +345,17 @@ def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool
         added |= {column + place for place, (option, _) in enumerate(own.values.columns) if option == "weight"}
         column, relation = column + own.num_features, relation + len(own.names)
     merged = "".join(f", {'sum' if place in added else 'avg'}(v{place}::DOUBLE ORDER BY v{place})::FLOAT AS v{place}"
-                     for place in range(num_features)) + (", min(w) AS w" if has_times else "")
-    db.stage("sorted", f"SELECT k, r{merged} FROM ({' UNION ALL '.join(rows)}) GROUP BY k, r ORDER BY k, r",
-             "sorting edges")
-    (num_rows,), = db.execute(f"SELECT count(*) FROM ({' UNION ALL '.join(rows)})")
+                     for place in range(num_features))
+    every, by = " UNION ALL ".join(rows), "k, r"
+    if starts is not None:
+        place = " + ".join(f"(w >= {start!r}::DOUBLE)::INTEGER" for start in starts) if has_times else "NULL"
+        every = f"SELECT * FROM (SELECT * REPLACE (coalesce({place}, -1)::DOUBLE AS w) FROM ({every})) WHERE w < " \
+            f"{len(starts)}" if has_times else f"SELECT *, -1::DOUBLE AS w FROM ({every})"
+        by, merged = "k, r, w", merged + ", w"
+    elif has_times:
+        merged += ", min(w) AS w"
+    db.stage("sorted", f"SELECT k, r{merged} FROM ({every}) GROUP BY {by} ORDER BY {by}", "sorting edges")
+    (num_rows,), = db.execute(f"SELECT count(*) FROM ({every})")
     (num_kept,), = db.execute("SELECT count(*) FROM sorted")
     if num_merged := (num_rows - num_kept) // (2 if both else 1):
         log.info("edges: %s merged with an edge of the same relation between the same nodes",
@@ -339,7 +383,7 @@ def _rows_of(own: ReadEdges, types: GraphTypes, column: int, relation: int, num_
     source = f"(s::BIGINT + {types.nodes_of(own.source).start})"
     target = f"(t::BIGINT + {types.nodes_of(own.target).start})"
     shown = f" AND s NOT IN (SELECT number FROM {own.part}.hidden)" if own.hides else ""
-    kinds = [(source, target, relation, shown)]
+    kinds = [(source, target, relation, shown)] * own.sends
     if num_forward is not None:
         kinds.append((target, source, relation + num_forward, ""))
     return [f"SELECT ({end} << {DST}) | ({start} << {SRC}) AS k, ({'r + ' * has_relations}{number})::INTEGER AS "

@@ -86,7 +86,7 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
 def join(db: Database, source: Source, ends: tuple[str, str], values: Values, relation: str | None, *,
          time: tuple[str, str] | None, id_column: str | None, refuse_dangling: bool,
          fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
-         limit: RelationLimit = ONE_HOT, unknown: str = "error") -> Fitted:
+         limit: RelationLimit = ONE_HOT, unknown: str = "error", until: float | None = None) -> Fitted:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -101,6 +101,7 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: Values, re
         limit: of the relations.
         unknown: what is done with a relation that the training did not see: "error" refuses it, "empty" takes the cell
             for empty.
+        until: only edges from before this time tell how features are scaled; none: all of them do.
 
     Returns:
         What is known of the columns and relations of this table, or `fitted`.
@@ -132,7 +133,8 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: Values, re
     if fitted is not None:
         return fitted
     flagged = [place for place, count in enumerate(missing) if count] if values.empty == "flag" else []
-    return values.fit_edges(db, source.name, Fitted(Columns(), relations(db), flagged))
+    return values.fit_edges(db, source.name, Fitted(Columns(), relations(db), flagged),
+                            until if time is not None else None)
 
 
 def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None,

@@ -122,22 +122,23 @@ class Values:
             found += [f"coalesce({feature}, 0)" for feature in (value, *more)]
         return found + [f"(v{place} IS NULL)::FLOAT" for place in fitted.flagged]
 
-    def fit_edges(self, db: Database, name: str, fitted: Fitted) -> Fitted:
+    def fit_edges(self, db: Database, name: str, fitted: Fitted, until: float | None = None) -> Fitted:
         """Learn of the joined edges the latest time of each column of dates, and the scale of each column.
 
         Args:
             name: of the table, for the log.
             fitted: is completed.
+            until: only edges from before this time tell of it; none: all of them do.
         """
-        size = len(self.columns)
+        size, joined = len(self.columns), JOINED if until is None else f"{JOINED} AND w < {_number(until)}"
         fitted.latest, fitted.mean, fitted.std = np.zeros(size), np.zeros(size), np.ones(size)
         for place, (option, column) in enumerate(self.columns):
             if option == "dates":
                 fitted.latest[place] = describe_dates(name, column, db.execute(
-                    f"SELECT max(v{place}) FROM {JOINED}")[0][0])
+                    f"SELECT max(v{place}) FROM {joined}")[0][0])
             if self.is_standardized(option):
                 fitted.mean[place], fitted.std[place] = _moments(
-                    db, f"SELECT ({self._of_edge(place, fitted)[0]})::DOUBLE AS x FROM {JOINED} AND v{place} NOTNULL")
+                    db, f"SELECT ({self._of_edge(place, fitted)[0]})::DOUBLE AS x FROM {joined} AND v{place} NOTNULL")
         return fitted
 
     def refit_edges(self, features: Float[np.ndarray, "num_edges num_features"], fitted: Fitted) -> None:

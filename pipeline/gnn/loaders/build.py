@@ -17,9 +17,11 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
+from parallel_epochs.pipeline.gnn.loaders.snapshots import SnapshotLoader
 from parallel_epochs.pipeline.graph.laid_out import LaidOut
 from parallel_epochs.pipeline.graph.partitioner import Partitioner, check_engine
 from parallel_epochs.pipeline.graph.stream import ClusterStream
+from parallel_epochs.pipeline.names import SNAPSHOT
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,10 @@ def build_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device
     Raises:
         ValueError: it does not fit the graph.
     """
-    return LOADERS[config.loader.name].build(config, data, kind, device)
+    build = LOADERS[config.loader.name].build
+    if SNAPSHOT not in data:
+        return build(config, data, kind, device)
+    return SnapshotLoader(data, lambda view: build(config, view, kind, device), device=device, seed=config.seed)
 
 
 def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:

@@ -23,10 +23,11 @@ class EdgeLoader(ClusterLoader):
 
     Args:
         clusters: the loader, of a graph whose type with labels are edges.
-        ends: of each labelled edge, see :func:`pipeline.gnn.tasks.edge.find_ends`.
+        ends: of each labelled edge, see :func:`pipeline.gnn.tasks.edge.find_ends`; or the one node of each row of a
+            label table, [num_rows, 1].
     """
 
-    def __init__(self, clusters: ClusterLoader, ends: Int[Tensor, "num_edges 2"]):
+    def __init__(self, clusters: ClusterLoader, ends: Int[Tensor, "num_edges ends"]):
         vars(self).update(vars(clusters))
         own, self._ends = self.data.types.nodes_of(self.data.types.labelled), ends
         self._own = slice(own.start, own.stop)
@@ -64,8 +65,8 @@ class EdgeLoader(ClusterLoader):
     def _is_whole(self, partition: Partition) -> Tensor:
         """Tell which labelled edges have all ends that they have in one cluster."""
         part, ends = torch.from_numpy(assignment(partition)), self._ends
-        first, second = (part[end.clamp(min=0)] for end in ends.unbind(1))
-        return (first == second) | (ends < 0).any(1)
+        of_ends = part[ends.clamp(min=0)]
+        return (of_ends[:, 0] == of_ends[:, -1]) | (ends < 0).any(1)
 
     def _follow(self, partition: Partition) -> Partition:
         if partition.num_parts == 1:
@@ -74,7 +75,7 @@ class EdgeLoader(ClusterLoader):
         known, own = self._ends >= 0, part[self._own]
         of_ends = part[self._ends.clamp(min=0)]
         stays = ((of_ends == own.unsqueeze(1)) & known).any(1) | ~known.any(1)
-        chosen = torch.where(known[:, 0], of_ends[:, 0], of_ends[:, 1])
+        chosen = torch.where(known[:, 0], of_ends[:, 0], of_ends[:, -1])
         part[self._own] = torch.where(stays, own, chosen)
         perm = partition.perm[part[partition.perm].argsort(stable=True)]
         sizes = torch.bincount(part, minlength=partition.num_parts)

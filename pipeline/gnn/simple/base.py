@@ -13,13 +13,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import correct_and_smooth
-from parallel_epochs.pipeline.gnn.simple import edges, linear, mean, propagation, trees
+from parallel_epochs.pipeline.gnn.simple import edges, linear, mean, propagation, rows as rows_of_table, trees
 from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import to_logits
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
@@ -69,11 +70,14 @@ NODES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "linear": linear.methods, "trees": trees.methods}
 EDGES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, **{end: partial(edges.methods, end) for end in edges.GROUPS}, "trees": trees.methods}
+ROWS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
+    "mean": mean.methods, "earlier": rows_of_table.methods, "linear": linear.methods, "trees": trees.methods}
 GRAPHS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
     "mean": mean.methods, "linear": linear.methods, "forest": trees.methods}
 PREDICT = {"mean": mean.predict, "diffusion": propagation.predict_many_steps,
            "propagation": propagation.predict_two_steps, "linear": linear.predict,
-           "trees": trees.predict, "forest": trees.predict, **dict.fromkeys(edges.GROUPS, edges.predict)}
+           "earlier": rows_of_table.predict, "trees": trees.predict, "forest": trees.predict,
+           **dict.fromkeys(edges.GROUPS, edges.predict)}
 
 
 def names_of(data: Data, task: NodeTask) -> list[str]:
@@ -82,6 +86,8 @@ def names_of(data: Data, task: NodeTask) -> list[str]:
         return list(GRAPHS)
     if isinstance(task, EdgeTask):
         return list(EDGES)
+    if isinstance(task, RowTask):
+        return list(ROWS)
     if data.x is None or not data.x.size(1):
         return [name for name in NODES if name != "linear"]
     return [*NODES, *[SMOOTHED] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]
@@ -196,7 +202,7 @@ def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = No
         num_times = num_alphas * (num_alphas + 1) + 2 + 2 * NUM_FOLDS
         propagation.refuse_long(inputs, num_times * propagation.SMOOTHING_STEPS)
         return _smooth(inputs, _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed), seed)
-    for method in (GRAPHS if inputs.are_graphs else NODES | EDGES)[name](inputs, seed):
+    for method in (GRAPHS if inputs.are_graphs else NODES | EDGES | ROWS)[name](inputs, seed):
         model = method.fit(train)
         rows = method.predict(inputs, model, train, ~train)
         score = inputs.valid(rows)

@@ -19,7 +19,8 @@ from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
 from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import TERMS, merit
+from parallel_epochs.pipeline.graph.pairs import keep_edges
+from parallel_epochs.pipeline.names import SNAPSHOT, TERMS, merit
 from parallel_epochs.pipeline.run.seeds import stream
 
 # Hops of the summaries by relation, and seconds for each column of each edge.
@@ -47,7 +48,8 @@ class Inputs:
     """
 
     def __init__(self, data: Data, task: NodeTask, seconds: float = math.inf):
-        self.seconds, self.data, self.task, self.labels = seconds, data, task, Labels(data, task)
+        self.seconds, self.task, self.labels = seconds, task, Labels(data, task)
+        self.data = data = without_times(data) if SNAPSHOT in data else data
         self.are_graphs, types = "ptr" in data, data.types
         self.own, self.width = slice(0, len(self.labels.y)), 0 if data.x is None else data.x.size(1)
         if len(types.names) > 1:
@@ -148,3 +150,14 @@ class Inputs:
         out = others.to(rows.dtype).repeat(len(self.labels.y), 1)
         out[self.own][chosen] = rows
         return out
+
+
+def without_times(data: Data) -> Data:
+    """Return a graph with a label table without the edges that have a time: some are of the future of some rows.
+
+    Columns of the rows summarise these edges.
+    """
+    found, kept = copy.copy(data), (data.edge_time < 0).nonzero().squeeze(1)
+    found.edge_index, found.edge_attr = keep_edges(data.edge_index, kept), data.edge_attr.index_select(0, kept)
+    del found.edge_time
+    return found

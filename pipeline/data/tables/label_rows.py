@@ -1,0 +1,288 @@
+"""Rows of a label table: each asks for the label of an entity at a time, and is a node with an edge from this entity.
+
+A row reads what happened before its time alone: summaries of the events of its entity, which are its columns, and the
+graph of a snapshot, which has the edges from before the earliest time of the snapshot.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float, Int
+
+from parallel_epochs.pipeline.data.tables.heads import require
+from parallel_epochs.pipeline.data.tables.label_table import AGE, ROWS, TIME, RowTable
+from parallel_epochs.pipeline.data.tables.source import Source, open_source
+from parallel_epochs.pipeline.data.tables.spans import Span
+from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.names import ROW_SEPARATOR
+from parallel_epochs.pipeline.run.words import count
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.data.tables.config import TablesConfig
+
+log = logging.getLogger(__name__)
+
+# The part of the database with the rows, and the table of them with all columns.
+PART, MADE = "label_rows", "label_rows.made"
+# Snapshots at most, if their number is chosen here.
+MOST_SNAPSHOTS = 16
+
+
+def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "TablesConfig", sources: dict[str, Source],
+         ends: dict[str, dict[str, str]], times: dict[str, str]) -> None:
+    """Make the table :data:`MADE` of the rows: ``number``, their name, ``id`` and time, labels and summaries.
+
+    Args:
+        entities: columns of the entities' table.
+        sources: tables of edges.
+        ends: columns of both ends of each of them.
+        times: column of the time of each of them that has one.
+
+    Raises:
+        ValueError: the table is inconsistent; the message names the file, the column and the first bad row.
+    """
+    with db.part(PART):
+        if db.has("made"):
+            return
+        cells = {name: sources[name].time(db, column, "data.edges.time", may_be_empty=False)
+                 for name, column in times.items()}
+        if rows.has_age:
+            _read_start(db, entities, str(config.time_column))
+        if config.label_table is not None:
+            name, are_dates = _read_table(db, config)
+        else:
+            assert rows.labels is not None
+            table, end = rows.labels
+            name, are_dates = _count_events(db, config, sources[table], ends[table][end], cells[table])
+        for table in cells:
+            if (other := cells[table].startswith("epoch")) != are_dates:
+                raise ValueError(f"{name}: its times are {_kind(are_dates)}, and those of {sources[table].name} are "
+                                 f"{_kind(other)}. Give both as dates, or both as numbers")
+        for span in rows.spans:
+            span.check(are_dates)
+        given = db.fetch("SELECT number, id, time, shown, label, code FROM rows JOIN codes USING (id) ORDER BY number")
+        code, own = given["code"].to_numpy(), given["time"].to_numpy()
+        columns: dict[str, pa.Array | np.ndarray] = {
+            "number": given["number"].to_numpy(), "id": given["id"].combine_chunks(), TIME: own,
+            config.labels.label: given["label"].combine_chunks()}
+        columns[ROWS] = pa.array([f"{id}{ROW_SEPARATOR}{time}" for id, time in zip(
+            given["id"].to_pylist(), given["shown"].to_pylist())], pa.string())
+        if rows.has_age:
+            found = db.fetch("SELECT since FROM rows LEFT JOIN starts USING (id) ORDER BY number")
+            columns[AGE] = np.nan_to_num(np.maximum(own - found["since"].to_numpy(), 0))
+        for events in rows.events:
+            table = _fetch_events(db, sources[events.table], ends[events.table][events.end], cells[events.table],
+                                  events.numbers)
+            values = [table[f"v{place}"].to_numpy() for place in range(len(events.numbers))]
+            found = summarise(table["code"].to_numpy(), table["time"].to_numpy(), values, code, own,
+                              [span.length for span in rows.spans])
+            columns |= dict(zip(events.columns(rows.spans), found, strict=True))
+        batch = pa.record_batch(columns)
+        db.fill("made", batch.schema, iter([batch]))
+    log.info("%s: %s at %s, with %s of what was before", name, count(len(own), "row"),
+             count(len(np.unique(own)), "time"), count(len(rows.columns()), "summary", "summaries"))
+
+
+def open_rows(db: Database, name: str) -> Source:
+    """Open the rows that :func:`make` has made; `name` is for messages."""
+    return Source("data.labels", name, MADE, [(MADE, name)], db.columns(MADE))
+
+
+def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> None:
+    """Refuse rows of entities that are not there.
+
+    Args:
+        nodes: the table of entities in the database.
+        entity: their type.
+
+    Raises:
+        ValueError: names the first id.
+    """
+    if found := source.find_row(db, f"id NOT IN (SELECT id FROM {nodes})", "id"):
+        name, row, (id,) = found
+        raise ValueError(f"{name}: row {row} asks about {id!r}, which is the id of no node of the type {entity}. Leave "
+                         "the row out, or add the node")
+
+
+def read_times(db: Database) -> Float[np.ndarray, " num_rows"]:
+    """Return the time of each row."""
+    found = db.stream(f'SELECT "{TIME}" AS time FROM {MADE} ORDER BY number')
+    return np.concatenate([batch["time"] for batch in found])
+
+
+def find_snapshots(times: Float[np.ndarray, " num_rows"],
+                   number: int | None) -> tuple[list[float], Int[np.ndarray, " num_rows"]]:
+    """Divide the times of the rows into snapshots, each at the earliest of its times.
+
+    Args:
+        number: of snapshots; none: one for each time, :data:`MOST_SNAPSHOTS` at most.
+
+    Returns:
+        The time of each snapshot, and the snapshot of each row.
+    """
+    distinct = np.unique(times)
+    bins = np.array_split(distinct, min(number or MOST_SNAPSHOTS, len(distinct)))
+    starts = [float(own[0]) for own in bins]
+    log.info("snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
+             len(starts), count(len(distinct), "time"))
+    return starts, np.searchsorted(np.array(starts), times, side="right") - 1
+
+
+def summarise(code: Int[np.ndarray, " num_events"], time: Float[np.ndarray, " num_events"],
+              values: list[Float[np.ndarray, " num_events"]], own_code: Int[np.ndarray, " num_rows"],
+              own_time: Float[np.ndarray, " num_rows"],
+              spans: list[float]) -> list[Float[np.ndarray, " num_rows"]]:
+    """Summarise for each row the events of its entity that are earlier than the row.
+
+    No later event changes a bit of the result: each sum is that of the events in its window, in one order.
+
+    Args:
+        code: number of the entity of each event.
+        values: columns of numbers, NaN where a cell is empty.
+        own_code, own_time: entity and time of each row.
+        spans: lengths of windows that end at the time of the row, beside that of all time.
+
+    Returns:
+        Columns in the order of their names in :mod:`pipeline.data.tables.label_table`. Where there is no event, sums
+        and means are 0, and the time since it is that since the first event of all, or 0.
+    """
+    order = np.lexsort((*values, time, code))
+    code, time, values = code[order], time[order], [column[order] for column in values]
+    distinct = np.unique(time)
+    keys = code * (len(distinct) + 1) + np.searchsorted(distinct, time)
+
+    def first_since(moment: np.ndarray) -> np.ndarray:
+        return np.searchsorted(keys, own_code * (len(distinct) + 1) + np.searchsorted(distinct, moment))
+
+    first, end = np.searchsorted(code, own_code), first_since(own_time)
+    begins = [first, *(first_since(own_time - span) for span in spans)]
+    found = [(end - begin).astype(np.float64) for begin in begins]
+    earliest = np.minimum(distinct[0], own_time) if len(distinct) else own_time
+    padded = np.append(time, 0.0)
+    for place in (np.maximum(end - 1, 0), first):
+        found.append(own_time - np.where(end > first, padded[place], earliest))
+    for column in values:
+        known = ~np.isnan(column)
+        filled = np.append(np.where(known, column, 0.0), 0.0)
+        found.append(np.where(end > first, filled[np.maximum(end - 1, 0)], 0.0))
+        for begin in begins:
+            total, num = _sums(filled, begin, end), _sums(np.append(known, False).astype(np.float64), begin, end)
+            found += [total, total / np.maximum(num, 1)]
+    return found
+
+
+def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Sum ``values[begin:end]`` for each pair; the last value stands for none."""
+    order = np.lexsort((end, begin))  # so that what lies between two windows is short
+    pairs = np.stack([begin[order], end[order]], axis=1).reshape(-1)
+    out = np.empty(len(begin))
+    out[order] = np.add.reduceat(values, pairs)[::2] if len(pairs) else 0
+    return np.where(end > begin, out, 0.0)
+
+
+def _read_table(db: Database, config: "TablesConfig") -> tuple[str, bool]:
+    """Read the label table into the stage ``rows``; returns its name, and whether its times are dates."""
+    keys = config.labels
+    source = open_source(db, "data.label_table", config.resolve(str(config.label_table)), keys.table)
+    columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
+    for name, column in columns:
+        require(f"data.labels.{name}", column, source.name, source.columns)
+        source.refuse_nested(f"data.labels.{name}", column)
+    id, shown = source.text(keys.id), source.text(keys.time)
+    if found := source.find_row(db, f"{id} IS NULL"):
+        raise ValueError(f"{found[0]}: row {found[1]}, column {keys.id} is empty; each row asks about a node. Correct "
+                         "the row, or leave it out")
+    time = source.time(db, keys.time, "data.labels.time", may_be_empty=False)
+    label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
+    db.stage("given", f"SELECT row_number() OVER () AS row, {id} AS id, {time} AS time, {shown} AS shown, {label} AS "
+             f"label FROM {source.relation}", "reading labels")
+    (num_given,), = db.execute("SELECT count(*) FROM given")
+    if not num_given:
+        raise ValueError(f"{source.name} holds no rows below its header")
+    if twice := db.execute("SELECT id, min(shown), min(label), max(label) FROM given GROUP BY id, time "
+                           "HAVING count(DISTINCT label) > 1 ORDER BY min(row) LIMIT 1"):
+        id, shown, *labels = twice[0]
+        raise ValueError(f"{source.name}: {id!r} at {shown} has two labels, {labels[0]} and {labels[1]}. Keep one of "
+                         "these rows")
+    _number(db, "SELECT * FROM given QUALIFY row_number() OVER (PARTITION BY id, time ORDER BY label IS NULL, row) = 1",
+            "row")
+    (num_kept,), = db.execute("SELECT count(*) FROM rows")
+    if num_kept < num_given:
+        log.info("%s: %s left out, which repeat the id and the time of an earlier one", source.name,
+                 count(num_given - num_kept, "row is", "rows are"))
+    return source.name, time.startswith("epoch")
+
+
+def _count_events(db: Database, config: "TablesConfig", source: Source, column: str,
+                  time: str) -> tuple[str, bool]:
+    """Count the events of each entity in windows, into the stage ``rows``, as :func:`_read_table` does.
+
+    The windows follow each other from the first event. Each row is at the begin of a window, if its entity exists then:
+    since the time in its table, or since an earlier event.
+    """
+    keys, are_dates, has_start = config.events, time.startswith("epoch"), db.has("starts")
+    span = Span.read("data.events.within", str(keys.within))
+    span.check(are_dates)
+    db.stage("events", f"SELECT {source.text(column)} AS id, {time} AS time FROM {source.relation} "
+             f"WHERE {source.text(column)} IS NOT NULL", "reading events", ordered=False)
+    first, last = db.execute("SELECT min(time), max(time) FROM events")[0]
+    name, length = f"data.events: {source.name}", span.length
+    if first is None:
+        raise ValueError(f"{name}: there are no events")
+    first = first // 86400 * 86400 if are_dates and length % 86400 == 0 else first  # windows begin at midnight
+    number = int((last - first) // length) - 1
+    if number < 1:
+        raise ValueError(f"{name}: its events last less than two windows of {span} (data.events.within). Give a "
+                         "shorter window")
+    start = f"({first!r}::DOUBLE)"
+    form = "%Y-%m-%d" if length % 86400 == 0 else "%Y-%m-%d %H:%M:%S"
+    shown = f"strftime(make_timestamp((time * 1e6)::BIGINT), '{form}')" if are_dates else (
+        "CASE WHEN time = floor(time) THEN time::BIGINT::VARCHAR ELSE time::VARCHAR END")
+    begin = "SELECT id, since AS begin FROM starts" if has_start else (
+        "SELECT id, min(time) AS begin FROM events GROUP BY id")
+    label = "num" if keys.count is not None else "(num > 0)::BIGINT"
+    _number(db, f"""WITH counts AS (SELECT id, ceil((time - {start}) / {length!r})::BIGINT - 1 AS place, count(*) AS num
+        FROM events GROUP BY ALL), asked AS (SELECT id, place, {start} + place * {length!r} AS time FROM ({begin}),
+        (SELECT unnest(range(1, {number + 1})) AS place) WHERE begin {'<=' if has_start else '<'} {start} + place *
+        {length!r}), counted AS (SELECT id, time, coalesce(num, 0) AS num FROM asked LEFT JOIN counts USING (id, place))
+        SELECT id, time, {shown} AS shown, ({label})::VARCHAR AS label FROM counted""", "time, id")
+    num, num_positive = db.execute("SELECT count(*), count(*) FILTER (label <> '0') FROM rows")[0]
+    if not num_positive:
+        raise ValueError(f"{name}: no window of {span} has an event of an entity that exists when it begins "
+                         "(data.events.within). Give a longer window")
+    log.info("%s: %s of %s have an event within %s", name, f"{num_positive:,}", count(num, "row"), span)
+    return name, are_dates
+
+
+def _number(db: Database, sql: str, order: str) -> None:
+    """Number rows in an order, and the entities among them."""
+    db.stage("rows", f"SELECT row_number() OVER (ORDER BY {order}) - 1 AS number, id, time::DOUBLE AS time, shown, "
+             f"label FROM ({sql}) ORDER BY number", "numbering rows")
+    db.stage("codes", "SELECT id, row_number() OVER (ORDER BY id) - 1 AS code FROM (SELECT DISTINCT id FROM rows)",
+             "numbering entities")
+
+
+def _read_start(db: Database, entities: "TablesConfig", column: str) -> None:
+    """Read the time since which each entity exists into the stage ``starts``."""
+    path = entities.tables[1]
+    assert path is not None
+    source = open_source(db, "data.nodes", path, entities.nodes.table)
+    require("data.time_column", column, source.name, source.columns)
+    time = source.time(db, column, "data.time_column", may_be_empty=True)
+    db.stage("starts", f"SELECT {source.text(entities.nodes.id)} AS id, min({time}) AS since FROM {source.relation} "
+             "GROUP BY ALL", "reading times", ordered=False)
+
+
+def _fetch_events(db: Database, source: Source, column: str, time: str, numbers: list[tuple[str, str]]) -> pa.Table:
+    """Read the events of the entities of the rows: number of the entity, time, and columns of numbers."""
+    cells = "".join(f", coalesce({source.number(option, name)}::DOUBLE, 'nan'::DOUBLE) AS v{place}"
+                    for place, (option, name) in enumerate(numbers))
+    return db.fetch(f"SELECT * EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
+                    f"{source.relation}) JOIN codes USING (id)")
+
+
+def _kind(are_dates: bool) -> str:
+    return "dates" if are_dates else "numbers"
+

@@ -1,0 +1,47 @@
+"""Labels of earlier rows of a label table about the same node, whose labels are known by the time of a row."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.tasks.row import find_entities
+from parallel_epochs.pipeline.names import ROW_TIMES
+
+# Weight of the mean label of all among the earlier ones.
+PRIOR = 1.0
+
+
+def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
+    """Yield the label of the latest earlier row about the same node, and the mean of all of them."""
+    for name, title in (("last", "last known"), ("earlier", "mean known")):
+        yield Method("earlier", f"{title} label of the same node", partial(_settings, inputs, name), predict,
+                     leaves_out=True, reads_labels=True)
+
+
+def _settings(inputs: Inputs, which: str, known: Tensor) -> dict:
+    return {"which": which, "mean": inputs.labels.mean(known)}
+
+
+def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
+    """Predict the label of earlier known rows of the same node, and a little of the mean of all."""
+    entity, (asks, tells) = find_entities(inputs.data).numpy(), inputs.data[ROW_TIMES].numpy()
+    marks = inputs.labels.known(known)[inputs.own].any(1).numpy()
+    y = inputs.labels.y[inputs.own].nan_to_num()
+    told = np.flatnonzero(marks)
+    told = told[np.lexsort((tells[told], entity[told]))]
+    # The rows that are told before a row asks are a range of those of its node.
+    moments = np.unique(tells[told])
+    keys = entity[told] * (len(moments) + 1) + np.searchsorted(moments, tells[told])
+    begin = np.searchsorted(entity[told], entity)
+    end = np.searchsorted(keys, entity * (len(moments) + 1) + np.searchsorted(moments, asks, side="right"))
+    if fitted["which"] == "last":
+        begin = np.maximum(begin, end - 1)
+    sums = torch.cat([y.new_zeros(1, y.size(1)), y[torch.from_numpy(told)]]).double().cumsum(0)
+    total = (sums[torch.from_numpy(end)] - sums[torch.from_numpy(begin)]).float()
+    num = torch.from_numpy(end - begin).float().unsqueeze(1)
+    return inputs.among_all((total + PRIOR * fitted["mean"]) / (num + PRIOR), fitted["mean"])

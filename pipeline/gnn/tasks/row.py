@@ -1,0 +1,47 @@
+"""The labels of a label table: each row is a node with an edge from the node that it asks about."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+
+
+class RowTask(NodeTask):
+    """Predicts the labels of rows as :class:`NodeTask` does those of nodes.
+
+    Of validation and test, the metric is also that of the new rows: those about nodes that no training row is about.
+    """
+
+    def __init__(self, data: Data, **options: Any):
+        super().__init__(data, **options)
+        entity, own = find_entities(data), data.types.nodes_of(data.types.labelled)
+        trained = torch.zeros(data.num_nodes, dtype=torch.bool)
+        trained[entity[data.train_mask[own.start:own.stop]]] = True
+        self._is_new: Bool[Tensor, " num_nodes"] = torch.zeros(data.num_nodes, dtype=torch.bool)
+        self._is_new[own.start:own.stop] = ~trained[entity]
+
+    def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
+               official: bool = False) -> dict[str, float]:
+        """Compute the metric on the rows of each split, and as ``new@valid`` and ``new`` on new ones of two splits."""
+        found = super().scores(model, rows, official=official)
+        for name, split in ((f"{self.metric}_of_new@valid", "valid"), (f"{self.metric}_of_new", "test")):
+            chosen = self._data[f"{split}_mask"] & self._is_new
+            score = self._score(rows[chosen], self._data.y[chosen], official)
+            if score == score:  # not NaN, which the metric of few rows may be
+                found[name] = score
+        return found
+
+
+def find_entities(data: Data) -> Int[Tensor, " num_rows"]:
+    """Return the node that each row of a label table asks about."""
+    own = data.types.nodes_of(data.types.labelled)
+    src, dst = plain_edges(data.edge_index).long()
+    is_own = dst >= own.start
+    entity = torch.empty(len(own), dtype=torch.int64)
+    entity[dst[is_own] - own.start] = src[is_own]
+    return entity
