@@ -18,6 +18,7 @@ from tests.helpers.communities import small_run, write_communities
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.payments import write_payments
+from tests.helpers.purchases import write_purchases
 from tests.helpers.running import TOY
 from tests.helpers.typed_graphs import write_hetero
 
@@ -68,6 +69,7 @@ WRITE: dict[str, Callable[[Path], list[str]]] = {
     "graph": lambda folder: [*GRAPH, f"data.folder={write_graphs(folder, 'ogbg-molpcba')}"],
     "tables": write_tables,
     "edges": lambda folder: [*write_payments(folder), "data.edges.label=fraud"],
+    "rows": lambda folder: write_purchases(folder),
     "layout": lambda folder: [*LAYOUT, *write_vectors(folder)],
     "layout of a graph": lambda folder: [
         "trainer=layout", "data=edges", f"data.path={write_communities(folder) / 'edges.tsv'}",
@@ -141,6 +143,8 @@ ROWS: dict[str, list[str]] = {
     "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],
     "tables": [],
     "edges": [],
+    "rows": ["partition=random", "partition.num_parts=2", "train.accumulate=2"],
+    "rows: sampling": ["loader=neighbor", "loader.batch_size=16", "loader.num_neighbors=[4,4]"],
     "edges: the whole graph, all edges send": ["partition=whole", "task.hide_labelled=false"],
     "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
     "tables: smoothed in two steps, borders of times": [

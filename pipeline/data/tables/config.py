@@ -142,7 +142,7 @@ class EdgeColumns:
 
 
 @dataclass
-class LabelColumns:
+class RowColumns:
     """The columns of the label table (data.label_table)."""
 
     table: str | None = key(None, "Name of the label table in the file (DuckDB and SQLite).", shapes_graph=True,
@@ -201,7 +201,7 @@ class TablesConfig(DataConfig):
     label_table: str | None = key(None, "Table of labels with a time for each: rows of the id of a node, a time and "
                                   "the label that this node has then. A row is predicted from what is earlier.",
                                   names_files=True)
-    labels: LabelColumns = field(default_factory=LabelColumns)
+    rows: RowColumns = field(default_factory=RowColumns)
     events: EventColumns = field(default_factory=EventColumns)
     snapshots: int = key(0, "Number of graphs of past edges from which the rows of a label table are predicted. Rows "
                          "of successive times share one, which has the edges from before the earliest of these times. "
@@ -513,8 +513,8 @@ class TablesConfig(DataConfig):
         if not is_there(path):
             raise ValueError(f"{key} does not exist; its full path is {path.absolute()}")
         names = ("id", "time", *["label"] * self.reads_labels)
-        heads.check("data.labels", path, self.labels.table,
-                    [(f"data.labels.{name}", getattr(self.labels, name)) for name in names])
+        heads.check("data.rows", path, self.rows.table,
+                    [(f"data.rows.{name}", getattr(self.rows, name)) for name in names])
 
     def _check_edges(self) -> None:
         """Refuse keys that do not fit labels of edges."""

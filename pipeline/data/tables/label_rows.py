@@ -66,7 +66,7 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         code, own = given["code"].to_numpy(), given["time"].to_numpy()
         columns: dict[str, pa.Array | np.ndarray] = {
             "number": given["number"].to_numpy(), "id": given["id"].combine_chunks(), TIME: own,
-            config.labels.label: given["label"].combine_chunks()}
+            config.rows.label: given["label"].combine_chunks()}
         columns[ROWS] = pa.array([f"{id}{ROW_SEPARATOR}{time}" for id, time in zip(
             given["id"].to_pylist(), given["shown"].to_pylist())], pa.string())
         if rows.has_age:
@@ -87,7 +87,7 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
 
 def open_rows(db: Database, name: str) -> Source:
     """Open the rows that :func:`make` has made; `name` is for messages."""
-    return Source("data.labels", name, MADE, [(MADE, name)], db.columns(MADE))
+    return Source("data.rows", name, MADE, [(MADE, name)], db.columns(MADE))
 
 
 def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> None:
@@ -184,17 +184,17 @@ def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 def _read_table(db: Database, config: "TablesConfig") -> tuple[str, bool]:
     """Read the label table into the stage ``rows``; returns its name, and whether its times are dates."""
-    keys = config.labels
+    keys = config.rows
     source = open_source(db, "data.label_table", config.resolve(str(config.label_table)), keys.table)
     columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
     for name, column in columns:
-        require(f"data.labels.{name}", column, source.name, source.columns)
-        source.refuse_nested(f"data.labels.{name}", column)
+        require(f"data.rows.{name}", column, source.name, source.columns)
+        source.refuse_nested(f"data.rows.{name}", column)
     id, shown = source.text(keys.id), source.text(keys.time)
     if found := source.find_row(db, f"{id} IS NULL"):
         raise ValueError(f"{found[0]}: row {found[1]}, column {keys.id} is empty; each row asks about a node. Correct "
                          "the row, or leave it out")
-    time = source.time(db, keys.time, "data.labels.time", may_be_empty=False)
+    time = source.time(db, keys.time, "data.rows.time", may_be_empty=False)
     label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
     db.stage("given", f"SELECT row_number() OVER () AS row, {id} AS id, {time} AS time, {shown} AS shown, {label} AS "
              f"label FROM {source.relation}", "reading labels")

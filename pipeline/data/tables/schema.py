@@ -292,19 +292,19 @@ def _describe_rows(config: "TablesConfig", schema: TableSchema) -> RowTable:
     Raises:
         ValueError: it is not said which nodes or edges it is of.
     """
-    events, labels, made = config.events, config.labels, None
+    events, labels, made = config.events, config.rows, None
     if events.table is not None and config.label_table is None:
         if events.table not in schema.edges:
             raise ValueError(f"data.events names {events.table}, which is no table of edges; there are "
                              f"{', '.join(schema.edges)}")
         made = events.table, events.of
     within = labels.within if labels.within is not None else events.within
-    spans = [] if within is None else [Span.read("data.labels.within" if labels.within is not None else
+    spans = [] if within is None else [Span.read("data.rows.within" if labels.within is not None else
                                                  "data.events.within", within)]
     of_events = getattr(schema.edges[events.table], events.of) if events.table in schema.edges else None
     entity = labels.type or of_events or (next(iter(schema.nodes)) if len(schema.nodes) == 1 else None)
     if entity not in schema.nodes or made is not None and entity != of_events:
-        raise ValueError(f"data.labels.type={entity or 'null'} must name the type of the nodes that the label table is "
+        raise ValueError(f"data.rows.type={entity or 'null'} must name the type of the nodes that the label table is "
                          f"about: one of {', '.join(schema.nodes) if made is None else of_events}")
     ends = [(name, end) for name, table in schema.edges.items() if table.config.edges.time is not None
             for end in ("source", "target") if getattr(table, end) == entity]
@@ -325,14 +325,14 @@ def _add_rows(config: "TablesConfig", schema: TableSchema, rows: RowTable) -> No
         raise ValueError(f"data.schema: {label_table.TYPE} is a type of nodes, and the name of the rows of the label "
                          "table. Rename the type")
     path = config.label_table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.path
-    table = config.labels.table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.table
+    table = config.rows.table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.table
     plain = _replace(config, schema=None, label_table=None, events=usual.events, nodes=usual.nodes, edges=usual.edges,
                      split="time", time_column=label_table.TIME, empty="zero",
                      metric=config.metric or (None if rows.labels is None else "rmse" if config.events.count else
                                               "rocauc"))
     schema.nodes[label_table.TYPE] = _replace(plain, nodes=dataclasses.replace(
         usual.nodes, path=path, table=table, id=label_table.ROWS, features=rows.columns(), log1p=rows.logarithms(),
-        standardize=True, label=config.labels.label))
+        standardize=True, label=config.rows.label))
     schema.edges[label_table.RELATION] = EdgeTable(_replace(plain, split=None, time_column=None, edges=(
         dataclasses.replace(usual.edges, path=path, table=table, source=label_table.ROWS, target="id"))),
         label_table.TYPE, rows.entity)

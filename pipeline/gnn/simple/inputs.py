@@ -121,9 +121,12 @@ class Inputs:
             self.plan = Summaries(**fitted["plan"])
 
     def moments(self, number: int) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
-        """Return the mean and the deviation of each column of a hop, float64."""
+        """Return the mean and the deviation of each column of a hop, float64; those of training rows of label tables.
+        """
         if number not in self._moments:
-            mean = (x := self.hop(number).double()).mean(0)
+            x = self.hop(number).double()
+            x = x[self.labels.train[self.own]] if SNAPSHOT in self.data else x
+            mean = x.mean(0)
             self._moments[number] = mean, (x - mean).square_().mean(0).sqrt_().nan_to_num_()
         return self._moments[number]
 

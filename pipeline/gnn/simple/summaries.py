@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.gnn.simple.edges import are_edges, columns_of_ends
 from parallel_epochs.pipeline.gnn.simple.graphs import count_patterns
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.propagation import PRIOR, both_steps, edge_weights
+from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 
 # Steps of PageRank, and its chance to follow an edge.
 STEPS, DAMPING = 20, 0.85
@@ -51,9 +52,9 @@ def choices(inputs: Inputs) -> list[tuple[str, ...]]:
     if are_edges(inputs):
         return [parts for parts in (own, (*own, "labels of ends"), (*own, "ends"), (*own, "ends", "labels of ends"))
                 if parts]
-    several = [own, (*own, "labels"), (*own, "degrees", "labels")]
+    several = [own] if isinstance(inputs.task, RowTask) else [own, (*own, "labels"), (*own, "degrees", "labels")]
     if inputs.has_relations:
-        several += [(*own, "relations"), (*own, "relations", "labels")]
+        several += [(*own, "relations"), *[(*own, "relations", "labels")] * (len(several) > 1)]
     elif len(inputs.data.types.names) == 1:  # the columns of each type are its own
         several += [(*own, "degrees", "neighbours"), (*own, "degrees", "neighbours", "labels")]
     return [parts for parts in several if parts]
