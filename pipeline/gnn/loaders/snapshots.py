@@ -4,7 +4,6 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -102,15 +101,15 @@ class SnapshotLoader:
         for number in self._numbers:
             self._loader(number).prepare()
 
-    def draw(self, round_: int, share: Share) -> Any:
+    def draw(self, round_: int, share: Share) -> object:
         """Draw what a share of the last snapshot is a part of."""
         return self._loader(self._numbers[-1]).draw(round_, share)
 
-    def check_batch_norm(self, drawn: Any) -> None:
+    def check_batch_norm(self, drawn: object) -> None:
         """Refuse a draw with batches too small for batch norm."""
         self._loader(self._numbers[-1]).check_batch_norm(drawn)
 
-    def measure(self, drawn: Any, seconds: float) -> dict[str, dict]:
+    def measure(self, drawn: object, seconds: float) -> dict[str, dict]:
         """Measure a draw of the last snapshot with training rows, and say so."""
         log.info("snapshots: %d with training rows; the last one:", len(self._numbers))
         return self._loader(self._numbers[-1]).measure(drawn, seconds)

@@ -1,6 +1,6 @@
 """The labels of a label table: each row is a node with an edge from the node that it asks about."""
 
-from typing import Any
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,13 +17,14 @@ class RowTask(NodeTask):
     Of validation and test, the metric is also that of the new rows: those about nodes that no training row is about.
     """
 
-    def __init__(self, data: Data, **options: Any):
-        super().__init__(data, **options)
-        entity, own = find_entities(data), data.types.nodes_of(data.types.labelled)
-        trained = torch.zeros(data.num_nodes, dtype=torch.bool)
+    @cached_property
+    def _is_new(self) -> Bool[Tensor, " num_nodes"]:
+        data, entity = self._data, find_entities(self._data)
+        own, trained = data.types.nodes_of(data.types.labelled), torch.zeros(data.num_nodes, dtype=torch.bool)
         trained[entity[data.train_mask[own.start:own.stop]]] = True
-        self._is_new: Bool[Tensor, " num_nodes"] = torch.zeros(data.num_nodes, dtype=torch.bool)
-        self._is_new[own.start:own.stop] = ~trained[entity]
+        found = torch.zeros_like(trained)
+        found[own.start:own.stop] = ~trained[entity]
+        return found
 
     def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
                official: bool = False) -> dict[str, float]:
