@@ -5,6 +5,7 @@ graph of a snapshot, which has the edges from before the earliest time of the sn
 """
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from parallel_epochs.pipeline.names import ROW_SEPARATOR
 from parallel_epochs.pipeline.run.words import count
 
 if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import TablesConfig
+    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, TablesConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +31,38 @@ PART, MADE = "label_rows", "label_rows.made"
 MOST_SNAPSHOTS = 16
 
 
+@dataclass(frozen=True)
+class Snapshots:
+    """The times at which rows are predicted from a graph of past edges.
+
+    Attributes:
+        starts: time of each snapshot, ascending.
+        of_rows: snapshot of each row.
+        times: of each row, and behind them the times at which their labels are known [2, num_rows].
+    """
+
+    starts: list[float]
+    of_rows: Int[np.ndarray, " num_rows"]
+    times: Float[np.ndarray, "2 num_rows"]
+
+    def number_edges(self, edges: str) -> str:
+        """Write SQL of edges with the first snapshot that is later in place of their time ``w``, -1 for one without.
+
+        Edges that are earlier than no snapshot are left out.
+        """
+        number = " + ".join(f"(w >= {start!r}::DOUBLE)::INTEGER" for start in self.starts)
+        return (f"SELECT * FROM (SELECT * REPLACE (coalesce({number}, -1)::DOUBLE AS w) FROM ({edges})) "
+                f"WHERE w < {len(self.starts)}")
+
+
 def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "TablesConfig", sources: dict[str, Source],
-         ends: dict[str, dict[str, str]], times: dict[str, str]) -> None:
+         edges: "dict[str, EdgeColumns]") -> None:
     """Make the table :data:`MADE` of the rows: ``number``, their name, ``id`` and time, labels and summaries.
 
     Args:
         entities: columns of the entities' table.
         sources: tables of edges.
-        ends: columns of both ends of each of them.
-        times: column of the time of each of them that has one.
+        edges: their columns.
 
     Raises:
         ValueError: the table is inconsistent; the message names the file, the column and the first bad row.
@@ -46,8 +70,8 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
     with db.part(PART):
         if db.has("made"):
             return
-        cells = {name: sources[name].time(db, column, "data.edges.time", may_be_empty=False)
-                 for name, column in times.items()}
+        cells = {name: sources[name].time(db, own.time, "data.edges.time", may_be_empty=False)
+                 for name, own in edges.items() if own.time is not None}
         if rows.has_age:
             _read_start(db, entities, str(config.time_column))
         if config.label_table is not None:
@@ -55,7 +79,7 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         else:
             assert rows.labels is not None
             table, end = rows.labels
-            name, are_dates = _count_events(db, config, sources[table], ends[table][end], cells[table])
+            name, are_dates = _count_events(db, config, sources[table], getattr(edges[table], end), cells[table])
         for table in cells:
             if (other := cells[table].startswith("epoch")) != are_dates:
                 raise ValueError(f"{name}: its times are {_kind(are_dates)}, and those of {sources[table].name} are "
@@ -73,8 +97,8 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
             found = db.fetch("SELECT since FROM rows LEFT JOIN starts USING (id) ORDER BY number")
             columns[AGE] = np.nan_to_num(np.maximum(own - found["since"].to_numpy(), 0))
         for events in rows.events:
-            table = _fetch_events(db, sources[events.table], ends[events.table][events.end], cells[events.table],
-                                  events.numbers)
+            table = _fetch_events(db, sources[events.table], getattr(edges[events.table], events.end),
+                                  cells[events.table], events.numbers)
             values = [table[f"v{place}"].to_numpy() for place in range(len(events.numbers))]
             found = summarise(table["code"].to_numpy(), table["time"].to_numpy(), values, code, own,
                               [span.length for span in rows.spans])
@@ -87,7 +111,7 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
 
 def open_rows(db: Database, name: str) -> Source:
     """Open the rows that :func:`make` has made; `name` is for messages."""
-    return Source("data.rows", name, MADE, [(MADE, name)], db.columns(MADE))
+    return Source("data.rows", f"rows of {name}", MADE, [(MADE, name)], db.columns(MADE))
 
 
 def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> None:
@@ -112,22 +136,19 @@ def read_times(db: Database) -> Float[np.ndarray, " num_rows"]:
     return np.concatenate([batch["time"] for batch in found])
 
 
-def find_snapshots(times: Float[np.ndarray, " num_rows"],
-                   number: int | None) -> tuple[list[float], Int[np.ndarray, " num_rows"]]:
+def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
     """Divide the times of the rows into snapshots, each at the earliest of its times.
 
     Args:
-        number: of snapshots; none: one for each time, :data:`MOST_SNAPSHOTS` at most.
-
-    Returns:
-        The time of each snapshot, and the snapshot of each row.
+        number: of snapshots; 0: one for each time, :data:`MOST_SNAPSHOTS` at most.
     """
-    distinct = np.unique(times)
+    times = read_times(db)
+    distinct, known = np.unique(times), times + rows.spans[0].length if rows.spans else times
     bins = np.array_split(distinct, min(number or MOST_SNAPSHOTS, len(distinct)))
     starts = [float(own[0]) for own in bins]
     log.info("snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
              len(starts), count(len(distinct), "time"))
-    return starts, np.searchsorted(np.array(starts), times, side="right") - 1
+    return Snapshots(starts, np.searchsorted(np.array(starts), times, side="right") - 1, np.stack([times, known]))
 
 
 def summarise(code: Int[np.ndarray, " num_events"], time: Float[np.ndarray, " num_events"],

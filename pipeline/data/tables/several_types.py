@@ -121,20 +121,9 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
         known, inputs = unpack_several(cast(Tensor, learned.fitted))
         check_inputs(tables, inputs)
     on_stage("reading nodes")
-    sources = dict[str, Source]()
-    for number, (name, table) in enumerate(tables.edges.items()):
-        if tables.rows is not None and name == label_table.RELATION:  # behind all others
-            columns = {own: each.config.edges for own, each in tables.edges.items() if own != name}
-            label_rows.make(db, config, tables.rows, tables.nodes[tables.rows.entity], sources,
-                            {own: {"source": each.source, "target": each.target} for own, each in columns.items()},
-                            {own: each.time for own, each in columns.items() if each.time is not None})
-        with db.part(EDGES.format(number)):
-            sources[name] = open_table(db, table.config, "edges")
+    sources = _open_edges(db, config, tables)
     nodes = _read_types(db, tables, sources, known, labels_of(learned, config, begins))
     check_counts({name: own.num_nodes for name, own in nodes.items()}, origin)
-    if tables.rows is not None:
-        entity = tables.rows.entity
-        label_rows.refuse_unknown(db, sources[label_table.RELATION], f"{nodes[entity].part}.nodes", entity)
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
                          None if known is None else known[len(nodes) + number], _last_training(db, nodes, tables))
              for number, name in enumerate(tables.edges)]
@@ -144,17 +133,12 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     on_stage("sorting edges")
     hides = bool(config.hide_labelled) and config.labels_edges and _hide(
         db, config, nodes, edges, is_new=learned is None or begins)
-    times = None if tables.rows is None else label_rows.read_times(db)
-    starts, snapshots = (None, None) if times is None else label_rows.find_snapshots(times, config.snapshots or None)
-    _sort(db, edges, types, both=config.reverse_relations, starts=starts)
-    counted = _count(db, types, both=config.reverse_relations and not hides and starts is None)
+    snapshots = None if tables.rows is None else label_rows.find_snapshots(db, tables.rows, config.snapshots)
+    _sort(db, edges, types, both=config.reverse_relations, snapshots=snapshots)
+    counted = _count(db, types, both=config.reverse_relations and not hides and snapshots is None)
     on_stage("writing the store")
     _write_edges(db, writer, counted, num_features=sum(own.num_features for own in edges),
-                 has_times=starts is not None or any(own.has_times for own in edges))
-    if tables.rows is not None and times is not None and snapshots is not None:
-        known_at = times + tables.rows.spans[0].length if tables.rows.spans else times
-        writer.put(SNAPSHOT, torch.from_numpy(snapshots))
-        writer.put(ROW_TIMES, torch.from_numpy(np.stack([times, known_at])))
+                 has_times=any(own.has_times for own in edges), snapshots=snapshots)
     if tables.labelled is not None:
         with db.part((labelled := nodes[tables.labelled]).part):
             tables_nodes.write_terms(db, writer, labelled.num_nodes, labelled.texts)
@@ -169,6 +153,18 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     for own in nodes.values():
         summary |= _write_labels(db, writer, own, types)
     writer.finish(summary)
+
+
+def _open_edges(db: Database, config: TablesConfig, tables: TableSchema) -> dict[str, Source]:
+    """Open all tables of edges. The edges of a label table are the last ones, and are made of the others."""
+    sources = dict[str, Source]()
+    for number, (name, table) in enumerate(tables.edges.items()):
+        if tables.rows is not None and name == label_table.RELATION:
+            label_rows.make(db, config, tables.rows, tables.nodes[tables.rows.entity], sources,
+                            {own: tables.edges[own].config.edges for own in sources})
+        with db.part(EDGES.format(number)):
+            sources[name] = open_table(db, table.config, "edges")
+    return sources
 
 
 def _hide(db: Database, config: TablesConfig, nodes: dict[str, ReadNodes], edges: list[ReadEdges], *,
@@ -306,6 +302,8 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
                 known: Fitted | None, until: float | None) -> ReadEdges:
     """Join a table of edges with the nodes of both ends; `until` is that of :func:`tables_edges.join`."""
     own, part = tables.edges[name], EDGES.format(number)
+    if name == label_table.RELATION and tables.rows is not None:
+        label_rows.refuse_unknown(db, source, f"{nodes[own.target].part}.nodes", own.target)
     columns, values = own.config.edges, values_of(own.config, "edges")
     with db.part(part):
         if columns.relation is not None and (
@@ -324,7 +322,8 @@ def _join_edges(db: Database, number: int, name: str, tables: TableSchema, sourc
                      sends=columns.source != label_table.ROWS)
 
 
-def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool, starts: list[float] | None) -> None:
+def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool,
+          snapshots: label_rows.Snapshots | None) -> None:
     """Sort the edges by destination, source and relation; equal ones become one.
 
     With snapshots, the time of an edge becomes the number of the first snapshot that is later, -1 for one without a
@@ -334,7 +333,7 @@ def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool
     the number of threads. Of times the earliest is kept.
 
     Args:
-        starts: times of the snapshots; none without snapshots.
+        snapshots: none without a label table.
     """
     num_features, has_times = sum(own.num_features for own in edges), any(own.has_times for own in edges)
     num_forward = sum(len(own.names) for own in edges)
@@ -347,10 +346,8 @@ def _sort(db: Database, edges: list[ReadEdges], types: GraphTypes, *, both: bool
     merged = "".join(f", {'sum' if place in added else 'avg'}(v{place}::DOUBLE ORDER BY v{place})::FLOAT AS v{place}"
                      for place in range(num_features))
     every, by = " UNION ALL ".join(rows), "k, r"
-    if starts is not None:
-        place = " + ".join(f"(w >= {start!r}::DOUBLE)::INTEGER" for start in starts) if has_times else "NULL"
-        every = f"SELECT * FROM (SELECT * REPLACE (coalesce({place}, -1)::DOUBLE AS w) FROM ({every})) WHERE w < " \
-            f"{len(starts)}" if has_times else f"SELECT *, -1::DOUBLE AS w FROM ({every})"
+    if snapshots is not None:
+        every = snapshots.number_edges(every) if has_times else f"SELECT *, -1::DOUBLE AS w FROM ({every})"
         by, merged = "k, r, w", merged + ", w"
     elif has_times:
         merged += ", min(w) AS w"
@@ -400,8 +397,12 @@ def _count(db: Database, types: GraphTypes, *, both: bool) -> tables_edges.Count
 
 
 def _write_edges(db: Database, writer: StoreWriter, counted: tables_edges.Counted, *, num_features: int,
-                 has_times: bool) -> None:
-    """Write edges, pointers to them, and the number of the relation of each before its features."""
+                 has_times: bool, snapshots: label_rows.Snapshots | None) -> None:
+    """Write edges, pointers to them, and the number of the relation of each before its features; and snapshots."""
+    if snapshots is not None:
+        has_times = True
+        writer.put(SNAPSHOT, torch.from_numpy(snapshots.of_rows))
+        writer.put(ROW_TIMES, torch.from_numpy(snapshots.times))
     times = ", coalesce(w, 'inf'::DOUBLE) AS w" if has_times else ""
     values = "".join(f", v{place}" for place in range(num_features))
     with tables_edges.open_arrays(writer, counted, 1 + num_features, has_times=has_times) as opened:
