@@ -124,6 +124,10 @@ class DataConfig:
         """Return the keys of files, with what stands for them in a model without data of its own."""
         return {f"data.{name}": NO_FILE for name in self.other_keys}
 
+    def find_marks(self, fitted: object) -> tuple:
+        """Return which columns mark the empty cells of others, by what the preparation of tables has learned."""
+        return (), ()
+
     def leave_labels(self) -> None:
         """Read no labels from now on, where they could be left out."""
 

@@ -34,9 +34,7 @@ from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify, take_terms
 from parallel_epochs.pipeline.data.summaries import (
-    NO_MARKS,
     SUMMARIES,
-    Marks,
     check_plan,
     summarise,
     write_summarised,
@@ -140,7 +138,7 @@ def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending
         else:
             log.info("data: summarising neighbours and edges over %s of the whole graph",
                      count(config.summaries, "hop"))
-            write_summarised(writer, data, config.summaries, _marks_of(config, data))
+            write_summarised(writer, data, config.summaries, config.find_marks(data.get(FITTED)))
 
     def check(widened: Graph) -> None:
         if needed not in widened or widened.num_nodes != data.num_nodes:
@@ -151,11 +149,6 @@ def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending
     out = _keep(path, write, again="averaging the features again", verify=verify, check=check)
     out.content_hash, out.on_disk = content_hash, data.on_disk
     return out
-
-
-def _marks_of(config: DataConfig, data: Graph) -> Marks:
-    """Return which columns mark the empty cells of others, as far as the preparation of tables tells."""
-    return _reader(config).find_marks(config, data[FITTED]) if FITTED in data else NO_MARKS
 
 
 def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
@@ -261,7 +254,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops)
         if config.summaries:
-            summarise(data, config.summaries, _marks_of(config, whole))
+            summarise(data, config.summaries, config.find_marks(whole.get(FITTED)))
         _write_inspected(writer, data)
 
     path = path_of(config, cache_dir, f"{content_hash}-links")

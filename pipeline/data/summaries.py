@@ -41,6 +41,8 @@ Column = list[int]
 # reverse ones.
 Marks = tuple[Sequence[Mapping[int, int]], Sequence[Mapping[int, int]]]
 NO_MARKS: Marks = ((), ())
+# The value of an opened graph with them.
+MARKS = "marks"
 
 
 @dataclass(frozen=True)

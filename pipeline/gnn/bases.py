@@ -16,6 +16,7 @@ from torch import Tensor
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
@@ -69,7 +70,9 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
         raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
     shape = (task.num_rows, task.out_channels)
     seconds = config.task.base_seconds if is_chosen else config.baselines.seconds
-    path = _path_of(config, data, [FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape])
+    marks = [data[MARKS]] if any(map(any, data.get(MARKS, NO_MARKS))) else []
+    path = _path_of(config, data, [FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape,
+                                   *marks])
 
     def fit() -> dict[str, Any]:
         pulse.beat("fitting simple methods", pulse.State.LONG)

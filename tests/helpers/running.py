@@ -118,6 +118,25 @@ def kill_after_rounds(number: int, arguments: list[str], folder: Path, cache: Pa
     assert len(rounds_of(folder)) >= number and not (folder / "summary.json").exists()
 
 
+def kill_and_finish(overrides: list[str], folder: Path, part: str, number: int) -> tuple[dict, dict]:
+    """Train twice, and kill one of both runs when a part of it has recorded so many rounds; returns the summaries.
+
+    Args:
+        folder: of both runs, ``killed`` and ``whole``.
+        part: folder of the part in that of its run.
+    """
+    killed, cache = folder / "killed", folder / "cache"
+    process = start(overrides, killed, cache)
+    wait_for_rounds(killed / part, number, process)
+    process.kill()
+    process.communicate()
+    assert not (killed / "summary.json").exists()
+    for each in (killed, folder / "whole"):
+        status, output = finish(overrides, each, cache)
+        assert status == 0, output
+    return summary_of(killed), summary_of(folder / "whole")
+
+
 def wait_for_rounds(folder: Path, number: int, process: subprocess.Popen) -> None:
     """Wait until a run has recorded this many rounds, or has ended."""
     while process.poll() is None and len(rounds_of(folder)) < number:

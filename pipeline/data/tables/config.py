@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from parallel_epochs.pipeline.data.base_config import (
     NO_FILE,
@@ -300,6 +300,10 @@ class TablesConfig(DataConfig):
 
     def _without_rows(self) -> dict[str, Any]:
         return {} if not self.has_rows else {"data.label_table": NO_FILE}
+
+    def find_marks(self, fitted: object) -> tuple:
+        from parallel_epochs.pipeline.data.tables.to_store import find_marks
+        return ((), ()) if fitted is None else find_marks(self, cast(Any, fitted))
 
     def leave_labels(self) -> None:
         self.reads_labels = False

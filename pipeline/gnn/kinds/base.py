@@ -12,7 +12,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.summaries import MARKS
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -165,6 +166,8 @@ class Kind(ABC):
                     degrees=self.config.data.counts_degrees,
                     like=learned_of(self.config.train.init, self.config.data.is_stored))
         self.check_data(data)
+        if not data.types.homogeneous:
+            data[MARKS] = self.config.data.find_marks(data.get(FITTED))
         return data
 
     def models(self, data: Data) -> dict[str, dict]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
-from parallel_epochs.pipeline.data.summaries import SUMMARIES, Summaries, summarise
+from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS, SUMMARIES, Summaries, summarise
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
 from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
@@ -92,7 +92,7 @@ class Inputs:
         data, types = copy.copy(self.data), self.data.types
         if "edge_time" in data:
             del data.edge_time
-        self.plan = Summaries(**summarise(data, NUM_HOPS, plan=self.plan)[SUMMARIES])
+        self.plan = Summaries(**summarise(data, NUM_HOPS, data.get(MARKS, NO_MARKS), self.plan)[SUMMARIES])
         assert types.labelled is not None
         width = self.plan.widths[types.names.index(types.labelled)]
         return data.x[self.own, self.width:self.width + width]

@@ -12,7 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.data.summaries import summarise
+from parallel_epochs.pipeline.data.summaries import MARKS, summarise
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple import base as base_module, graphs, linear, propagation, trees
 from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
@@ -180,7 +180,7 @@ def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(c
     whole = copy.copy(data)
     if "edge_time" in whole:
         del whole.edge_time
-    expected = summarise(whole, 2)
+    expected = summarise(copy.copy(whole), 2)
     assert torch.equal(inputs.hop(1), expected.x[inputs.own, width:expected.types.widths[0]])
     fitted = linear.fit_hops(inputs, train, (0, 1), "one", 1.0)
     other = copy.copy(data)
@@ -189,6 +189,11 @@ def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(c
     linear.predict(others, fitted, train)
     assert others.plan == inputs.plan != summarise(copy.copy(other), 2)
     assert Inputs(data, task, 1e-9).num_hops == 0 < inputs.num_hops  # without time, there are none
+    marks = [{1: 0} for _ in data.types.names], [{} for _ in data.types.relations]
+    marked = summarise(copy.copy(whole), 2, marks)
+    found = Inputs(copy.copy(data).update({MARKS: marks}), task).hop(1)
+    assert torch.equal(found, marked.x[inputs.own, width:marked.types.widths[0]])
+    assert not torch.equal(marked.x, expected.x)
     for name in ("linear", "trees"):
         base = fit_base(data, task, name)
         torch.testing.assert_close(apply(base.fitted, data, task)[~train], base.rows[~train], rtol=1e-4, atol=1e-4)

@@ -20,8 +20,9 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
 from tests.helpers.graph_toys import write_graphs
-from tests.helpers.running import TOY, finish, shell, start, summary_of, train, wait_for_rounds
+from tests.helpers.running import TOY, finish, kill_and_finish, shell, summary_of, train
 from tests.helpers.typed_graphs import write_hetero
+from tests.helpers.typed_tables import SCHEMA, write_tables
 
 SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "train.patience=0",
          "partition.num_parts=2"]
@@ -147,20 +148,11 @@ def test_a_run_that_was_killed_between_candidates_ends_the_same(tried, tmp_path)
 
 @pytest.mark.slow
 def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path):
-    overrides = [*TOY, "task.base=auto", "parallel.num_ranks=2", "train.epochs=60"]
-    killed, cache = tmp_path / "killed", tmp_path / "cache"
-    process = start(overrides, killed, cache)
-    wait_for_rounds(killed / "candidate_offset", 3, process)
-    process.kill()
-    process.communicate()
-    assert not (killed / "summary.json").exists()
-    for folder in (killed, tmp_path / "whole"):
-        status, output = finish(overrides, folder, cache)
-        assert status == 0, output
+    first, second = kill_and_finish([*TOY, "task.base=auto", "parallel.num_ranks=2", "train.epochs=60"], tmp_path,
+                                    "candidate_offset", 3)
     same = ("weights_sha256", "best_valid", "test", "candidate", "candidates")
-    first, second = summary_of(killed), summary_of(tmp_path / "whole")
     assert {name: first[name] for name in same} == {name: second[name] for name in same}
-    assert (killed / "config.yaml").read_text() == (tmp_path / "whole" / "config.yaml").read_text()
+    assert (tmp_path / "killed/config.yaml").read_text() == (tmp_path / "whole/config.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["linear", "propagation", "auto"])
@@ -384,6 +376,18 @@ def test_saved_runs_of_before_have_no_method(configure, tmp_path):
     assert len(kept) < len(path.read_text().splitlines())
     path.write_text("\n".join(kept) + "\n")
     assert schema.load(path).task.base == "none"
+
+
+@pytest.mark.parametrize("empty", ["flag", "zero"])
+def test_the_method_of_typed_tables_reads_which_cells_are_empty(empty, configure, tmp_path, monkeypatch):
+    users = write_tables(tmp_path)["users"]
+    users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(tmp_path / "users.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA))
+    data, asked, fit = ["data=tables", f"data.schema={tmp_path / 'schema.yaml'}", "model=rgcn"], [], bases.fit_base
+    monkeypatch.setattr(bases, "fit_base", lambda data, *args, **options: asked.append(data.marks) or fit(
+        data, *args, **options))
+    open_graph(configure(*data, "task.base=linear", f"data.empty={empty}"))
+    assert [any(map(any, marks)) for marks in asked] == [empty == "flag"]
 
 
 @pytest.mark.slow

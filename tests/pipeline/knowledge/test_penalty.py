@@ -8,7 +8,7 @@ import pytest
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.knowledge import penalty
-from tests.helpers.running import finish, start, summary_of, train, wait_for_rounds
+from tests.helpers.running import kill_and_finish, train
 from tests.pipeline.knowledge.test_trainer import TOY
 
 AUTO = [*TOY, "trainer.n3=auto"]
@@ -42,17 +42,7 @@ def test_a_run_that_was_killed_ends_the_same(chosen, tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_that_are_killed_while_they_compare_end_the_same(tmp_path):
-    overrides = [*AUTO, "parallel.num_ranks=2", "train.epochs=60"]
-    killed, cache = tmp_path / "killed", tmp_path / "cache"
-    process = start(overrides, killed, cache)
-    wait_for_rounds(killed / "setting_n3=0.01", 1, process)
-    process.kill()
-    process.communicate()
-    assert not (killed / "summary.json").exists()
-    for folder in (killed, tmp_path / "whole"):
-        status, output = finish(overrides, folder, cache)
-        assert status == 0, output
-    first, second = summary_of(killed), summary_of(tmp_path / "whole")
+    first, second = kill_and_finish([*AUTO, "parallel.num_ranks=2", "train.epochs=60"], tmp_path, "setting_n3=0.01", 1)
     for name in ("weights_sha256", "best_valid", "test", "trials"):
         assert _without_seconds(first[name]) == _without_seconds(second[name])
 
