@@ -33,7 +33,7 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT, LINKS_FORMAT = 9, 3
+FORMAT, LINKS_FORMAT = 9, 4
 # All simple methods may take this part of the network's time, at least so many seconds, and at most so many times what
 # one of them may take.
 PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3

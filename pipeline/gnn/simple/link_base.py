@@ -3,14 +3,17 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.ranking import Links, score_split, with_pairs
 from parallel_epochs.pipeline.gnn.simple.folds import halves
+from parallel_epochs.pipeline.gnn.simple.linear_links import MOST_BYTES
 from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, try_out
 from parallel_epochs.pipeline.gnn.simple.walks import (
     DEGREES,
@@ -32,7 +35,7 @@ TIE = 1e-3
 # Scores with a smaller deviation are taken to be equal.
 SMALLEST = 1e-6
 # The matrix of EASE for more candidates is left out, since it is as large as the square of their number.
-MOST_ITEMS = 5_000
+MOST_ITEMS = 20_000
 # Methods of a sum that its title names.
 NUM_NAMED = 3
 
@@ -60,8 +63,9 @@ class LinkBase:
 def fit_link_base(data: Data, task: LinkTask, seconds: float) -> LinkBase:
     """Choose the best walk, or the best sum of several, by the validation metric.
 
-    A sum is chosen if it is better than each walk on validation links that did not choose its weights: each half of
-    them is scored by the sum that is chosen by the other half. The walks know the training links alone.
+    The weights of a sum are whole numbers, or those of a conditional logit. A sum is chosen if it is better than each
+    walk on validation links that did not choose its weights: each half of them is scored by the sum that is chosen by
+    the other half. The walks know the training links alone.
 
     Args:
         seconds: that all walks may take, by an estimate that does not depend on the machine.
@@ -77,16 +81,20 @@ def fit_link_base(data: Data, task: LinkTask, seconds: float) -> LinkBase:
     differs = scale > SMALLEST
     scale[~differs], differs[tie] = 1.0, True
     names, tie = [name for name, is_kept in zip(walks, differs, strict=True) if is_kept], int(differs[:tie].sum())
-    raw, units, scale = Trial(raw.columns[:, differs], raw.values), units[differs], scale[differs]
+    raw, units, scale = Trial(raw.columns[:, differs], raw.values, raw.fit), units[differs], scale[differs]
     raw.columns.div_(scale).add_(TIE * raw.columns[:, [tie]].clone())
     alone = torch.stack([raw.values(column) for column in raw.columns.t()], dim=1)
-    best, weights, across = int(alone.mean(0).argmax()), torch.zeros(len(names)), 0.0
-    for half in halves(len(alone)):
-        across += float(raw.values(raw.columns @ add_up(raw, ~half))[half].sum()) / len(alone)
+    best = int(alone.mean(0).argmax())
+    rules: list[Callable[[Tensor], Tensor]] = [partial(add_up, raw)]
+    if raw.fit is not None:
+        rules.append(partial(raw.fit, raw.columns))
+    found = [sum(float(raw.values(raw.columns @ rule(~half))[half].sum()) for half in halves(len(alone))) / len(alone)
+             for rule in rules]
+    across = max(found)
     if across > float(alone.mean(0)[best]):
-        weights = add_up(raw, torch.ones(len(alone), dtype=torch.bool))
+        weights = rules[found.index(across)](torch.ones(len(alone), dtype=torch.bool))
     else:
-        weights[best] = 1
+        weights = torch.zeros(len(names)).index_fill_(0, torch.tensor(best), 1)
     title, name = _title(names, weights.tolist()), "sum" if int((weights > 0).sum()) > 1 else "walk"
     log.info("task.base=auto: %s; valid %.4f on links that chose no weights, best single method %s %.4f", title, across,
              names[best], float(alone.mean(0)[best]))
@@ -138,10 +146,11 @@ def _affordable(links: Links, data: Data, seconds: float, *, of_pairs: bool) -> 
     """Build the walks that there is time for."""
     matrix, walks, left_out = matrix_of(links.answers("train"), links.num_nodes), dict[str, Walk](), []
     num_sources = sum(len(links.answers(split)[:, 0].unique()) for split in SPLITS[1:])
-    num_items, left = _count_items(links), seconds
+    num_items, left, room = _count_items(links), seconds, MOST_BYTES
     for name, build in find_walks(links, matrix, data, of_pairs=of_pairs).items():
         is_ease = name.startswith("EASE")
-        if is_ease and (num_items > MOST_ITEMS or seconds_of_ease(links) > left):
+        room -= is_ease * 4 * num_items**2
+        if is_ease and (num_items > MOST_ITEMS or room < 0 or seconds_of_ease(links) > left):
             left_out.append(name)
             continue
         walk = build()

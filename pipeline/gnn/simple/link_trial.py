@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,10 @@ from parallel_epochs.pipeline.run.seeds import stream
 MOST_SOURCES, NUM_BEST = 2000, 30
 # Terms of a sum that is made of one method after the other.
 MOST_TERMS = 12
+# Penalty of the squares of the weights of a conditional logit, and steps of its fit.
+SHRINKAGE, NUM_STEPS = 1e-3, 80
+# A method with a smaller part of the largest weight is left out.
+SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -28,10 +33,12 @@ class Trial:
         columns: scores of each method [num_rows, num_methods], float32.
         values: returns the metric of each source, or what each link adds to it, from a score for each row. The
             validation metric is their mean, and they are as good as independent of each other.
+        fit: returns weights of columns from some of these values, see :func:`fit_logit`; none for metrics of pairs.
     """
 
     columns: Float[Tensor, "num_rows num_methods"]
     values: Callable[[Tensor], Tensor]
+    fit: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
@@ -63,13 +70,15 @@ def _try_sources(metric: str, links: Links, scorers: Sequence[Scorer]) -> Trial:
         mine = own[torch.isin(own, direction.sources)]
         for block in mine.split(max(1, NUMBERS // max(len(direction.candidates) * len(scorers), 1))):
             parts.append(_compare(block, direction, answers, known, scorers, best))
-    columns, is_link, source = (torch.cat(each) for each in zip(*parts, strict=True))
+    columns, is_link, is_best, source = (torch.cat(each) for each in zip(*parts, strict=True))
     order = source.argsort(stable=True)
-    return Trial(columns[order], values_by_source(metric, is_link[order], source[order]))
+    columns, is_link, is_best, source = columns[order], is_link[order], is_best[order], source[order]
+    return Trial(columns, values_by_source(metric, is_link, source),
+                 partial(fit_logit, is_link=is_link, is_best=is_best, place=source.unique(return_inverse=True)[1]))
 
 
 def _compare(block: Tensor, direction: Direction, answers: Tensor, known: Tensor, scorers: Sequence[Scorer],
-             best: int) -> tuple[Tensor, Tensor, Tensor]:
+             best: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Score the links of some sources and the best candidates of each method."""
     scores = torch.stack([scorer(block, direction.candidates) for scorer in scorers])
     row, column = find_known(block, known[:, 0].contiguous(), known, direction)
@@ -80,7 +89,7 @@ def _compare(block: Tensor, direction: Direction, answers: Tensor, known: Tensor
     of_block = answers[torch.isin(answers[:, 0], block)]
     is_link[torch.searchsorted(block, of_block[:, 0].contiguous()), place_of(direction, of_block[:, 1])] = True
     row, column = ((chosen | is_link) & (scores[0] > -torch.inf)).nonzero(as_tuple=True)
-    return scores[:, row, column].t(), is_link[row, column], block[row]
+    return scores[:, row, column].t(), is_link[row, column], chosen[row, column], block[row]
 
 
 def values_by_source(metric: str, is_link: Bool[Tensor, " num_rows"],
@@ -124,3 +133,36 @@ def add_up(trial: Trial, picked: Bool[Tensor, " num_values"]) -> Float[Tensor, "
         if float(found.max()) > best:
             best, chosen = float(found.max()), weights
     return chosen
+
+
+def fit_logit(columns: Float[Tensor, "num_rows num_methods"], picked: Bool[Tensor, " num_sources"], *,
+              is_link: Bool[Tensor, " num_rows"], is_best: Bool[Tensor, " num_rows"],
+              place: Int[Tensor, " num_rows"]) -> Float[Tensor, " num_methods"]:
+    """Fit a conditional logit: weights from 0 that make the links of some sources likely among all rows of a source.
+
+    A link that is among the best of no method is left out. The other rows are there because some method ranks them
+    high, so such links would be told from them by low scores.
+
+    Args:
+        picked: whether a source counts.
+        is_best: whether a row is among the best of any method.
+        place: number of the source of each row.
+    """
+    rows = (picked[place] & is_best).nonzero().squeeze(1)
+    own, source, link = columns[rows].double(), place[rows], is_link[rows]
+    roots = torch.full((columns.size(1),), columns.size(1)**-0.5, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([roots], max_iter=NUM_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        score = own @ roots.square()
+        most = torch.zeros(len(picked), dtype=score.dtype).scatter_reduce(0, source, score.detach(), "amax")
+        total = torch.zeros_like(most).index_add(0, source, (score - most[source]).exp())
+        found = (most[source] + total.clamp(min=1e-300).log()[source] - score)[link].sum() / max(int(link.sum()), 1)
+        found = found + SHRINKAGE * roots.square().square().sum()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    weights = roots.detach().square().float()
+    return weights * (weights > SMALLEST_SHARE * weights.max())

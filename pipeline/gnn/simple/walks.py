@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.gnn.ranking import Direction, Links
+from parallel_epochs.pipeline.gnn.simple.linear_links import columns_of, ease_weights, fit_columns, join_columns
 
 # A product is made of dense rows from this share of entries that are not 0.
 DENSE = 0.05
@@ -65,7 +66,8 @@ class Walk:
         entries, operations = self._first.nnz / max(self._first.shape[0], 1), 0.0
         for before, step in zip([self._first, *self._middle], [*self._middle, self._last]):
             if isinstance(step, np.ndarray):
-                operations += entries * step.shape[1]
+                is_dense = entries > DENSE * step.shape[0]
+                operations += step.size * SPARSE_FLOPS / FLOPS if is_dense else entries * step.shape[1]
                 continue
             # A walk reaches a row the more often, the more entries its column has in the step before.
             reached = np.bincount(before.tocsr().indices, minlength=step.shape[0])
@@ -77,7 +79,7 @@ class Walk:
     def __call__(self, sources: Tensor, candidates: Tensor) -> Tensor:
         place, is_there = self._places(candidates)
         rows, last = self._rows(sources.numpy()), self._last[:, place]
-        if isinstance(last, np.ndarray) or rows.nnz <= DENSE * rows.shape[0] * rows.shape[1]:
+        if rows.nnz <= DENSE * rows.shape[0] * rows.shape[1]:
             found = rows @ last
         else:
             found = rows.toarray() @ last
@@ -165,15 +167,25 @@ def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None =
         found |= dict(_along_relations(matrix, data))
         if data.types.homogeneous and data.get("x_source") == "data" and data.x.size(1):
             found["cosine of features"] = partial(by_features, data)
-    for penalty in () if of_pairs and links.is_two_way else PENALTIES:
-        found[f"EASE (penalty {penalty:g})"] = partial(
-            ease, matrix, replace(direction, candidates=candidates), penalty)
+    if of_pairs and links.is_two_way:
+        return found
+    direction = replace(direction, candidates=candidates)
+    if data is not None:
+        own, of_targets = columns_of(data, direction)
+        if own.shape[1]:
+            found["columns of the source"] = partial(by_columns, matrix, direction, own, of_targets[:, :0])
+        if of_targets.shape[1]:
+            found["columns of the source and its targets"] = partial(by_columns, matrix, direction, own, of_targets)
+        if own.shape[1] + of_targets.shape[1]:
+            found["EASE with columns"] = partial(ease, matrix, direction, PENALTIES[0], (own, of_targets))
+    for penalty in PENALTIES:
+        found[f"EASE (penalty {penalty:g})"] = partial(ease, matrix, direction, penalty)
     return found
 
 
 def seconds_of_ease(links: Links) -> float:
     """Estimate the time for the inverse of a matrix of all candidates."""
-    return 3 * len(torch.cat([one.candidates for one in links.answered]).unique())**3 / FLOPS
+    return len(torch.cat([one.candidates for one in links.answered]).unique())**3 / FLOPS
 
 
 def matrix_of(answers: Int[Tensor, "num_answers 2"], num_nodes: int) -> scipy.sparse.csr_array:
@@ -231,16 +243,25 @@ def by_features(data: Data) -> Walk:
     return Walk(own, own.T)
 
 
-def ease(links: scipy.sparse.csr_array, direction: Direction, penalty: float) -> Walk:
-    """Score candidates by the linear model of "Embarrassingly Shallow Autoencoders" (https://arxiv.org/abs/1905.03375):
-    each column of the matrix is predicted from the others, by ridge regression with a closed form.
+def ease(links: scipy.sparse.csr_array, direction: Direction, penalty: float,
+         columns: tuple[np.ndarray, np.ndarray] | None = None) -> Walk:
+    """Score candidates by the other targets of a source, see :func:`pipeline.gnn.simple.linear_links.ease_weights`.
+
+    Args:
+        columns: of sources and of candidates. A column of the sources is one more target, and a column of the
+            candidates one more source.
     """
-    columns = direction.candidates.numpy()
-    own = links[:, columns].astype(np.float64)
-    inverse = np.linalg.inv((own.T @ own).toarray() + penalty * np.eye(len(columns)))
-    weights = (-inverse / np.diag(inverse)).astype(np.float32)
-    np.fill_diagonal(weights, 0)
-    return Walk(own.astype(np.float32), weights, columns=direction.candidates)
+    own = links[:, direction.candidates.numpy()]
+    if columns is None:
+        return Walk(own, ease_weights(own, penalty), columns=direction.candidates)
+    own, more = join_columns(own, direction, *columns)
+    return Walk(own, ease_weights(scipy.sparse.vstack([own, more]), penalty)[:, :len(direction.candidates)],
+                columns=direction.candidates)
+
+
+def by_columns(links: scipy.sparse.csr_array, direction: Direction, *columns: np.ndarray) -> Walk:
+    """Score candidates by columns, see :func:`pipeline.gnn.simple.linear_links.fit_columns`."""
+    return Walk(*fit_columns(links, direction, *columns), columns=direction.candidates)
 
 
 def _along_relations(links: scipy.sparse.csr_array, data: Data) -> Iterator[tuple[str, Callable[[], Walk]]]:

@@ -12,10 +12,10 @@ from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.gnn import link_fusion
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.predict import predict_rows
-from parallel_epochs.pipeline.gnn.ranking import Links, rank
-from parallel_epochs.pipeline.gnn.simple import link_base, walks
+from parallel_epochs.pipeline.gnn.ranking import Direction, Links, rank
+from parallel_epochs.pipeline.gnn.simple import linear_links, link_base, walks
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base, scorer_of
-from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, try_out, values_by_source
+from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, fit_logit, try_out, values_by_source
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric, ranking_metric, values_of_pairs
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -377,3 +377,88 @@ def test_ease_inverts_no_matrix_of_many_targets_of_other_data(monkeypatch):
     monkeypatch.setattr(link_base, "MOST_ITEMS", 59)
     with pytest.raises(ValueError, match="EASE, which inverts a matrix of all targets, and these data have 60; 59 are"):
         scorer_of(base, data, task, of_test=True)
+
+
+def links_with_columns(num_sources: int = 30, num_targets: int = 12):
+    """Links, and columns of sources and targets. The sources are the nodes 2, 4, ..., the targets those from 70."""
+    rng = np.random.default_rng(0)
+    direction = Direction(2 + 2 * torch.arange(num_sources), 70 + torch.arange(num_targets))
+    dense = (rng.random((num_sources, num_targets)) < 0.3).astype(np.float32)
+    row, column = dense.nonzero()
+    links = walks.matrix_of(torch.stack([direction.sources[row], direction.candidates[column]], dim=1), 100)
+    return links, direction, dense, *(rng.normal(size=(number, 3)).astype(np.float32) for number in dense.shape)
+
+
+@pytest.mark.parametrize("has_columns", [False, True])
+def test_ease_predicts_each_target_from_the_others_by_ridge_regression(has_columns):
+    links, direction, rows, of_sources, of_targets = links_with_columns()
+    asked, penalty = rows, 5.0
+    if has_columns:
+        asked = np.hstack([rows, of_sources])
+        rows = np.vstack([asked, np.hstack([linear_links.OF_TARGETS * of_targets.T, np.zeros((3, 3))])])
+    expected = np.zeros((30, 12))
+    for target in range(12):
+        others = [column for column in range(rows.shape[1]) if column != target]
+        x = rows[:, others].astype(np.float64)
+        solved = np.linalg.solve(x.T @ x + penalty * np.eye(len(others)), x.T @ rows[:, target])
+        expected[:, target] = asked[:, others] @ solved
+    walk = walks.ease(links, direction, penalty, (of_sources, of_targets) if has_columns else None)
+    np.testing.assert_allclose(walk(direction.sources, direction.candidates), expected, atol=1e-5)
+
+
+def test_a_link_does_not_explain_itself_in_a_map_of_columns():
+    """The score of a pair is that of ridge regression, under the condition that the pair's own link has no part in it.
+    """
+    links, direction, rows, of_sources, of_targets = links_with_columns()
+    scores = walks.by_columns(links, direction, of_sources, of_targets)(direction.sources, direction.candidates)
+    summed = rows @ of_targets / np.sqrt(np.maximum(rows.sum(1, keepdims=True), 1))
+    x = np.hstack([np.ones((30, 1)), of_sources, summed]).astype(np.float64)
+    for target in range(12):
+        own = np.concatenate([np.zeros(4), of_targets[target]])
+        free = np.linalg.svd(own[None])[2][1:].T  # all weights that are orthogonal to the target's own columns
+        z = x @ free
+        inner = np.linalg.solve(z.T @ z + linear_links.COLUMN_PENALTY * 30 * np.eye(6), z.T @ rows[:, target])
+        np.testing.assert_allclose(scores[:, target], z @ inner, atol=1e-5)
+
+
+def test_a_matrix_is_inverted_once_and_not_many_are_kept(monkeypatch):
+    links, direction, *_ = links_with_columns()
+    made, invert = [], linear_links._invert
+    monkeypatch.setattr(linear_links, "_kept", {})
+    monkeypatch.setattr(linear_links, "_invert", lambda own, penalty: made.append(penalty) or invert(own, penalty))
+    monkeypatch.setattr(linear_links, "MOST_BYTES", 2 * 12 * 12 * 4)
+    for penalty in (1.0, 2.0, 1.0, 1.0, 3.0, 1.0, 2.0):
+        walks.ease(links, direction, penalty)
+    assert made == [1, 2, 3, 2] and len(linear_links._kept) == 2
+    links.data[0] = 2
+    walks.ease(links, direction, 2.0)
+    assert made[4:] == [2]
+
+
+def test_a_source_without_links_is_answered_by_its_columns(tmp_path):
+    """The last users have no links, but a city; users of a city have the same third of the items."""
+    config = write_shop(tmp_path)
+    (tmp_path / "shop.yaml").write_text((tmp_path / "shop.yaml").read_text().replace(
+        "users.csv, id: id}", "users.csv, id: id, categories: [city]}").partition("  lives:")[0].replace(
+        "  city: {path: cities.csv, id: id}\n", ""))
+    setup = restore.open_graph(cli.compose_config([*config, "task.metric=recall@5"])).parts[0]
+    assert any("columns" in name for name in setup.base.weights)
+    score = scorer_of(setup.base, setup.data, setup.task, of_test=True)
+    best = score(torch.arange(37, 40), 40 + torch.arange(25)).topk(4).indices
+    assert (best % 3 == torch.arange(37, 40)[:, None] % 3).float().mean() > 0.9
+
+
+def test_a_conditional_logit_reads_what_is_picked_and_leaves_out_useless_methods():
+    rng = torch.Generator().manual_seed(0)
+    place = torch.arange(400).repeat_interleave(10)
+    columns = torch.randn(4000, 3, generator=rng).abs()
+    score = columns @ torch.tensor([2.0, 0.5, 0.0])
+    noisy = (score - (-torch.rand(4000, generator=rng).log()).log()).view(400, 10)
+    is_link = torch.zeros(400, 10).scatter_(1, noisy.argmax(1, keepdim=True), 1).bool().flatten()
+    picked, best = torch.arange(400) < 300, torch.ones(4000, dtype=torch.bool)
+    weights = fit_logit(columns, picked, is_link=is_link, is_best=best, place=place)
+    assert weights[0] == pytest.approx(2, abs=0.4) and weights[1] == pytest.approx(0.5, abs=0.3)
+    assert weights[2] < 0.2
+    changed = columns.clone()
+    changed[3000:] = 7
+    assert fit_logit(changed, picked, is_link=is_link, is_best=best, place=place).equal(weights)
