@@ -340,7 +340,7 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 
 # The commands of the other pages run in the exhaustive suite; in the slow one they are only checked, by the test above.
 RUN = ("README.md", "start.md", "data.md", "edges.md", "embeddings.md", "knowledge.md", "reliability.md", "report.md",
-       "tables.md")
+       "tables.md", "time.md")
 
 
 @pytest.mark.parametrize("page", [

@@ -184,6 +184,7 @@ def summarise(code: Int[np.ndarray, " num_events"], time: Float[np.ndarray, " nu
     padded = np.append(time, 0.0)
     for place in (np.maximum(end - 1, 0), first):
         found.append(own_time - np.where(end > first, padded[place], earliest))
+    found += [found[0] / (found[-1] / span + 1) for span in spans[:1]]
     for column in values:
         known = ~np.isnan(column)
         filled = np.append(np.where(known, column, 0.0), 0.0)

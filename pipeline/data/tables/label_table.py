@@ -31,6 +31,7 @@ class Events:
         within = ["", *(f" in {span}" for span in spans)]
         found = [f"{self.name}: count{each}" for each in within]
         found += [f"{self.name}: time since {which}" for which in ("last", "first")]
+        found += [f"{self.name}: count in each {span}" for span in spans[:1]]
         for _, column in self.numbers:
             found += [f"{self.name}: last {column}"]
             found += [f"{self.name}: {what} {column}{each}" for each in within for what in ("sum", "mean")]

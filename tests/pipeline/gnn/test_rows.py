@@ -95,11 +95,12 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
         if past.any():
             expected += [at[row] - time[past].max(), at[row] - time[past].min()]
             last = paid[past][order][time[past][order] == time[past].max()]
-            assert found[4][row] in np.nan_to_num(last)
+            assert found[5][row] in np.nan_to_num(last)
         else:
             expected += [at[row] - min(time.min(), at[row])] * 2
-        np.testing.assert_allclose([column[row] for column in found[:4]], expected)
-        for place, chosen in ((5, past), (7, near)):
+        expected += [past.sum() / (expected[-1] / 10 + 1)]
+        np.testing.assert_allclose([column[row] for column in found[:5]], expected)
+        for place, chosen in ((6, past), (8, near)):
             known = paid[chosen & ~np.isnan(paid)]
             np.testing.assert_allclose([found[place][row], found[place + 1][row]], [
                 known.sum(), known.mean() if len(known) else 0], atol=1e-12)
