@@ -14,10 +14,6 @@ from parallel_epochs.models.embedding.layout_reference import Drawn, EdgeBlock, 
 from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
-# As in layout.h.
-MAX_NEGATIVES = 64
-
-
 LayoutProblem = read_structure(Path(__file__).with_name("layout.h"), "LayoutProblem")
 LIBRARY = NativeLibrary("layout", Path(__file__).with_name("layout.cpp"), otherwise="numpy trains instead")
 

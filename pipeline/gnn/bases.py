@@ -4,10 +4,11 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -32,6 +33,7 @@ from parallel_epochs.pipeline.run.log import format_score
 
 log = logging.getLogger(__name__)
 
+AnyBase = TypeVar("AnyBase", Base, LinkBase)
 # Raise it when the methods score otherwise, so that they are fitted again.
 FORMAT, LINKS_FORMAT = 9, 4
 # All simple methods may take this part of the network's time, at least so many seconds, and at most so many times what
@@ -62,56 +64,47 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
         if verify:
             log.info("no simple method (task.base=auto): %s", reason)
         return None
+    seconds = config.task.base_seconds if is_chosen else config.baselines.seconds
     if isinstance(task, LinkTask):
-        return _fit_or_read_links(config, data, task, verify=verify)
+        seconds = float(seconds)
+        asked: list = [LINKS_FORMAT, seconds, task.metric, task.test_data is not None]
+        return _keep(config, data, asked, LinkBase, partial(fit_link_base, data, task, seconds), verify=verify)
     if not isinstance(task, NodeTask):  # a kind of others
         if is_chosen:
             return None
         raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
-    shape = (task.num_rows, task.out_channels)
-    seconds = config.task.base_seconds if is_chosen else config.baselines.seconds
-    marks = [data[MARKS]] if any(map(any, data.get(MARKS, NO_MARKS))) else []
-    path = _path_of(config, data, [FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape,
-                                   *marks])
+    shape, marks = (task.num_rows, task.out_channels), data.get(MARKS, NO_MARKS)
+    asked = [FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape,
+             *[marks] * any(map(any, marks))]
 
-    def fit() -> dict[str, Any]:
-        pulse.beat("fitting simple methods", pulse.State.LONG)
-        return vars(fit_base(data, task, config.task.base, seconds=seconds))
-
-    def check(path: Path, content: dict) -> None:
-        base = read_back.build(path, Base, content)
+    def check(path: Path, base: Base) -> None:
         if tuple(base.rows.shape) != shape or not base.rows.isfinite().all():
             raise DamagedFile(f"{path} is damaged: it holds other scores than of {shape[0]:,} rows")
 
-    base = Base(**checkpoint.keep(path, fit, again="fitting it again", verify=verify, check=check))
-    if verify:
-        _report(base)
-    return base
+    return _keep(config, data, asked, Base, partial(fit_base, data, task, config.task.base, seconds=seconds), check,
+                 verify=verify)
 
 
-def _path_of(config: GNNConfig, data: Graph, asked: list) -> Path:
-    """Return the file of the cache that holds what was fitted; `asked` has all that it depends on beside the data."""
+def _keep(config: GNNConfig, data: Graph, asked: list, form: type[AnyBase], fit: Callable[[], AnyBase],
+          check: Callable[[Path, AnyBase], None] = lambda path, base: None, *, verify: bool) -> AnyBase:
+    """Fit a simple method, or read from the cache what was fitted.
+
+    Args:
+        asked: all that it depends on in addition to the data.
+        form: class of what is fitted.
+        check: refuses what was read.
+    """
     digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-    return path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}")
 
+    def fit_now() -> dict[str, Any]:
+        pulse.beat("fitting simple methods", pulse.State.LONG)
+        return vars(fit())
 
-def _report(base: Base | LinkBase) -> None:
-    log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
-
-
-def _fit_or_read_links(config: GNNConfig, data: Graph, task: LinkTask, *, verify: bool) -> LinkBase:
-    """Choose the simple method of a run on links, or read from the cache what was chosen."""
-    seconds = float(config.task.base_seconds)
-    path = _path_of(config, data, [LINKS_FORMAT, seconds, task.metric, task.test_data is not None])
-
-    def fit() -> dict[str, Any]:
-        pulse.beat("comparing simple methods", pulse.State.LONG)
-        return vars(fit_link_base(data, task, seconds))
-
-    base = LinkBase(**checkpoint.keep(path, fit, again="fitting it again", verify=verify,
-                                      check=lambda path, content: read_back.build(path, LinkBase, content)))
+    base = form(**checkpoint.keep(
+        path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}"), fit_now, again="fitting it again",
+        verify=verify, check=lambda path, content: check(path, read_back.build(path, form, content))))
     if verify:
-        _report(base)
+        log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
     return base
 
 

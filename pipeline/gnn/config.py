@@ -189,11 +189,6 @@ class TaskConfig:
 
 
     @property
-    def has_base(self) -> bool:
-        """Tell whether the run begins at a simple method."""
-        return self.base != "none"
-
-    @property
     def reads_base(self) -> bool:
         """Tell whether the scores of the simple method are inputs."""
         return self.candidate in ("offset", "inputs")
@@ -474,11 +469,9 @@ class GNNConfig(RunConfig):
 
     def why_no_base(self) -> str | None:
         """Say why task.base=auto chooses no simple method for this run; none if it may choose one."""
-        reasons = {
-            "one simple method is fitted to all nodes (data.components=separate)": self.data.components == "separate",
-            "the graph stays on the disk (data.on_disk=true)": self.data.on_disk,
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        if self.data.components == "separate":
+            return "one simple method is fitted to all nodes (data.components=separate)"
+        return "the graph stays on the disk (data.on_disk=true)" if self.data.on_disk else None
 
     @property
     def begins_at_scores(self) -> bool:

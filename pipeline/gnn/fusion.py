@@ -202,7 +202,7 @@ def read_kept(run: SavedRun) -> Kept | None:
         ValueError: the run has not ended, or the file is damaged.
     """
     path, task = run.folder / FILE, run.config.task
-    if not task.has_base or task.base == "auto" and run.config.why_no_base():
+    if task.base == "none" or task.base == "auto" and run.config.why_no_base():
         return None
     if run.shared is not None:
         if "base" not in run.shared and task.base == "auto":

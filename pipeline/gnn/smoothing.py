@@ -87,15 +87,11 @@ def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
         _, alphas, rows = best
         scores = {split: task.score(split, rows) for split in ("valid", "test")}
     smoothed = Smoothed(method, alphas, scores, rows)
-    log.info("%s: %s, chosen by the valid %s; %s, %.1f s", method, describe_alphas(alphas), task.metric, ", ".join(
+    chosen = ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
+    log.info("%s: %s, chosen by the valid %s; %s, %.1f s", method, chosen, task.metric, ", ".join(
         f"{split} {format_score(task.score(split, logits))} -> {format_score(score)}"
         for split, score in scores.items()), time.perf_counter() - start)
     return smoothed
-
-
-def describe_alphas(alphas: dict[str, float]) -> str:
-    """Name the alphas of a smoothing with their values."""
-    return ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
 
 
 def _try_mixtures(setup: Setup, logits: Tensor,

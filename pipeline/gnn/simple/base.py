@@ -13,8 +13,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import correct_and_smooth
+from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
 from parallel_epochs.pipeline.gnn.simple import edges, linear, mean, propagation, rows as rows_of_table, trees
-from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS, divide
+from parallel_epochs.pipeline.gnn.simple.folds import divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import to_logits
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
@@ -115,8 +116,9 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
             raise ValueError(f"task.base={name}: {error}. Set task.base=none, or choose another one") from None
     began, found = time.perf_counter(), dict[str, Chosen]()
     for each in names_of(data, task):
-        if each == SMOOTHED and not _may_be_smoothed(found):
-            continue
+        if each == SMOOTHED and ("linear" not in found or is_far_below(
+                "acc", found["linear"].score, max(chosen.score for chosen in found.values()))):
+            continue  # a linear model that is far below the others will not be the best one
         try:
             inputs.seconds = seconds * PARTS.get(each, 1.0)
             found[each] = _choose(inputs, each, seed, found.get("linear"))
@@ -176,12 +178,6 @@ def _predict(inputs: Inputs, fitted: dict) -> Tensor:
 
 def _fit(inputs: Inputs, name: str, seed: int) -> Base:
     return _complete(inputs, name, _choose(inputs, name, seed), seed)
-
-
-def _may_be_smoothed(found: "dict[str, Chosen]") -> bool:
-    """Tell whether a linear model of classes is good enough that it may be the best one when it is smoothed."""
-    return "linear" in found and not is_far_below(
-        "acc", found["linear"].score, max(chosen.score for chosen in found.values()))
 
 
 def is_far_below(metric: str, score: float, other: float) -> bool:

@@ -21,6 +21,3 @@ def halves(num_values: int) -> list[Bool[Tensor, " num_values"]]:
     """Divide values into two halves at random, always in the same way."""
     half = torch.from_numpy(stream("halves", 0).permutation(num_values) % 2)
     return [half == number for number in (0, 1)]
-
-
-__all__ = ["NUM_FOLDS", "divide", "halves"]

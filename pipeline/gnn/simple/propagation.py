@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, propagate
-from parallel_epochs.pipeline.gnn.simple.folds import NUM_FOLDS
+from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import CERTAIN, Labels
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong

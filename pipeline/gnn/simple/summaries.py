@@ -33,7 +33,8 @@ def summarise(inputs: Inputs, known: Bool[Tensor, " num_rows"],
         parts: of :data:`PARTS`.
     """
     if {"degrees", "patterns"} & set(parts) and not inputs.structure:
-        inputs.structure = _of_graphs(inputs) if inputs.are_graphs else _of_structure(inputs)
+        patterns = count_patterns(inputs.data, getattr(inputs.task, "num_last", 0)) if inputs.are_graphs else None
+        inputs.structure = _of_structure(inputs) if patterns is None else {"patterns": patterns}
     found = [inputs.hop(0)] if "own" in parts else []
     found += [inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts]
     found += [inputs.relations] if "relations" in parts else []
@@ -77,12 +78,6 @@ def _of_structure(inputs: Inputs) -> dict[str, Tensor]:
     return {"degrees": degrees, "neighbours": torch.cat([
         once, update_all(edges, "copy_u", "mean", u=once, num_src=num),
         update_all(edges, "copy_u", "max", u=columns, num_src=num)], dim=1)}
-
-
-def _of_graphs(inputs: Inputs) -> dict[str, Tensor]:
-    patterns = count_patterns(inputs.data, getattr(inputs.task, "num_last", 0))
-    assert patterns is not None
-    return {"patterns": patterns}
 
 
 def _page_rank(inputs: Inputs) -> Tensor:
