@@ -9,7 +9,7 @@ from parallel_epochs.pipeline.keys import entries, key
 from parallel_epochs.pipeline.run import files
 
 # Raise it when the readers that have the key data.reading shall read the same files in another way than before.
-READING = 4
+READING = 5
 # Path of a table in the file of a model that is shared without its data.
 NO_FILE = "not in this file"
 

@@ -35,6 +35,8 @@ class Columns:
             none.
         texts: of each column of text how many texts were counted, the terms that occur in them and in how many texts
             each occurs, int64.
+        kinds: of each column of text, as of :class:`~pipeline.data.tables.text.TextFeatures`. Earlier versions kept
+            none.
         vectors: of each column of text the singular vectors of its terms, scaled, float16 [num_terms, channels]; empty
             for a hashed column. Earlier versions kept none.
         scores: of all columns of text; none without them.
@@ -47,6 +49,7 @@ class Columns:
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
     quantiles: list[Float[np.ndarray, "_"]] = field(default_factory=list)
     texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
     vectors: list[Float[np.ndarray, "_ _"]] = field(default_factory=list)
     scores: TextScores | None = None
 

@@ -202,12 +202,12 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
     quantiles = _quantiles(db, values)
     chosen = labels.masks[0].numpy() if of_training and labels is not None else np.ones(num_nodes, bool)
     mean, std = _moments(db, values, chosen, latest, quantiles)
-    for place, text in enumerate(texts):
+    for text in texts:
         for first, last in blocks(num_nodes, BLOCK):
-            text.count(_texts(db, place, first, last))
-        _decompose(db, source, place, text, num_nodes, seed)
+            text.count(_texts(db, text, first, last))
+        _decompose(db, source, text, num_nodes, seed)
     return replace(found, latest=latest, mean=mean, std=std, quantiles=quantiles,
-                   texts=[text.counted() for text in texts], vectors=[text.vectors for text in texts],
+                   texts=[text.counted() for text in texts], kinds=[text.kind for text in texts], vectors=[text.vectors for text in texts],
                    scores=_fit_scores(db, features_of(texts), num_nodes, labels, links, seed)
                    if are_scored and labels else None)
 
@@ -251,7 +251,7 @@ def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[T
 
 
 def features_of(texts: list[TextFeatures]) -> list[TextFeatures]:
-    """Return the columns of text that become features: the first ones."""
+    """Return the columns of text that become features."""
     return [text for text in texts if text.channels]
 
 
@@ -278,21 +278,21 @@ def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[Tex
         rows = _numbers(db, values, first, last, fitted.latest, fitted.quantiles)
         parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked])]
         parts += [scores.transform(first, _terms(db, seen, first, last))] if scores is not None else [
-            text.transform(_texts(db, place, first, last)) for place, text in enumerate(seen)]
+            text.transform(_texts(db, text, first, last)) for text in seen]
         parts.append(one_hot(db, sizes, first, last))
         yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
-def _decompose(db: Database, source: str, place: int, text: TextFeatures, num_nodes: int, seed: int) -> None:
+def _decompose(db: Database, source: str, text: TextFeatures, num_nodes: int, seed: int) -> None:
     """Fit the singular vectors of a column of text to its texts, or to some at random if there are many."""
     if not len(text.terms):
         return
-    rng, start, parts = stream("singular vectors of texts", seed, place), time.perf_counter(), []
+    rng, start, parts = stream("singular vectors of texts", seed, text.place), time.perf_counter(), []
     pulse.beat("decomposing texts", pulse.State.LONG)
     chosen = np.sort(rng.permutation(num_nodes)[:text.most_texts])
     for first, last in blocks(num_nodes, BLOCK):
         own = chosen[(chosen >= first) & (chosen < last)] - first
-        parts.append(text.weigh(_texts(db, place, first, last))[:, text.terms][own])
+        parts.append(text.weigh(_texts(db, text, first, last))[:, text.terms][own])
     text.fit(sp.csr_array(sp.vstack(parts)), int(rng.integers(1 << 31)))
     log.info("%s: %s singular vectors of %s terms (%s), fitted to %s texts, %.0f s", source, text.channels,
              f"{len(text.terms):,}", text.kind, f"{len(chosen):,}", time.perf_counter() - start)
@@ -326,12 +326,14 @@ def recognise(db: Database, texts: list[TextFeatures], fitted: Columns) -> Colum
         texts: what computes the features of each column of text.
         fitted: what a training has told.
     """
-    return fitted if fitted.scores is None else replace(fitted, scores=fitted.scores.among(_digests(db, texts)))
+    if fitted.scores is None:
+        return fitted
+    return replace(fitted, scores=fitted.scores.among(_digests(db, features_of(texts))))
 
 
 def _digests(db: Database, texts: list[TextFeatures]) -> np.ndarray:
     """Compute a digest of the id and the texts of each node, int64 [num_nodes]; new edges leave it as it is."""
-    own = [f"coalesce(text{place}, '')" for place, text in enumerate(texts) if text.kind != "ids"]
+    own = [f"coalesce(text{text.place}, '')" for text in texts if text.kind != "ids"]
     cells = ", ".join([f"chr({ord(ID_SEPARATOR)})", "id", *own])
     found = db.stream(f"SELECT md5_number_lower(concat_ws({cells})) AS digest FROM nodes ORDER BY number")
     return np.concatenate([np.empty(0, np.int64), *(batch["digest"].view(np.int64) for batch in found)])
@@ -339,8 +341,7 @@ def _digests(db: Database, texts: list[TextFeatures]) -> np.ndarray:
 
 def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp.csr_array:
     """Weigh the terms of all columns of text of some nodes [last - first, hashes of all columns]."""
-    return sp.csr_array(sp.hstack([text.weigh(_texts(db, place, first, last)) for place, text in enumerate(texts)],
-                                  format="csr"))
+    return sp.csr_array(sp.hstack([text.weigh(_texts(db, text, first, last)) for text in texts], format="csr"))
 
 
 def _latest(db: Database, source: str, values: Values, labels: Labels | None) -> np.ndarray:
@@ -416,8 +417,8 @@ def _numbers(db: Database, values: Values, first: int, last: int, latest: np.nda
     return rows
 
 
-def _texts(db: Database, place: int, first: int, last: int) -> list[str]:
-    own = f"text{place}"
+def _texts(db: Database, text: TextFeatures, first: int, last: int) -> list[str]:
+    own = f"text{text.place}"
     ids = f" LEFT JOIN {own} USING (number)" if db.has(own) else ""  # ids of neighbours have a table of their own
     table = db.fetch(f"SELECT coalesce({own}, '') AS text FROM nodes{ids} WHERE number >= {first} AND number < {last} "
                      "ORDER BY number")

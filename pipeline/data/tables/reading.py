@@ -107,12 +107,16 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
         The columns of numbers, what computes the features of each column of text, and what is known of all columns.
     """
     numbers, texts, are_features = values_of(config, "nodes"), texts_of(config), config.nodes.text_neighbors
-    # Linear models of texts read the ids of neighbours too. Runs of before did not.
-    are_terms = len(found.texts) > len(texts) if not is_new else bool(texts) and labels is not None and (
+    num_columns = len(texts)
+    # Linear models of texts read the ids of neighbours and the words of names too. Runs of before did not.
+    are_terms = len(found.texts) > num_columns if not is_new else bool(texts) and labels is not None and (
         num_nodes <= MOST_WITH_IDS and not config.on_disk and config.reading > 3)
-    for own in neighbors if are_features or are_terms else []:
-        tables_nodes.collect_ids(db, len(texts), own)
-        texts.append(TextFeatures("ids", config.nodes.text_channels if are_features else 0,
+    are_words = are_terms and config.reading > 4 if is_new else "names" in found.kinds
+    if are_words:
+        texts += [TextFeatures("names", 0, place=text.place) for text in texts if text.kind == "chars"]
+    for place, own in enumerate(neighbors if are_features or are_terms else [], num_columns):
+        tables_nodes.collect_ids(db, place, own)
+        texts.append(TextFeatures("ids", config.nodes.text_channels if are_features else 0, place=place,
                                   is_decomposed=are_features and config.nodes.text_features == "svd"))
     if is_new:
         found = tables_nodes.fit(db, str(config.tables[1]), num_nodes, numbers, texts, found=found,
@@ -138,7 +142,7 @@ def values_of(config: TablesConfig, what: str) -> Values:
 def texts_of(config: TablesConfig) -> list[TextFeatures]:
     """Return what computes the features of each column of text."""
     nodes = config.nodes
-    return [TextFeatures(kind, nodes.text_channels, num_words=nodes.text_words,
+    return [TextFeatures(kind, nodes.text_channels, place=place, num_words=nodes.text_words,
                          char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]), tag_separator=nodes.tag_separator,
                          is_decomposed=nodes.text_features == "svd")
-            for _, kind in config.text_columns()]
+            for place, (_, kind) in enumerate(config.text_columns())]

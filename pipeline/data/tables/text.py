@@ -39,7 +39,8 @@ class TextFeatures:
     terms in two texts than it may have columns is hashed all the same.
 
     Args:
-        kind: "words", "chars" (pieces of words), "tags" or "ids".
+        kind: "words", "chars" (pieces of words), "names" (words of a column of "chars"), "tags" or "ids".
+        place: of its column of text in the database.
         channels: columns, at most; terms that are fewer have one each. 0: the texts become no features.
         num_words: words in a row that count as one term, at most.
         char_lengths: letters of a piece, from and to.
@@ -47,20 +48,21 @@ class TextFeatures:
         is_decomposed: whether :meth:`fit` may be called.
 
     Attributes:
-        kind: as given.
+        kind, place: as given.
         vectors: singular vectors of the terms that are read, scaled, float16 [num_terms, channels]; empty without them.
     """
 
-    def __init__(self, kind: str, channels: int, *, num_words: int = 1, char_lengths: tuple[int, int] = (2, 4),
+    def __init__(self, kind: str, channels: int, *, place: int = 0, num_words: int = 1, char_lengths: tuple[int, int] = (2, 4),
                  tag_separator: str = "|", is_decomposed: bool = False):
         kinds: dict[str, dict] = {"words": {"ngram_range": (1, num_words), "sublinear_tf": True},
+                                  "names": {},
                                   "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
                                   "tags": {"analyzer": _Tags(tag_separator)}, "ids": {"analyzer": _split_ids}}
         options = kinds[kind]
         self._tfidf = TfidfTransformer(sublinear_tf=options.pop("sublinear_tf", False))
         self._hash = HashingVectorizer(n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64,
                                        **options)
-        self.kind, self._channels, self._is_decomposed = kind, channels, is_decomposed
+        self.kind, self.place, self._channels, self._is_decomposed = kind, place, channels, is_decomposed
         self.vectors = np.zeros((0, 0), np.float16)
         self._num_texts, self._frequency = 0, np.zeros(NUM_HASHES, np.int64)
         self._projection: sp.csr_array | None = None

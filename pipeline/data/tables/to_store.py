@@ -179,12 +179,13 @@ def _check_columns(config: TablesConfig, fitted: Fitted) -> None:
         ValueError: says how many there are, and were.
     """
     columns, num_texts = fitted.columns, len(config.text_columns())
-    # Behind the texts there may be the ids of neighbours, in either direction.
-    num_known = len(columns.texts) - 2 * (num_texts != len(columns.texts) and len(columns.texts) > 1)
+    # Behind the texts there may be the words of names and the ids of neighbours, in either direction.
+    num_more = sum(kind in ("names", "ids") for kind in columns.kinds) if columns.kinds else 2 * (
+        num_texts != len(columns.texts) and len(columns.texts) > 1)
     nodes, edges = (reading.values_of(config, what).num_features([]) for what in ("nodes", "edges"))
     for what, now, before in (("numbers and dates of nodes", nodes, len(columns.mean)),
                               ("categories", len(config.nodes.categories), len(columns.categories)),
-                              ("texts", num_texts, num_known), ("numbers and dates of edges", edges, len(fitted.mean))):
+                              ("texts", num_texts, len(columns.texts) - num_more), ("numbers and dates of edges", edges, len(fitted.mean))):
         if now != before:
             raise ValueError(f"{config.origin()}: the keys name {count(now, 'column')} of {what}, and those of the run "
                              f"that train.init names {before}. Name the same columns, or leave train.init out")
