@@ -207,7 +207,8 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
             text.count(_texts(db, text, first, last))
         _decompose(db, source, text, num_nodes, seed)
     return replace(found, latest=latest, mean=mean, std=std, quantiles=quantiles,
-                   texts=[text.counted() for text in texts], kinds=[text.kind for text in texts], vectors=[text.vectors for text in texts],
+                   texts=[text.counted() for text in texts], kinds=[text.kind for text in texts],
+                   vectors=[text.vectors for text in texts],
                    scores=_fit_scores(db, features_of(texts), num_nodes, labels, links, seed)
                    if are_scored and labels else None)
 

@@ -52,8 +52,8 @@ class TextFeatures:
         vectors: singular vectors of the terms that are read, scaled, float16 [num_terms, channels]; empty without them.
     """
 
-    def __init__(self, kind: str, channels: int, *, place: int = 0, num_words: int = 1, char_lengths: tuple[int, int] = (2, 4),
-                 tag_separator: str = "|", is_decomposed: bool = False):
+    def __init__(self, kind: str, channels: int, *, place: int = 0, num_words: int = 1,
+                 char_lengths: tuple[int, int] = (2, 4), tag_separator: str = "|", is_decomposed: bool = False):
         kinds: dict[str, dict] = {"words": {"ngram_range": (1, num_words), "sublinear_tf": True},
                                   "names": {},
                                   "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},

@@ -185,7 +185,8 @@ def _check_columns(config: TablesConfig, fitted: Fitted) -> None:
     nodes, edges = (reading.values_of(config, what).num_features([]) for what in ("nodes", "edges"))
     for what, now, before in (("numbers and dates of nodes", nodes, len(columns.mean)),
                               ("categories", len(config.nodes.categories), len(columns.categories)),
-                              ("texts", num_texts, len(columns.texts) - num_more), ("numbers and dates of edges", edges, len(fitted.mean))):
+                              ("texts", num_texts, len(columns.texts) - num_more),
+                              ("numbers and dates of edges", edges, len(fitted.mean))):
         if now != before:
             raise ValueError(f"{config.origin()}: the keys name {count(now, 'column')} of {what}, and those of the run "
                              f"that train.init names {before}. Name the same columns, or leave train.init out")

@@ -133,19 +133,24 @@ def ids_of_neighbours(folder, ids, own: str, other: str) -> np.ndarray:
 def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     """Those of scikit-learn; and other tables are answered alike, but for those without texts."""
     write(tmp_path / "old", nodes=subjects)
-    columns = ["data.nodes.text=[about]", "data.nodes.text_features=hashed", "data.nodes.text_channels=1"]
+    columns = ["data.nodes.text=[about]", "data.nodes.text_chars=[about]", "data.nodes.text_features=hashed",
+               "data.nodes.text_channels=1"]
     run = trained(tmp_path, tmp_path / "old", *columns, f"data.nodes.label={label}", "data.nodes.split_column=split",
                   "task.base=linear", "task.candidate=network")
     old, new = restored(run), restored(run, tmp_path / "old")
     base, data = old.setup.base, old.setup.data
     table = subjects(pd.read_csv(tmp_path / "old" / "nodes.csv", keep_default_na=False))
     terms = np.hstack([TfidfVectorizer(sublinear_tf=True).fit_transform(table["about"]).toarray(),
+                       TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(table["about"]).toarray(),
+                       TfidfVectorizer().fit_transform(table["about"]).toarray(),
                        *(ids_of_neighbours(tmp_path / "old", table["id"], *ends) for ends in (
                            ("source", "target"), ("target", "source")))])
     terms = terms[:, (terms > 0).sum(0) > 1]  # a term that one text has tells nothing of others
+    kept = Inputs(data, old.setup.task).terms.toarray()
+    np.testing.assert_allclose(kept @ kept.T, terms @ terms.T, atol=1e-5)
     rest, train = ~data.train_mask.numpy(), data.train_mask.numpy()
     if label == "label":
-        strength = float(re.search(r"TF-IDF of the texts \(C ([\d.]+)\)", base.title)[1])
+        strength = min(float(re.search(r"TF-IDF of the texts \(C ([\d.]+)\)", base.title)[1]), 10.0)
         fitted = linear._fit_terms(Inputs(data, old.setup.task), data.train_mask, strength, num_steps=1000)
         ours = linear.predict(Inputs(data, old.setup.task), fitted, data.train_mask).numpy()
         theirs = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(terms[train], data.y[train, 0])
