@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 AnyBase = TypeVar("AnyBase", Base, LinkBase)
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT, LINKS_FORMAT = 9, 4
+FORMAT, LINKS_FORMAT = 11, 4
 # All simple methods may take this part of the network's time, at least so many seconds, and at most so many times what
 # one of them may take.
 PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,10 +37,10 @@ COARSE_ROWS, COARSE_STRENGTHS = 3_000, (0.01, 1.0, 100.0)
 # Steps of the optimiser for each strength on these rows, and columns of all hops at most.
 COARSE_STEPS, MOST_COLUMNS = 30, 2_000
 # Models of terms: weights of the likelihood, weights of a model at most, and steps of the optimiser.
-TERM_STRENGTHS, MOST_WEIGHTS, TERM_STEPS = (1.0, 10.0, 100.0, 1000.0), 1 << 22, 50
-# Models of the terms of many rows: epochs at most, rows of a batch, learning rate, penalty, and steps of the optimiser
-# that take as long as an epoch.
-TERM_EPOCHS, BATCH, RATE, DECAY, OF_EPOCH = 3, 128, 0.3, 1e-3, 1.5
+TERM_STRENGTHS, MOST_WEIGHTS, TERM_STEPS = (1.0, 10.0, 100.0, 1000.0), 1 << 23, 50
+# Models of the terms of many rows: epochs at most, rows of a batch, and steps of the optimiser that take as long as an
+# epoch; learning rate and penalty of logistic models, and of models with the squared hinge loss.
+TERM_EPOCHS, BATCH, OF_EPOCH, LOGISTIC, HINGE = 3, 128, 1.7, (0.3, 1e-3), (0.1, 1e-2)
 # Seconds for each logit, and for each of its columns or terms, in a step of the optimiser, and for each pair of columns
 # in a regression; and fits to all rows or four folds.
 OF_NUMBER, OF_CELL, OF_TERM, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-9, 1e-10, 7
@@ -108,16 +109,18 @@ def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Te
     return out
 
 
-def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], labels: Labels, num_epochs: int,
+def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], num_epochs: int, *, is_hinge: bool = False,
                    ) -> Float[Tensor, "terms_and_one columns"]:
-    """Fit logistic models of many rows of terms by AdaGrad (Duchi et al., JMLR 2011), of which rare terms move further.
+    """Fit a model of each column to many rows of terms by AdaGrad (Duchi et al., JMLR 2011): rare terms move further.
 
     An epoch takes about as long as one and a half steps of :func:`fit_linear`, of which fifty are not enough for as
     good a model. With few rows, those are better.
 
     Args:
-        x, y, labels: as for :func:`fit_linear`; no values.
+        x, y: as for :func:`fit_linear`; no values.
+        is_hinge: whether the loss is the squared hinge, as of linear support vector machines; the logistic otherwise.
     """
+    rate, decay = HINGE if is_hinge else LOGISTIC
     x, known, target = cast(sp.csr_array, _with_ones(x)), (~y.isnan()).numpy(), y.nan_to_num().numpy()
     weight = np.zeros((x.shape[1], y.size(1)), np.float32)
     squares = np.full_like(weight, 1e-8)
@@ -126,12 +129,12 @@ def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], labels
         for rows in np.split(order, range(BATCH, len(order), BATCH)):
             used, place = np.unique((batch := x[rows]).indices, return_inverse=True)
             batch = sp.csr_array((batch.data, place, batch.indptr), shape=(len(rows), len(used)))
-            logits = torch.from_numpy(batch @ weight[used])
-            error = (logits.softmax(1) if labels.are_classes else logits.sigmoid()).numpy() - target[rows]
-            gradient = batch.T @ (error * known[rows]) + DECAY * weight[used]
+            logits, side = batch @ weight[used], 2 * target[rows] - 1
+            error = -side * (np.maximum(1 - side * logits, 0) if is_hinge else expit(-side * logits))
+            gradient = batch.T @ (error * known[rows]) + decay * weight[used]
             squares[used] += gradient**2
-            weight[used] -= RATE * gradient / np.sqrt(squares[used])
-    return torch.from_numpy(weight)
+            weight[used] -= rate * gradient / np.sqrt(squares[used])
+    return torch.from_numpy(LOGITS[0] * weight if is_hinge else weight)
 
 
 def _with_ones(x: Tensor | sp.csr_array) -> Tensor:
@@ -192,7 +195,7 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
             raise ValueError("the simple method reads texts, as the tables of the training have them, and these data "
                              "have none. Name tables with the same columns of text")
         own = inputs.terms[chosen.numpy() if isinstance(chosen, Tensor) else chosen]
-        rows = _multiply(own[:, fitted["terms"].numpy()], fitted["weight"][:-1]) + fitted["weight"][-1]
+        rows = _multiply(own[:, fitted["terms"].numpy()], fitted["weight"][:-1].float()) + fitted["weight"][-1]
     else:
         inputs.follow(fitted)
         rows = _columns(inputs, fitted, chosen).double() @ fitted["weight"][:-1] + fitted["weight"][-1]
@@ -287,8 +290,8 @@ def _most_rows(inputs: Inputs, seconds: float) -> int:
 
 
 def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
-    """Yield linear models of TF-IDF of all texts: for many rows one that is fitted by batches; and where there is time,
-    those with the two penalties that are the best on some training rows.
+    """Yield linear models of TF-IDF of all texts: for many rows those that are fitted by batches; and where there is
+    time, those with the two penalties that are the best on some training rows.
     """
     labels, terms, num = inputs.labels, inputs.terms, int(inputs.labels.train.sum())
     assert terms is not None
@@ -296,8 +299,10 @@ def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
     of_step, title = NUM_FITS * num * of_row, f"{labels.linear_name} on TF-IDF of the texts"
     if num > COARSE_ROWS and not labels.are_values:
         num_epochs = int(min(max(inputs.seconds / (OF_EPOCH * of_step), 1), TERM_EPOCHS))
-        yield Method("linear", f"{title} ({num_epochs} epoch{'s' * (num_epochs > 1)})",
-                     partial(_fit_terms, inputs, num_epochs=num_epochs), predict)
+        for is_hinge in (False, True) if labels.are_classes else (False,):
+            name = "linear support vector machine" if is_hinge else labels.linear_name
+            yield Method("linear", f"{name} on TF-IDF of the texts ({num_epochs} epoch{'s' * (num_epochs > 1)})",
+                         partial(_fit_terms, inputs, num_epochs=num_epochs, is_hinge=is_hinge), predict)
         if TERM_STEPS * of_step > inputs.seconds:
             return
     rows, scores, start = inputs.draw(labels.train, COARSE_ROWS, seed), [], None
@@ -312,9 +317,9 @@ def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
 
 
 def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float = 1.0, start: Tensor | None = None,
-               num_steps: int = TERM_STEPS, most: int = 2**62, num_epochs: int = 0) -> dict:
+               num_steps: int = TERM_STEPS, most: int = 2**62, num_epochs: int = 0, is_hinge: bool = False) -> dict:
     """Fit a linear model of the most frequent terms of some rows, by batches if there is a number of epochs; arguments
-    as of :func:`fit_linear`.
+    as of :func:`fit_linear` and :func:`fit_by_batches`. Weights are kept as float16, but for values.
     """
     assert inputs.terms is not None
     rows = inputs.draw(known, most, 0)[inputs.own]
@@ -322,9 +327,10 @@ def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float
     frequency = np.bincount(own.indices, minlength=own.shape[1])
     terms = np.argsort(-frequency, kind="stable")[:max(MOST_WEIGHTS // inputs.task.out_channels, 1)]
     terms = np.sort(terms[frequency[terms] > 0])
-    weight = fit_by_batches(own[:, terms], y, inputs.labels, num_epochs) if num_epochs else \
+    weight = fit_by_batches(own[:, terms], y, num_epochs, is_hinge=is_hinge) if num_epochs else \
         fit_linear(own[:, terms], y, inputs.labels, strength, start, num_steps)
-    return {"terms": torch.from_numpy(terms), "weight": weight.float(), "mean": inputs.labels.mean(known)}
+    return {"terms": torch.from_numpy(terms), "mean": inputs.labels.mean(known),
+            "weight": weight.float() if inputs.labels.are_values else weight.half()}
 
 
 def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) -> Iterator[Tensor]:

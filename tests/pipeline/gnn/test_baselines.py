@@ -104,30 +104,30 @@ def test_linear_models_are_those_of_scikit_learn(kind, strength, configure, tmp_
         np.testing.assert_allclose(ours[:, column], theirs, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["classes", "tasks"])
-def test_models_of_many_terms_are_fitted_as_by_adagrad_of_torch(kind, monkeypatch):
+@pytest.mark.parametrize("is_hinge", [False, True], ids=["logistic", "hinge"])
+def test_models_of_many_terms_are_fitted_as_by_adagrad_of_torch(is_hinge, monkeypatch):
     """Without the penalty, which terms that are not in a batch do not feel here."""
-    monkeypatch.setattr(linear, "DECAY", 0.0)
+    rate = linear.HINGE[0] if is_hinge else linear.LOGISTIC[0]
+    monkeypatch.setattr(linear, "HINGE" if is_hinge else "LOGISTIC", (rate, 0.0))
     rng = np.random.default_rng(0)
     terms = sp.random_array((300, 40), density=0.1, format="csr", rng=rng, dtype=np.float32)
     group = torch.from_numpy(rng.integers(0, 3, 300))
-    y = torch.eye(3)[group] if kind == "classes" else torch.stack([group == 0, group == 1], 1).float()
-    if kind == "tasks":
-        y[::7, 1] = math.nan
-    labels = SimpleNamespace(are_classes=kind == "classes", are_values=False)
-    found = linear.fit_by_batches(terms, y, labels, 2)
+    y = torch.stack([group == 0, group == 1], 1).float()
+    y[::7, 1] = math.nan
+    found = linear.fit_by_batches(terms, y, 2, is_hinge=is_hinge)
     weight = torch.zeros(41, y.size(1), requires_grad=True)
-    optimizer = torch.optim.Adagrad([weight], linear.RATE, initial_accumulator_value=1e-8, eps=0)
+    optimizer = torch.optim.Adagrad([weight], rate, initial_accumulator_value=1e-8, eps=0)
     x = torch.from_numpy(np.hstack([terms.toarray(), np.ones((300, 1), np.float32)]))
     for epoch in range(2):
         for rows in torch.from_numpy(stream("linear models", 0, epoch).permutation(300)).split(linear.BATCH):
             logits, known = x[rows] @ weight, ~y[rows].isnan()
-            loss = torch.nn.functional.cross_entropy(logits, y[rows], reduction="sum") if kind == "classes" else \
+            missing = (1 - (2 * y[rows][known] - 1) * logits[known]).clamp(min=0)
+            loss = missing.square().sum() / 2 if is_hinge else \
                 torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[rows][known], reduction="sum")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    torch.testing.assert_close(found, weight.detach(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, weight.detach() * (linear.LOGITS[0] if is_hinge else 1), rtol=1e-3, atol=1e-3)
 
 
 def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
