@@ -76,6 +76,11 @@ class DataConfig:
         return "time" if getattr(self, "split", None) == "time" else "random"
 
     @property
+    def allows_valid_edges(self) -> bool:
+        """Tell whether the rules of the dataset allow validation links as edges of the graph of the test."""
+        return False
+
+    @property
     def counts_degrees(self) -> bool:
         """Tell whether degrees join the features. Summaries count the edges of each relation themselves."""
         return self.degrees and not self.summaries

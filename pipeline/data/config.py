@@ -178,6 +178,10 @@ class OGBLinkConfig(OGBConfig):
                       shapes_graph=True)
     name: str = key("ogbl-collab", "Name of the dataset.", choices=OGB_LINK_NAMES, shapes_graph=True)
 
+    @property
+    def allows_valid_edges(self) -> bool:
+        return self.name == "ogbl-collab"
+
     def check_labels(self) -> None:
         raise ValueError("data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link")
 

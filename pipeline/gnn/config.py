@@ -174,7 +174,8 @@ class TaskConfig:
     strict_negatives: bool = key(False, "Never draw a training pair, or a pair of a node with itself, as a negative "
                                  "pair.", when=LINK)
     hide_pairs: bool = key(False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK)
-    valid_edges: bool = key(False, "Add the validation pairs as edges when the test split is evaluated.", when=LINK)
+    valid_edges: bool | None = key(None, "Add the validation pairs as edges when the test split is evaluated. Default: "
+                                   "where the dataset allows it, as ogbl-collab does.", before=False, when=LINK)
     predictor: str = key("mlp", "mlp: MLP that reads the product of the embeddings of two nodes. residual: it has "
                          "layer norms, and each hidden layer adds the product to its output. bilinear: inner product "
                          "of a linear map of the source and one of the target, which scores all pairs fast and knows "

@@ -61,8 +61,9 @@ class LinkKind(Kind):
         if data.kind is not DataKind.PAIRS:
             raise ValueError("task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
                              "labels of nodes: set task=node")
+        asked = self.config.task.valid_edges
         return LinkTask(data, hidden_channels=self.config.model.hidden_channels, metric=self.config.task.metric,
-                        valid_edges=self.config.task.valid_edges)
+                        valid_edges=self.config.data.allows_valid_edges if asked is None else asked)
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         task, data = self.config.task, self.config.data
@@ -135,9 +136,9 @@ class LinkKind(Kind):
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         pairs, own = _pairs_of(predicted), link_relation_of(predicted.graph)
-        first = None if own is None else first_nodes(own)
+        first, width = None if own is None else first_nodes(own), cast(LinkModel, predicted.model).out_channels
         found = {"pairs": pairs if first is None else pairs - first, "logits": _decode(predicted, pairs),
-                 "embeddings": predicted.rows, "first_node": first, "n_id": predicted.graph.get("n_id")}
+                 "embeddings": predicted.rows[:, -width:], "first_node": first, "n_id": predicted.graph.get("n_id")}
         return {name: value for name, value in found.items() if value is not None}
 
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:

@@ -146,6 +146,7 @@ def _affordable(links: Links, data: Data, seconds: float, *, of_pairs: bool) -> 
     """Build the walks that there is time for."""
     matrix, walks, left_out = matrix_of(links.answers("train"), links.num_nodes), dict[str, Walk](), []
     num_sources = sum(len(links.answers(split)[:, 0].unique()) for split in SPLITS[1:])
+    num_pairs = sum(len(data[f"{split}_{kind}"]) for split in SPLITS[1:] for kind in ("pairs", "negatives"))
     num_items, left, room = _count_items(links), seconds, MOST_BYTES
     for name, build in find_walks(links, matrix, data, of_pairs=of_pairs).items():
         is_ease = name.startswith("EASE")
@@ -154,7 +155,7 @@ def _affordable(links: Links, data: Data, seconds: float, *, of_pairs: bool) -> 
             left_out.append(name)
             continue
         walk = build()
-        cost = walk.seconds(num_sources) + is_ease * seconds_of_ease(links)
+        cost = walk.seconds(num_sources, num_pairs if of_pairs else None) + is_ease * seconds_of_ease(links)
         if cost > left and walks:
             left_out.append(name)
             continue

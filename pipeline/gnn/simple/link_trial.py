@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.gnn.ranking import NUMBERS, Direction, Links, find_known, place_of
 from parallel_epochs.pipeline.gnn.simple.walks import Scorer
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
-from parallel_epochs.pipeline.metrics import values_of_pairs, values_of_sources
+from parallel_epochs.pipeline.metrics import hits_at, values_of_pairs, values_of_sources
 from parallel_epochs.pipeline.names import ranks_at
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -44,7 +44,8 @@ class Trial:
 def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
     """Score the validation links and the pairs that they are compared with by several methods.
 
-    A metric that ranks all candidates is computed of the best ones of each method alone.
+    A metric that ranks all candidates is computed of the best ones of each method alone. In place of hits@K stands the
+    mean of that of K / 2, K and 2 K.
     """
     if ranks_at(task.metric):
         return _try_sources(task.metric, links, scorers)
@@ -52,9 +53,15 @@ def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
     columns = torch.stack([scorer.of_pairs(torch.cat([pairs, negatives])) for scorer in scorers], dim=1)
     each = len(negatives) // len(pairs) if task.has_own_negatives else 0
 
+    k = hits_at(task.metric)
+    # The score of the K-th negative alone is a matter of chance, which a choice would exploit.
+    metrics = {f"hits@{min(max(part, 1), len(negatives))}" for part in (k // 2, k, 2 * k)} if k else {task.metric}
+
     def values(scores: Tensor) -> Tensor:
         others = scores[len(pairs):]
-        return values_of_pairs(task.metric, scores[:len(pairs)], others.view(-1, each) if each else others)
+        found = [values_of_pairs(metric, scores[:len(pairs)], others.view(-1, each) if each else others)
+                 for metric in sorted(metrics)]
+        return torch.stack(found).mean(0)
 
     return Trial(columns, values)
 

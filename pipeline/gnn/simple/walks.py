@@ -61,10 +61,14 @@ class Walk:
         out._unit = unit
         return out
 
-    def seconds(self, num_sources: int) -> float:
-        """Estimate the time for all candidates of some sources, from the numbers of entries alone."""
+    def seconds(self, num_sources: int, num_pairs: int | None = None) -> float:
+        """Estimate the time for all candidates of some sources, from the numbers of entries alone.
+
+        Args:
+            num_pairs: that are scored instead; the last product is that of their rows and columns alone.
+        """
         entries, operations = self._first.nnz / max(self._first.shape[0], 1), 0.0
-        for before, step in zip([self._first, *self._middle], [*self._middle, self._last]):
+        for before, step in zip([self._first, *self._middle], [*self._middle, *[self._last] * (num_pairs is None)]):
             if isinstance(step, np.ndarray):
                 is_dense = entries > DENSE * step.shape[0]
                 operations += step.size * SPARSE_FLOPS / FLOPS if is_dense else entries * step.shape[1]
@@ -74,7 +78,8 @@ class Walk:
             branches = float(reached @ np.diff(step.tocsr().indptr)) / max(before.nnz, 1)
             operations += entries * branches
             entries = min(entries * branches, step.shape[1])
-        return num_sources * operations / SPARSE_FLOPS
+        of_pairs = (num_pairs or 0) * (entries + self._last.size / max(self._last.shape[1], 1))
+        return (num_sources * operations + of_pairs) / SPARSE_FLOPS
 
     def __call__(self, sources: Tensor, candidates: Tensor) -> Tensor:
         place, is_there = self._places(candidates)

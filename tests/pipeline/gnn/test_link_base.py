@@ -462,3 +462,33 @@ def test_a_conditional_logit_reads_what_is_picked_and_leaves_out_useless_methods
     changed = columns.clone()
     changed[3000:] = 7
     assert fit_logit(changed, picked, is_link=is_link, is_best=best, place=place).equal(weights)
+
+
+def test_the_choice_for_hits_at_k_does_not_hang_on_one_negative(tmp_path):
+    """One more negative above all links changes hits@1, which stays a third of what the methods are chosen by."""
+    data = people()
+    data.edge_attr = None
+    task = task_of(data, "hits@2")
+    trial = try_out(task, Links(data), [walks.Sum([(1.0, walks.by_degrees(walks.matrix_of(
+        Links(data).answers("train"), 60)))], Links(data).direct)])
+    scores = trial.columns[:, 0]
+    positive, negative = scores[:len(data.valid_pairs)], scores[len(data.valid_pairs):]
+    expected = sum(link_metric(f"hits@{k}", positive, negative) for k in (1, 2, 4)) / 3
+    assert float(trial.values(scores).mean()) == pytest.approx(expected)
+
+
+def test_a_method_of_pairs_is_not_left_out_for_the_time_that_all_candidates_would_take():
+    data = people(1000, 4000)
+    data.x, data.x_source = torch.rand(1000, 64), "data"
+    walk = walks.by_features(data)
+    assert walk.seconds(1000, 50) < walk.seconds(1000) / 100
+    assert "cosine of features" in link_base._affordable(Links(data), data, 0.2, of_pairs=True)
+
+
+@pytest.mark.parametrize("name, allows", [("ogbl-collab", True), ("ogbl-ddi", False)])
+def test_the_test_of_ogbl_collab_knows_validation_links(name, allows, ogb_toy):
+    keys = ["task=link", "data=ogb_link", f"data.name={name}", "partition=whole", "model.num_layers=2",
+            "task.base=none", "task.metric=mrr"]
+    for more, expected in (([], allows), (["task.valid_edges=false"], False), (["task.valid_edges=true"], True)):
+        config = cli.compose_config([*keys, f"data.folder={ogb_toy(name)}", *more])
+        assert (restore.open_graph(config).parts[0].task.test_data is not None) == expected

@@ -193,7 +193,8 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
     model, data = restored.setup.model, restored.setup.data
-    neighborhoods = model.find_paths(data.edge_index, data.num_nodes)
+    graph = restored.setup.task.test_data  # the toy of ogbl-collab, which allows validation links there
+    neighborhoods = model.find_paths(graph.edge_index, data.num_nodes)
     expected = model.decode(saved["embeddings"], pairs, neighborhoods).detach()
     torch.testing.assert_close(saved["logits"], expected)
     restore.save(dataclasses.replace(restored, chosen=None), options)
