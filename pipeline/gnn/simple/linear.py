@@ -30,6 +30,8 @@ STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 LOGITS = 4.0, -2.0
 # The columns of a hop are divided by nothing, by one number for all of them, or by the deviation of each.
 SCALINGS = ("none", "one", "each")
+# Columns that numbers are predicted by one at a time.
+MOST_LINES = 5
 # Steps of the optimiser at most, and the logit of a class that no row has.
 MOST_STEPS, ABSENT = 100, -30.0
 # Columns and scalings are compared on so many training rows at most, by regressions of these strengths.
@@ -205,6 +207,8 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield linear models of all training rows: of terms, and of columns."""
+    if inputs.labels.are_values and not inputs.are_graphs and inputs.width:
+        yield from _lines(inputs)
     if inputs.terms is None:
         yield from _methods_of_columns(inputs, seed)
         return
@@ -213,6 +217,26 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         yield from _methods_of_columns(inputs, seed)
     except TooLong as error:
         log.info("simple methods: linear models read the texts alone: %s", error)
+
+
+def _lines(inputs: Inputs) -> Iterator[Method]:
+    """Yield straight lines of single columns, those that the labels follow best: the value of today, of tomorrow's."""
+    chosen = inputs.labels.train[inputs.own]
+    x, y = inputs.hop(0)[chosen].double(), inputs.labels.y[inputs.own][chosen].double()
+    x, y = x - x.mean(0), (y - y.nanmean(0)).nan_to_num()
+    likeness = (x.t() @ y).square().sum(1) / x.square().sum(0)
+    for column in likeness.nan_to_num().topk(min(MOST_LINES, len(likeness))).indices.tolist():
+        yield Method("linear", f"a straight line of column {column}", partial(_fit_line, inputs, column), predict)
+
+
+def _fit_line(inputs: Inputs, column: int, known: Bool[Tensor, " num_rows"]) -> dict:
+    """Fit a straight line of one of the nodes' own columns; its weights are those of a model of all of them."""
+    fitted, rows = _scales(inputs, known, (0,), "none"), known[inputs.own]
+    own = _columns(inputs, fitted, rows)[:, [column]]
+    line = _fit_ridge(own, inputs.labels.y[inputs.own][rows], 1e6)
+    weight = torch.zeros(inputs.width + 1, line.size(1), dtype=torch.float64)
+    weight[[column, -1]] = line
+    return {**fitted, "weight": weight}
 
 
 def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:

@@ -199,6 +199,20 @@ def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(c
         torch.testing.assert_close(apply(base.fitted, data, task)[~train], base.rows[~train], rtol=1e-4, atol=1e-4)
 
 
+def test_numbers_may_follow_a_single_column(configure, tmp_path):
+    """Of many other columns whose values are far apart, a regression would make something."""
+    noise = torch.from_numpy(np.random.default_rng(0).standard_cauchy((NUM_NODES, 60))).float()
+    today = torch.randn(NUM_NODES, generator=torch.Generator().manual_seed(0))
+    tomorrow = torch.stack([today + 5, 2 * today], 1)
+    tomorrow[::7, 1] = math.nan
+    _, setup = found_of(configure(*write_graph(tmp_path / "values.pt", tomorrow, metric="rmse", x=torch.cat(
+        [noise[:, :30], today.unsqueeze(1), noise[:, 30:]], 1)), "data.degrees=false", *MODEL))
+    base = fit_base(setup.data, setup.task, "linear")
+    assert base.title.startswith("a straight line of column 30") and base.scores["test"] < 1e-3
+    rows = apply(base.fitted, setup.data, setup.task)
+    torch.testing.assert_close(rows, torch.stack([today + 5, 2 * today], 1), atol=1e-3, rtol=1e-3)
+
+
 def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     group = torch.arange(NUM_NODES) % 3
     values = torch.stack([group * 10.0, torch.where(group == 1, math.nan, group.float())], 1)
