@@ -56,6 +56,10 @@ class DataConfig:
                              choices=("sum", "log_sum", "counts"), shapes_graph=True)
     propagate: int = key(0, "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
                          "computed once on the whole graph and standardised.", minimum=0, below=100)
+    propagate_scale: str = key("each", "How neighbour means are scaled. each: every column to variance 1. one: the "
+                               "columns of a hop by one number, so that large columns, such as the first ones of a "
+                               "singular value decomposition, stay large.", choices=("each", "one"),
+                               unless={"data.propagate": (0,)})
     summaries: int = key(0, "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
                          "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
                          "over 2 to K hops the means of these.", minimum=0, below=4)

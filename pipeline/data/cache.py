@@ -59,6 +59,8 @@ LINKS_FORMAT, SCORES_FORMAT = 1, 1
 READ_BY = f"read by version {READING}"
 # End of the hash of a graph with columns of degrees.
 DEGREES = "-degrees"
+# That of one with averages over its edges, by data.propagate_scale.
+SCALES = {"each": "", "one": "-one"}
 # Types of the arrays and values of a prepared graph, as far as it has them.
 KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str, LOG_LABEL: bool,
         "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
@@ -99,8 +101,8 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    ending = f"-hops-{config.propagate}" if config.propagate else f"-summaries-{config.summaries}" * (
-        config.summaries > 0)
+    ending = f"-hops-{config.propagate}{SCALES[config.propagate_scale]}" if config.propagate else \
+        f"-summaries-{config.summaries}" * (config.summaries > 0)
     own, verify = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES), content_hash is None
     data = _load(config, cache_dir, content_hash=own, check=check, like=like)
     if degrees and not can_have_degrees(data):
@@ -134,7 +136,7 @@ def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending
         if num_hops:
             log.info("data: averaging %s over %s of the whole graph", count(num_features, "feature"),
                      count(num_hops, "hop"))
-            write_propagated(writer, data, num_hops)
+            write_propagated(writer, data, num_hops, scale=config.propagate_scale)
         else:
             log.info("data: summarising neighbours and edges over %s of the whole graph",
                      count(config.summaries, "hop"))
@@ -231,6 +233,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
     num_hops = config.propagate
     hops = [num_hops] if num_hops else [{"summaries": config.summaries}] if config.summaries else []
+    hops += [config.propagate_scale] * (num_hops > 0 and config.propagate_scale != "each")
     hops = [DEGREES] * config.counts_degrees + hops
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
@@ -252,7 +255,7 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         if config.counts_degrees:
             add_degrees(data)
         if num_hops:
-            data.x, data.hop_moments = propagate(data, num_hops)
+            data.x, data.hop_moments = propagate(data, num_hops, scale=config.propagate_scale)
         if config.summaries:
             summarise(data, config.summaries, config.find_marks(whole.get(FITTED)))
         _write_inspected(writer, data)
