@@ -96,6 +96,7 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         if rows.has_age:
             found = db.fetch("SELECT since FROM rows LEFT JOIN starts USING (id) ORDER BY number")
             columns[AGE] = np.nan_to_num(np.maximum(own - found["since"].to_numpy(), 0))
+        latest = -np.inf
         for events in rows.events:
             table = _fetch_events(db, sources[events.table], getattr(edges[events.table], events.end),
                                   cells[events.table], events.numbers)
@@ -103,6 +104,9 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
             found = summarise(table["code"].to_numpy(), table["time"].to_numpy(), values, code, own,
                               [span.length for span in rows.spans])
             columns |= dict(zip(events.columns(rows.spans), found, strict=True))
+            latest = max(latest, table["time"].to_numpy().max(initial=-np.inf))
+        if rows.spans and rows.events:
+            _warn_late(name, own[given["label"].is_valid().to_numpy()], rows.spans[0], latest)
         batch = pa.record_batch(columns)
         db.fill("made", batch.schema, iter([batch]))
     log.info("%s: %s at %s, with %s of what was before", name, count(len(own), "row"),
@@ -303,6 +307,13 @@ def _fetch_events(db: Database, source: Source, column: str, time: str, numbers:
                     for place, (option, name) in enumerate(numbers))
     return db.fetch(f"SELECT * EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
                     f"{source.relation}) JOIN codes USING (id)")
+
+
+def _warn_late(name: str, times: np.ndarray, span: Span, latest: float) -> None:
+    """Say how many labels look ahead beyond the last event, and may be too low."""
+    if num_late := int((times + span.length > latest).sum()):
+        log.warning("%s: the %s of %s with a label end later than the last event. If events are still to come, leave "
+                    "these rows out: their labels may be too low", name, span, count(num_late, "row"))
 
 
 def _kind(are_dates: bool) -> str:

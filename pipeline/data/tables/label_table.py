@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from parallel_epochs.pipeline.data.tables.spans import Span
 
-# The type of the rows, the relation from a row to its entity, and the columns of the name and the time of a row.
-TYPE, RELATION, ROWS, TIME = "label", "label_of", "#label", "#time"
+# The type of the rows, the relation from a row to its entity, named as that from a labelled edge to its source, and the
+# columns of the name and the time of a row.
+TYPE, RELATION, ROWS, TIME = "label", "label_source", "#label", "#time"
 # The column of the time for which an entity exists, where its table has a column of times.
 AGE = "time since start"
 

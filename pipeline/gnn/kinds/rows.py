@@ -1,12 +1,10 @@
 """The labels of a label table, each of a node at a time."""
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader
@@ -14,8 +12,8 @@ from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader
-from parallel_epochs.pipeline.gnn.tasks.row import RowTask, find_entities
-from parallel_epochs.pipeline.graph.edges import sort_edges
+from parallel_epochs.pipeline.gnn.tasks.edge import find_ends, with_both_ways
+from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 from parallel_epochs.pipeline.names import ROW_SEPARATOR
 from parallel_epochs.pipeline.run.tables import Columns
 
@@ -36,12 +34,10 @@ class RowKind(NodeKind):
                              "rows of a label table send nothing. Leave it out")
 
     def loader(self, clusters: ClusterLoader) -> Loader:
-        return EdgeLoader(clusters, find_entities(clusters.data).unsqueeze(1))
+        return EdgeLoader(clusters, find_ends(clusters.data))
 
     def undirected(self, data: Data) -> EdgeIndex:
-        first, (src, dst) = data.types.nodes_of(data.types.labelled).start, plain_edges(data.edge_index).long()
-        back = torch.stack([dst, src])[:, dst >= first]
-        return sort_edges(torch.cat([torch.stack([src, dst]), back], dim=1), data.num_nodes)[0]
+        return with_both_ways(data)
 
     def ids(self, predicted: Predicted) -> np.ndarray:
         return _part(super().ids(predicted), 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.method import Method
-from parallel_epochs.pipeline.gnn.tasks.row import find_entities
+from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.names import ROW_TIMES
 
 # Weight of the mean label of all among the earlier ones.
@@ -29,7 +29,7 @@ def _settings(inputs: Inputs, which: str, known: Tensor) -> dict:
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict the label of earlier known rows of the same node, and a little of the mean of all."""
-    entity, (asks, tells) = find_entities(inputs.data).numpy(), inputs.data[ROW_TIMES].numpy()
+    entity, (asks, tells) = find_ends(inputs.data)[:, 0].numpy(), inputs.data[ROW_TIMES].numpy()
     marks = inputs.labels.known(known)[inputs.own].any(1).numpy()
     y = inputs.labels.y[inputs.own].nan_to_num()
     told = np.flatnonzero(marks)

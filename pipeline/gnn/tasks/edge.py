@@ -50,7 +50,7 @@ class EdgeTask(NodeTask):
 
 
 def relations_of(data: Data) -> list[int]:
-    """Return the numbers of the relations from the nodes at either end to the labelled edges.
+    """Return the numbers of the relations to labelled edges from the nodes at either end, or to rows from their node.
 
     Raises:
         ValueError: the labels of the graph are not of edges.
@@ -58,17 +58,17 @@ def relations_of(data: Data) -> list[int]:
     own, relations = data.types.labelled, data.types.relations
     found = [[number for number, (_, name, target) in enumerate(relations)
               if target == own and name == f"rev_{own}_{end}"] for end in ENDS]
-    if own is None or not all(len(numbers) == 1 for numbers in found):
+    if own is None or not found[0]:
         raise ValueError("task=edge needs labels of edges, and those of this graph are of nodes: set task=node")
-    return [number for number, in found]
+    return [numbers[0] for numbers in found if numbers]
 
 
-def find_ends(data: Data) -> Int[Tensor, "num_edges 2"]:
-    """Return the nodes at both ends of each labelled edge; -1 where a table names none."""
+def find_ends(data: Data) -> Int[Tensor, "num_edges ends"]:
+    """Return the nodes at both ends of each labelled edge, -1 where a table names none; or the one of each row."""
     own = data.types.nodes_of(data.types.labelled)
     src, dst = plain_edges(data.edge_index).long()
-    found = torch.full((len(own), 2), -1)
-    for column, relation in enumerate(relations_of(data)):
+    found = torch.full((len(own), len(relations := relations_of(data))), -1)
+    for column, relation in enumerate(relations):
         of_end = data.edge_attr[:, 0] == relation
         found[dst[of_end] - own.start, column] = src[of_end]
     return found

@@ -3,11 +3,10 @@
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
 
@@ -19,7 +18,7 @@ class RowTask(NodeTask):
 
     @cached_property
     def _is_new(self) -> Bool[Tensor, " num_nodes"]:
-        data, entity = self._data, find_entities(self._data)
+        data, entity = self._data, find_ends(self._data)[:, 0]
         own, trained = data.types.nodes_of(data.types.labelled), torch.zeros(data.num_nodes, dtype=torch.bool)
         trained[entity[data.train_mask[own.start:own.stop]]] = True
         found = torch.zeros_like(trained)
@@ -36,13 +35,3 @@ class RowTask(NodeTask):
             if score == score:  # not NaN, which the metric of few rows may be
                 found[name] = score
         return found
-
-
-def find_entities(data: Data) -> Int[Tensor, " num_rows"]:
-    """Return the node that each row of a label table asks about."""
-    own = data.types.nodes_of(data.types.labelled)
-    src, dst = plain_edges(data.edge_index).long()
-    is_own = dst >= own.start
-    entity = torch.empty(len(own), dtype=torch.int64)
-    entity[dst[is_own] - own.start] = src[is_own]
-    return entity

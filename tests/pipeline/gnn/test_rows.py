@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.gnn.loaders.snapshots import num_snapshots, rows_o
 from parallel_epochs.pipeline.gnn.simple import rows
 from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.tasks.row import find_entities
+from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predict
 from tests.helpers.purchases import FUTURE, TIMES, change_future, make_labels, make_orders, write_purchases
@@ -51,7 +51,7 @@ def test_rows_are_nodes_with_the_label_the_time_and_the_node_of_the_table(folder
     data, table = opened(folder).data, make_labels(make_orders())
     own = data.types.nodes_of("label")
     assert data.types.labelled == "label" and len(own) == len(table) and data.types.names[-1] == "label"
-    assert [f"u{node}" for node in find_entities(data).tolist()] == table.id.tolist()
+    assert [f"u{node}" for node in find_ends(data)[:, 0].tolist()] == table.id.tolist()
     assert data.y[own.start:, 0].tolist() == table.label.tolist()
     for mask, times in zip(("train_mask", "valid_mask", "test_mask"), (TIMES[:3], TIMES[3:4], TIMES[4:]), strict=True):
         assert (data[mask][own.start:].numpy() == table.time.isin(times)).all() and not data[mask][:own.start].any()
@@ -70,8 +70,8 @@ def test_a_snapshot_has_the_edges_from_before_its_time_and_no_message_from_a_row
             relation == names.index("orders")].tolist())}
         assert found == set(zip(past.user, past.item)) and (src < 40).all()
         assert torch.equal(view.n_id[40:], rows_of(data, number)) and len(view.n_id) == 40 + 30
-        assert torch.equal(view.n_id[src[dst >= 40]], find_entities(data)[view.n_id[40:] - 40])
-        assert (relation == names.index("label_of")).sum() == 0
+        assert torch.equal(view.n_id[src[dst >= 40]], find_ends(data)[:, 0][view.n_id[40:] - 40])
+        assert (relation == names.index("label_source")).sum() == 0
 
 
 def test_fewer_snapshots_show_only_edges_from_before_the_earliest_of_their_times(folder):
@@ -155,6 +155,21 @@ def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training
     assert (found.score_label.to_numpy() == own[own.time == 100].score_label.to_numpy()).all()
 
 
+def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
+    labels = make_labels(make_orders())
+    write_purchases(tmp_path / "tables", labels=labels[labels.time < 100])
+    train(cli.compose_config(keys_of(tmp_path / "tables", "data.train_until=40", "data.valid_until=60",
+                                     "task.base=earlier", "task.candidate=inputs")), tmp_path / "run")
+    new = NewDataConfig(label_table=str(folder / "labels.csv"), known_labels="old")
+    scores = evaluate(EvaluateConfig(run=str(tmp_path / "run"), output=str(tmp_path / "new.csv"), data=new))
+    found = pd.read_csv(tmp_path / "new.csv").merge(labels, on=["id", "time"])
+    assert (found[found.split == "new"].time == 100).all() and (found.split == "new").sum() == 30
+    better = found[found.split == "new"]
+    pairs = np.sign(better.score_label[better.label == 1].to_numpy()[:, None] - better.score_label[
+        better.label == 0].to_numpy())
+    assert scores["new"] == pytest.approx((pairs + 1).mean() / 2, abs=1e-4)
+
+
 def test_the_metric_of_rows_about_new_nodes_stands_beside_that_of_all(folder, tmp_path):
     labels = make_labels(make_orders())
     labels = labels[(labels.time > 60) | (labels.id.str[1:].astype(int) % 2 == 0)]
@@ -180,7 +195,7 @@ def test_batches_have_each_training_row_once_with_the_node_that_it_asks_about(ov
         assert torch.equal(batch.x, data.x[batch.n_id])
         src, dst = batch.edge_index.as_tensor()
         ends = {int(batch.n_id[d]): int(batch.n_id[s]) for s, d in zip(src, dst) if learned[d]}
-        assert all(find_entities(data)[row - 40] == node for row, node in ends.items())
+        assert all(find_ends(data)[:, 0][row - 40] == node for row, node in ends.items())
         assert len(ends) == int(learned.sum())
     assert torch.equal(seen > 0, data.train_mask) and seen.max() == 1
     for stride in (2, 3):
@@ -205,7 +220,7 @@ def test_events_become_rows_at_the_begin_of_each_window_of_entities_that_exist_t
     first = data.types.nodes_of("label").start
     assert orders.day.min() == 0 and data.metric == metric
     label = [count if made == "count" else int(count > 0) for _, count in expected]
-    assert find_entities(data).tolist() == [number for number, _ in expected]
+    assert find_ends(data)[:, 0].tolist() == [number for number, _ in expected]
     assert data.y[first:, 0].tolist() == label
 
 
@@ -263,6 +278,14 @@ def test_wrong_keys_are_refused_in_one_line(overrides, message, folder):
         config.check()
         open_graph(config)
     assert "\n" not in str(caught.value)
+
+
+def test_labels_that_look_beyond_the_last_event_are_reported(folder, tmp_path, caplog):
+    opened(folder, f"cache_dir={tmp_path}")
+    opened(folder, f"cache_dir={tmp_path}", "data.rows.within=15")
+    assert [line.message for line in caplog.records if "later than the last event" in line.message] == [
+        f"{folder}/labels.csv: the 20 of 30 rows with a label end later than the last event. If events are still to "
+        "come, leave these rows out: their labels may be too low"] and make_orders().day.max() in range(115, 120)
 
 
 def test_windows_without_an_event_are_refused(tmp_path):
