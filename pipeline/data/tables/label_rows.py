@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.tables.heads import require
 from parallel_epochs.pipeline.data.tables.label_table import AGE, ROWS, TIME, RowTable
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.spans import Span
-from parallel_epochs.pipeline.data.tables.sql import Database
+from parallel_epochs.pipeline.data.tables.sql import Database, quote
 from parallel_epochs.pipeline.names import ROW_SEPARATOR
 from parallel_epochs.pipeline.run.words import count
 
@@ -86,29 +86,22 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
                                  f"{_kind(other)}. Give both as dates, or both as numbers")
         for span in rows.spans:
             span.check(are_dates)
-        given = db.fetch("SELECT number, id, time, shown, label, code FROM rows JOIN codes USING (id) ORDER BY number")
-        code, own = given["code"].to_numpy(), given["time"].to_numpy()
-        columns: dict[str, pa.Array | np.ndarray] = {
-            "number": given["number"].to_numpy(), "id": given["id"].combine_chunks(), TIME: own,
-            config.rows.label: given["label"].combine_chunks()}
-        columns[ROWS] = pa.array([f"{id}{ROW_SEPARATOR}{time}" for id, time in zip(
-            given["id"].to_pylist(), given["shown"].to_pylist())], pa.string())
-        if rows.has_age:
-            found = db.fetch("SELECT since FROM rows LEFT JOIN starts USING (id) ORDER BY number")
-            columns[AGE] = np.nan_to_num(np.maximum(own - found["since"].to_numpy(), 0))
-        latest = -np.inf
+        age = f', coalesce(greatest(time - since, 0), 0) AS "{AGE}"' if rows.has_age else ""
+        starts = " LEFT JOIN starts USING (id)" if rows.has_age else ""
+        given = db.fetch(f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label AS "
+                         f"{quote(config.rows.label)}, time AS {quote(TIME)}, code{age} FROM rows JOIN codes USING (id)"
+                         f"{starts} ORDER BY number")
+        code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
         for events in rows.events:
             table = _fetch_events(db, sources[events.table], getattr(edges[events.table], events.end),
                                   cells[events.table], events.numbers)
-            values = [table[f"v{place}"].to_numpy() for place in range(len(events.numbers))]
-            found = summarise(table["code"].to_numpy(), table["time"].to_numpy(), values, code, own,
-                              [span.length for span in rows.spans])
-            columns |= dict(zip(events.columns(rows.spans), found, strict=True))
+            found = summarise(table, code, own, [span.length for span in rows.spans])
+            for column, values in zip(events.columns(rows.spans), found, strict=True):
+                given = given.append_column(column, pa.array(values))
             latest = max(latest, table["time"].to_numpy().max(initial=-np.inf))
         if rows.spans and rows.events:
-            _warn_late(name, own[given["label"].is_valid().to_numpy()], rows.spans[0], latest)
-        batch = pa.record_batch(columns)
-        db.fill("made", batch.schema, iter([batch]))
+            _warn_late(name, own[given[config.rows.label].is_valid().to_numpy()], rows.spans[0], latest)
+        db.fill("made", given.schema, iter(given.to_batches()))
     log.info("%s: %s at %s, with %s of what was before", name, count(len(own), "row"),
              count(len(np.unique(own)), "time"), count(len(rows.columns()), "summary", "summaries"))
 
@@ -155,17 +148,14 @@ def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
     return Snapshots(starts, np.searchsorted(np.array(starts), times, side="right") - 1, np.stack([times, known]))
 
 
-def summarise(code: Int[np.ndarray, " num_events"], time: Float[np.ndarray, " num_events"],
-              values: list[Float[np.ndarray, " num_events"]], own_code: Int[np.ndarray, " num_rows"],
-              own_time: Float[np.ndarray, " num_rows"],
+def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time: Float[np.ndarray, " num_rows"],
               spans: list[float]) -> list[Float[np.ndarray, " num_rows"]]:
     """Summarise for each row the events of its entity that are earlier than the row.
 
     No later event changes a bit of the result: each sum is that of the events in its window, in one order.
 
     Args:
-        code: number of the entity of each event.
-        values: columns of numbers, NaN where a cell is empty.
+        events: its columns are the number of the entity of each event, its time, and numbers, NaN in empty cells.
         own_code, own_time: entity and time of each row.
         spans: lengths of windows that end at the time of the row, beside that of all time.
 
@@ -173,6 +163,7 @@ def summarise(code: Int[np.ndarray, " num_events"], time: Float[np.ndarray, " nu
         Columns in the order of their names in :mod:`pipeline.data.tables.label_table`. Where there is no event, sums
         and means are 0, and the time since it is that since the first event of all, or 0.
     """
+    code, time, *values = (column.to_numpy() for column in events.columns)
     order = np.lexsort((*values, time, code))
     code, time, values = code[order], time[order], [column[order] for column in values]
     distinct = np.unique(time)
@@ -305,8 +296,8 @@ def _fetch_events(db: Database, source: Source, column: str, time: str, numbers:
     """Read the events of the entities of the rows: number of the entity, time, and columns of numbers."""
     cells = "".join(f", coalesce({source.number(option, name)}::DOUBLE, 'nan'::DOUBLE) AS v{place}"
                     for place, (option, name) in enumerate(numbers))
-    return db.fetch(f"SELECT * EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
-                    f"{source.relation}) JOIN codes USING (id)")
+    return db.fetch(f"SELECT code, e.* EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
+                    f"{source.relation}) AS e JOIN codes USING (id)")
 
 
 def _warn_late(name: str, times: np.ndarray, span: Span, latest: float) -> None:

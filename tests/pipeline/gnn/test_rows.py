@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -87,7 +88,7 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
     code, time, paid = rng.integers(0, 5, 200), rng.integers(0, 50, 200) * 1.0, rng.normal(size=200)
     paid[::7] = np.nan
     own, at = rng.integers(0, 6, 60), rng.integers(0, 60, 60) * 1.0
-    found = summarise(code, time, [paid], own, at, [10.0])
+    found = summarise(pa.table({"code": code, "time": time, "v0": paid}), own, at, [10.0])
     for row in range(60):
         past = (code == own[row]) & (time < at[row])
         near, order = past & (time >= at[row] - 10), np.argsort(time[past], kind="stable")
@@ -105,8 +106,9 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
             np.testing.assert_allclose([found[place][row], found[place + 1][row]], [
                 known.sum(), known.mean() if len(known) else 0], atol=1e-12)
     early = at <= 30
-    other = summarise(np.append(code, [0, 3]), np.append(time, [30, 41]), [np.append(np.where(
-        time >= 30, paid * 9, paid), [1e9, 7])], own, at, [10.0])
+    more = {"code": np.append(code, [0, 3]), "time": np.append(time, [30, 41]),
+            "v0": np.append(np.where(time >= 30, paid * 9, paid), [1e9, 7])}
+    other = summarise(pa.table(more), own, at, [10.0])
     assert all(np.array_equal(a[early], b[early]) for a, b in zip(found, other, strict=True))
     assert not np.array_equal(found[0], other[0])
 
