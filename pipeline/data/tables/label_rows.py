@@ -15,13 +15,12 @@ from jaxtyping import Float, Int
 from parallel_epochs.pipeline.data.tables.heads import require
 from parallel_epochs.pipeline.data.tables.label_table import AGE, ROWS, TIME, RowTable
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
-from parallel_epochs.pipeline.data.tables.spans import Span
 from parallel_epochs.pipeline.data.tables.sql import Database, quote
 from parallel_epochs.pipeline.names import ROW_SEPARATOR
 from parallel_epochs.pipeline.run.words import count
 
 if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, TablesConfig
+    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, EventColumns, TablesConfig
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +78,13 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         else:
             assert rows.labels is not None
             table, end = rows.labels
-            name, are_dates = _count_events(db, config, sources[table], getattr(edges[table], end), cells[table])
-        for table in cells:
-            if (other := cells[table].startswith("epoch")) != are_dates:
-                raise ValueError(f"{name}: its times are {_kind(are_dates)}, and those of {sources[table].name} are "
-                                 f"{_kind(other)}. Give both as dates, or both as numbers")
-        for span in rows.spans:
-            span.check(are_dates)
+            name, are_dates = _count_events(db, config.events, rows, sources[table], getattr(edges[table], end),
+                                            cells[table])
+        if odd := [table for table, time in cells.items() if time.startswith("epoch") != are_dates]:
+            kinds = ("dates", "numbers") if are_dates else ("numbers", "dates")
+            raise ValueError(f"{name}: its times are {kinds[0]}, and those of {sources[odd[0]].name} are {kinds[1]}. "
+                             "Give both as dates, or both as numbers")
+        rows.check_span(are_dates)
         age = f', coalesce(greatest(time - since, 0), 0) AS "{AGE}"' if rows.has_age else ""
         starts = " LEFT JOIN starts USING (id)" if rows.has_age else ""
         given = db.fetch(f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label AS "
@@ -95,12 +94,14 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         for events in rows.events:
             table = _fetch_events(db, sources[events.table], getattr(edges[events.table], events.end),
                                   cells[events.table], events.numbers)
-            found = summarise(table, code, own, [span.length for span in rows.spans])
-            for column, values in zip(events.columns(rows.spans), found, strict=True):
+            found = summarise(table, code, own, [rows.length, 3 * rows.length] if rows.length else [])
+            for column, values in zip(events.columns(rows.span), found, strict=True):
                 given = given.append_column(column, pa.array(values))
             latest = max(latest, table["time"].to_numpy().max(initial=-np.inf))
-        if rows.spans and rows.events:
-            _warn_late(name, own[given[config.rows.label].is_valid().to_numpy()], rows.spans[0], latest)
+        ends = own[given[config.rows.label].is_valid().to_numpy()] + rows.length
+        if rows.length and rows.events and (num_late := int((ends > latest).sum())):
+            log.warning("%s: the %s of %s with a label end later than the last event. If events are still to come, "
+                        "leave these rows out: their labels may be too low", name, rows.span, count(num_late, "row"))
         db.fill("made", given.schema, iter(given.to_batches()))
     log.info("%s: %s at %s, with %s of what was before", name, count(len(own), "row"),
              count(len(np.unique(own)), "time"), count(len(rows.columns()), "summary", "summaries"))
@@ -140,7 +141,7 @@ def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
         number: of snapshots; 0: one for each time, :data:`MOST_SNAPSHOTS` at most.
     """
     times = read_times(db)
-    distinct, known = np.unique(times), times + rows.spans[0].length if rows.spans else times
+    distinct, known = np.unique(times), times + rows.length
     bins = np.array_split(distinct, min(number or MOST_SNAPSHOTS, len(distinct)))
     starts = [float(own[0]) for own in bins]
     log.info("snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
@@ -232,20 +233,19 @@ def _read_table(db: Database, config: "TablesConfig") -> tuple[str, bool]:
     return source.name, time.startswith("epoch")
 
 
-def _count_events(db: Database, config: "TablesConfig", source: Source, column: str,
+def _count_events(db: Database, keys: "EventColumns", rows: RowTable, source: Source, column: str,
                   time: str) -> tuple[str, bool]:
     """Count the events of each entity in windows, into the stage ``rows``, as :func:`_read_table` does.
 
     The windows follow each other from the first event. Each row is at the begin of a window, if its entity exists then:
     since the time in its table, or since an earlier event.
     """
-    keys, are_dates, has_start = config.events, time.startswith("epoch"), db.has("starts")
-    span = Span.read("data.events.within", str(keys.within))
-    span.check(are_dates)
+    are_dates, has_start = time.startswith("epoch"), db.has("starts")
+    rows.check_span(are_dates)
     db.stage("events", f"SELECT {source.text(column)} AS id, {time} AS time FROM {source.relation} "
              f"WHERE {source.text(column)} IS NOT NULL", "reading events", ordered=False)
     first, last = db.execute("SELECT min(time), max(time) FROM events")[0]
-    name, length = f"data.events: {source.name}", span.length
+    name, span, length = f"data.events: {source.name}", rows.span, rows.length
     if first is None:
         raise ValueError(f"{name}: there are no events")
     first = first // 86400 * 86400 if are_dates and length % 86400 == 0 else first  # windows begin at midnight
@@ -298,15 +298,3 @@ def _fetch_events(db: Database, source: Source, column: str, time: str, numbers:
                     for place, (option, name) in enumerate(numbers))
     return db.fetch(f"SELECT code, e.* EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
                     f"{source.relation}) AS e JOIN codes USING (id)")
-
-
-def _warn_late(name: str, times: np.ndarray, span: Span, latest: float) -> None:
-    """Say how many labels look ahead beyond the last event, and may be too low."""
-    if num_late := int((times + span.length > latest).sum()):
-        log.warning("%s: the %s of %s with a label end later than the last event. If events are still to come, leave "
-                    "these rows out: their labels may be too low", name, span, count(num_late, "row"))
-
-
-def _kind(are_dates: bool) -> str:
-    return "dates" if are_dates else "numbers"
-

@@ -14,7 +14,6 @@ from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, sho
 from parallel_epochs.pipeline.data.tables import label_table, labelled_edges
 from parallel_epochs.pipeline.data.tables.heads import ROW, is_there
 from parallel_epochs.pipeline.data.tables.label_table import RowTable
-from parallel_epochs.pipeline.data.tables.spans import Span
 from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
@@ -298,9 +297,7 @@ def _describe_rows(config: "TablesConfig", schema: TableSchema) -> RowTable:
             raise ValueError(f"data.events names {events.table}, which is no table of edges; there are "
                              f"{', '.join(schema.edges)}")
         made = events.table, events.of
-    within = labels.within if labels.within is not None else events.within
-    spans = [] if within is None else [Span.read("data.rows.within" if labels.within is not None else
-                                                 "data.events.within", within)]
+    key, within = ("data.events.within", events.within) if events.within else ("data.rows.within", labels.within)
     of_events = getattr(schema.edges[events.table], events.of) if events.table in schema.edges else None
     entity = labels.type or of_events or (next(iter(schema.nodes)) if len(schema.nodes) == 1 else None)
     if entity not in schema.nodes or made is not None and entity != of_events:
@@ -314,7 +311,7 @@ def _describe_rows(config: "TablesConfig", schema: TableSchema) -> RowTable:
     found = [label_table.Events(name, end, name if [name for name, _ in ends].count(name) == 1 else f"{name} {end}", [
         (option, column) for option, column in schema.edges[name].config.value_columns("edges") if option != "dates"])
         for name, end in ends]
-    return RowTable(str(entity), found, [own for span in spans for own in (span, span.times(3))],
+    return RowTable(str(entity), found, within, 0.0 if within is None else label_table.length_of(key, within),
                     config.time_column is not None and schema.nodes[str(entity)].nodes.path is not None, made)
 
 

@@ -1,7 +1,6 @@
 """The labels of a label table, each of a node at a time."""
 
 import numpy as np
-from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
@@ -46,17 +45,14 @@ class RowKind(NodeKind):
         if asked.output_nodes is not None:
             raise ValueError(f"output_nodes={asked.output_nodes} lists nodes, and this run predicts rows of a node and "
                              "a time. Name a table of the rows to predict by data.label_table=FILE")
+        if asked.output_type is not None:
+            raise ValueError(f"output_type={asked.output_type}: vectors of nodes are those of a time, and only rows of "
+                             "a label table have one. Leave it out")
         return super().read(asked, run, is_new=is_new)
 
     def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
         names = ids.ids_of(data, None)[numbers]
         return {ids.ID: _part(names, 0), "time": _part(names, 1)}
-
-    def find(self, given: list[str] | None, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | None:
-        if asked.output_type not in (None, data.types.labelled):
-            raise ValueError(f"output_type={asked.output_type}: vectors of nodes are those of a time, and only rows of "
-                             "a label table have one. Leave it out")
-        return super().find(given, data, whole, asked)
 
 
 def _part(names: np.ndarray, place: int) -> np.ndarray:
