@@ -9,6 +9,8 @@ SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
 # Pairs of nodes of a link task, each [num_pairs, 2]: those to be linked, and those of an evaluation that are not.
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
+# The times of the training pairs, followed by those of the validation pairs, where pairs are divided by time.
+PAIR_TIMES = "pair_times"
 # Columns of a table of pairs of nodes.
 PAIR_COLUMNS = ("source", "target")
 # Stands between the id and the time in the name of a row of a label table.

@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
 from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 from parallel_epochs.pipeline.graph.pairs import draw_targets, keep_edges
-from parallel_epochs.pipeline.names import FIRST_SOURCE, SPLITS
+from parallel_epochs.pipeline.names import FIRST_SOURCE, PAIR_TIMES, SPLITS
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.words import count
 
@@ -133,7 +133,7 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
         edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
     if own is not None:
         warn_of_copies(types, own, links, edges, graph.edge_attr[:, 0])
-    masks = _choose(graph, split, links, link_of_edge, own, origin)
+    masks, times = _choose(graph, split, links, link_of_edge, own, origin)
     is_other = link_of_edge < 0
     kept = (is_other | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
     edge_index = keep_edges(graph.edge_index, kept)
@@ -154,6 +154,8 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
         names[FITTED] = fitted
     if own is not None:
         names[RELATION] = own.number
+    if times is not None:
+        names[PAIR_TIMES] = torch.cat([times[mask] for mask in masks[:2]])
     out = Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
                num_categories=graph.num_categories, x_source=source, **names, **pairs,
                **masks_of_pairs(pairs, graph.num_nodes))
@@ -198,8 +200,8 @@ def find_links(edges: Int[Tensor, "2 num_edges"],
 
 
 def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor, own: LinkRelation | None,
-            origin: str) -> list[Bool[Tensor, " num_links"]]:
-    """Divide the links into training, validation and test."""
+            origin: str) -> tuple[list[Bool[Tensor, " num_links"]], Float[Tensor, " num_links"] | None]:
+    """Divide the links into training, validation and test; also return their times if these divide them."""
     if not len(links):
         raise ValueError(f"{origin} has no edge between two different nodes: there is no link to predict")
     sorted_times = None
@@ -215,7 +217,7 @@ def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
         masks = [first == number for number in range(3)]
         if not masks[0].any():
             raise ValueError(f"{origin}: no link has train in the column data.edges.split_column")
-        return masks
+        return masks, None
     groups = None
     if split.kind == "group":
         (order, groups), sorted_times = shuffle_groups(np.arange(len(links)), first.numpy(), split.seed), None
@@ -227,7 +229,7 @@ def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
         if not mask.any() and fraction > 1e-9 and split.until is None:
             raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is less "
                              "than one link. Give more edges or other fractions")
-    return masks
+    return masks, first if split.kind == "time" else None
 
 
 def _earliest(times: Float[Tensor, " num_edges"], link_of_edge: Int[Tensor, " num_edges"],

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import find_links, find_relation_links, find_sides, link_relation_of
 from parallel_epochs.pipeline.metrics import ranking_metric
-from parallel_epochs.pipeline.names import FIRST_SOURCE, SPLITS
+from parallel_epochs.pipeline.names import FIRST_SOURCE, PAIR_TIMES, SPLITS
 
 # Scores that are held at a time.
 NUMBERS = 1 << 24
@@ -74,6 +74,7 @@ class Links:
     def __init__(self, data: Data):
         self.num_nodes, self._pairs = data.num_nodes, {split: data[f"{split}_pairs"].long() for split in SPLITS}
         own, self._side = link_relation_of(data), None
+        self._times: Tensor | None = data.get(PAIR_TIMES)
         self.is_two_way, every = own is None, torch.arange(data.num_nodes)
         if own is not None:
             self.directions = [Direction(*(every[nodes.start:nodes.stop] for nodes in (own.source, own.target)))]
@@ -104,6 +105,13 @@ class Links:
         """Return a source and a target for each answer of a split, sorted by source."""
         pairs = self._pairs[split]
         return self._sort(torch.cat([pairs, pairs.flip(1)]) if self.is_two_way else pairs)
+
+    def timed(self) -> tuple[Int[Tensor, "num_answers 2"], Float[Tensor, " num_answers"]] | None:
+        """Return the answers of training and validation, and their times; none without times."""
+        if self._times is None:
+            return None
+        pairs = torch.cat([self._pairs[split] for split in SPLITS[:2]])
+        return (torch.cat([pairs, pairs.flip(1)]), self._times.repeat(2)) if self.is_two_way else (pairs, self._times)
 
     def known(self, split: str) -> Int[Tensor, "num_known 2"]:
         """Return the pairs that are linked before a split, both ways round, sorted by source."""

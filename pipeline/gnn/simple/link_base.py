@@ -119,7 +119,8 @@ def scorer_of(base: LinkBase, data: Data, task: LinkTask, *, of_test: bool) -> S
     """
     links = Links(with_pairs(data))
     known = [links.answers("train"), *[links.answers("valid")] * (of_test and task.test_data is not None)]
-    found = find_walks(links, matrix_of(torch.cat(known), links.num_nodes), data, of_pairs=not ranks_at(task.metric))
+    found = find_walks(links, matrix_of(torch.cat(known), links.num_nodes), data, of_pairs=not ranks_at(task.metric),
+                       asked=base.weights)
     if unknown := [name for name in base.weights if name not in found]:
         raise ValueError(f"the simple method of the run reads {unknown[0]}, which these data do not have. Train with "
                          "task.base=none")

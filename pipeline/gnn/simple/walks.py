@@ -1,7 +1,8 @@
 """Scores of pairs of nodes by the paths of links between them: they need no training."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
@@ -17,6 +18,8 @@ from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.gnn.ranking import Direction, Links
 from parallel_epochs.pipeline.gnn.simple.linear_links import columns_of, ease_weights, fit_columns, join_columns
 
+log = logging.getLogger(__name__)
+
 # A product is made of dense rows from this share of entries that are not 0.
 DENSE = 0.05
 # Pairs that are scored at a time.
@@ -27,9 +30,11 @@ PENALTIES = (300.0, 30.0, 100.0, 1000.0)
 FLOPS, SPARSE_FLOPS = 2e10, 1e8
 # Links of a path along several relations, and number of such paths, at most.
 LONGEST, MOST_PATHS = 3, 40
+# The part of the known links that is the latest.
+LATEST = 0.2
 # The methods that a source without links can be scored by, where candidates and where pairs are compared.
 POPULARITY, DEGREES = "popularity", "product of degrees"
-
+GAINED = "resource allocation to what like sources gained lately"
 
 
 class Scorer(Protocol):
@@ -149,7 +154,7 @@ class Sum:
 
 
 def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None = None, *,
-               of_pairs: bool = False) -> dict[str, Callable[[], Walk]]:
+               of_pairs: bool = False, asked: Collection[str] = ()) -> dict[str, Callable[[], Walk]]:
     """Name the walks that fit a graph, and how each is made.
 
     Args:
@@ -157,6 +162,7 @@ def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None =
         data: the graph, for walks along its other relations and for the features of its nodes. None: links alone.
         of_pairs: whether pairs of several sources are compared, so that the source counts too, and the order of two
             nodes does not where links have no direction.
+        asked: names that are needed: without times, all links count as the latest ones.
     """
     direction, candidates = links.directions[0], torch.cat([one.candidates for one in links.answered]).unique()
     found: dict[str, Callable[[], Walk]] = {
@@ -168,6 +174,14 @@ def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None =
         found |= {"resource allocation over two hops": partial(allocate_in_two_hops, matrix),
                   "cosine of neighbours": partial(by_neighbours, matrix)}
     found["resource allocation over three hops"] = partial(allocate_in_three_hops, matrix)
+    lately = latest_of(links, matrix)
+    if lately is None and any(name.endswith(" lately") for name in asked):
+        log.warning("the simple method asks for the latest links, and these have no times: all of them are read")
+        lately = matrix
+    if lately is not None:
+        found[GAINED] = partial(allocate_in_three_hops, matrix, lately)
+        if not of_pairs:
+            found["popularity lately"] = partial(by_popularity, lately)
     if data is not None:
         found |= dict(_along_relations(matrix, data))
         if data.types.homogeneous and data.get("x_source") == "data" and data.x.size(1):
@@ -201,6 +215,19 @@ def matrix_of(answers: Int[Tensor, "num_answers 2"], num_nodes: int) -> scipy.sp
     return found
 
 
+def latest_of(links: Links, matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array | None:
+    """Return the latest links of those in a matrix; none where links have no times."""
+    if (found := links.timed()) is None:
+        return None
+    pairs, times = found
+    source, target = (ends.numpy().copy() for ends in pairs.t())
+    is_known = torch.from_numpy(np.asarray(matrix[source, target]).reshape(-1) > 0)
+    if not bool(is_known.any()):
+        return None
+    known = times[is_known].sort().values
+    return matrix_of(pairs[is_known & (times >= known[int((1 - LATEST) * len(known))])], links.num_nodes)
+
+
 def by_popularity(links: scipy.sparse.csr_array) -> Walk:
     """Score a candidate by its number of links."""
     ones = scipy.sparse.csr_array(np.ones((links.shape[0], 1), np.float32))
@@ -232,13 +259,17 @@ def by_neighbours(links: scipy.sparse.csr_array) -> Walk:
     return Walk(by_row.T.tocsr(), by_row)
 
 
-def allocate_in_three_hops(links: scipy.sparse.csr_array) -> Walk:
+def allocate_in_three_hops(links: scipy.sparse.csr_array, last: scipy.sparse.csr_array | None = None) -> Walk:
     """Score a candidate by the sources that share a target with a source: the sum of 1 / (degree of that target times
     degree of the other source), over all such paths of links to the candidate.
 
     This is the second step of the diffusion of Zhou et al. (https://arxiv.org/abs/0707.0540).
+
+    Args:
+        last: the links that a path may end with. None: all of them.
     """
-    return Walk(_scaled(links, _inverse(links.sum(0))), _scaled(links.T.tocsr(), _inverse(links.sum(1))), links)
+    scaled = _scaled(links, _inverse(links.sum(0))), _scaled(links.T.tocsr(), _inverse(links.sum(1)))
+    return Walk(*scaled, links if last is None else last)
 
 
 def by_features(data: Data) -> Walk:

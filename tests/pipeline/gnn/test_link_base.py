@@ -492,3 +492,44 @@ def test_the_test_of_ogbl_collab_knows_validation_links(name, allows, ogb_toy):
     for more, expected in (([], allows), (["task.valid_edges=false"], False), (["task.valid_edges=true"], True)):
         config = cli.compose_config([*keys, f"data.folder={ogb_toy(name)}", *more])
         assert (restore.open_graph(config).parts[0].task.test_data is not None) == expected
+
+
+def changing_shop(folder):
+    """Write a table of who bought what when: old items for 17 months, and then new ones by other users each month."""
+    rng = np.random.default_rng(0)
+    rows = [(f"u{user}", f"i{rng.integers(60)}", month) for month in range(17) for user in range(0, 240, 4)]
+    rows += [(f"u{user}", f"j{rng.integers(10)}", 17 + user % 4) for user in range(240)]
+    pd.DataFrame(rows, columns=["user", "item", "month"]).to_csv(folder / "bought.csv", index=False)
+    return [*SMALL, "data=tables", f"data.edges.path={folder / 'bought.csv'}", "data.edges.source=user",
+            "data.edges.target=item", "data.edges.time=month", "data.split=time", "data.train_fraction=0.9",
+            "data.valid_fraction=0.05", f"cache_dir={folder / 'cache'}", "task.metric=recall@5"]
+
+
+def test_the_latest_links_are_known_ones(tmp_path):
+    config = cli.compose_config([*changing_shop(tmp_path), "task.base=none"])
+    data = restore.open_graph(config).parts[0].data
+    links = Links(data)
+    for splits in (["train"], ["train", "valid"]):
+        known = torch.cat([links.answers(split) for split in splits])
+        matrix = walks.matrix_of(known, links.num_nodes)
+        _, times = links.timed()
+        latest = walks.latest_of(links, matrix)
+        last = times[:len(known)].sort().values[int(0.8 * len(known))]
+        assert latest.nnz == int((times[:len(known)] >= last).sum()) < 0.4 * len(known)
+        assert (matrix - latest).min() >= 0  # no other link
+        every = torch.arange(links.num_nodes)
+        x, y = matrix.toarray(), latest.toarray()
+        expected = x / np.maximum(x.sum(0), 1) @ (x.T / np.maximum(x.sum(1), 1)) @ y
+        named = walks.find_walks(links, matrix, data)
+        np.testing.assert_allclose(named[walks.GAINED]()(every, every), expected, atol=1e-5)
+        np.testing.assert_allclose(named["popularity lately"]()(every, every)[0], y.sum(0))
+
+
+def test_a_run_reads_the_latest_links_where_tastes_change_and_all_of_other_data_without_times(tmp_path, caplog):
+    config = cli.compose_config(changing_shop(tmp_path))
+    setup = restore.open_graph(config).parts[0]
+    assert any(name.endswith(" lately") for name in setup.base.weights)
+    data = setup.data.clone()
+    del data.pair_times
+    scorer_of(setup.base, data, setup.task, of_test=True)
+    assert "the simple method asks for the latest links, and these have no times" in caplog.text
