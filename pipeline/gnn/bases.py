@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
+from parallel_epochs.pipeline.gnn.loaders.snapshots import size_of_pass
 from parallel_epochs.pipeline.gnn.simple.base import Base, fit_base
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
@@ -115,7 +116,7 @@ def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
     num_ranked, most = 0, MOST_TIMES * config.baselines.seconds
     if config.predicts_links and ranks_at(config.task.metric or data.metric):
         num_ranked = (len(data.valid_pairs) + len(data.test_pairs)) * data.num_nodes
-    whole = estimate.seconds_of_training(config, data.num_nodes, data.num_edges, num_ranked)
+    whole = estimate.seconds_of_training(config, *size_of_pass(data), num_ranked)
     return {"task.base_seconds": float(min(most, max(FEWEST_SECONDS, round(PART * whole))))}
 
 

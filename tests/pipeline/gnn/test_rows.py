@@ -9,7 +9,7 @@ import torch
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.tables.label_rows import summarise
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
-from parallel_epochs.pipeline.gnn.loaders.snapshots import num_snapshots, rows_of, take_snapshot
+from parallel_epochs.pipeline.gnn.loaders.snapshots import num_snapshots, rows_of, size_of_pass, take_snapshot
 from parallel_epochs.pipeline.gnn.simple import rows
 from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -61,6 +61,8 @@ def test_rows_are_nodes_with_the_label_the_time_and_the_node_of_the_table(folder
 def test_a_snapshot_has_the_edges_from_before_its_time_and_no_message_from_a_row(folder):
     data, orders = opened(folder).data, make_orders()
     assert num_snapshots(data) == len(TIMES)
+    views = [take_snapshot(data, number) for number in range(len(TIMES))]
+    assert size_of_pass(data) == (sum(view.num_nodes for view in views), sum(view.num_edges for view in views))
     for number, time in enumerate(TIMES):
         view = take_snapshot(data, number)
         src, dst = view.edge_index.as_tensor().long()
@@ -73,6 +75,13 @@ def test_a_snapshot_has_the_edges_from_before_its_time_and_no_message_from_a_row
         assert torch.equal(view.n_id[40:], rows_of(data, number)) and len(view.n_id) == 40 + 30
         assert torch.equal(view.n_id[src[dst >= 40]], find_ends(data)[:, 0][view.n_id[40:] - 40])
         assert (relation == names.index("label_source")).sum() == 0
+
+
+def test_nodes_without_columns_get_neither_means_nor_degrees_which_would_count_later_edges(folder, tmp_path):
+    keys = keys_of(folder, f"cache_dir={tmp_path}")
+    (tmp_path / "bare.yaml").write_text((folder / "schema.yaml").read_text().replace(", features: [price]", ""))
+    data = open_graph(cli.compose_config([*keys, f"data.schema={tmp_path / 'bare.yaml'}"])).parts[0].data
+    assert data.types.widths[1] == 0 and not data.x[30:40, :data.types.widths[2]].any() and not data.types.degrees
 
 
 def test_fewer_snapshots_show_only_edges_from_before_the_earliest_of_their_times(folder):
