@@ -135,8 +135,12 @@ def _predict_batches(setup: Setup, runs: torch.nn.Module, *, embeddings: bool) -
 
 
 def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
-                        common: dict[str, Any]) -> Callable[[int], Tensor]:
-    """Build what predicts every row of a graph; `common` is what every method takes."""
+                        common: dict[str, Any], *, is_snapshot: bool = False) -> Callable[[int], Tensor]:
+    """Build what predicts every row of a graph; `common` is what every method takes.
+
+    Args:
+        is_snapshot: whether the graph is one of a whole, in which its nodes have the numbers ``n_id``.
+    """
     if SNAPSHOT in data:
         return lambda round_: _predict_snapshots(data, setup, predict_batch, common, round_)
     config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
@@ -153,7 +157,7 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
         return whole
 
     def predict(batch: Data) -> tuple[Tensor, Tensor]:
-        batch = in_whole(batch, data) if "n_id" in data else batch
+        batch = in_whole(batch, data) if is_snapshot else batch
         return predict_batch(batch if table is None else table.attach(batch, device))
 
     def predict_all(round_: int) -> Tensor:
@@ -171,7 +175,8 @@ def _predict_snapshots(data: Data, setup: Setup, predict_batch: Predict, common:
     """Predict the rows of each snapshot from its graph; all other nodes have zeros."""
     total = torch.empty(0)
     for number in range(num_snapshots(data)):
-        found = _build_predictor_of(take_snapshot(data, number), setup, predict_batch, common)(round_)
+        view = take_snapshot(data, number)
+        found = _build_predictor_of(view, setup, predict_batch, common, is_snapshot=True)(round_)
         if len(found):  # not on other ranks than the first, where only the first can predict
             total, rows = total if len(total) else torch.zeros_like(found), rows_of(data, number)
             total[rows] = found[rows]
