@@ -146,8 +146,14 @@ class Model:
             asked = product_keys(config.trainer.name).predict(str(self.run.folder))
             vars(asked).update(given)
             schema.check_options(asked)
-            with _apart_from_the_caller(config):
-                product_of(config).predict(cli.saved_run(asked, config, self.run.shared), asked)
+            try:
+                with _apart_from_the_caller(config):
+                    product_of(config).predict(cli.saved_run(asked, config, self.run.shared), asked)
+            except ValueError as error:
+                text = str(error).replace("; skip_unknown=true leaves such rows out", "")
+                for key, argument in (("output_nodes", "sources"), ("candidates", "candidates")):
+                    text = text.replace(f"{key}={scratch}/{key}.csv", argument)
+                raise ValueError(text) from error
             return pd.read_parquet(f"{scratch}/top.parquet")
 
     def vectors(self) -> np.ndarray:

@@ -26,6 +26,9 @@ from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
+# A smaller part of the training pairs within clusters is worth a warning.
+FEW = 0.1
+
 
 class PairLoader:
     """Builds the batches of link prediction from those of clusters.
@@ -164,6 +167,9 @@ class PairLoader:
                  f"{self.num_batches:,}", f"{max(sizes):,}", self._num_negatives,
                  ", across the sides of the graph" if self._side is not None else "",
                  "; the pairs of a batch are hidden from its graph" if self._hide else "")
+        if num_kept < FEW * total:
+            log.warning("pairs: only %.1f%% of the training pairs lie within a cluster, and no other one is learned. "
+                        "Lower partition.num_parts, or set partition=metis or partition=whole", 100 * num_kept / total)
         if num_empty:
             log.warning("pairs: %s of %s clusters hold no training pair: their steps learn nothing. Lower "
                         "partition.num_parts", f"{num_empty:,}", f"{partition.num_parts:,}")
