@@ -58,6 +58,16 @@ def test_rows_are_nodes_with_the_label_the_time_and_the_node_of_the_table(folder
         assert (data[mask][own.start:].numpy() == table.time.isin(times)).all() and not data[mask][:own.start].any()
 
 
+def test_fractions_of_rows_have_their_borders_between_two_times(folder, tmp_path):
+    keys = ["data.train_until=null", "data.valid_until=null", "data.train_fraction=0.45", "data.valid_fraction=0.25"]
+    data = opened(folder, *keys).data
+    assert [int(data[mask].sum()) for mask in ("train_mask", "valid_mask", "test_mask")] == [60, 30, 60]
+    labels = make_labels(make_orders())
+    write_purchases(tmp_path, labels=labels[labels.time < 60])
+    with pytest.raises(ValueError, match="rows with labels have 2 times, and training, validation and test need one"):
+        opened(tmp_path, *keys)
+
+
 def test_a_snapshot_has_the_edges_from_before_its_time_and_no_message_from_a_row(folder):
     data, orders = opened(folder).data, make_orders()
     assert num_snapshots(data) == len(TIMES)
