@@ -67,7 +67,7 @@ class LinkKind(Kind):
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         task, data = self.config.task, self.config.data
-        across = data.links == "edges" and data.link_negatives == "sides"
+        across = data.links == "edges" and data.link_negatives != "all"
         return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
                           strict=task.strict_negatives, hide=task.hide_pairs, seed=self.config.seed,
                           side=sides_of(clusters.data) if across else None)
@@ -82,7 +82,7 @@ class LinkKind(Kind):
     def _reads_three_hops(self, task: LinkTask) -> bool:
         """Tell whether the paths between the nodes of a pair are those of three links."""
         asked, data = self.config.task, self.config.data
-        may_be_bipartite = data.links == "edges" and data.link_negatives == "sides"
+        may_be_bipartite = data.links == "edges" and data.link_negatives != "all"
         return asked.three_hops and asked.hide_pairs and (task.own is not None or (
             may_be_bipartite and task.is_bipartite))
 

@@ -14,7 +14,14 @@ from parallel_epochs.pipeline.data.cache import load_links, prepare_as
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
-from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, draw_unlinked, find_links, find_sides
+from parallel_epochs.pipeline.data.links import (
+    LinkSplit,
+    divide_links,
+    draw_hard,
+    draw_unlinked,
+    find_links,
+    find_sides,
+)
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
@@ -211,3 +218,23 @@ def test_keys_that_cannot_work_are_refused_before_anything_is_read(task, config,
 def test_find_links_names_each_link_once():
     pairs, link = find_links(torch.tensor([[1, 0, 3, 2, 2], [0, 1, 2, 2, 0]]), 4)
     assert pairs.tolist() == [[0, 1], [2, 0], [3, 2]] and link.tolist() == [0, 0, 2, -1, 1]
+
+
+@pytest.mark.parametrize("is_bipartite", [False, True])
+def test_hard_pairs_share_a_neighbour_and_are_no_links(is_bipartite):
+    rng = np.random.default_rng(0)
+    links = torch.from_numpy(rng.integers(0, 15, (40, 2)) + np.array([15, 0]) * is_bipartite)
+    links = links[links[:, 0] != links[:, 1]].unique(dim=0)
+    links = links[~(links[:, None].flip(2) == links).all(2).any(1)]
+    train = links[:len(links) // 2]
+    step, every = np.zeros((2, 30, 30), bool)
+    for matrix, pairs in ((step, train), (every, links)):
+        matrix[tuple(torch.cat([pairs, pairs.flip(1)]).t().numpy())] = True
+    reached = (step @ step @ step if is_bipartite else step @ step) & ~every & ~np.eye(30, dtype=bool)
+    num = int(reached.sum()) // 2
+    found = draw_hard(stream("test", 0), num, train, links, 30, "graph")
+    assert set(map(frozenset, found.tolist())) == set(map(frozenset, np.argwhere(reached).tolist()))
+    if is_bipartite:
+        assert bool((found[:, 0] >= 15).all())
+    with pytest.raises(ValueError, match=rf"{num:,} pairs of graph share a neighbour .* need {num + 1:,}"):
+        draw_hard(stream("test", 0), num + 1, train, links, 30, "graph")
