@@ -9,7 +9,8 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from parallel_epochs.scripts.bench import aggregate, graphs, growth, measure as measurements
+from parallel_epochs.pipeline.gnn.ranking import Best
+from parallel_epochs.scripts.bench import aggregate, graphs, growth, measure as measurements, top
 from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
@@ -60,6 +61,18 @@ def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
     monkeypatch.setattr(torch, "compile", lambda function: lambda: function() * 1.01)
     with pytest.raises(SystemExit, match="out"):
         aggregate._measure(case, data, 1, False)
+
+
+@pytest.mark.slow
+def test_the_likeliest_targets_are_those_of_numpy(monkeypatch, capsys):
+    monkeypatch.setattr(top, "NUMBERS", 1000)
+    top.bench_top(30, 200, 8, 5, repeat=1)
+    row, = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["ratio_median"]) > 0
+    monkeypatch.setattr(top, "find_best", lambda score, sources, number, *rest: Best(
+        *([sources] * 3), score(sources, rest[1].candidates)[:, :number]))
+    with pytest.raises(SystemExit, match="numpy finds other products"):
+        top.bench_top(30, 200, 8, 5, repeat=1)
 
 
 @pytest.mark.slow
