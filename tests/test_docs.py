@@ -44,7 +44,7 @@ MOST_WORDS = 900
 # In place of schemas that pages write.
 TABLE = ROOT / "docs" / "runs.csv"
 TYPED = (f"{{nodes:{{user:{{path:{TABLE},id:run,label:seed}},tag:{{}}}},"
-         f"edges:{{buys:{{path:{TABLE},source:user,target:tag}}}}}}")
+         f"edges:{{buys:{{path:{TABLE},source:user,target:tag,time:seed}}}}}}")
 # The part by which a loss may rise from the first round to the last, without and with a metric that is no worse.
 RISE, MOST_RISE = 0.05, 2.0
 

@@ -343,7 +343,8 @@ def draw_hard(rng: np.random.Generator, count: int, known: Int[Tensor, "num_know
     """Draw different pairs without a link that share a neighbour, all with the same probability; of a bipartite graph,
     pairs that paths of three links join, since no others can be links there.
 
-    Such pairs tell more of a model than random ones (HeaRT, https://arxiv.org/abs/2306.10453).
+    Such pairs tell more of a model than random ones. It is simpler than HeaRT (https://arxiv.org/abs/2306.10453),
+    which replaces one end of each link and ranks the others by several indices.
 
     Args:
         known: links of the training, which paths follow.
@@ -356,17 +357,19 @@ def draw_hard(rng: np.random.Generator, count: int, known: Int[Tensor, "num_know
     ones = np.ones(len(source), np.bool_)
     step = scipy.sparse.coo_array((ones, (source, target)), (num_nodes,) * 2).tocsr()
     side = find_sides(links, num_nodes)
-    size = float(np.square(np.diff(step.indptr), dtype=np.float64).sum())
+    degree = np.diff(step.indptr).astype(np.float64)
+    number, size = ("two", degree @ degree) if side is None else ("three", degree @ (step @ degree))
     if size > MOST_PATHS:
-        raise ValueError(f"data.link_negatives=hard: {origin} has {size:.2g} paths of two links, more than "
+        raise ValueError(f"data.link_negatives=hard: {origin} has {size:.2g} paths of {number} links, more than "
                          f"{MOST_PATHS:,}. Leave it out")
     reached = (step @ step if side is None else step @ step @ step).tocoo()
     low, high = (torch.from_numpy(ends).long() for ends in reached.coords)
     keys = (low * num_nodes + high)[low < high]
     keys = keys[~torch.isin(keys, links.amin(1) * num_nodes + links.amax(1))]
     if len(keys) < count:
-        raise ValueError(f"data.link_negatives=hard: {len(keys):,} pairs of {origin} share a neighbour and are no "
-                         f"links, but validation and test need {count:,}. Leave it out, or raise data.train_fraction")
+        raise ValueError(f"data.link_negatives=hard: {len(keys):,} pairs of {origin} are joined by paths of "
+                         f"{number} links and are no links, but validation and test need {count:,}. Leave it out, or "
+                         "raise data.train_fraction")
     chosen = keys[torch.from_numpy(rng.permutation(len(keys))[:count])]
     pairs = torch.stack([chosen // num_nodes, chosen % num_nodes], dim=1)
     if side is None or not bool((side[links[:, 0]] == side[links[0, 0]]).all()):

@@ -263,8 +263,8 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
                          ". Use the versions of scikit-learn and torch that summary.json names, or train again")
     share = kept.share
     if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):
-        log.warning("the network answers alone, since %s reads labels of neighbours, and none are known here",
-                    kept.title)
+        log.warning("the network answers alone, since %s reads labels, and none are known here. Give a table with the "
+                    "known ones too, and data.known_labels=all", kept.title)
         share = 0.0
         if kept.thresholds is not None:
             predicted = replace(predicted, thresholds=torch.tensor(kept.thresholds, dtype=torch.float64))

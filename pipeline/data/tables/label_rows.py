@@ -37,7 +37,8 @@ class Snapshots:
     Attributes:
         starts: time of each snapshot, ascending.
         of_rows: snapshot of each row.
-        times: of each row, and behind them the times at which their labels are known [2, num_rows].
+        times: of each row, and behind them the times at which their labels are known, infinite if nothing tells them
+            [2, num_rows].
     """
 
     starts: list[float]
@@ -94,10 +95,13 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         for events in rows.events:
             table = _fetch_events(db, sources[events.table], getattr(edges[events.table], events.end),
                                   cells[events.table], events.numbers)
-            found = summarise(table, code, own, [rows.length, 3 * rows.length] if rows.length else [])
+            first, last = db.execute(f"SELECT coalesce(min({cells[events.table]}), 'inf'::DOUBLE), "
+                                     f"coalesce(max({cells[events.table]}), '-inf'::DOUBLE) FROM "
+                                     f"{sources[events.table].relation}")[0]
+            found = summarise(table, code, own, [rows.length, 3 * rows.length] if rows.length else [], first)
             for column, values in zip(events.columns(rows.span), found, strict=True):
                 given = given.append_column(column, pa.array(values))
-            latest = max(latest, table["time"].to_numpy().max(initial=-np.inf))
+            latest = max(latest, last)
         ends = own[given[config.rows.label].is_valid().to_numpy()] + rows.length
         if rows.length and rows.events and (num_late := int((ends > latest).sum())):
             log.warning("%s: the %s of %s with a label end later than the last event. If events are still to come, "
@@ -141,7 +145,7 @@ def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
         number: of snapshots; 0: one for each time, :data:`MOST_SNAPSHOTS` at most.
     """
     times = read_times(db)
-    distinct, known = np.unique(times), times + rows.length
+    distinct, known = np.unique(times), times + (rows.length or np.inf)
     bins = np.array_split(distinct, min(number or MOST_SNAPSHOTS, len(distinct)))
     starts = [float(own[0]) for own in bins]
     log.info("snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
@@ -150,7 +154,7 @@ def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
 
 
 def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time: Float[np.ndarray, " num_rows"],
-              spans: list[float]) -> list[Float[np.ndarray, " num_rows"]]:
+              spans: list[float], start: float) -> list[Float[np.ndarray, " num_rows"]]:
     """Summarise for each row the events of its entity that are earlier than the row.
 
     No later event changes a bit of the result: each sum is that of the events in its window, in one order.
@@ -159,6 +163,7 @@ def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time
         events: its columns are the number of the entity of each event, its time, and numbers, NaN in empty cells.
         own_code, own_time: entity and time of each row.
         spans: lengths of windows that end at the time of the row, beside that of all time.
+        start: time of the first event of all entities, also of those that no row asks about.
 
     Returns:
         Columns in the order of their names in :mod:`pipeline.data.tables.label_table`. Where there is no event, sums
@@ -176,7 +181,7 @@ def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time
     first, end = np.searchsorted(code, own_code), first_since(own_time)
     begins = [first, *(first_since(own_time - span) for span in spans)]
     found = [(end - begin).astype(np.float64) for begin in begins]
-    earliest = np.minimum(distinct[0], own_time) if len(distinct) else own_time
+    earliest = np.minimum(start, own_time)
     padded = np.append(time, 0.0)
     for place in (np.maximum(end - 1, 0), first):
         found.append(own_time - np.where(end > first, padded[place], earliest))

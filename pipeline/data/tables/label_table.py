@@ -72,7 +72,8 @@ class RowTable:
         """Refuse a span with a unit where times are numbers, and one without where they are dates."""
         if self.span is not None and self.span[-1].isalpha() != are_dates:
             kind, mend = ("dates", "a unit, as in 30d") if are_dates else ("numbers", "no unit")
-            raise ValueError(f"within={self.span} does not fit times that are {kind}. Give {mend}")
+            key = "data.rows.within" if self.labels is None else "data.events.within"
+            raise ValueError(f"{key}={self.span} does not fit times that are {kind}. Give {mend}")
 
 
 def length_of(key: str, span: str) -> float:

@@ -321,6 +321,9 @@ def _add_rows(config: "TablesConfig", schema: TableSchema, rows: RowTable) -> No
     if label_table.TYPE in schema.nodes:
         raise ValueError(f"data.schema: {label_table.TYPE} is a type of nodes, and the name of the rows of the label "
                          "table. Rename the type")
+    if label_table.RELATION in schema.edges:
+        raise ValueError(f"data.schema: edges.{label_table.RELATION} has the name of the edges from the rows of the "
+                         "label table. Rename it")
     path = config.label_table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.path
     table = config.rows.table if rows.labels is None else schema.edges[rows.labels[0]].config.edges.table
     plain = _replace(config, schema=None, label_table=None, events=usual.events, nodes=usual.nodes, edges=usual.edges,

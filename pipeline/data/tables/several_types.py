@@ -124,8 +124,9 @@ def write_store(config: TablesConfig, db: Database, writer: StoreWriter, on_stag
     sources = _open_edges(db, config, tables)
     nodes = _read_types(db, tables, sources, known, labels_of(learned, config, begins))
     check_counts({name: own.num_nodes for name, own in nodes.items()}, origin)
+    last_training = _last_training(db, nodes, tables)
     edges = [_join_edges(db, number, name, tables, sources[name], nodes,
-                         None if known is None else known[len(nodes) + number], _last_training(db, nodes, tables))
+                         None if known is None else known[len(nodes) + number], last_training)
              for number, name in enumerate(tables.edges)]
     nodes = {name: _learn_features(db, own, tables, nodes, edges, is_new=learned is None)
              for name, own in nodes.items()}
@@ -291,11 +292,19 @@ def _learn_features(db: Database, own: ReadNodes, tables: TableSchema, nodes: di
 
 
 def _last_training(db: Database, nodes: dict[str, ReadNodes], tables: TableSchema) -> float | None:
-    """Return the time of the last training row of a label table; none without such a table, or labels."""
+    """Return the time of the last training row of a label table; none without such a table, or labels.
+
+    A warning says how many training labels tell of the time of validation.
+    """
     if tables.rows is None or (labels := nodes[label_table.TYPE].labels) is None:
         return None
     times = label_rows.read_times(db)
-    return float(times[labels.masks[0].numpy()].max(initial=times.min()))
+    train, valid = (times[mask.numpy()] for mask in labels.masks[:2])
+    if num_late := int((train + tables.rows.length > valid.min(initial=np.inf)).sum()):
+        log.warning("the %s of %s end later than the first validation row, so that their labels tell of its time. "
+                    "Leave out the rows between data.train_until and the first validation row", tables.rows.span,
+                    count(num_late, "training row"))
+    return float(train.max(initial=times.min()))
 
 
 def _join_edges(db: Database, number: int, name: str, tables: TableSchema, source: Source, nodes: dict[str, ReadNodes],

@@ -111,11 +111,12 @@ class Source:
             name, row, (value,) = found
             problem = "is empty" if value is None else f"holds {value!r}, which is not a date" if not are_numbers else (
                 f"holds {value!r}, which is not a number")
-            kinds, mend = ("times are numbers in every row, or dates", "leave it out, or set data.split=random")
+            kinds, mend = "times are numbers in every row, or dates", "leave it out" + (
+                "" if option == "data.rows.time" else ", or set data.split=random")
             if is_feature:
-                kinds, mend = "cells are empty, or dates", f"or give a column of numbers as one of {self.key}.features"
+                kinds, mend = "cells are empty, or dates", f"give a column of numbers as one of {self.key}.features"
             raise ValueError(f"{name}: row {row}, column {column} {problem}; {kinds} such as 2024-05-31 or 2024-05-31 "
-                             f"18:00+02:00 in every row ({option}). Correct the row, {mend}")
+                             f"18:00+02:00 in every row ({option}). Correct the row, or {mend}")
         if not are_numbers and filled[0]:
             log.info("%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC", self.name,
                      column, f"{filled[3]:,}", f"{filled[0]:,}")

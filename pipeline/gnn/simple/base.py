@@ -23,7 +23,7 @@ from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, check_finite
-from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
+from parallel_epochs.pipeline.names import LOWER_IS_BETTER, ROW_TIMES, SPLITS, merit
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.errors import one_line
 
@@ -88,7 +88,8 @@ def names_of(data: Data, task: NodeTask) -> list[str]:
     if isinstance(task, EdgeTask):
         return list(EDGES)
     if isinstance(task, RowTask):
-        return list(ROWS)
+        # Without a span, nobody knows when a label is known.
+        return [name for name in ROWS if name != "earlier" or bool(data[ROW_TIMES][1].isfinite().any())]
     if data.x is None or not data.x.size(1):
         return [name for name in NODES if name != "linear"]
     return [*NODES, *[SMOOTHED] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]

@@ -45,8 +45,10 @@ def _invert(links: scipy.sparse.csr_array, penalty: float) -> np.ndarray:
     matrix = (links.T @ links).toarray(order="F")
     matrix[np.diag_indices_from(matrix)] += penalty
     # In place, the lower triangle alone: a third of the time of a general inverse, and half of its memory.
-    factor, _ = lapack.dpotrf(matrix, lower=1, overwrite_a=1, clean=0)
-    inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    factor, failed = lapack.dpotrf(matrix, lower=1, overwrite_a=1, clean=0)
+    inverse, fails = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    if failed or fails:
+        raise np.linalg.LinAlgError(f"the matrix of EASE with penalty {penalty:g} cannot be inverted")
     weights, diagonal = inverse.astype(np.float32), np.diag(inverse).astype(np.float32)
     del matrix, factor, inverse
     for row in range(len(weights)):

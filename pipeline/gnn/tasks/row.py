@@ -9,6 +9,9 @@ from torch import Tensor
 from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
+# A metric of fewer rows says little.
+FEWEST = 30
+
 
 class RowTask(NodeTask):
     """Predicts the labels of rows as :class:`NodeTask` does those of nodes.
@@ -27,11 +30,13 @@ class RowTask(NodeTask):
 
     def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
                official: bool = False) -> dict[str, float]:
-        """Compute the metric on the rows of each split, and as ``new@valid`` and ``new`` on new ones of two splits."""
+        """Compute the metric on the rows of each split, and as ``_of_new@valid`` and ``_of_new`` on new ones of two
+        splits, unless there are few. Other data than those of the training do not tell which rows are new.
+        """
         found = super().scores(model, rows, official=official)
         for name, split in ((f"{self.metric}_of_new@valid", "valid"), (f"{self.metric}_of_new", "test")):
             chosen = self._data[f"{split}_mask"] & self._is_new
             score = self._score(rows[chosen], self._data.y[chosen], official)
-            if score == score:  # not NaN, which the metric of few rows may be
+            if "split_names" not in self._data and int(chosen.sum()) >= FEWEST and score == score:  # not NaN
                 found[name] = score
         return found

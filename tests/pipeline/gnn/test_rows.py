@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.gnn.loaders.snapshots import num_snapshots, rows_o
 from parallel_epochs.pipeline.gnn.simple import rows
 from parallel_epochs.pipeline.gnn.simple.base import fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.tasks import row as tasks_row
 from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predict
@@ -107,7 +108,7 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
     code, time, paid = rng.integers(0, 5, 200), rng.integers(0, 50, 200) * 1.0, rng.normal(size=200)
     paid[::7] = np.nan
     own, at = rng.integers(0, 6, 60), rng.integers(0, 60, 60) * 1.0
-    found = summarise(pa.table({"code": code, "time": time, "v0": paid}), own, at, [10.0])
+    found = summarise(pa.table({"code": code, "time": time, "v0": paid}), own, at, [10.0], time.min())
     for row in range(60):
         past = (code == own[row]) & (time < at[row])
         near, order = past & (time >= at[row] - 10), np.argsort(time[past], kind="stable")
@@ -127,7 +128,7 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
     early = at <= 30
     more = {"code": np.append(code, [0, 3]), "time": np.append(time, [30, 41]),
             "v0": np.append(np.where(time >= 30, paid * 9, paid), [1e9, 7])}
-    other = summarise(pa.table(more), own, at, [10.0])
+    other = summarise(pa.table(more), own, at, [10.0], time.min())
     assert all(np.array_equal(a[early], b[early]) for a, b in zip(found, other, strict=True))
     assert not np.array_equal(found[0], other[0])
 
@@ -176,6 +177,20 @@ def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training
     assert (found.score_label.to_numpy() == own[own.time == 100].score_label.to_numpy()).all()
 
 
+def test_the_prediction_of_a_row_does_not_depend_on_the_others_of_its_table(folder, tmp_path):
+    """Not even where nothing has happened at its node yet."""
+    run, orders = tmp_path / "run", make_orders()
+    train(cli.compose_config(keys_of(folder, "task.base=trees", "task.candidate=inputs", "train.epochs=1")), run)
+    bare = next(f"u{number}" for number in range(30) if not (orders[orders.day < 20].user == f"u{number}").any())
+    found = []
+    for name in ([bare], [f"u{number}" for number in range(30)]):
+        pd.DataFrame({"id": name, "time": 20}).to_csv(tmp_path / "asked.csv", index=False)
+        predict(EvaluateConfig(run=str(run), output=str(tmp_path / "new.csv"),
+                               data=NewDataConfig(label_table=str(tmp_path / "asked.csv"))))
+        found.append(pd.read_csv(tmp_path / "new.csv").set_index("id").score_label[bare])
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
 def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
     labels = make_labels(make_orders())
     write_purchases(tmp_path / "tables", labels=labels[labels.time < 100])
@@ -188,10 +203,18 @@ def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
     better = found[found.split == "new"]
     pairs = np.sign(better.score_label[better.label == 1].to_numpy()[:, None] - better.score_label[
         better.label == 0].to_numpy())
-    assert scores["new"] == pytest.approx((pairs + 1).mean() / 2, abs=1e-4)
+    assert scores["new"] == pytest.approx((pairs + 1).mean() / 2, abs=1e-4) and set(scores) == {"old", "new"}
 
 
-def test_the_metric_of_rows_about_new_nodes_stands_beside_that_of_all(folder, tmp_path):
+def test_without_a_span_no_label_is_known_to_others(folder):
+    setup = opened(folder, "data.rows.within=null")
+    assert bool(setup.data.row_times[1].isinf().all())
+    with pytest.raises(ValueError, match="task.base=earlier is no simple method for this data"):
+        fit_base(setup.data, setup.task, "earlier")
+
+
+def test_the_metric_of_rows_about_new_nodes_stands_beside_that_of_all(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks_row, "FEWEST", 15)
     labels = make_labels(make_orders())
     labels = labels[(labels.time > 60) | (labels.id.str[1:].astype(int) % 2 == 0)]
     write_purchases(tmp_path / "tables", labels=labels)
@@ -307,6 +330,14 @@ def test_labels_that_look_beyond_the_last_event_are_reported(folder, tmp_path, c
     assert [line.message for line in caplog.records if "later than the last event" in line.message] == [
         f"{folder}/labels.csv: the 20 of 30 rows with a label end later than the last event. If events are still to "
         "come, leave these rows out: their labels may be too low"] and make_orders().day.max() in range(115, 120)
+
+
+def test_training_labels_that_tell_of_the_time_of_validation_are_reported(folder, tmp_path, caplog):
+    opened(folder, f"cache_dir={tmp_path}")
+    opened(folder, f"cache_dir={tmp_path}", "data.rows.within=21")
+    assert [line.message for line in caplog.records if "first validation row" in line.message] == [
+        "the 21 of 30 training rows end later than the first validation row, so that their labels tell of its time. "
+        "Leave out the rows between data.train_until and the first validation row"]
 
 
 def test_windows_without_an_event_are_refused(tmp_path):
