@@ -77,7 +77,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 def assert_composes(overrides: list[str], name: str = "config") -> None:
     """Compose a configuration; of the values of a sweep, the first."""
-    overrides = [re.sub(r"=([^,\[(]*),.*", r"=\1", override)
+    overrides = [re.sub(r"=([^,\[({]*),.*", r"=\1", override)
                  for override in overrides if override not in ("-m", "--help")]
     if name == "config":
         schema = TYPED.replace(",label:seed", "").replace("target:tag", "target:tag,label:seed") if (

@@ -93,12 +93,10 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
                          f"{starts} ORDER BY number")
         code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
         for events in rows.events:
-            table = _fetch_events(db, sources[events.table], getattr(edges[events.table], events.end),
-                                  cells[events.table], events.numbers)
-            first, last = db.execute(f"SELECT coalesce(min({cells[events.table]}), 'inf'::DOUBLE), "
-                                     f"coalesce(max({cells[events.table]}), '-inf'::DOUBLE) FROM "
-                                     f"{sources[events.table].relation}")[0]
-            found = summarise(table, code, own, [rows.length, 3 * rows.length] if rows.length else [], first)
+            source, end, time = sources[events.table], getattr(edges[events.table], events.end), cells[events.table]
+            first, last = _first_and_last(db, source, time)
+            found = summarise(_fetch_events(db, source, end, time, events.numbers), code, own,
+                              [rows.length, 3 * rows.length] if rows.length else [], first)
             for column, values in zip(events.columns(rows.span), found, strict=True):
                 given = given.append_column(column, pa.array(values))
             latest = max(latest, last)
@@ -295,6 +293,12 @@ def _read_start(db: Database, entities: "TablesConfig", column: str) -> None:
     time = source.time(db, column, "data.time_column", may_be_empty=True)
     db.stage("starts", f"SELECT {source.text(entities.nodes.id)} AS id, min({time}) AS since FROM {source.relation} "
              "GROUP BY ALL", "reading times", ordered=False)
+
+
+def _first_and_last(db: Database, source: Source, time: str) -> tuple[float, float]:
+    """Return the times of the first and the last event; of no events, infinity and minus infinity."""
+    return db.execute(f"SELECT coalesce(min({time}), 'inf'::DOUBLE), coalesce(max({time}), '-inf'::DOUBLE) FROM "
+                      f"{source.relation}")[0]
 
 
 def _fetch_events(db: Database, source: Source, column: str, time: str, numbers: list[tuple[str, str]]) -> pa.Table:
