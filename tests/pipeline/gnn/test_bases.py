@@ -322,7 +322,8 @@ def test_a_run_with_a_base_that_is_far_below_has_one_candidate(configure, tmp_pa
 FITS = {"typed": ["model=rgcn"], "own class": ["model=custom", "model.path=tests.helpers.nets.Net"]}
 
 
-@pytest.mark.parametrize("kind", ["classes", "tasks", "values", "typed", "own class", "graphs"])
+@pytest.mark.parametrize("kind", ["classes", "values", "typed", "graphs", *(
+    pytest.param(each, marks=pytest.mark.slow) for each in ("tasks", "own class"))])
 def test_a_run_that_names_no_method_begins_at_the_best_one(kind, tmp_path):
     """It predicts what its summary says, and its predictions can be calibrated."""
     data = write_hetero(tmp_path) + SMALL if kind == "typed" else [
