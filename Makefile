@@ -8,7 +8,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs wheel
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs wheel \
+	gpu-packages
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -49,6 +50,16 @@ test-slurm: $(VENV)/.installed-test
 # On a machine with an NVIDIA GPU: the Triton kernels, and training.
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu
+
+# The packages that a machine with a GPU, torch and PyG may lack, for its Python 3.12: 11 MB in build/gpu-packages.
+# One of them has no wheel, and is Python alone.
+GPU_PACKAGES := hydra-core omegaconf pymetis ogb outdated littleutils beartype pytest-timeout
+gpu-packages: $(VENV)/.installed
+	rm -rf build/gpu-packages
+	$(INSTALL) --target build/gpu-packages --no-deps --no-compile --only-binary :all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 $(GPU_PACKAGES)
+	$(INSTALL) --target build/gpu-packages --no-deps --no-compile antlr4-python3-runtime
+	@du -sh build/gpu-packages
 
 test-all: lint test test-slow test-exhaustive test-system test-slurm
 

@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.gnn.ranking import Best
-from parallel_epochs.scripts.bench import aggregate, graphs, growth, measure as measurements, top
+from parallel_epochs.scripts.bench import aggregate, gpu, graphs, growth, measure as measurements, top
 from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
+from tests.helpers.triton_process import needs_triton
 
 SIZES = ("--num-nodes", "500", "--num-edges", "10000")
 
@@ -122,3 +124,36 @@ def test_a_long_run_holds_no_more_and_more():
     for row in table:
         assert float(row["ratio"]) <= 1.02, table
         assert (row["files"], row["process_threads"]) == (table[0]["files"], table[0]["process_threads"]), table
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+@needs_triton
+def test_every_row_of_the_gpu_runs_in_miniature_without_one(tmp_path):
+    command = [sys.executable, "-m", "scripts.bench", "gpu", "--device", "cpu", "--small", "--seconds", "1000",
+               "--out", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000,
+                            env={**os.environ, "PYTHONPATH": str(ROOT)})
+    table = (tmp_path / "table.md").read_text()
+    assert result.returncode == 0, result.stderr + table
+    found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {row["row"] for row in found} == {row.name for row in gpu.ROWS}
+    assert all("passed" in row["tests"] for row in found if row["row"].startswith("kernels")), found
+
+
+def test_a_row_that_fails_says_why_and_the_next_one_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "ROWS", (
+        gpu.Row("slow", "step", 1, ("timeit", "-n", "1", "-s", "import time; print('begun')", "time.sleep(60)")),
+        gpu.Row("broken", "vectors", 60, ("json.tool", "{out}/none.json")),
+        gpu.Row("good", "vectors", 60, ("calendar", "2000", "2"), read=lambda output, folder: [{"valid": output[:8]}])))
+    with pytest.raises(ValueError, match=r"2 of 3 rows failed: slow, broken; see .*table\.md"):
+        gpu.bench_gpu(str(tmp_path / "all"), device="cpu")
+    table = (tmp_path / "all/table.md").read_text()
+    assert "| slow |  | it took longer than 1 s |" in table and "| broken |  | exit status" in table
+    assert "No such file or directory" in table and "| good |  | valid " in table
+    gpu.bench_gpu(str(tmp_path / "part"), ("2",), ("good",), device="cpu")
+    assert "slow" not in (tmp_path / "part/table.md").read_text()
+    for options, message in (({"group": ("9",)}, "--group 9 is unknown"), ({"rows": ("none",)}, "no row has such"),
+                             ({"out": str(tmp_path / "part")}, "is not empty")):
+        with pytest.raises(ValueError, match=message):
+            gpu.bench_gpu(**{"out": str(tmp_path / "new"), "device": "cpu", **options})
