@@ -28,17 +28,20 @@ def choose_relation(relations: Sequence[Relation], wanted: object, origin: str) 
 
     Args:
         relations: all of them, with the reverse ones.
-        wanted: the name, or the type of the source, the name and the type of the target; none if nothing is named.
+        wanted: the name, or the type of the source, the name and the type of the target; none for the only one.
         origin: where the graph comes from, for messages.
 
     Returns:
         Its number.
 
     Raises:
-        ValueError: nothing is named, no relation or several have the name, or it is a reverse relation.
+        ValueError: nothing is named and there is not one relation, none or several have the name, or it is a reverse
+            relation.
     """
     reverses = reverses_of(relations)
     forward = [relation for number, relation in enumerate(relations) if number not in reverses]
+    if wanted is None and len(forward) == 1:
+        return list(relations).index(forward[0])
     if wanted is None:
         what = "task=link learns the links of one relation, and"
         raise ValueError(f"{what} {origin} has {len(forward):,}. Choose one by task.relation="

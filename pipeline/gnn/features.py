@@ -139,8 +139,9 @@ def weights_of(model: torch.nn.Module, table: NodeTable | None) -> dict[str, Ten
 
 
 def load_weights(weights: dict[str, Tensor], model: torch.nn.Module, table: NodeTable | None) -> None:
-    """Put what :func:`weights_of` returned into a model and a table of the same sizes."""
-    model.load_state_dict({name: value for name, value in weights.items() if table is None or name != KEY})
+    """Put what :func:`weights_of` returned into a model and a table of the same sizes; without a table, into the model.
+    """
+    model.load_state_dict({name: value for name, value in weights.items() if name != KEY})
     if table is not None:
         table.weight.detach().copy_(weights[KEY])
 

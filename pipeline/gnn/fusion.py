@@ -218,6 +218,12 @@ def read_kept(run: SavedRun) -> Kept | None:
         return _checked(path, content)
 
 
+def share_of(run: SavedRun) -> float:
+    """Return the share of the simple method in what a run answers; 0 without one."""
+    kept = read_kept(run)
+    return 0.0 if kept is None else kept.share
+
+
 def _checked(path: Path, content: dict) -> Kept:
     """Build what is kept; refuse a share and moments that no run has."""
     kept = read_back.build(path, Kept, content)

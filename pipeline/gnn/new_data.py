@@ -48,7 +48,7 @@ TIMES_OF_EDGES = ("data.edge_time", "data.edges.time")
 
 def write_start(setup: Setup, folder: Path) -> None:
     """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
-    if why_not(setup.config) is not None or files.is_there(folder / PREPROCESSING):
+    if why_not(setup.config, 1.0) is not None or files.is_there(folder / PREPROCESSING):
         return
     if not _is_known(setup):
         log.info("the model will not predict other data: an earlier version prepared these in %s/graphs. Delete that "
@@ -72,12 +72,16 @@ def learn_of(setup: Setup) -> Learned:
                  labels=setup.task.label_moments)
 
 
-def why_not(config: GNNConfig) -> str | None:
-    """Say why a model of a run cannot predict other data; none if it can."""
+def why_not(config: GNNConfig, share: float) -> str | None:
+    """Say why a run cannot predict other data; none if it can.
+
+    Args:
+        share: of its simple method in what it answers; at 1, the network has no part in that.
+    """
     if not config.data.other_keys:
         can = [name for name, (_, source) in DATASETS.items() if source.other_keys]
         return f"data={config.data.source} cannot be read from other files; data={', '.join(can)} can"
-    if config.learned_channels:
+    if config.learned_channels and share < 1:
         return "its model learned features of the nodes of its training, and new nodes have none (features=embedding)"
     if config.data.on_disk:
         return "it was trained with data.on_disk=true"
@@ -110,7 +114,7 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
                                  "tables, or leave it out")
         return {}
     key, value = next(iter(given.items()))
-    if reason := why_not(config):
+    if reason := why_not(config, fusion.share_of(run)):
         raise ValueError(f"{key}={value}: {folder} cannot predict other data: {reason}")
     if wrong := [name for name in given if name not in known]:
         raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
@@ -243,7 +247,7 @@ def export(run: SavedRun, path: Path) -> None:
     Raises:
         ValueError: the model cannot predict other data.
     """
-    if reason := why_not(run.config):
+    if reason := why_not(run.config, fusion.share_of(run)):
         raise ValueError(f"export={path}: {run.folder} cannot predict other data: {reason}")
     state = run.load()
     with checkpoint.fitting(state):

@@ -166,7 +166,7 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     setup.kind.refuse_columns(asked, setup.task)
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
     with fitting(state):
-        load_weights(state["model"], setup.model, setup.table)
+        load_weights(state["model"], setup.model, None if new else setup.table)
         round_, epoch = new_data.place_of(state, is_best=run.is_best)
     predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
     predicted = answers.answer(setup, predicted, run)

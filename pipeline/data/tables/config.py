@@ -109,6 +109,9 @@ class EdgeColumns:
     table: str | None = key(None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True)
     source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
     target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)
+    bipartite: bool = key(False, "Sources and targets are different things, such as users and items: the same id in "
+                          "both columns means two nodes. They become two types of nodes, called as the columns.",
+                          shapes_graph=True, hashed_if_given=True, before=False)
     weight: str | None = key(None, "Column of weights, which become the first edge feature. Weights of duplicate edges "
                              "are added.", shapes_graph=True)
     features: list[str] = key([], "Columns of numbers that become edge features. Duplicate edges get the mean.",
@@ -329,7 +332,7 @@ class TablesConfig(DataConfig):
     @property
     def is_typed(self) -> bool:
         """Tell whether the graph has several types of nodes: those of a schema, or nodes and what has labels."""
-        return self.schema is not None or has_labels(self.edges) or self.has_rows
+        return self.schema is not None or has_labels(self.edges) or self.has_rows or self.edges.bipartite
 
     @property
     def typed_tables(self) -> TableSchema | None:
@@ -469,8 +472,10 @@ class TablesConfig(DataConfig):
                 raise ValueError(f"data.{part}.path={path} does not exist; its full path is "
                                  f"{self.resolve(path).absolute()}")
         if self.is_typed:
-            if not self.has_rows:
+            if has_labels(self.edges) and not self.has_rows:
                 self._check_edges()
+            if self.edges.bipartite:
+                self._check_bipartite()
             check_schema(self)
             return
         if self.reverse_relations is not True or self.featureless != "mean" or self.label_type is not None:
@@ -537,6 +542,17 @@ class TablesConfig(DataConfig):
             raise ValueError(f"{key} learns labels of edges, and {other} does not fit them. Leave one of them out")
         if not self.reverse_relations:
             raise ValueError(f"{key} needs data.reverse_relations=true, by which edges know the nodes at their ends")
+
+    def _check_bipartite(self) -> None:
+        """Refuse keys that do not fit two types of nodes."""
+        other = next((name for name, given in (
+            ("data.nodes.path", self.nodes.path is not None), ("data.propagate", bool(self.propagate)),
+            ("data.edges.directed_relations", self.edges.directed_relations),
+            ("data.add_self_loops=true", self.add_self_loops), ("data.to_undirected=false", not self.to_undirected),
+            ("the same column for both ends", self.edges.source == self.edges.target)) if given), None)
+        if other is not None:
+            raise ValueError(f"data.edges.bipartite=true has nodes of two types, and {other} does not fit them. "
+                             "data.schema=FILE names tables of several types")
 
     def check_columns(self) -> None:
         """Refuse columns that the tables do not have, and keys of columns that do not fit each other.
@@ -659,12 +675,12 @@ class TablesConfig(DataConfig):
         if self.has_rows:
             raise ValueError("task=link learns links, and a label table is given (data.label_table or data.events). "
                              "Set task=node, or leave it out")
-        if self.is_typed and self.schema is None:
+        if has_labels(self.edges) and self.schema is None:
             raise ValueError("task=link reads no labels of edges: leave data.edges.label out, or set task=edge")
-        if self.schema is None:
-            refuse_relation(relation, self.origin())
-        else:
+        if self.is_typed:
             check_relation(self, relation)
+        else:
+            refuse_relation(relation, self.origin())
         if any(nodes.text_neighbors for nodes in self._all_nodes()):
             raise ValueError("text_neighbors=true tells a node by its links, and task=link is to predict these. Leave "
                              "it out")

@@ -110,7 +110,7 @@ def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> 
 def read_schema(config: "TablesConfig") -> TableSchema:
     """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
-    Without a schema, the edges of one table have labels, which are nodes of a type of their own.
+    Without a schema, the edges of one table have labels, which are nodes of a type of their own, or different ends.
 
     Raises:
         ValueError: it cannot be read, a key is unknown or of the wrong type, or a table does not fit the others; the
@@ -118,10 +118,13 @@ def read_schema(config: "TablesConfig") -> TableSchema:
     """
     asked, config = config, _replace(config, label_table=None, events=type(config.events)())
     if config.schema is None:
-        node, edge, usual = labelled_edges.NODE_TYPE, labelled_edges.EDGE_TYPE, type(config)()
-        table = _replace(config, nodes=usual.nodes, split=None, split_by=None, time_column=None)
-        return _choose_labels(asked, TableSchema({node: _replace(config, edges=usual.edges)}, {
-            edge: EdgeTable(table, node, node)}, None))
+        ends, usual = [labelled_edges.NODE_TYPE] * 2, type(config)()
+        if config.edges.bipartite:
+            ends = [config.edges.source, config.edges.target]
+        table = _replace(config, nodes=usual.nodes, split=None, split_by=None, time_column=None,
+                         edges=dataclasses.replace(config.edges, bipartite=False))
+        return _choose_labels(asked, TableSchema({end: _replace(config, edges=usual.edges) for end in ends}, {
+            labelled_edges.EDGE_TYPE: EdgeTable(table, *ends)}, None))
     content = _load(config.schema)
     if config.folder is None and isinstance(config.schema, str):
         config, asked = (_replace(own, folder=str(Path(config.schema).parent)) for own in (config, asked))

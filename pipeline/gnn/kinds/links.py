@@ -117,7 +117,7 @@ class LinkKind(Kind):
             return None
         if asked.predictions is None and asked.output is None:
             raise ValueError(f"pairs={pairs} needs a file for its predictions. Give output=TABLE or predictions=FILE")
-        return read_pairs(pairs, has_types=self.config.task.relation is not None)
+        return read_pairs(pairs)
 
     def find(self, given: Tensor | pd.DataFrame | top.Asked | None, data: Data, whole: Data,
              asked: GNNPredictConfig) -> Int[Tensor, "num_pairs 2"] | top.Question | None:
@@ -188,28 +188,22 @@ def table_of(ids: np.ndarray, pairs: Int[Tensor, "num_pairs 2"], logits: Float[T
     return Table(f"the probabilities of {len(pairs):,} pairs", len(pairs), 1, columns)
 
 
-def read_pairs(path: str, *, has_types: bool = False) -> Tensor | pd.DataFrame:
+def read_pairs(path: str) -> Tensor | pd.DataFrame:
     """Read pairs of nodes: a table with the columns source and target, or a tensor that torch.save wrote.
-
-    Args:
-        has_types: whether two nodes of different types may have the same id.
 
     Returns:
         The tensor, or the two columns of the table, as texts.
 
     Raises:
-        ValueError: there is no such file or column, a table without rows, a row without an id, or one with a node
-            twice.
+        ValueError: there is no such file or column, a table without rows, or a row without an id.
     """
     if not path.endswith(tables.FORMATS):
         return read_tensor(Path(path))
-    key, (source, target) = f"pairs={path}", PAIR_COLUMNS
+    key = f"pairs={path}"
     table = read_texts(key, path, PAIR_COLUMNS)
     for column in PAIR_COLUMNS:
         if (empty := table[column] == "").any():
             raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {column}")
-    if not has_types:
-        _refuse_loops(table, (table[source] == table[target]).to_numpy(), path)
     return table
 
 
@@ -275,7 +269,7 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str, own: LinkRelat
         skip(unknown.numpy(), f"pairs={path}")
     if own is not None:
         numbers += first_nodes(own)
-        _refuse_loops(table, ((numbers[:, 0] == numbers[:, 1]) & ~unknown).numpy(), path)
+    _refuse_loops(table, ((numbers[:, 0] == numbers[:, 1]) & ~unknown).numpy(), path)
     return numbers[~unknown]
 
 

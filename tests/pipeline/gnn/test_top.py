@@ -6,6 +6,7 @@ import pytest
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
+from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building as restore
 from tests.helpers.running import shell, summary_of, train
 from tests.helpers.typed_graphs import write_typed_tables
@@ -119,3 +120,39 @@ def test_new_tables_are_ranked_without_the_links_that_they_have(bought, tmp_path
     data = NewDataConfig(edges=NewTableConfig(path=_write(tmp_path / "new.csv", new)))
     found = ask(run, tmp_path / "top.csv", top=5, data=data)
     assert found[["source", "target"]].to_numpy().tolist() == [["y", "p"]]
+
+
+def test_a_user_and_an_item_may_have_the_same_id(tmp_path):
+    """The experiment recommends from ids that both columns have; new tables, while the network has no part in it."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"user": rng.integers(1, 21, 150), "item": rng.integers(1, 13, 150)}).drop_duplicates()
+    overrides = ["+experiment=recommend", f"data.edges.path={_write(tmp_path / 'bought.csv', table)}",
+                 "data.edges.source=user", "data.edges.target=item", f"cache_dir={tmp_path / 'cache'}",
+                 "train.epochs=1", "train.eval_every=1", "model.hidden_channels=8", "features.channels=8"]
+    summary = train(cli.compose_config(overrides), tmp_path / "run")
+    assert summary["answer"]["share"] == 1
+    has = {*table.itertuples(index=False, name=None)}
+    found = ask(tmp_path / "run", tmp_path / "top.csv", top=12)
+    assert {*found[["source", "target"]].itertuples(index=False, name=None)} == {
+        (user, item) for user in range(1, 21) for item in range(1, 13)} - has
+    pairs = pd.DataFrame({"source": [3, 20], "target": [3, 12]})
+    scored = ask(tmp_path / "run", tmp_path / "pairs.csv", pairs=_write(tmp_path / "asked.csv", pairs))
+    assert scored["score"].between(0, 1).all() and scored[["source", "target"]].equals(pairs)
+    new = pd.DataFrame({"user": [1, 1, 2, 77], "item": [5, 6, 6, 6]})
+    data = NewDataConfig(edges=NewTableConfig(path=_write(tmp_path / "new.csv", new)))
+    found = ask(tmp_path / "run", tmp_path / "new_top.csv", top=2, data=data)
+    assert found[["source", "target"]].to_numpy().tolist() == [[2, 5], [77, 5]]
+    checkpoint.save(base := tmp_path / "run" / "base.pt", dict(checkpoint.load(base)) | {"share": 0.9})
+    with pytest.raises(ValueError, match="cannot predict other data: its model learned features of the nodes"):
+        ask(tmp_path / "run", tmp_path / "new_top.csv", top=2, data=data)
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["data.edges.target=user"], "the same column for both ends"), (["data.nodes.path=bought.csv"], "data.nodes.path"),
+    (["data.to_undirected=false"], "data.to_undirected=false"), (["data.propagate=1"], "data.propagate")])
+def test_two_types_of_nodes_do_not_go_with_keys_of_one(overrides, message, tmp_path):
+    pd.DataFrame({"user": [1, 2], "item": [1, 2]}).to_csv(tmp_path / "bought.csv", index=False)
+    config = cli.compose_config(["+experiment=recommend", f"data.folder={tmp_path}", "data.edges.path=bought.csv",
+                                 "data.edges.source=user", "data.edges.target=item", *overrides])
+    with pytest.raises(ValueError, match=f"data.edges.bipartite=true has nodes of two types, and {message} does not"):
+        config.data.check()
