@@ -7,6 +7,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, SeedOrder
+from parallel_epochs.pipeline.graph.edges import expand_ranges
 
 # Part of the nodes, and of the edges, that a neighbourhood may have, and their largest numbers: it is one batch.
 MOST = 0.1
@@ -31,8 +32,7 @@ def is_small(edge_index: EdgeIndex, nodes: Int[Tensor, " num_nodes"], num_hops: 
         num_edges += int(degree.sum())
         if num_edges > most_edges:
             return False
-        shift = torch.repeat_interleave(first - degree.cumsum(0) + degree, degree)
-        found = src[shift + torch.arange(shift.numel())].long().unique()
+        found = src[expand_ranges(first, degree)[0]].long().unique()
         last = found[~torch.isin(found, seen)]
         seen = torch.cat([seen, last])
         if seen.numel() > most_nodes:

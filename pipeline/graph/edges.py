@@ -126,8 +126,27 @@ def weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array:
     return sp.csr_array((values, edges.indices, edges.indptr), shape=edges.shape)
 
 
+def expand_ranges(first: Int[Tensor, " num_ranges"],
+                  sizes: Int[Tensor, " num_ranges"]) -> tuple[Int[Tensor, " total"], Int[Tensor, " total"]]:
+    """Return all numbers of some ranges, one range after the other, and the range of each number.
+
+    Args:
+        first: where each range begins, int64.
+        sizes: how many numbers it has, int64. Their sum is waited for.
+    """
+    ends = sizes.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes, output_size=total)
+    return (first - ends + sizes)[owner] + torch.arange(total, device=sizes.device), owner
+
+
 def transpose(edge_index: EdgeIndex) -> EdgeIndex:
-    """Fill the CSR of an ``EdgeIndex`` sorted by destination in linear time; PyG would sort."""
+    """Fill the CSR of an ``EdgeIndex`` sorted by destination: in linear time on the CPU, by a stable sort elsewhere."""
+    if edge_index.device.type != "cpu":
+        (src, dst), num_nodes = edge_index.as_tensor(), edge_index.get_sparse_size(0)
+        src, perm = src.sort(stable=True)
+        rowptr = torch.searchsorted(src, torch.arange(num_nodes + 1, dtype=src.dtype, device=src.device))
+        return fill_csr(edge_index, perm=perm.to(src.dtype), src=src, dst=dst[perm], rowptr=rowptr.to(src.dtype))
     matrix = adjacency(edge_index).tocsc()
     dtype, num_nodes = edge_index.dtype, matrix.shape[0]
     rowptr, dst = torch.from_numpy(matrix.indptr).to(dtype), torch.from_numpy(matrix.indices).to(dtype)

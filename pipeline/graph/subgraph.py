@@ -1,6 +1,7 @@
-"""The subgraph that some nodes induce: one pass over their rows, in C++ where it compiles, by scipy elsewhere."""
+"""The subgraph that some nodes induce: one pass over their rows, in C++ where it compiles, by torch elsewhere."""
 
 import ctypes
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
-from parallel_epochs.pipeline.graph.edges import adjacency, transpose
+from parallel_epochs.pipeline.graph.edges import expand_ranges, transpose
 
-LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="scipy selects instead")
+LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="torch selects instead")
 NODE_KEYS = ("x", "y", "train_mask", "valid_mask", "test_mask")
+# Edges that torch looks at together: with some 40 bytes for each.
+BLOCK_EDGES = 1 << 24
 GRAPH_KEYS = ("metric", "num_categories", "out_channels", "content_hash")
 
 
@@ -32,7 +35,7 @@ def induced_subgraph(data: Data, nodes: Int[Tensor, " num_selected"], *, dtype: 
     if can_run(data.edge_index):
         edge_index, position = induce(data.edge_index, nodes)
     else:
-        edge_index, position = induce_with_scipy(data.edge_index, nodes)
+        edge_index, position = induce_with_torch(data.edge_index, nodes)
     if dtype != edge_index.dtype and dtype == choose_dtype(len(nodes), edge_index.size(1)):
         edge_index = from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
     return attach(data, edge_index, nodes, position)
@@ -92,15 +95,39 @@ def induce_sorted(src: np.ndarray, dst: np.ndarray, edge_attr: np.ndarray | None
     return induced_subgraph(graph, order, dtype=torch.int64)
 
 
-def induce_with_scipy(edge_index: EdgeIndex, nodes: Tensor) -> tuple[EdgeIndex, Tensor]:
-    """Do what :func:`induce` does, on any machine and for int64 as well."""
-    rows = nodes.numpy()
-    matrix = adjacency(edge_index)[rows][:, rows]
-    indptr = torch.from_numpy(matrix.indptr).long()
-    edges = torch.empty(2, matrix.nnz, dtype=torch.int64)
-    edges[0] = torch.from_numpy(matrix.indices)
-    edges[1] = torch.repeat_interleave(torch.arange(len(nodes)), indptr.diff(), output_size=matrix.nnz)
-    return transpose(from_csc(edges, indptr)), torch.from_numpy(matrix.data)
+def induce_with_torch(edge_index: EdgeIndex, nodes: Tensor, *,
+                      block_edges: int = BLOCK_EDGES) -> tuple[EdgeIndex, Tensor]:
+    """Do what :func:`induce` does with torch's operations: on a GPU, without a compiler, and for int64 as well.
+
+    On a GPU, the result is waited for three times, and twice more for each further block.
+
+    Args:
+        block_edges: edges that are looked at together. A node's edges stay together.
+    """
+    (indptr, src), _ = edge_index.get_csc()
+    local = torch.full((indptr.numel() - 1,), -1, device=src.device)
+    local[nodes] = torch.arange(len(nodes), device=src.device)
+    first = indptr[nodes].long()
+    degree = indptr[nodes + 1].long() - first
+    parts = [torch.empty(3, 0, dtype=torch.int64, device=src.device)]
+    for begin, end in pairwise(_cut_rows(degree, block_edges)):
+        position, row = expand_ranges(first[begin:end], degree[begin:end])
+        neighbour = local[src[position]]
+        kept = (neighbour >= 0).nonzero().squeeze(1)
+        parts.append(torch.stack([neighbour[kept], row[kept] + begin, position[kept]]))
+    edges = torch.cat(parts, dim=1)
+    ptr = torch.searchsorted(edges[1].contiguous(), torch.arange(len(nodes) + 1, device=src.device))
+    return transpose(from_csc(edges[:2], ptr)), edges[2]
+
+
+def _cut_rows(sizes: Int[Tensor, " num_rows"], most: int) -> list[int]:
+    """Cut rows into blocks of about `most` entries; return the first row of each, and the end."""
+    ends = sizes.cumsum(0)
+    num_blocks = -(-int(ends[-1]) // most) if len(ends) else 0
+    if num_blocks < 2:
+        return [0, len(sizes)]
+    shares = torch.arange(1, num_blocks, device=sizes.device) * most
+    return [0, *torch.searchsorted(ends, shares).cpu().tolist(), len(sizes)]
 
 
 def can_run(edge_index: EdgeIndex) -> bool:

@@ -169,7 +169,7 @@ class NeighborLoader:
     @property
     def name(self) -> str:
         """The sampler that draws the neighbours."""
-        return "PyG's NeighborLoader" if self._backend == "pyg" else "numpy" if LIBRARY.get() is None else "native"
+        return "PyG's NeighborLoader" if self._backend == "pyg" else "torch" if LIBRARY.get() is None else "native"
 
     def _samples(self, order: SeedOrder,
                  numbers: Iterable[int]) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:

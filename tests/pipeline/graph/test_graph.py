@@ -8,7 +8,7 @@ from parallel_epochs.pipeline.graph import subgraph as subgraph_module
 from parallel_epochs.pipeline.graph.components import Component, find_components
 from parallel_epochs.pipeline.graph.edges import counting_sort, sort_edges, transpose
 from parallel_epochs.pipeline.graph.structure import Structure, hash_structure, inspect
-from parallel_epochs.pipeline.graph.subgraph import induce_with_scipy, induced_subgraph
+from parallel_epochs.pipeline.graph.subgraph import induce_with_torch, induced_subgraph
 from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.tensors import threads
 
@@ -88,28 +88,28 @@ def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 3))
-def test_native_and_scipy_subgraphs_are_the_same(num_nodes, num_pairs, seed, count):
+def test_native_and_torch_subgraphs_are_the_same(num_nodes, num_pairs, seed, count):
     data = random_graph(num_nodes, num_pairs, seed, symmetric=seed % 2 == 0)
     assert subgraph_module.can_run(data.edge_index), subgraph_module.LIBRARY.missing()
     rng = np.random.default_rng(seed)
     nodes = torch.from_numpy(rng.permutation(num_nodes)[:rng.integers(num_nodes + 1)])
     with threads(count):
         ours, position = subgraph_module.induce(data.edge_index, nodes)
-    expected, expected_position = induce_with_scipy(data.edge_index, nodes)
+    expected, expected_position = induce_with_torch(data.edge_index, nodes)
     assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(position, expected_position.long())
     for a, b in ((ours.get_csc(), expected.get_csc()), (ours.get_csr(), expected.get_csr())):
         assert torch.equal(a[0][0], b[0][0]) and torch.equal(a[0][1], b[0][1])
     assert torch.equal(ours._T_perm, expected._T_perm) and torch.equal(ours._T_index[0], expected._T_index[0])
 
 
-def test_without_a_compiler_scipy_selects(monkeypatch):
+def test_without_a_compiler_torch_selects(monkeypatch):
     data = random_graph(30, 100, 0)
     nodes = torch.tensor([3, 1, 20, 7])
     native = induced_subgraph(data, nodes, dtype=torch.int64)
     monkeypatch.setattr(subgraph_module, "can_run", lambda edge_index: False)
-    scipy = induced_subgraph(data, nodes, dtype=torch.int64)
-    assert torch.equal(native.edge_index.as_tensor(), scipy.edge_index.as_tensor())
-    assert torch.equal(native.edge_attr, scipy.edge_attr)
+    by_torch = induced_subgraph(data, nodes, dtype=torch.int64)
+    assert torch.equal(native.edge_index.as_tensor(), by_torch.edge_index.as_tensor())
+    assert torch.equal(native.edge_attr, by_torch.edge_attr)
 
 
 def test_structure_hash_sees_one_edge():

@@ -32,7 +32,7 @@ from tests.helpers.running import ROOT, TOY, rounds_of, train
 from tests.helpers.tensors import threads
 
 BACKENDS = [pytest.param(True, id="native", marks=pytest.mark.skipif(LIBRARY.get() is None, reason="no C++ compiler")),
-            pytest.param(False, id="numpy")]
+            pytest.param(False, id="torch")]
 
 
 def of_dtype(edge_index, dtype):
@@ -75,7 +75,7 @@ def test_what_is_drawn_are_edges_of_the_graph_and_as_many_as_asked_for(num_nodes
         assert torch.equal(ours, theirs)
 
 
-def test_numpy_fills_both_orders_as_the_kernel_does():
+def test_torch_fills_both_orders_as_the_kernel_does():
     data = random_graph(40, 200, 0)
     a, b = (NeighborSampler(data.edge_index, [3, 3], native=native).sample(torch.arange(7), 5)[0]
             for native in (True, False))
