@@ -133,8 +133,8 @@ class Model:
         with tempfile.TemporaryDirectory() as scratch:
             if not getattr(config, "predicts_links", False):
                 raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
-            if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-                raise ValueError(f"k must be a whole number of targets, not {k!r}")
+            if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+                raise ValueError(f"k must be a whole number of targets, 1 or more, not {k!r}")
             if isinstance(sources, str) or isinstance(candidates, str):
                 raise ValueError("sources and candidates are lists of ids: give ['u1'] for the one id u1")
             tables.check_parquet("top", "a table in memory")

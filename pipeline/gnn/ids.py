@@ -84,7 +84,7 @@ def look_up(wanted: Sequence[str], ids: np.ndarray) -> np.ndarray:
 
 
 def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: bool = False,
-               name: str = "output_nodes") -> np.ndarray:
+               name: str = "output_nodes", whose: str = "the run") -> np.ndarray:
     """Look nodes up by their ids.
 
     Args:
@@ -92,6 +92,7 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: b
         path: of the table that lists the wanted ones, for messages.
         skips: whether ids that no node has are left out.
         name: of the key that names the table, for messages.
+        whose: nodes these are, for messages.
 
     Raises:
         ValueError: names the first id that no node has.
@@ -103,7 +104,7 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: b
     if unknown.any():
         row = int(np.argmax(unknown))
         raise ValueError(f"{name}={path}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the "
-                         f"{len(ids):,} nodes of the run are called {', '.join(map(str, ids[:3]))}, ...; "
+                         f"{len(ids):,} nodes of {whose} are called {', '.join(map(str, ids[:3]))}, ...; "
                          "skip_unknown=true leaves such rows out")
     return places
 

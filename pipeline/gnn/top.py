@@ -84,12 +84,12 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
     own, links = link_relation_of(data), Links(with_pairs(data))
     directions = links.directions
     if given.candidates is not None:
-        chosen = _numbers(given.candidates, ids, None if own is None else own.target, asked.candidates, "candidates",
-                          skips=asked.skip_unknown)
+        chosen = _numbers(given.candidates, ids, own and (own.target, f"the type of the targets of {own.name}"), asked.candidates,
+                          "candidates", skips=asked.skip_unknown)
         directions = [Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)]) for one in directions]
     sources = directions[0].sources
     if given.sources is not None:
-        sources = _numbers(given.sources, ids, None if own is None else own.source, asked.output_nodes,
+        sources = _numbers(given.sources, ids, own and (own.source, f"the type of the sources of {own.name}"), asked.output_nodes,
                            "output_nodes", skips=asked.skip_unknown)
         has_side = torch.isin(sources, torch.cat([one.sources for one in directions]))
         if not bool(has_side.any()):
@@ -107,11 +107,13 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
     return Question(sources, directions, known, asked.top or 0)
 
 
-def _numbers(wanted: list[str], ids: np.ndarray, nodes: range | None, path: str | None, name: str, *,
+def _numbers(wanted: list[str], ids: np.ndarray, among: tuple[range, str] | None, path: str | None, name: str, *,
              skips: bool) -> Int[Tensor, " num_found"]:
-    """Return the numbers of nodes with some ids, of those of a type if there is one."""
-    nodes = range(len(ids)) if nodes is None else nodes
-    return nodes.start + torch.from_numpy(find_nodes(wanted, ids[nodes.start:nodes.stop], path, skips=skips, name=name))
+    """Return the numbers of nodes with some ids, among those of a type, and whose these are, or among all of the run.
+    """
+    nodes, whose = among or (range(len(ids)), "the run")
+    return nodes.start + torch.from_numpy(find_nodes(wanted, ids[nodes.start:nodes.stop], path, skips=skips, name=name,
+                                                     whose=whose))
 
 
 def table_of(ids: np.ndarray, best: Best, num_sources: int) -> Table:

@@ -347,8 +347,9 @@ def test_items_are_recommended_from_a_table_and_from_python(tmp_path):
     pd.testing.assert_frame_equal(model.top(4), expected, check_dtype=False, atol=1e-6)
     found = model.top(2, sources=["u7", "u1"], candidates=["i3", "i4", "i5", "i6"], filtered=False)
     assert found["source"].tolist() == ["u7", "u7", "u1", "u1"] and set(found["target"]) <= {"i3", "i4", "i5", "i6"}
-    with pytest.raises(ValueError, match="k must be a whole number of targets, not '3'"):
-        model.top("3")
+    for wrong in ("3", 0):
+        with pytest.raises(ValueError, match=f"k must be a whole number of targets, 1 or more, not {wrong!r}"):
+            model.top(wrong)
     with pytest.raises(ValueError, match="sources and candidates are lists of ids"):
         model.top(2, sources="u7")
     for argument in ("sources", "candidates"):  # no word of the files and keys that stand behind it
