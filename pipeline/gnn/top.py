@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.links import link_relation_of
+from parallel_epochs.pipeline.data.links import LinkRelation, link_relation_of
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
 from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best, with_pairs
@@ -84,13 +84,13 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
     own, links = link_relation_of(data), Links(with_pairs(data))
     directions = links.directions
     if given.candidates is not None:
-        chosen = _numbers(given.candidates, ids, own and (own.target, f"the type of the targets of {own.name}"), asked.candidates,
-                          "candidates", skips=asked.skip_unknown)
+        chosen = _numbers(given.candidates, ids, own, "target", asked.candidates, "candidates",
+                          skips=asked.skip_unknown)
         directions = [Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)]) for one in directions]
     sources = directions[0].sources
     if given.sources is not None:
-        sources = _numbers(given.sources, ids, own and (own.source, f"the type of the sources of {own.name}"), asked.output_nodes,
-                           "output_nodes", skips=asked.skip_unknown)
+        sources = _numbers(given.sources, ids, own, "source", asked.output_nodes, "output_nodes",
+                           skips=asked.skip_unknown)
         has_side = torch.isin(sources, torch.cat([one.sources for one in directions]))
         if not bool(has_side.any()):
             raise ValueError(f"output_nodes={asked.output_nodes}: none of the {len(sources):,} nodes has a link, so "
@@ -107,11 +107,12 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
     return Question(sources, directions, known, asked.top or 0)
 
 
-def _numbers(wanted: list[str], ids: np.ndarray, among: tuple[range, str] | None, path: str | None, name: str, *,
+def _numbers(wanted: list[str], ids: np.ndarray, own: LinkRelation | None, end: str, path: str | None, name: str, *,
              skips: bool) -> Int[Tensor, " num_found"]:
-    """Return the numbers of nodes with some ids, among those of a type, and whose these are, or among all of the run.
-    """
-    nodes, whose = among or (range(len(ids)), "the run")
+    """Return the numbers of nodes with some ids, among those at one end of a relation if there is one."""
+    nodes, whose = range(len(ids)), "the run"
+    if own is not None:
+        nodes, whose = getattr(own, end), f"the type of the {end}s of {own.name}"
     return nodes.start + torch.from_numpy(find_nodes(wanted, ids[nodes.start:nodes.stop], path, skips=skips, name=name,
                                                      whose=whose))
 

@@ -135,7 +135,7 @@ def test_a_user_and_an_item_may_have_the_same_id(tmp_path):
     found = ask(tmp_path / "run", tmp_path / "top.csv", top=12)
     assert {*found[["source", "target"]].itertuples(index=False, name=None)} == {
         (user, item) for user in range(1, 21) for item in range(1, 13)} - has
-    with pytest.raises(ValueError, match="no node has the id '21' of row 1; the 12 nodes of the type of the targets of e"):
+    with pytest.raises(ValueError, match="no node has the id '21' of row 1; the 12 nodes of the type of the targets"):
         ask(tmp_path / "run", tmp_path / "top.csv", top=12, candidates=_write(tmp_path / "ids.csv", pd.DataFrame({
             "id": [21]})))
     pairs = pd.DataFrame({"source": [3, 20], "target": [3, 12]})
