@@ -56,12 +56,17 @@ def negative_tables(ptr: Tensor, degree: Tensor, exponent: float) -> tuple[Tenso
     Raises:
         ValueError: the powers are too large for float32.
     """
+    return alias_tables(ptr, negative_frequency(degree, exponent).float().contiguous())
+
+
+def negative_frequency(degree: Tensor, exponent: float) -> Tensor:
+    """Compute how often each row is drawn as a negative, in proportion, float64; see :func:`negative_tables`."""
     degree = degree.double()
     frequency = torch.where(degree > 0, degree.pow(exponent), 0.0) if exponent < 0 else degree.pow(exponent)
     if not bool((frequency.sum() < torch.finfo(torch.float32).max).all()):
         raise ValueError(f"trainer.negative_exponent={exponent:g}: this power of the largest degree, "
                          f"{float(degree.max()):g}, does not fit into float32. Choose one between 0 and 1")
-    return alias_tables(ptr, frequency.float().contiguous())
+    return frequency
 
 
 @dataclass

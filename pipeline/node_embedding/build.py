@@ -15,7 +15,9 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
+from parallel_epochs.models.embedding.pair_tiles import MOST_NUMBERS
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
+from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.open import label_columns
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.opened import Part
@@ -25,6 +27,7 @@ from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, de
 from parallel_epochs.pipeline.graph.structure import draw_lots, inspect
 from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, NodeEmbeddingTrainerConfig
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
+from parallel_epochs.pipeline.node_embedding.tiled import PAIR_BYTES, TiledTrainer
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.log import format_score
@@ -44,6 +47,8 @@ MAX_DRAWS = 64
 FILLED = 2**20
 # Copies of the vectors that the spectral filter holds.
 COPIES = 8
+# Nodes from which on device=auto takes a GPU: from then on there are 128 parts, a program for each multiprocessor.
+AUTO_NODES = 8192
 
 
 def check(config: NodeEmbeddingConfig) -> None:
@@ -125,7 +130,7 @@ def degrees(edge_index: EdgeIndex) -> Tensor:
 
 def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> NodeEmbeddingTrainer:
     """Build what trains vectors of nodes, for this rank."""
-    config, data, device = part.config, part.data, part.device
+    config, data = part.config, part.data
     with ranks.first_then_others():  # what is compiled, the others find
         walks.library(), skipgram.LIBRARY.get()
     options, train = config.trainer, config.train
@@ -147,17 +152,41 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     matrix = weight_matrix(edge_index, weight) if is_filtered or _is_spectral(options) else None
     storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
-    if options.tables == "memory":
+    degree, device = degrees(edge_index)[parts.node], _settle_device(part, plan, ranks)
+    is_tiled, negatives = trains_tiles(device), None
+    if is_tiled:
         heads, tails = (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
-    negatives = walks.negative_tables(parts.ptr, degrees(edge_index)[parts.node], options.negative_exponent)
-    trainer = NodeEmbeddingTrainer(
-        sampler, parts, heads, tails, Negatives(*negatives),
+    else:
+        negatives = Negatives(*walks.negative_tables(parts.ptr, degree, options.negative_exponent))
+    trainer = (TiledTrainer if is_tiled else NodeEmbeddingTrainer)(
+        sampler, parts, heads, tails, negatives,
         SkipGramOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                 optimizer=options.optimizer, weight_decay=options.weight_decay),
         plan, finish=partial(_finish, options, training.score, matrix if is_filtered else None), score=training.score,
         metric=training.metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
+    if isinstance(trainer, TiledTrainer):
+        trainer.set_degrees(degree, walks.negative_frequency(degree, options.negative_exponent))
     _say(options, plan, trainer)
     return trainer
+
+
+def trains_tiles(device: torch.device) -> bool:
+    """Tell whether vectors are trained in the tiles of a GPU."""
+    return device.type == "cuda"
+
+
+def _settle_device(part: Part, plan: Plan, ranks: Ranks) -> torch.device:
+    options, num_nodes = part.config.trainer, part.data.num_nodes
+    is_auto, is_wide = part.config.device == "auto", options.dim > MOST_NUMBERS
+    if options.tables == "disk" or is_auto and (is_wide or options.model == "spectral"):
+        return part.device
+    episode = min(plan.walks_per_episode, plan.num_walks) * plan.pairs_of_walk
+    needed = PAIR_BYTES * episode + 8 * Table.numbers_per_row(options.dim, options.optimizer) * num_nodes
+    device = settle(part, size=num_nodes, least=AUTO_NODES, what="nodes", needed=needed, ranks=ranks, in_triton=True)
+    if is_wide and device.type == "cuda":
+        raise ValueError(f"trainer.dim={options.dim}: a GPU trains vectors of up to {MOST_NUMBERS} numbers. Lower it, "
+                         "or set device=cpu")
+    return device
 
 
 def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.embedding import skipgram, skipgram_torch
+from parallel_epochs.models.embedding import skipgram
 from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.trainer import BlockTrainer, Round, RoundPlan, Score
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, orthogonal_rounds, tied_rounds
@@ -31,12 +31,14 @@ class Plan(RoundPlan):
     Attributes:
         num_walks: walks that give as many pairs as the epochs have.
         walks_per_episode: walks drawn at a time.
+        pairs_of_walk: pairs that a walk gives, at most.
         distance: steps between the nodes of a pair, at most.
         both: whether pairs are taken both ways round.
     """
 
     num_walks: int
     walks_per_episode: int
+    pairs_of_walk: int
     distance: int
     both: bool
 
@@ -60,8 +62,8 @@ def plan_walks(num_edges: int, num_epochs: int, length: int, distance: int, both
     """
     pairs = sum(max(length + 1 - d, 0) for d in range(1, distance + 1)) * (2 if both else 1)
     return Plan(num_epochs=num_epochs, num_walks=max(1, math.ceil(num_epochs * num_edges / pairs)),
-                walks_per_episode=max(1, episode_size // pairs), distance=distance, both=both, lr=lr, last_lr=last_lr,
-                eval_every=eval_every)
+                walks_per_episode=max(1, episode_size // pairs), pairs_of_walk=pairs, distance=distance, both=both,
+                lr=lr, last_lr=last_lr, eval_every=eval_every)
 
 
 class NodeEmbeddingTrainer(BlockTrainer):
@@ -74,7 +76,7 @@ class NodeEmbeddingTrainer(BlockTrainer):
         parts: of the nodes.
         heads: the vectors, a row for each node in the order of `parts`; their values are the start.
         tails: of the contexts; the same object for one vector for both.
-        negatives: how contexts are drawn.
+        negatives: how contexts are drawn; None where a subclass draws them.
         finish: makes the vectors that are scored and kept of those that were trained, [num_nodes, dim].
         score, metric: see :class:`BlockTrainer`.
         dim: columns of the tables that are vectors.
@@ -83,7 +85,7 @@ class NodeEmbeddingTrainer(BlockTrainer):
 
     kernel = "skip-gram on orthogonal blocks"
 
-    def __init__(self, sampler: WalkSampler, parts: NodeParts, heads: Table, tails: Table, negatives: Negatives,
+    def __init__(self, sampler: WalkSampler, parts: NodeParts, heads: Table, tails: Table, negatives: Negatives | None,
                  options: SkipGramOptions, plan: Plan, *, finish: Callable[[Tensor], Tensor], score: Score, metric: str,
                  dim: int, storage: MemoryStorage = MemoryStorage(), seed: int = 0, ranks: Ranks = Ranks(),
                  stop: StopRequest | None = None):
@@ -92,13 +94,11 @@ class NodeEmbeddingTrainer(BlockTrainer):
         super().__init__(parts, tables, arrange(parts.num_parts), plan, finish=finish, score=score, metric=metric,
                          dim=dim, storage=storage, seed=seed, ranks=ranks, stop=stop,
                          loss_limit=MOST_OF_UNTRAINED * (1 + options.negative_weight) * math.log(2))
-        on_cpu = heads.rows.device.type == "cpu"
-        self._train_blocks = skipgram.train if on_cpu else skipgram_torch.train
         self.heads, self.tails, self._walk_plan = heads, tails, plan
         self._sampler, self._negatives, self._options = sampler, negatives, options
         self._num_threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="walks")
-        self._drawn: dict[int, Future[tuple[Pairs, float]]] = {}
+        self._drawn: dict[int, Future[tuple[Pairs | Tensor, float]]] = {}
         self._pairs: Pairs | None = None
 
     def close(self) -> None:
@@ -114,21 +114,30 @@ class NodeEmbeddingTrainer(BlockTrainer):
         for number in (round_, round_ + 1):
             if number < self.num_rounds and number not in self._drawn:
                 self._drawn[number] = self._pool.submit(self._draw, number)
-        self._pairs, seconds = self._drawn.pop(round_).result()
-        return Round(int(self._pairs.counts.sum()), seconds)
+        drawn, seconds = self._drawn.pop(round_).result()
+        return Round(self._receive(drawn, round_), seconds)
 
-    def _draw(self, round_: int) -> tuple[Pairs, float]:
+    def _draw(self, round_: int) -> tuple[Pairs | Tensor, float]:
         start, plan = time.perf_counter(), self._walk_plan
         first = round_ * plan.walks_per_episode
         walks = self._sampler.draw(first, min(plan.walks_per_episode, plan.num_walks - first),
                                    seeds.key("walks", self._seed), num_threads=self._num_threads)
-        pairs = collect_pairs(walks, self.parts, distance=plan.distance, both=plan.both,
-                              num_threads=self._num_threads)
-        return pairs, time.perf_counter() - start
+        return self._collect(walks), time.perf_counter() - start
+
+    def _collect(self, walks: Tensor) -> Pairs | Tensor:
+        """Prepare the pairs of walks in the thread that draws them."""
+        return collect_pairs(walks, self.parts, distance=self._walk_plan.distance, both=self._walk_plan.both,
+                             num_threads=self._num_threads)
+
+    def _receive(self, drawn: Pairs | Tensor, round_: int) -> int:
+        """Take what :meth:`_collect` returned; returns the number of pairs."""
+        assert isinstance(drawn, Pairs)
+        self._pairs = drawn
+        return int(drawn.counts.sum())
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
         pairs, ptr, num_parts = self._pairs, self.parts.ptr.tolist(), self.parts.num_parts
-        assert pairs is not None, "the pairs of the round are drawn"
+        assert pairs is not None and self._negatives is not None, "the pairs of the round are drawn"
 
         def block(i: int, j: int) -> PairBlock:
             first = int(pairs.ptr[i, j])
@@ -141,8 +150,8 @@ class NodeEmbeddingTrainer(BlockTrainer):
         for first in range(0, len(tasks), max(at_once, 1)):
             now = tasks[first:first + at_once]
             self._beat()
-            more = self._train_blocks(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
-                                      pairs.pairs, self._negatives, self._options, lr=self.progress.lr, key=key)
+            more = skipgram.train(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
+                                  pairs.pairs, self._negatives, self._options, lr=self.progress.lr, key=key)
             loss, count = loss + more[0], count + more[1]
             for task in now:
                 self._release(task)

@@ -16,6 +16,9 @@ from triton.backends.compiler import GPUTarget
 
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
+from parallel_epochs.models.embedding import skipgram_gpu
+from parallel_epochs.models.embedding.pair_tiles import Tiles
+from parallel_epochs.models.embedding.skipgram_reference import SkipGramOptions, Table
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.messages import gpu_attention, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES
@@ -23,7 +26,8 @@ from parallel_epochs.models.messages.scores import SCORES
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
+         torch.float64: "*fp64"}
 
 
 def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
@@ -96,9 +100,17 @@ def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index
     gpu_messages.backward(results[0], *results, *given, edges, 100, message, reduce, "".join(operands))
 
 
+def compile_skipgram(dim, num_negatives, optimizer):
+    print(f"skip-gram, {dim} numbers, {num_negatives} negatives, {optimizer}")
+    none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
+    tables = [Table.zeros(8, dim, optimizer) for _ in range(2)]
+    skipgram_gpu.train(*tables, Tiles(ends, ends, none, none, 2), 0, SkipGramOptions(optimizer=optimizer),
+                       torch.zeros(2, dtype=torch.float64), lr=0.05)
+
+
 if __name__ == "__main__":
     gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
-    gpu.launch = compile_launch
+    gpu.launch = skipgram_gpu.run = compile_launch
     chosen = sys.argv[1] if len(sys.argv) > 1 else "all"
     if len(sys.argv) > 2:
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
@@ -112,8 +124,11 @@ if __name__ == "__main__":
         compile_problem("max", 64, 0)
         compile_problem("softmax", 64, 8, num_relations=8)
         compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
+        compile_skipgram(128, 16, "sgd")
     if chosen == "some":
         sys.exit()
+    for dim, optimizer in ((100, "adam"), (512, "adagrad")):
+        compile_skipgram(dim, 16, optimizer)
     for score in SCORES:
         compile_attention(score, 130, 0, dtype=torch.bfloat16)
     compile_attention("gatv2", 64, 20, loops=True)

@@ -1,24 +1,23 @@
-"""Skip-gram by torch operations against autograd, and as a trainer in place of C++."""
+"""Skip-gram on tiles by torch operations against autograd, and as a trainer in place of C++."""
 
 import copy
-import dataclasses
-from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from parallel_epochs.models.embedding import skipgram, skipgram_torch
-from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions
-from parallel_epochs.models.embedding.skipgram_torch import _draw, _tiles, _train_tiles
+from parallel_epochs.models.embedding import pair_tiles, skipgram_torch
+from parallel_epochs.models.embedding.skipgram import SkipGramOptions
 from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, signed
-from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer
+from parallel_epochs.pipeline.graph.node_parts import deal_nodes
+from parallel_epochs.pipeline.graph.walks import collect_pairs
+from parallel_epochs.pipeline.node_embedding import build as node_embedding_build
 from tests.helpers import building as build
 from tests.helpers.communities import TIED, small_run, write_communities
 from tests.helpers.running import train
 from tests.helpers.tensors import threads
-from tests.models.embedding.test_skipgram import problem, tables
+from tests.helpers.triton_process import both_suites, needs_triton, run_cases
+from tests.models.embedding.test_skipgram import tables
 
 
 @pytest.fixture
@@ -29,13 +28,7 @@ def small(tmp_path):
 @pytest.fixture
 def torch_trains(monkeypatch):
     """What a GPU does, on this CPU."""
-    plain = NodeEmbeddingTrainer.__init__
-
-    def init(trainer, *args, **kwargs):
-        plain(trainer, *args, **kwargs)
-        trainer._train_blocks = skipgram_torch.train
-
-    monkeypatch.setattr(NodeEmbeddingTrainer, "__init__", init)
+    monkeypatch.setattr(node_embedding_build, "trains_tiles", lambda device: True)
 
 
 def test_hash_is_that_of_splitmix():
@@ -44,100 +37,148 @@ def test_hash_is_that_of_splitmix():
     assert [int(bits) % 2**64 for bits in found] == [0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f]
 
 
-@pytest.mark.parametrize("num_pairs", [31, 900])
-def test_every_pair_is_in_one_group_of_its_head(num_pairs):
-    pairs, _, _ = problem(num_pairs=num_pairs)
-    head, tail, there = _tiles(pairs.long(), torch.tensor(5))
-    found = torch.stack([head.unsqueeze(-1).expand_as(tail)[there], tail[there]], 1)
-    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, pairs.tolist()))
-    sizes = there.sum(-1).flatten()
-    full = sum(-(-n // 8) for n in torch.bincount(pairs[:, 0]).tolist())
-    assert int((sizes > 0).sum()) == full and sizes.max() <= 8 and head.shape == (-(-full // 8), 8)
-    assert head[:, 0].tolist() != sorted(head[:, 0].tolist()) or num_pairs < 100, "groups are shuffled"
+def random_pairs(num_rows=90, num_pairs=700, seed=0):
+    """Pairs of different rows, a third of them with row 3, and the rows by their degrees."""
+    rng = torch.Generator().manual_seed(seed)
+    pairs = torch.randint(num_rows, (2 * num_pairs, 2), generator=rng)
+    pairs[::3, 1] = 3
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]][:num_pairs]
+    return pairs, torch.bincount(pairs[:, 1], minlength=num_rows).argsort(descending=True, stable=True)
+
+
+def random_tiles(*, num_rows=90, num_pairs=700, num_parts=4, num_negatives=16, tied=False, key=5):
+    pairs, by_degree = random_pairs(num_rows, num_pairs)
+    weight = pair_tiles.whole_weights(torch.arange(num_rows) % 7 + 1)
+    deal = pair_tiles.deal_rows(by_degree, num_parts, key)
+    return pair_tiles.arrange(pairs, deal, weight, num_negatives, key, tied=tied)
+
+
+def random_tables(dim, optimizer="sgd", *, tied=False):
+    heads, tails = tables(90, dim, optimizer)
+    return (heads, heads) if tied else (heads, tails)
+
+
+def clone(heads, tails):
+    copied = copy.deepcopy(heads)
+    return copied, copied if heads is tails else copy.deepcopy(tails)
+
+
+def train_round(heads, tails, tiles, options=SkipGramOptions(), lr=0.05):
+    loss = torch.zeros(tiles.num_parts, dtype=torch.float64)
+    for launch in range(tiles.num_launches):
+        skipgram_torch.train(heads, tails, tiles, launch, options, loss, lr=lr)
+    return float(loss.sum()) / len(tiles.pairs)
+
+
+@pytest.mark.parametrize("num_rows, num_parts", [(90, 4), (23, 8), (7, 2)])
+def test_parts_get_rows_of_all_degrees(num_rows, num_parts):
+    by_degree = torch.randperm(num_rows, generator=torch.Generator().manual_seed(0))
+    deals = [pair_tiles.deal_rows(by_degree, num_parts, key) for key in (1, 1, 2)]
+    assert torch.equal(deals[0].part, deals[1].part) and not torch.equal(deals[0].part, deals[2].part)
+    for deal in deals:
+        assert deal.rows.sort().values.tolist() == list(range(num_rows)) and deal.num_parts == num_parts
+        for part, rows in enumerate(deal.rows.split(deal.ptr.diff().tolist())):
+            assert (deal.part[rows] == part).all()
+        for alike in by_degree.split(num_parts):
+            assert len(deal.part[alike].unique()) == len(alike)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_programs_of_a_launch_share_no_rows(tied):
+    pairs, by_degree = random_pairs()
+    deal = pair_tiles.deal_rows(by_degree, 4, 5)
+    tiles = random_tiles(tied=tied, num_negatives=3)
+    expected = pairs[deal.part[pairs[:, 0]] != deal.part[pairs[:, 1]]] if tied else pairs
+    assert sorted(map(tuple, tiles.pairs.tolist())) == sorted(map(tuple, expected.tolist()))
+    assert tiles.num_launches == (6 if tied else 4) and len(tiles.pair_ptr) == 4 * tiles.num_launches + 1
+    for launch in range(tiles.num_launches):
+        taken = set()
+        for block in range(4 * launch, 4 * launch + 4):
+            own = tiles.pairs[tiles.pair_ptr[block]:tiles.pair_ptr[block + 1]].long()
+            drawn = tiles.negatives[tiles.tile_ptr[block]:tiles.tile_ptr[block + 1]].long()
+            assert len(drawn) == -(-len(own) // 16)
+            used = {("head", int(part)) for part in deal.part[own[:, 0]].unique()}
+            used |= {("head" if tied else "tail", int(part)) for part in deal.part[own[:, 1]].unique()}
+            assert len(used) in (0, 2) and not used & taken
+            taken |= used
+            assert not len(own) or (deal.part[drawn] == deal.part[own[0, 1]]).all()
+
+
+def test_pairs_of_walks_are_those_of_the_cpu():
+    walks = torch.tensor([[0, 1, 2, 0, 1], [3, 2, -1, -1, -1], [4, 4, 5, -1, -1]], dtype=torch.int32)
+    for distance, both in ((1, False), (2, True), (9, True)):
+        parts = deal_nodes(torch.ones(6), 1)
+        theirs = parts.node[collect_pairs(walks, parts, distance=distance, both=both).pairs.long()]
+        ours = pair_tiles.pair_up(walks, distance, both)
+        assert sorted(map(tuple, ours.tolist())) == sorted(map(tuple, theirs.tolist()))
 
 
 def test_negatives_follow_the_weights():
-    _, negatives, block = problem()
-    weight = torch.from_numpy(np.random.default_rng(0).exponential(size=50).astype(np.float32))
-    drawn = _draw(torch.tensor(9), 40_000, block, negatives, 5)
-    assert drawn.shape == (40_000, 5) and drawn.min() >= 0 and drawn.max() < block.num_tails
-    # What the alias table of the partition says of each row.
-    accept, alias = (part[block.first_tail:block.first_tail + block.num_tails] for part in
-                     (negatives.accept.double(), negatives.alias.long()))
-    expected = accept.clone().index_add_(0, alias, 1 - accept) / block.num_tails
-    found = torch.bincount(drawn.flatten(), minlength=block.num_tails) / drawn.numel()
-    assert weight.numel() == 50 and (found - expected).abs().max() < 0.004
+    weight = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    weight[::7] = 0
+    deal = pair_tiles.deal_rows(torch.arange(50), 2, 1)
+    pairs = torch.stack([torch.arange(50).repeat(4000), torch.randint(50, (200_000,))], 1)
+    tiles = pair_tiles.arrange(pairs, deal, pair_tiles.whole_weights(weight), 8, 3, tied=False)
+    found = torch.bincount(tiles.negatives.flatten(), minlength=50).double()
+    for part in range(2):
+        own = deal.rows[deal.ptr[part]:deal.ptr[part + 1]]
+        share, expected = (values[own] / values[own].sum() for values in (found, weight))
+        assert (share - expected).abs().max() < 0.005 and not share[expected == 0].any()
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_step_goes_along_the_gradient(tied):
-    """Of the sum over pairs of log sigma(u v) and over negatives of weighted log sigma(-u n)."""
-    heads, tails = tables(45, 5)
-    if tied:
-        tails = heads
+    """Of the sum over pairs of log sigma(u v) and negatives, but a pair's tail, of weighted log sigma(-u n)."""
+    heads, tails = random_tables(5, tied=tied)
     rng = torch.Generator().manual_seed(0)
-    head, tail = (torch.randint(45, shape, generator=rng) for shape in ((3, 8), (3, 8, 8)))
-    there, drawn = torch.rand(3, 8, 8, generator=rng) < 0.6, torch.randint(45, (3, 7), generator=rng)
+    # Each tile has rows of its own, and with one table its heads are no tails.
+    ends = torch.randint(10, (3, 16, 2), generator=rng) + 30 * torch.arange(3).view(3, 1, 1)
+    ends[..., 1] += 10
+    drawn = torch.randint(10, (3, 7), generator=rng) + 30 * torch.arange(3).view(3, 1) + 10
+    there = torch.rand(3, 16, generator=rng) < 0.6
     u, v = (table.rows.double().requires_grad_() for table in (heads, tails))
     if tied:
         v = u
-    positive = logsigmoid((u[head].unsqueeze(2) * v[tail]).sum(-1)) * there
-    weight = 2.0 / 7 * there.sum(-1, keepdim=True)
-    negative = weight * logsigmoid(-(u[head] @ v[drawn].mT))
-    objective = positive.sum() + negative.sum()
+    head, tail = ends.unbind(-1)
+    weight = 0.5 / 7 * there.unsqueeze(2) * (drawn.unsqueeze(1) != tail.unsqueeze(2))
+    objective = (logsigmoid((u[head] * v[tail]).sum(-1)) * there).sum() + (
+        weight * logsigmoid(-(u[head] @ v[drawn].mT))).sum()
     gradients = torch.autograd.grad(objective, [u] if tied else [u, v])
-    expected = [table.rows + 0.1 * gradient for table, gradient in zip([heads] if tied else [heads, tails], gradients,
-                                                                       strict=True)]
-    options = SkipGramOptions(num_negatives=7, negative_weight=2.0)
-    loss = _train_tiles(heads, tails, head, tail, there, drawn, options, [torch.full((45,), 0.1)] * 2)
-    assert float(loss) == pytest.approx(-float(objective.detach()))
+    expected = [table.rows + 0.01 * gradient for table, gradient in zip([heads] if tied else [heads, tails], gradients,
+                                                                        strict=True)]
+    options = SkipGramOptions(negative_weight=0.5)
+    loss = skipgram_torch._train_tiles(heads, tails, ends, there, drawn, options, 0.01)
+    assert float(loss.sum()) == pytest.approx(-float(objective.detach()))
     for table, rows in zip([heads, tails], expected, strict=False):
         torch.testing.assert_close(table.rows.double(), rows, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", skipgram.OPTIMIZERS)
-def test_small_blocks_come_near_to_the_kernel(optimizer):
-    """With small steps it matters little that rows move at the end of some tiles: losses fall alike."""
-    pairs, negatives, block = problem()
-    losses = {}
-    for name, function in (("kernel", skipgram.train), ("torch", skipgram_torch.train)):
-        heads, tails = tables(45, 12, optimizer)
-        per_pair = []
-        for key in range(40):
-            loss, count = function(heads, tails, [[block]], pairs, negatives, SkipGramOptions(
-                num_negatives=8, negative_weight=1.0, optimizer=optimizer, weight_decay=0.001), lr=0.01, key=key)
-            per_pair.append(loss / count)
-        losses[name] = np.mean(per_pair[:3]), np.mean(per_pair[-10:])
-    assert losses["torch"][1] < losses["torch"][0]
-    assert losses["torch"][1] == pytest.approx(losses["kernel"][1], rel=0.06), losses
-
-
 def test_a_row_that_all_pairs_move_does_not_diverge():
-    """Every pair and every negative of a tile is one tail's: without a bound on its step, the loss is NaN."""
-    pairs = torch.stack([torch.arange(500) % 40, torch.zeros(500)], 1).int()
-    negatives = Negatives(torch.zeros(40), torch.zeros(40, dtype=torch.int32))
-    block = PairBlock(0, 0, 0, 40, 40, 0, 500)
-    for function in (skipgram.train, partial(skipgram.train, native=False), skipgram_torch.train):
-        heads, tails = tables(40, 8)
-        losses = [np.divide(*function(heads, tails, [[block]], pairs, negatives, SkipGramOptions(), lr=0.3, key=key))
-                  for key in range(10)]
-        # Each tail is as often the negative as the partner: at best -log(1/6) - 5 log(5/6).
-        assert 2.7 < losses[-1] < 3.2 and heads.rows.abs().max() < 3, (function, losses)
+    """Every pair has one tail: without a bound on its step, the loss is NaN."""
+    pairs = torch.stack([torch.arange(500) % 39 + 1, torch.zeros(500)], 1).long()
+    deal = pair_tiles.deal_rows(torch.arange(40), 2, 0)
+    heads, tails = tables(40, 8)
+    losses = [train_round(heads, tails, pair_tiles.arrange(pairs, deal, pair_tiles.whole_weights(torch.ones(40)), 16,
+                                                           key, tied=False), lr=3.0) for key in range(20)]
+    assert losses[-1] < losses[0] and heads.rows.abs().max() < 30, losses
 
 
-def test_keys_and_blocks_draw_differently_and_threads_do_not_matter():
-    pairs, negatives, block = problem()
+def test_keys_draw_differently_and_threads_do_not_matter():
     results = []
-    for key, number, count in ((1, 4, 1), (1, 4, 2), (2, 4, 1), (1, 5, 1), (2**64 - 1, 4, 1)):
-        heads, tails = tables(45, 12)
+    for key, count in ((1, 1), (1, 2), (2, 1), (2**64 - 1, 1)):
+        heads, tails = random_tables(12)
         with threads(count):
-            skipgram_torch.train(heads, tails, [[dataclasses.replace(block, number=number)]], pairs,
-                                 Negatives(negatives.accept, negatives.alias), SkipGramOptions(num_negatives=8),
-                                 lr=0.05, key=key)
+            train_round(heads, tails, random_tiles(key=key))
         results.append(heads.rows)
     assert torch.equal(results[0], results[1])
     assert all(not torch.equal(results[0], other) for other in results[2:])
+
+
+@needs_triton
+@pytest.mark.slow
+@both_suites
+def test_the_kernel_computes_the_same(chosen):
+    run_cases("triton_skipgram_cases.py", chosen)
 
 
 ADAM = ["trainer.optimizer=adam", "train.lr=0.05"]

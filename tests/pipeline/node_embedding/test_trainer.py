@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 from sklearn.metrics import roc_auc_score
 
-from parallel_epochs.models.embedding import spectral
+from parallel_epochs.models.embedding import skipgram, spectral
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.block_training import cosines
 from parallel_epochs.pipeline.command import cli
@@ -118,7 +118,7 @@ def test_episodes_have_negatives_of_their_own_and_the_last_no_walk_too_many(smal
         monkeypatch.setattr(trainer._sampler, "draw",
                             lambda first, count, *args, **options: drawn.append((first, count)) or draw(
                                 first, count, *args, **options))
-        monkeypatch.setattr(trainer, "_train_blocks",
+        monkeypatch.setattr(skipgram, "train",
                             lambda *args, key, **options: keys_of.append((trainer.progress.round, key)) or (0.0, 1.0))
         for _ in range(trainer.num_rounds):
             list(trainer.steps())

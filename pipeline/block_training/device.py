@@ -1,0 +1,44 @@
+"""Chooses the device of vectors and layouts, and refuses one that cannot train them."""
+
+import importlib.util
+import logging
+
+import torch
+
+from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.run import ranks as rank_tools
+from parallel_epochs.pipeline.run.memory import format_bytes
+from parallel_epochs.pipeline.run.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: Ranks, in_triton: bool) -> torch.device:
+    """Return the device of a run: device=auto takes a GPU from a size on, where there is one and it has room.
+
+    Args:
+        size: of what is learned, in `what`, "nodes" for example.
+        least: the smallest size for which device=auto takes a GPU.
+        needed: bytes that training takes on a GPU.
+        in_triton: whether kernels in Triton train on a GPU; they train on one GPU alone.
+
+    Raises:
+        ValueError: the run asks for a GPU that cannot train this.
+    """
+    asked, is_auto = part.config.device, part.config.device == "auto"
+    if is_auto and (size < least or not torch.cuda.is_available()) or not is_auto and part.device.type == "cpu":
+        return part.device
+    device, name = rank_tools.choose_device("cuda", ranks) if is_auto else part.device, part.config.trainer.name
+    free = torch.cuda.mem_get_info(device)[0]
+    reason = ""
+    if in_triton and importlib.util.find_spec("triton") is None:
+        reason = f"trainer={name} needs Triton there, which is not installed (pip install triton)"
+    elif in_triton and ranks.num_ranks > 1:
+        reason = f"trainer={name} trains on one GPU, and this run has {ranks.num_ranks} ranks"
+    elif needed > free:
+        reason = f"{size:,} {what} take {format_bytes(needed)}, but {format_bytes(free)} of the GPU are free"
+    if reason and not is_auto:
+        raise ValueError(f"device={asked}: {reason}. Set device=cpu")
+    if is_auto:
+        log.info("device=auto: %s", f"the CPU: {reason}" if reason else f"a GPU, taken from {least:,} {what} on")
+    return part.device if reason else device
