@@ -104,6 +104,9 @@ class RunConfig:
         Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
         *(Rule({name: lambda num_hops: num_hops > 0}, "trainer.name", ("gnn",), "other trainers read no node features")
           for name in ("data.propagate", "data.summaries")),
+        *(Rule({"data.device": ("cuda", "pinned")}, name, allowed, why) for name, allowed, why in (
+            ("trainer.name", ("gnn",), "other trainers make no batches of a graph"),
+            ("data.on_disk", (False,), "a graph on the disk is read by the CPU"))),
         Rule({"data.summaries": lambda num_hops: num_hops > 0}, "data.propagate", (0,), "the summaries hold means"))
 
     name: str = key("default", "Name of the experiment.")

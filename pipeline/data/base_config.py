@@ -70,6 +70,10 @@ class DataConfig:
                               "hard: those of validation and test share a neighbour, or are joined by three links in "
                               "a bipartite graph; those of training are as with sides.",
                               choices=("sides", "all", "hard"), before="all", when={"task.name": ("link",)})
+    device: str = key("auto", "Where the graph lies while batches are made. cuda: on the GPU. pinned: its structure on "
+                      "the GPU, its features in page-locked memory. cpu: in the machine's memory. auto: the first of "
+                      "these that fits beside the model.", choices=("auto", "cpu", "cuda", "pinned"),
+                      changes_numbers=False, when={"trainer.name": ("gnn",)})
     on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
                         "than memory).", changes_numbers=False)
 

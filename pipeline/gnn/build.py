@@ -13,12 +13,11 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
 from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import bases, estimate, memory
+from parallel_epochs.pipeline.gnn import bases, estimate, memory, placement
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
 from parallel_epochs.pipeline.gnn.kinds.build import KINDS, kind_of
-from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.loaders.build import LOADERS, check_evaluation
 from parallel_epochs.pipeline.gnn.model import (
     FEATURES,
@@ -68,6 +67,10 @@ def check(config: GNNConfig) -> None:
     kind_of(config).check()
     LOADERS[config.loader.name].check(config)
     machine = estimate.machine_of(config)
+    if config.data.device in ("cuda", "pinned") and not machine.on_gpu:
+        raise ValueError(f"data.device={config.data.device} needs a GPU that trains; this run has device="
+                         f"{config.device}{'' if config.device == 'cpu' else ', and torch sees no GPU here'}. Leave it "
+                         "out")
     check_table(config, num_nodes=1)
     if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
         check_class(config)
@@ -204,6 +207,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     schedule = build_schedule(config, loader.num_batches, ranks)
     # Compiled and kept here, on first use, rather than in the middle of the first step.
     pulse.beat("preparing the batches", pulse.State.LONG)
+    placement.place(setup)
     with ranks.first_then_others():
         loader.prepare()
         kernel = name_kernel(config, setup.kind.encoder(setup.model), device)
@@ -232,14 +236,6 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
     if setup.table is not None:
         log.info("table: %s, scaled and warmed up as the model's%s", setup.table,
                  "; train.weight_decay is that of the model alone" if config.train.weight_decay else "")
-
-
-def report(setup: Setup) -> None:
-    """Log the memory that a rank will take, where it is known beforehand, and what the run will not record."""
-    memory.report(setup)
-    report_limit(setup)
-    if loss := str(getattr(setup.task, "label_loss", None) or ""):
-        log.info("loss: %s", loss)
 
 
 def prepare(setup: Setup) -> None:

@@ -350,6 +350,8 @@ RULES = (
     *(Rule(when, name, ("graph",), "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
            "graph_files or smiles)") for when, name in ((WHOLE_GRAPHS, "loader.name"),
                                                         ({"loader.name": ("graph",)}, "task.name"))),
+    Rule({"data.device": ("cuda", "pinned"), "loader.name": ("neighbor",)}, "loader.backend", ("native",),
+         "PyG draws on the CPU"),
     Rule(WHOLE_GRAPHS, "partition.name", ("random", "whole"), "whole graphs are not cut"),
     Rule(WHOLE_GRAPHS, "evaluation.method", ("exact",), "whole graphs fit into a batch"),
     Rule(WHOLE_GRAPHS, "model.name", lambda name: name != "custom", "the model must pool the nodes of each graph",

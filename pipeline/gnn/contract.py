@@ -1,6 +1,6 @@
 """The contracts of trainer=gnn: a task says what is learned, a loader what a batch is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -44,16 +44,19 @@ class Task(Protocol):
 class Loader(Protocol):
     """Batches that are a pure function of the seed, the round and the share.
 
-    `prepare` leaves what other processes of the machine will find, before any of them needs it. `draw` draws what a
+    Batches are made from `graph`: the data, or after `place` a copy of it on another device. `prepare` leaves what
+    other processes of the machine will find, before any of them needs it. `draw` draws what a
     share is a part of, the same for all ranks that share it. `check_batch_norm` refuses a draw with batches too small
     for batch norm. `measure` says in the log what was drawn, and returns a record of it under its kind.
     """
 
     data: Data
+    graph: Data
     device: torch.device
 
     @property
     def num_batches(self) -> int: ...
+    def place(self, put: Callable[[Data], Data]) -> None: ...
     def prepare(self) -> None: ...
     def draw(self, round_: int, share: Share) -> Any: ...
     def check_batch_norm(self, drawn: Any) -> None: ...

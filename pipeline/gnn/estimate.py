@@ -20,6 +20,8 @@ SECONDS_PER_RANK = 5e-9
 # Sizes up to the first are built, on the device that allocates nothing; larger ones are extrapolated from some of at
 # least the second.
 LARGEST_BUILT, SMALLEST_BUILT = 64, 6
+# Size of a block of the whole graph that is computed at a time.
+BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
 Sizes = dict[str, int]
 
@@ -209,3 +211,9 @@ def check_whole_graph(num_edges: int, bytes_per_edge: int, machine: Machine) -> 
         raise ValueError(f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
                          f"{format_bytes(needed)}, but {machine.holder} has {format_bytes(available)}: choose "
                          "evaluation=views")
+
+
+def activation_bytes(num_nodes: int, channels: int) -> int:
+    """Return the memory of activations in blocks, three tensors at a time; 0 where they lie in files of their own."""
+    size = 3 * 4 * num_nodes * channels
+    return size if size <= machine_memory() // 4 else 0

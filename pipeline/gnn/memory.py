@@ -17,15 +17,15 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.contract import autocast
-from parallel_epochs.pipeline.gnn.estimate import machine_of
+from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes, machine_of
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
-from parallel_epochs.pipeline.gnn.predictor import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.graph import resident
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partition import whole_partition
 from parallel_epochs.pipeline.graph.stream import waiting_bytes
-from parallel_epochs.pipeline.graph.subgraph import attach_nodes
+from parallel_epochs.pipeline.graph.subgraph import BLOCK_EDGES as DRAWN_AT_ONCE, attach_nodes
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.allocations import Allocations
 from parallel_epochs.pipeline.run.memory import format_bytes, resident_bytes
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 FEW, MORE = 256, 512
 # Bytes of a node of the graph for a partition while it is drawn, on top of those of a step and an evaluation.
 BYTES_PER_NODE_DRAWN = 32
+# Bytes of an edge that is looked at while a batch is made on a GPU.
+BYTES_PER_EDGE_DRAWN = 40
 # Bytes that a CPU's allocator takes for each that is asked of it: what lies between blocks of other sizes (measured).
 ALLOCATED = 1.1
 
@@ -69,7 +71,7 @@ class Footprint:
     Attributes:
         process: the process itself, with what it has imported.
         graph: the whole graph, mapped into memory, which the ranks of a machine share; of a graph on disk none, as the
-            system takes back what it mapped.
+            system takes back what it mapped. On a GPU, what lies there while batches are made.
         state: weights, gradients and what the optimizer keeps of them; a table of features too.
         batch: a batch.
         step: what a step holds at most beside batch and state: activations, and gradients of them.
@@ -78,6 +80,7 @@ class Footprint:
         is_random: whether a cluster is a random choice of nodes.
         held: batches that are held at a time.
         waiting: of a graph on disk: what waits in memory for the clusters to come, by the number of their edges.
+        drawing: what making a batch on a GPU holds at most.
     """
 
     num_nodes: int
@@ -92,6 +95,7 @@ class Footprint:
     is_random: bool
     held: int
     waiting: Callable[[float], float] | None = None
+    drawing: float = 0.0
 
     def batch_size(self, num_parts: int) -> tuple[float, float]:
         """Return the nodes and edges of a batch: the mean of random clusters, at most of others."""
@@ -108,6 +112,8 @@ class Footprint:
         graph = {"graph (mapped)": self.graph}
         if self.waiting is not None:
             graph = {"clusters to come": self.waiting(size[1] * self.num_nodes / size[0])}
+        if self.drawing:
+            graph["drawing"] = self.drawing
         return {"process": self.process, **graph, "weights and optimizer": self.state,
                 "batches" if self.held > 1 else "batch": batches, "activations": self.step(*size)}
 
@@ -120,7 +126,8 @@ class Footprint:
         """Name the parts with their sizes."""
         parts = {**self.parts(num_parts), "evaluation in place of activations": self.evaluation}
         if self.process == 0:
-            parts = {name: size for name, size in parts.items() if name not in ("process", "graph (mapped)")}
+            parts = {name.removesuffix(" (mapped)"): size for name, size in parts.items()
+                     if size or not name.startswith(("process", "graph", "drawing"))}
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
@@ -197,18 +204,28 @@ def measure(setup: Setup) -> Footprint:
     if config.learned_channels and (device.type == "cpu" or config.features.device == "auto"):
         state += num_nodes * config.features.channels * (12 if config.features.optimizer == "sparse_adam" else 4)
     on_disk = on_cpu and data.on_disk
+    draws = not on_cpu and not data.on_disk and config.data.device != "cpu"  # on the GPU
+    graph = bytes_of(data) if on_cpu and not on_disk else _bytes_on_gpu(setup) if draws else 0
     return Footprint(
         num_nodes, num_edges, state=state, batch=batch, step=step,
         process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN if on_cpu else 0,
-        graph=bytes_of(data) if on_cpu and not on_disk else 0,
+        graph=graph, drawing=BYTES_PER_EDGE_DRAWN * min(num_edges, DRAWN_AT_ONCE) if draws else 0,
         clusters_per_step=config.partition.clusters_per_step, is_random=config.partition.is_random,
-        held=config.partition.prefetch + 2 if on_cpu else 1,
+        held=config.partition.prefetch + 2 if on_cpu or draws else 1,
         waiting=partial(waiting_bytes, data) if on_disk else None,
-        evaluation=_evaluation(setup, evaluation, batch))
+        evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data) - graph))
 
 
-def _evaluation(setup: Setup, forward: Linear, batch: Linear) -> float:
-    """Return what predicting all nodes holds at most."""
+def _bytes_on_gpu(setup: Setup) -> float:
+    """Return the bytes of a graph that lies on the GPU; before that is decided, if it takes at most half of it."""
+    if setup.put is not None:
+        return setup.bytes_on_gpu
+    size = resident.bytes_of(setup.data)
+    return size if setup.config.data.device != "pinned" and size <= machine_of(setup.config).budget / 2 else 0
+
+
+def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> float:
+    """Return what predicting all nodes holds at most; `graph` is what a pass over all edges brings to a GPU."""
     config, data, model, on_cpu = setup.config, setup.data, setup.model, setup.device.type == "cpu"
     num_nodes, num_edges = data.num_nodes, data.num_edges
     rows = 8 * num_nodes * data.out_channels
@@ -222,7 +239,7 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear) -> float:
         if on_cpu and data.on_disk and not why_not(model):
             block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
             return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block
-        return forward(num_nodes, at_once) + rows + wide + blocks + (0 if on_cpu else bytes_of(data))
+        return forward(num_nodes, at_once) + rows + wide + blocks + graph
     share = 1 / min(config.evaluation.num_parts, num_nodes)
     size = num_nodes * share, num_edges * share * share
     return forward(*size) + rows + batch(*size) * (config.partition.prefetch + 2 if on_cpu else 1)

@@ -16,8 +16,9 @@ from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.heads import find_head, keep_inputs
 from parallel_epochs.models.networks.reach import count_hops
-from parallel_epochs.pipeline.gnn import neighborhood
+from parallel_epochs.pipeline.gnn import neighborhood, placement
 from parallel_epochs.pipeline.gnn.contract import Task, autocast
+from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.inference import (
     Predict,
@@ -40,16 +41,12 @@ from parallel_epochs.pipeline.gnn.loaders.snapshots import (
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import SNAPSHOT
 from parallel_epochs.pipeline.run import checkpoint, pulse
-from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage
 
 log = logging.getLogger(__name__)
-
-# Size of a block of the whole graph that is computed at a time.
-BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
 
 def predict_best(setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | None) -> tuple[Tensor, int]:
@@ -79,6 +76,7 @@ def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | No
     Raises:
         ValueError: the model has no head that reads embeddings.
     """
+    placement.place(setup)
     model, task, loader = setup.model, setup.task, setup.loader
     in_blocks = _in_blocks(setup, stop)
     layers = [] if in_blocks else stack_of_layers(model)
@@ -152,6 +150,8 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
     def whole_graph() -> Data:
         # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
         whole = copy.copy(data)
+        if data is loader.data:  # what lies on the GPU is not copied there again
+            whole.update({key: value for key, value in loader.graph.to_dict().items() if key != "held"})
         if not getattr(model, "takes_int32_edges", False):
             whole.edge_index = whole.edge_index.long()
         return whole
@@ -209,12 +209,6 @@ def _in_blocks(setup: Setup, stop: StopRequest | None) -> torch.nn.Module | None
                               before_block=look).eval()
 
 
-def activation_bytes(num_nodes: int, channels: int) -> int:
-    """Return the memory of activations in blocks, three tensors at a time; 0 where they lie in files of their own."""
-    size = 3 * 4 * num_nodes * channels
-    return size if size <= machine_memory() // 4 else 0
-
-
 def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> Predict:
     """Build a function that predicts the targets of a batch, with their embeddings in columns behind."""
     take = keep_inputs(head)
@@ -238,12 +232,22 @@ def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoade
     config, loader = setup.config, setup.loader
     if config.evaluation.samples:
         first = data.types.nodes_of(data.types.labelled).start if isinstance(loader, SnapshotLoader) else 0
-        return NeighborLoader(data, config.evaluation_fan_outs, batch_size=config.loader.batch_size,
-                              nodes=torch.arange(first, data.num_nodes), purpose="evaluation", seed=config.seed,
-                              device=loader.device)
+        sampled = NeighborLoader(data, config.evaluation_fan_outs, batch_size=config.loader.batch_size,
+                                 nodes=torch.arange(first, data.num_nodes), purpose="evaluation", seed=config.seed,
+                                 device=loader.device)
+        _place_view(sampled, setup)
+        return sampled
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
     if isinstance(clusters, ClusterLoader) and data is loader.data:
         return clusters
     # partition.scale_sums is of training by clusters.
     made = ClusterLoader(data, device=loader.device, stream=build_stream(config, data))
+    _place_view(made, setup)
     return cast(ClusterLoader, setup.kind.loader(made)) if isinstance(loader, SnapshotLoader) else made
+
+
+def _place_view(made: ClusterLoader | NeighborLoader, setup: Setup) -> None:
+    """Let a loader make its batches where the loader of the training batches does."""
+    if setup.put is not None:
+        own = setup.loader
+        made.place(setup.put if own.data is not made.data else lambda data: own.graph)

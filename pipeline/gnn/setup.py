@@ -1,9 +1,11 @@
 """Sets up what is trained on one graph."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
@@ -27,10 +29,14 @@ class Setup(Part[GNNConfig]):
     Attributes:
         base: the simple method that the run begins at; none without one.
         bare: the graph without columns of the simple method; none where `data` has none.
+        put: copies a graph to where the batches are made; none where that is the CPU.
+        bytes_on_gpu: bytes of what it copies to a GPU.
     """
 
     base: Base | LinkBase | None = None
     bare: Graph | None = None
+    put: Callable[[Data], Data] | None = None
+    bytes_on_gpu: int = 0
 
     @property
     def kind(self) -> Kind:

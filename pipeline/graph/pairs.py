@@ -42,7 +42,7 @@ class PairSet:
     def contains(self, pairs: Int[Tensor, "num_pairs 2"]) -> Bool[Tensor, " num_pairs"]:
         """Tell which pairs are among them."""
         if not len(self):
-            return torch.zeros(len(pairs), dtype=torch.bool)
+            return torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
         keys = self._key(pairs)
         return self._keys[torch.searchsorted(self._keys, keys).clamp(max=len(self) - 1)] == keys
 
@@ -80,10 +80,15 @@ def sort_by_cluster(pairs: Int[Tensor, "num_pairs 2"], partition: Partition,
         pairs: [num_pairs, 2], int64.
         order: every position of `pairs` once, int64.
     """
-    part = torch.empty(partition.perm.numel(), dtype=torch.int64)
-    part[partition.perm] = torch.repeat_interleave(torch.arange(partition.num_parts), partition.ptr.diff())
+    part = pairs.new_empty(partition.perm.numel())
+    part[partition.perm.to(part.device)] = torch.repeat_interleave(
+        torch.arange(partition.num_parts), partition.ptr.diff()).to(part.device)
     a, b = part[pairs[order]].unbind(1)
     within = (a == b).nonzero().squeeze(1)
+    if part.device.type != "cpu":
+        a, by_cluster = a[within].sort(stable=True)
+        numbers = torch.arange(partition.num_parts + 1, device=a.device)
+        return PairsByCluster(order[within[by_cluster]], torch.searchsorted(a, numbers).cpu())
     perm, ptr = counting_sort(a[within].numpy(), partition.num_parts)
     return PairsByCluster(order[within[torch.from_numpy(perm).long()]], torch.from_numpy(ptr).long())
 
@@ -107,15 +112,18 @@ def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, 
     """
     ends = None if side is None else [(side == number).nonzero().squeeze(1) for number in (0, 1)]
 
+    def draw_below(bound: int, *size: int) -> Tensor:
+        return torch.from_numpy(rng.integers(bound, size=size)).to(nodes.device)
+
     def draw(num_drawn: int) -> Tensor:
         if ends is None or not num_drawn:
-            return torch.from_numpy(rng.integers(len(nodes), size=(num_drawn, 2)))
-        return torch.stack([own[torch.from_numpy(rng.integers(len(own), size=num_drawn))] for own in ends], dim=1)
+            return draw_below(len(nodes), num_drawn, 2)
+        return torch.stack([own[draw_below(len(own), num_drawn)] for own in ends], dim=1)
 
     drawn = draw(num_pairs)
     if linked is None:
         return drawn
-    wrong = torch.arange(num_pairs)
+    wrong = torch.arange(num_pairs, device=nodes.device)
     for _ in range(ATTEMPTS):
         again = drawn[wrong]
         wrong = wrong[linked.contains(nodes[again]) | (again[:, 0] == again[:, 1])]
@@ -145,8 +153,9 @@ def draw_targets(rng: np.random.Generator, rows: Int[Tensor, " num_drawn"], num_
     num_rows = int(max(rows.max(), row.max() if len(row) else 0)) + 1 if len(rows) else 0
     ptr = torch.cat([row.new_zeros(1), torch.bincount(row, minlength=num_rows).cumsum(0)])
     num_free = num_places - ptr.diff()[rows]
-    drawn = torch.from_numpy(rng.integers(num_free.clamp(min=1).numpy()))
-    steps = row * (num_places + 1) + place - (torch.arange(len(row)) - ptr[row])  # free places of the row before each
+    drawn = torch.from_numpy(rng.integers(num_free.clamp(min=1).cpu().numpy())).to(row.device)
+    rank = torch.arange(len(row), device=row.device) - ptr[row]
+    steps = row * (num_places + 1) + place - rank  # free places of the row before each
     places = drawn + torch.searchsorted(steps, rows * (num_places + 1) + drawn, right=True) - ptr[rows]
     return torch.where(num_free > 0, places, -1)
 

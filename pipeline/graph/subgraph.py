@@ -52,8 +52,8 @@ def attach(data: Data, edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"
     """
     out = Data(edge_index=edge_index, num_nodes=len(nodes))
     if data.edge_attr is not None:
-        native = LIBRARY.get() is not None and position.dtype == torch.int64
-        out.edge_attr = gather(data.edge_attr, position) if native else data.edge_attr.index_select(0, position)
+        native = position.device.type == "cpu" and LIBRARY.get() is not None and position.dtype == torch.int64
+        out.edge_attr = gather(data.edge_attr, position) if native else take_rows(data, "edge_attr", position)
     return attach_nodes(out, data, nodes)
 
 
@@ -69,11 +69,17 @@ def attach_nodes(batch: Data, data: Data, nodes: Tensor, x: Tensor | None = None
         if key == "x" and x is not None:
             batch.x = x
         elif data.get(key) is not None:
-            batch[key] = data[key].index_select(0, nodes)
+            batch[key] = take_rows(data, key, nodes)
     for key in GRAPH_KEYS:
         if key in data:
             batch[key] = data[key]
     return batch
+
+
+def take_rows(data: Data, key: str, rows: Tensor) -> Tensor:
+    """Gather rows of a graph's tensor, also where it lies in memory that a device reads from afar."""
+    held = data.get("held") or {}
+    return held[key].take(rows) if key in held else data[key].index_select(0, rows)
 
 
 def induce_sorted(src: np.ndarray, dst: np.ndarray, edge_attr: np.ndarray | None,

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import torch
@@ -36,12 +36,16 @@ class ClusterLoader:
         stream: of a graph on disk, what reads the clusters of a partition in one pass; without it each reads its own
             rows.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
+
+    Attributes:
+        graph: what batches are made from, on the device where they are made.
     """
 
     def __init__(self, data: Data, partitioner: Partitioner | None = None, *, clusters_per_step: int = 1,
                  scale_sums: bool = False, stream: ClusterStream | None = None,
                  device: torch.device = torch.device("cpu")):
         self.data, self.device, self._scale_sums, self._stream = data, device, scale_sums, stream
+        self.graph = data
         self._partitioner, self._clusters_per_step = cast(Partitioner, partitioner), clusters_per_step
         self._whole: Data | None = None
 
@@ -49,6 +53,14 @@ class ClusterLoader:
     def num_batches(self) -> int:
         """Batches of a draw."""
         return -(-self._partitioner.num_parts // self._clusters_per_step)
+
+    def place(self, put: Callable[[Data], Data]) -> None:
+        """Make the batches from a copy of the graph on another device from now on.
+
+        Args:
+            put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
+        """
+        self.graph, self._whole = put(self.data), None
 
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there."""
@@ -72,10 +84,11 @@ class ClusterLoader:
         if partition.num_parts == 1:
             yield from (self._whole_batch() for _ in clusters)
             return
+        partition = partition.to(self.graph.edge_index.device)
         if self._stream is not None:
             subgraphs = self._stream.induce(partition, clusters)
         else:  # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex
-            subgraphs = (induced_subgraph(self.data, partition.nodes(cluster), dtype=torch.int64)
+            subgraphs = (induced_subgraph(self.graph, partition.nodes(cluster), dtype=torch.int64)
                          for cluster in clusters)
         for cluster, batch in zip(clusters, subgraphs):
             yield self._finish(self._scaled(batch) if self._scale_sums else batch, cluster)
@@ -107,14 +120,14 @@ class ClusterLoader:
             "seconds": quality.seconds, **by_relation}}
 
     def _scaled(self, batch: Data) -> Data:
-        indptr, part = self.data.edge_index.get_csc()[0][0], batch.edge_index.get_csc()[0][0].diff()
+        indptr, part = self.graph.edge_index.get_csc()[0][0], batch.edge_index.get_csc()[0][0].diff()
         batch.degree_ratio = torch.where(part > 0, (indptr[batch.n_id + 1] - indptr[batch.n_id]) / part, 1.0)
         return batch
 
     def _finish(self, batch: Data, cluster: int) -> Data:
         batch.cluster = cluster
-        batch.target = torch.ones(batch.num_nodes, dtype=torch.bool)
-        return batch.pin_memory() if self.device.type == "cuda" else batch
+        batch.target = torch.ones(batch.num_nodes, dtype=torch.bool, device=batch.n_id.device)
+        return hand_over(batch, self.device)
 
     def _whole_batch(self) -> Data:
         """Build one cluster of all nodes once, in the nodes' own order: any other order would round differently.
@@ -123,7 +136,16 @@ class ClusterLoader:
         """
         if self._whole is None:
             batch, cache = copy.copy(self.data), None if self._partitioner is None else self._partitioner.cache
-            batch.edge_index = keep_both_orders(self.data.edge_index, cache)
-            batch.n_id = torch.arange(self.data.num_nodes)
+            device = self.graph.edge_index.device
+            batch.update({key: value for key, value in self.graph.to_dict().items() if key != "held"})
+            batch.edge_index = keep_both_orders(self.data.edge_index, cache).to(device)
+            batch.n_id = torch.arange(self.data.num_nodes, device=device)
             self._whole = self._finish(batch, 0)
         return self._whole
+
+
+def hand_over(batch: Data, device: torch.device) -> Data:
+    """Put what lies on the CPU into page-locked memory, if a batch will be used on a GPU."""
+    if device.type != "cuda":
+        return batch
+    return batch.apply(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)

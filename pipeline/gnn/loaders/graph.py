@@ -1,13 +1,14 @@
 """Batches of whole graphs, cut out of their disjoint union."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.laplacian import flip
+from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
 from parallel_epochs.pipeline.run.schedule import Share
@@ -36,7 +37,7 @@ class GraphLoader:
 
     def __init__(self, data: Data, *, batch_size: int, pack: str = "graphs", seed: int = 0,
                  num_vectors: int = 0, device: torch.device = torch.device("cpu")):
-        self.data, self.device = data, device
+        self.data, self.graph, self.device = data, data, device
         self._batch_size, self._pack, self._seed, self._num_vectors = batch_size, pack, seed, num_vectors
         self._learned = data.train_mask.nonzero().squeeze(1)
 
@@ -50,6 +51,14 @@ class GraphLoader:
         """The least number of graphs that a batch of any draw has."""
         least = self._learned.numel() // self.num_batches
         return min(2, least) if self._pack == "nodes" else least
+
+    def place(self, put: Callable[[Data], Data]) -> None:
+        """Make the batches from a copy of the graph on another device from now on.
+
+        Args:
+            put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
+        """
+        self.graph = put(self.data)
 
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there: nothing beside the union itself."""
@@ -70,8 +79,8 @@ class GraphLoader:
             if self._num_vectors:
                 rng = stream("signs", self._seed, round_, share.draw, batch.cluster)
                 signs = torch.from_numpy(rng.integers(2, size=(batch.graph_id.numel(), self._num_vectors))) * 2 - 1
-                batch.x = flip(batch.x, signs.repeat_interleave(batch.ptr.diff(), dim=0))
-            yield self._hand_over(batch)
+                batch.x = flip(batch.x, signs.to(batch.x.device).repeat_interleave(batch.ptr.diff(), dim=0))
+            yield hand_over(batch, self.device)
 
     def all_graphs(self) -> Partition:
         """Cut all graphs, in their own order, into batches."""
@@ -79,7 +88,7 @@ class GraphLoader:
 
     def batches_of(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
         """Build the batches at some places of a partition of graphs."""
-        return map(self._hand_over, self._select(partition, places))
+        return (hand_over(batch, self.device) for batch in self._select(partition, places))
 
     def check_batch_norm(self, partition: Partition) -> None:
         """Refuse a draw with a batch of one graph.
@@ -108,13 +117,11 @@ class GraphLoader:
         return {"graphs": record}
 
     def _select(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
+        partition = partition.to(self.graph.edge_index.device)
         for place in places:
-            batch = select_graphs(self.data, partition.nodes(place))
-            batch.cluster, batch.target = place, torch.ones(batch.graph_id.numel(), dtype=torch.bool)
+            batch = select_graphs(self.graph, partition.nodes(place))
+            batch.cluster, batch.target = place, torch.ones_like(batch.graph_id, dtype=torch.bool)
             yield batch
-
-    def _hand_over(self, batch: Data) -> Data:
-        return batch.pin_memory() if self.device.type == "cuda" else batch
 
     def _cut(self, graphs: Tensor) -> Partition:
         num_parts = -(-graphs.numel() // self._batch_size)

@@ -15,10 +15,11 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
+from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import NumNeighbors, fan_outs_of, show
 from parallel_epochs.pipeline.graph import subgraph
 from parallel_epochs.pipeline.graph.edges import transpose
-from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler
+from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler, RelationRows
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -66,7 +67,7 @@ class NeighborLoader:
     def __init__(self, data: Data, num_neighbors: NumNeighbors, *, batch_size: int, nodes: Tensor | None = None,
                  purpose: str = "train", seed: int = 0, backend: str = "native",
                  device: torch.device = torch.device("cpu")):
-        self.data, self.device = data, device
+        self.data, self.graph, self.device = data, data, device
         self._fan_outs, self._batch_size = fan_outs_of(num_neighbors, data), batch_size
         self._num_neighbors = dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
         self._nodes = data.train_mask.nonzero().squeeze(1) if nodes is None else nodes
@@ -109,6 +110,17 @@ class NeighborLoader:
         is_safe[rows[has_others] // len(most)] = True
         return not bool(is_safe[self._nodes].all())
 
+    def place(self, put: Callable[[Data], Data]) -> None:
+        """Make the batches from a copy of the graph on another device from now on.
+
+        Args:
+            put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
+        """
+        self.graph = put(self.data)
+        device = self.graph.edge_index.device
+        self._nodes = self._nodes.to(device)
+        vars(self).pop("_relation", None)
+
     def prepare(self) -> None:
         """Compile what draws and selects, once for all processes."""
         LIBRARY.get(), subgraph.LIBRARY.get()
@@ -116,7 +128,8 @@ class NeighborLoader:
     def draw(self, round_: int, share: Share) -> SeedOrder:
         """Draw the order of the seeds that a share is a part of."""
         rng = stream(f"{self._purpose} seeds", self._seed, round_, share.draw)
-        return SeedOrder(self._nodes[torch.from_numpy(rng.permutation(self._nodes.numel()))], (round_, share.draw))
+        order = torch.from_numpy(rng.permutation(self._nodes.numel())).to(self._nodes.device)
+        return SeedOrder(self._nodes[order], (round_, share.draw))
 
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: natively, a function of the seed, the round and the share."""
@@ -125,10 +138,10 @@ class NeighborLoader:
     def batches_of(self, order: SeedOrder, numbers: Iterable[int]) -> Iterator[Data]:
         """Build batches of a draw, given their numbers, in turn."""
         for number, num_seeds, (edge_index, nodes, position) in self._samples(order, numbers):
-            batch = subgraph.attach(self.data, edge_index, nodes, position)
+            batch = subgraph.attach(self.graph, edge_index, nodes, position)
             batch.cluster = number
-            batch.target = torch.arange(len(nodes)) < num_seeds
-            yield batch.pin_memory() if self.device.type == "cuda" else batch
+            batch.target = torch.arange(len(nodes), device=nodes.device) < num_seeds
+            yield hand_over(batch, self.device)
 
     def check_batch_norm(self, order: SeedOrder) -> None:
         """Refuse batches that may hold a single node.
@@ -175,13 +188,21 @@ class NeighborLoader:
                  numbers: Iterable[int]) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
         """Draw the batches of these numbers: their number, their number of seeds, and what was drawn."""
         # One for each iterator: training and evaluation may draw at the same time, in threads of their own.
-        relation = self.data.edge_attr[:, 0] if isinstance(self._fan_outs, Tensor) else None
         sample = (self._pyg_sample if self._backend == "pyg"
-                  else NeighborSampler(self.data.edge_index, self._fan_outs, relation=relation).sample)
+                  else NeighborSampler(self.graph.edge_index, self._fan_outs, relation=self._relation).sample)
         for number in numbers:
             seeds = order.seeds[number * self._batch_size:(number + 1) * self._batch_size]
             key = stream(f"{self._purpose} neighbours", self._seed, *order.path, number).bit_generator.random_raw()
             yield number, seeds.numel(), sample(seeds, int(key))
+
+    @functools.cached_property
+    def _relation(self) -> Tensor | RelationRows | None:
+        """The relation of each edge, if neighbours are drawn from each relation for themselves."""
+        if not isinstance(self._fan_outs, Tensor):
+            return None
+        (indptr, _), relation = self.graph.edge_index.get_csc()[0], self.graph.edge_attr[:, 0]
+        is_native = indptr.device.type == "cpu" and LIBRARY.get() is not None
+        return relation if is_native else RelationRows(indptr, relation, self._fan_outs.size(1))
 
     @functools.cached_property
     def _pyg_sample(self) -> Sample:

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import LinkRelation, link_relation_of
-from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader, hand_over
 from parallel_epochs.pipeline.graph.pairs import (
     PairsByCluster,
     PairSet,
@@ -59,7 +59,7 @@ class PairLoader:
 
     def __init__(self, clusters: ClusterLoader, *, pairs_per_step: int, num_negatives: int = 1, strict: bool = False,
                  hide: bool = False, side: Tensor | None = None, seed: int = 0):
-        self.clusters, self.data, self.device = clusters, clusters.data, clusters.device
+        self.clusters, self.data, self.graph, self.device = clusters, clusters.data, clusters.data, clusters.device
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
         self._hide, self._side, self._seed = hide, side, seed
@@ -74,6 +74,14 @@ class PairLoader:
         """Batches of a draw."""
         return self.clusters.num_batches * self._visits
 
+    def place(self, put: Callable[[Data], Data]) -> None:
+        """Make the batches from copies of the graph and of its pairs on another device from now on."""
+        self.clusters.place(put)
+        self.graph = self.clusters.graph
+        device = self.graph.edge_index.device
+        self._pairs, self._side = self._pairs.to(device), None if self._side is None else self._side.to(device)
+        self._linked = None if self._linked is None else PairSet(self._pairs, self.data.num_nodes)
+
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there."""
         self.clusters.prepare()
@@ -86,7 +94,7 @@ class PairLoader:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
         partition = self.draw(round_, share)
         order = torch.from_numpy(stream("pairs", self._seed, round_, share.draw).permutation(len(self._pairs)))
-        pairs = sort_by_cluster(self._pairs, partition, order)
+        pairs = sort_by_cluster(self._pairs, partition, order.to(self._pairs.device))
         return self.batches_of(partition, pairs, share.batches(self.num_batches), (round_, share.draw))
 
     def batches_of(self, partition: Partition, pairs: PairsByCluster, numbers: Iterable[int],
@@ -96,12 +104,12 @@ class PairLoader:
         Args:
             path: the round and the number of the draw.
         """
-        place = torch.empty(self.data.num_nodes, dtype=torch.int64)
+        place = self._pairs.new_empty(self.data.num_nodes)
         numbers = list(numbers)
         batches = self.clusters.batches_of(partition, [number % partition.num_parts for number in numbers])
         for number, batch in zip(numbers, batches, strict=True):
             visit, cluster = divmod(number, partition.num_parts)
-            place[batch.n_id] = torch.arange(batch.num_nodes)
+            place[batch.n_id] = torch.arange(batch.num_nodes, device=place.device)
             within = place[self._pairs[pairs.of(cluster)]]
             yield self._finish(batch, self._cut(within, visit, partition), within, number, path)
 
@@ -127,7 +135,7 @@ class PairLoader:
             batch.edge_index, kept = without_pairs(batch.edge_index, pairs, among)
             if batch.edge_attr is not None:
                 batch.edge_attr = batch.edge_attr.index_select(0, kept)
-        return batch.pin_memory() if self.device.type == "cuda" else batch
+        return hand_over(batch, self.device)
 
     def _draw_targets(self, rng: np.random.Generator, pairs: Tensor, within: Tensor, nodes: Tensor,
                       own: LinkRelation) -> Tensor:
@@ -153,7 +161,8 @@ class PairLoader:
             ValueError: no training pair lies within a cluster, or there is none that could be told from them.
         """
         records = self.clusters.measure(partition, seconds)
-        pairs = sort_by_cluster(self._pairs, partition, torch.arange(len(self._pairs)))
+        order = torch.arange(len(self._pairs), device=self._pairs.device)
+        pairs = sort_by_cluster(self._pairs, partition, order)
         within, sizes = pairs.ptr.diff(), [len(self._cut(pairs.of(cluster), 0, partition))
                                            for cluster in range(partition.num_parts)]
         total, num_kept, num_empty = len(self._pairs), int(within.sum()), int((within == 0).sum())
@@ -177,13 +186,13 @@ class PairLoader:
                                      "num_clusters_without": num_empty, "largest": max(sizes)}}
 
     def _check_negatives(self, partition: Partition, linked: PairSet) -> None:
-        pairs = linked.nodes()
+        pairs, side = linked.nodes().cpu(), None if self._side is None else self._side.cpu()
         within = sort_by_cluster(pairs, partition, torch.arange(len(pairs))).ptr.diff()
         sizes = partition.ptr.diff()
         most = sizes * (sizes - 1) // 2
-        if self._side is not None:
+        if side is not None:
             cluster = torch.arange(len(sizes)).repeat_interleave(sizes)
-            first, second = (torch.bincount(cluster[self._side[partition.perm] == number], minlength=len(sizes))
+            first, second = (torch.bincount(cluster[side[partition.perm] == number], minlength=len(sizes))
                              for number in (0, 1))
             most = first * second
         full = ((within == most) & (within > 0)).nonzero()
@@ -203,8 +212,8 @@ def _taken(within: Tensor, candidates: Tensor, num_nodes: int, own: LinkRelation
         candidates: places of the targets.
         num_nodes: of the cluster.
     """
-    among = torch.full((num_nodes,), -1)
-    among[candidates] = torch.arange(len(candidates))
+    among = torch.full((num_nodes,), -1, device=within.device)
+    among[candidates] = torch.arange(len(candidates), device=within.device)
     if own.is_within_type:
         within = torch.cat([within, within.flip(1), candidates[:, None].expand(-1, 2)])
     return torch.stack([within[:, 0], among[within[:, 1]]], dim=1)
