@@ -96,7 +96,8 @@ class RunConfig:
     takes: ClassVar[tuple[str, ...]] = ()
     # It tells whether the predictions of several runs can be averaged.
     averages_runs: ClassVar[bool] = False
-    # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu".
+    # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu", unless the size of the data
+    # speaks for a GPU (:func:`pipeline.block_training.device.settle`).
     auto_device: ClassVar[str] = "auto"
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {"data": ("source", DATA_SCHEMAS)}
 
@@ -111,8 +112,8 @@ class RunConfig:
 
     name: str = key("default", "Name of the experiment.")
     seed: int = key(0, "Seed of every random number generator.", minimum=0, below=2**63)
-    device: str = key("auto", "Device: cpu, cuda, cuda:N, or auto: a GPU if there is one and the trainer is gnn, else "
-                      "the CPU.")
+    device: str = key("auto", "Device: cpu, cuda, cuda:N, or auto: a GPU if there is one; of trainers but gnn, one "
+                      "process takes it, from a size on.")
     memory: str | None = key(None, "Memory that training may use, per GPU or per machine, e.g. 12GB. Default: 80 % of "
                              "what is installed.", changes_numbers=False)
     resume: str | None = key(None, "Run directory to continue in place. auto, with hydra.run.dir=DIR: continue the run "

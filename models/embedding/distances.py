@@ -11,8 +11,8 @@ from parallel_epochs.models.kernels.native import NativeLibrary
 
 # Smallest square of a modulus, whose gradient at 0 would be infinite.
 TINY = 1e-30
-# Number of differences that torch computes at a time, so that they stay in a processor's cache.
-BLOCK = 1 << 15
+# Number of differences that torch computes at a time: so that they stay in a processor's cache, and on a GPU.
+BLOCK, GPU_BLOCK = 1 << 15, 1 << 26
 
 LIBRARY = NativeLibrary("distances", Path(__file__).with_name("distances.cpp"), otherwise="torch computes them instead")
 
@@ -82,7 +82,7 @@ class _DistancesInBlocks(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor, entities: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(max(1, BLOCK // max(entities.numel() // 2, 1)))
+    return rows.split(max(1, (GPU_BLOCK if rows.is_cuda else BLOCK) // max(entities.numel() // 2, 1)))
 
 
 def _differences(queries: Tensor, real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """Losses of scored triples, and penalties on their rows. All are sums over triples."""
 
+import itertools
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -45,13 +47,14 @@ class _OneVsAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor, at_once: int) -> Tensor:
         loss, of_queries, of_entities = queries.new_zeros(()), torch.empty_like(queries), torch.zeros_like(entities)
-        for rows in torch.arange(len(queries)).split(at_once):
-            first, last = int(rows[0]), int(rows[-1]) + 1
-            begin, end = torch.searchsorted(query_of, torch.tensor([first, last])).tolist()
+        firsts = torch.arange(0, len(queries) + at_once, at_once, device=query_of.device)
+        begins = torch.searchsorted(query_of, firsts).tolist()
+        for number, (begin, end) in enumerate(itertools.pairwise(begins)):
+            first, last = number * at_once, (number + 1) * at_once
             part, grad = _score(queries[first:last], entities, query_of[begin:end] - first, answers[begin:end])
             loss = loss + part
-            of_queries[first:last] = grad @ entities
-            of_entities += grad.mT @ queries[first:last]
+            of_queries[first:last] = multiply(grad, entities)
+            of_entities += multiply(grad.mT, queries[first:last])
         ctx.save_for_backward(of_queries, of_entities)
         return loss
 
@@ -61,9 +64,21 @@ class _OneVsAll(torch.autograd.Function):
         return outer * of_queries, outer * of_entities, None, None, None
 
 
+def multiply(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+    """Multiply matrices. On a GPU, tensor cores round the factors to 11 bits (tf32); sums are float32."""
+    if not left.is_cuda:
+        return left @ right
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return left @ right
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def _score(queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the loss, and the gradient of the scores in their place."""
-    scores = queries @ entities.mT
+    scores = multiply(queries, entities.mT)
     found = scores[query_of, answers]
     count = torch.bincount(query_of, minlength=len(queries)).to(scores.dtype).unsqueeze(1)
     top = scores.amax(1, keepdim=True)

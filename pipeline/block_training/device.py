@@ -26,7 +26,8 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
         ValueError: the run asks for a GPU that cannot train this.
     """
     asked, is_auto = part.config.device, part.config.device == "auto"
-    if is_auto and (size < least or not torch.cuda.is_available()) or not is_auto and part.device.type == "cpu":
+    stays = size < least or ranks.num_ranks > 1 or not torch.cuda.is_available()
+    if is_auto and stays or not is_auto and part.device.type == "cpu":
         return part.device
     device, name = rank_tools.choose_device("cuda", ranks) if is_auto else part.device, part.config.trainer.name
     free = torch.cuda.mem_get_info(device)[0]

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.embedding import distances
 from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 
 # Largest share of triples whose entities another relation links the other way round by accident.
 COPIED = 0.5
+
+# Numbers of entities' vectors from which on device=auto takes a GPU, and tensors of the size of a step's scores or rows
+# that a step holds there.
+AUTO_NUMBERS, STEP_COPIES = 1_000_000, 6
 
 # Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
@@ -68,27 +73,31 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     Raises:
         ValueError: names the key.
     """
+    options, available = config.trainer, machine_memory()
+    tables, step = estimate_bytes(config, data)
+    needed = tables * config.parallel.num_ranks
+    if needed > available:
+        raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
+                         f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
+                         f"{format_bytes(available)}: lower it")
+    if step > available:
+        mend = "trainer.batch_size" + ("" if options.loss == "one_vs_all" else " or trainer.num_negatives")
+        raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(step)}, but this "
+                         f"machine has {format_bytes(available)}: lower {mend}")
+
+
+def estimate_bytes(config: KnowledgeConfig, data: Data) -> tuple[int, int]:
+    """Estimate the bytes of the tables with their optimizer, and those of a step at least."""
     options = config.trainer
     model, one_vs_all = choose_model(options), options.loss == "one_vs_all"
     num_relations = data.num_relations * (2 if one_vs_all else 1)
     numbers = data.num_nodes * options.dim + num_relations * model.relation_dim(options.dim)
     copies = 1 + MOMENTS[options.optimizer] + (2 if one_vs_all else 0)
-    needed, available = 4 * numbers * copies * config.parallel.num_ranks, machine_memory()
-    if needed > available:
-        raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
-                         f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
-                         f"{format_bytes(available)}: lower it")
-    num_train = int(data.triple_ptr[1])
-    batch = min(options.batch_size, num_train * (2 if one_vs_all else 1))
+    batch = min(options.batch_size, int(data.triple_ptr[1]) * (2 if one_vs_all else 1))
     # one_vs_all holds at most a row of scores for each query; negatives hold the rows drawn, and their gradients.
     chunks = -(-batch // options.chunk_size)
     each = 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
-    if one_vs_all:
-        each = data.num_nodes * batch
-    if 4 * each > available:
-        mend = "trainer.batch_size" + ("" if one_vs_all else " or trainer.num_negatives")
-        raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(4 * each)}, but this "
-                         f"machine has {format_bytes(available)}: lower {mend}")
+    return 4 * numbers * copies, 4 * (data.num_nodes * batch if one_vs_all else each)
 
 
 def describe(data: Data) -> str:
@@ -142,7 +151,7 @@ def split_triples(data: Data) -> dict[str, Tensor]:
 
 
 def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> KnowledgeTrainer:
-    """Build what trains vectors of entities and relations, on the CPU, for this rank."""
+    """Build what trains vectors of entities and relations, for this rank."""
     config, data, options = part.config, part.data, part.config.trainer
     model, splits, train = choose_model(options), split_triples(data), config.train
     penalty, one_vs_all = Penalty(n3=options.n3, l3=options.l3), options.loss == "one_vs_all"
@@ -151,19 +160,21 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     if model.comparison == "modulus":
         with ranks.first_then_others():  # what is compiled, the others find
             distances.LIBRARY.get()
-    tables = TripleTables(model, *rows, reciprocal=one_vs_all)
+    device, home = _settle_devices(part, ranks)
+    tables = TripleTables(model, *rows, reciprocal=one_vs_all).to(home)
     steps: Steps
     if one_vs_all:
-        steps = OneVsAllSteps(splits["train"], data.num_relations, batch_size=options.batch_size,
+        steps = OneVsAllSteps(splits["train"].to(home), data.num_relations, batch_size=options.batch_size,
                               relation_weight=options.relation_weight, penalty=penalty, seed=config.seed)
     else:
-        steps = NegativeSteps(splits["train"], data.num_nodes, batch_size=options.batch_size,
+        steps = NegativeSteps(splits["train"].to(home), data.num_nodes, batch_size=options.batch_size,
                               chunk_size=options.chunk_size, num_negatives=options.num_negatives,
                               margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
-                              penalty=penalty, seed=config.seed)
+                              penalty=penalty, seed=config.seed, device=device)
     optimizer = build_optimizer(tables, options, train.lr, is_sparse=steps.is_sparse)
     trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
-                               eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop), ranks=ranks,
+                               eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop, home),
+                               ranks=ranks,
                                stop=stop)
     begin = f", margin {options.margin:g}" if model.is_distance else ""
     if not model.is_distance and model.parts < 4:  # QuatE has first values of its own
@@ -173,6 +184,23 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
              ", both ways round" if one_vs_all else "", f"{trainer.about.num_parameters:,}", options.loss,
              options.optimizer, train.lr, begin, f"{trainer.about.num_steps:,}")
     return trainer
+
+
+def _settle_devices(part: Part, ranks: Ranks) -> tuple[torch.device, torch.device]:
+    """Return the device of the losses, and that of the tables: memory, if they are too large for a GPU.
+
+    Raises:
+        ValueError: the run asks for a GPU that cannot train this.
+    """
+    options, (tables, step) = part.config.trainer, estimate_bytes(part.config, part.data)
+    size = part.data.num_nodes * options.dim
+    device = settle(part, size=size, least=AUTO_NUMBERS, what="numbers of entities", ranks=ranks, in_triton=False,
+                    needed=STEP_COPIES * step + (tables if options.loss == "one_vs_all" else 0))
+    if device.type == "cpu" or STEP_COPIES * step + tables <= (free := torch.cuda.mem_get_info(device)[0]):
+        return device, device
+    log.info("tables: in memory, as they take %s with their optimizer and %s of the GPU are free; the rows of a step "
+             "move to the GPU and back", format_bytes(tables), format_bytes(free))
+    return device, torch.device("cpu")
 
 
 def build_optimizer(tables: TripleTables, options: KnowledgeTrainerConfig, lr: float, *,
@@ -191,13 +219,13 @@ def build_optimizer(tables: TripleTables, options: KnowledgeTrainerConfig, lr: f
     return kinds[options.optimizer](groups, lr=lr)  # type: ignore[call-arg]
 
 
-def build_probe(config: KnowledgeConfig, data: Data, ranks: Ranks = Ranks(),
-                stop: StopRequest | None = None) -> TripleProbe:
-    """Build what ranks the triples of each split."""
+def build_probe(config: KnowledgeConfig, data: Data, ranks: Ranks = Ranks(), stop: StopRequest | None = None,
+                device: torch.device = torch.device("cpu")) -> TripleProbe:
+    """Build what ranks the triples of each split, on the device of the tables."""
     options = config.trainer
     return TripleProbe(split_triples(data), data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
                        relation_names=relation_names(data) if options.per_relation else None, seed=config.seed,
-                       ranks=ranks, stop=stop)
+                       device=device, ranks=ranks, stop=stop)
 
 
 def relation_names(data: Data) -> list[str]:

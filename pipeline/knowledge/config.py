@@ -63,11 +63,6 @@ class KnowledgeConfig(RunConfig):
 
     trainer: KnowledgeTrainerConfig = field(default_factory=KnowledgeTrainerConfig)
 
-    def check(self) -> None:
-        super().check()
-        if self.device.startswith("cuda"):
-            raise ValueError(f"trainer=knowledge needs the CPU; this run has device={self.device}. Leave device out")
-
 
 # How questions are answered where nothing else is asked for.
 TOP, FILTERED = 10, True

@@ -16,8 +16,8 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 # Scores of every entity as the answer of each query, [n, num_entities]: of anchors [n] and relations [n], and whether
 # the tails of given heads are asked for, or the heads of given tails.
 ScoreAll = Callable[[Tensor, Tensor, bool], Tensor]
-# Scores computed at a time.
-BLOCK = 1 << 22
+# Scores computed at a time, and on a GPU.
+BLOCK, GPU_BLOCK = 1 << 22, 1 << 27
 
 
 class Answers:
@@ -63,8 +63,8 @@ class Answers:
             For each answer the place of its query in `queries`, from 0, and the entity.
         """
         first, counts = self.ptr[queries], self.ptr[queries + 1] - self.ptr[queries]
-        query_of = torch.repeat_interleave(torch.arange(len(queries)), counts)
-        steps = torch.arange(len(query_of)) - (counts.cumsum(0) - counts)[query_of]
+        query_of = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), counts)
+        steps = torch.arange(len(query_of), device=queries.device) - (counts.cumsum(0) - counts)[query_of]
         return query_of, self.answers[first[query_of] + steps]
 
 
@@ -72,7 +72,8 @@ class Ranking:
     """Ranks triples against those that differ in the head or the tail and are not known to be true.
 
     Args:
-        known: all triples that are true [num_known, 3]: head, relation, tail; one may be there several times.
+        known: all triples that are true [num_known, 3]: head, relation, tail; one may be there several times. Scores
+            are ranked on their device.
     """
 
     def __init__(self, known: Tensor, num_entities: int, num_relations: int):
@@ -80,7 +81,7 @@ class Ranking:
         distinct = ((heads * num_relations + relations) * num_entities + tails).unique()  # one number is sorted faster
         queries, tails = distinct // num_entities, distinct % num_entities
         heads, relations = queries // num_relations, queries % num_relations
-        self._num_entities = num_entities
+        self._num_entities, self._device = num_entities, known.device
         self._known = {True: Answers(heads, relations, tails, num_relations),
                        False: Answers(tails, relations, heads, num_relations)}
 
@@ -98,40 +99,60 @@ class Ranking:
         Returns:
             Ranks from 1, of the heads and of the tails, [n, 2], float64.
         """
-        ranks = torch.empty(len(triples), 2, dtype=torch.float64)
+        triples = triples.to(self._device)
+        ranks = torch.empty(len(triples), 2, dtype=torch.float64, device=self._device)
         for column, is_tail in enumerate((False, True)):
             known = self._known[is_tail]
             anchors, answers = triples[:, 0 if is_tail else 2], triples[:, 2 if is_tail else 0]
             # Triples of one query have the same scores: they are computed once.
             queries, query_of = known.find(anchors, triples[:, 1]).unique(return_inverse=True)
             order = query_of.argsort(stable=True)
-            ends = torch.searchsorted(query_of[order], torch.arange(len(queries)), right=True)
-            size, last = max(1, BLOCK // self._num_entities), 0
+            asked = torch.arange(len(queries), device=self._device)
+            ends = torch.searchsorted(query_of[order], asked, right=True).tolist()
+            size, last = max(1, (BLOCK if self._device.type == "cpu" else GPU_BLOCK) // self._num_entities), 0
             for first in range(0, len(queries), size):
                 asked = queries[first:first + size]
                 scores = score_all(known.anchors[asked], known.relations[asked], is_tail)
-                rows = order[last:int(ends[first + len(asked) - 1])]
-                ranks[rows, column] = _rank(scores.numpy(), known, asked, query_of[rows] - first, answers[rows])
+                rows = order[last:ends[first + len(asked) - 1]]
+                ranks[rows, column] = _rank(scores, known, asked, query_of[rows] - first, answers[rows])
                 last += len(rows)
                 on_batch()
-        return ranks
+        return ranks.cpu()
 
 
-def _rank(scores: np.ndarray, known: Answers, asked: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
+def _rank(scores: Tensor, known: Answers, asked: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
     """Rank answers [n] among the scores of their queries [num_queries, num_entities] without other known answers."""
-    truth = scores[query_of.numpy(), answers.numpy()]
-    better, worse = np.empty((2, len(truth)), np.int64)
-    # A row at a time it stays in the cache; that is ten times as fast as a comparison of whole matrices.
-    for number, (query, score) in enumerate(zip(query_of.tolist(), truth, strict=True)):
-        row = scores[query]
-        better[number], worse[number] = np.count_nonzero(row > score), np.count_nonzero(row < score)
+    truth = scores[query_of, answers]
+    better, worse = (_count_by_row if scores.device.type == "cpu" else _count_at_once)(scores, query_of, truth)
     # Known triples do not count, on either side.
-    rows, entities = (part.numpy() for part in known.of(asked[query_of]))
-    beside, of_them = scores[query_of.numpy()[rows], entities], truth[rows]
-    better -= np.bincount(rows[beside > of_them], minlength=len(truth))
-    worse -= np.bincount(rows[beside < of_them], minlength=len(truth))
-    others = scores.shape[1] - np.bincount(rows, minlength=len(truth))
-    return torch.from_numpy(1 + (better + others - worse) / 2)
+    rows, entities = known.of(asked[query_of])
+    beside, of_them = scores[query_of[rows], entities], truth[rows]
+    better -= torch.bincount(rows[beside > of_them], minlength=len(truth))
+    worse -= torch.bincount(rows[beside < of_them], minlength=len(truth))
+    others = scores.size(1) - torch.bincount(rows, minlength=len(truth))
+    return 1 + (better + others - worse).double() / 2
+
+
+def _count_by_row(scores: Tensor, query_of: Tensor, truth: Tensor) -> Tensor:
+    """Count the scores above and below each true one [2, n].
+
+    A row at a time, it stays in a processor's cache; that is ten times as fast as a comparison of whole matrices.
+    """
+    table, counts = scores.numpy(), np.empty((2, len(truth)), np.int64)
+    for number, (query, score) in enumerate(zip(query_of.tolist(), truth.numpy(), strict=True)):
+        row = table[query]
+        counts[:, number] = np.count_nonzero(row > score), np.count_nonzero(row < score)
+    return torch.from_numpy(counts)
+
+
+def _count_at_once(scores: Tensor, query_of: Tensor, truth: Tensor) -> Tensor:
+    """Count the scores above and below each true one [2, n], for many at a time."""
+    size, counts = max(1, GPU_BLOCK // scores.size(1)), truth.new_empty(2, len(truth), dtype=torch.int64)
+    for first in range(0, len(truth), size):
+        some = slice(first, first + size)
+        rows, score = scores[query_of[some]], truth[some].unsqueeze(1)
+        counts[0, some], counts[1, some] = (rows > score).sum(1), (rows < score).sum(1)
+    return counts
 
 
 def summarise(ranks: Tensor) -> dict[str, float]:
@@ -153,15 +174,16 @@ class TripleProbe:
         sample: triples of training that are ranked, drawn once.
         valid_sample: triples of validation that an evaluation ranks; 0: all.
         relation_names: for the scores of each relation; none: none.
+        device: of the scores.
         ranks: each of them ranks its share of the triples.
         stop: asks for an end after the batch in hand.
     """
 
     def __init__(self, splits: dict[str, Tensor], num_entities: int, num_relations: int, *, sample: int = 1000,
                  valid_sample: int = 0, relation_names: list[str] | None = None, seed: int = 0,
-                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+                 device: torch.device = torch.device("cpu"), ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         self._splits, self._names, self._ranks, self._stop = splits, relation_names, ranks, stop or StopRequest()
-        self._ranking = Ranking(torch.cat(list(splits.values())), num_entities, num_relations)
+        self._ranking = Ranking(torch.cat(list(splits.values())).to(device), num_entities, num_relations)
         self._num_relations = num_relations
         self._chosen = {split: splits[split] for split in ("train", "valid")}
         for split, size in (("train", sample), ("valid", valid_sample)):

@@ -40,18 +40,21 @@ class NegativeSteps:
     matrix products or blocks of distances. Any rank draws the same numbers and trains its chunks. Gradients are sparse.
 
     Args:
-        triples: [num_triples, 3].
+        triples: [num_triples, 3], on the device of the tables.
         batch_size: triples of a step, of all ranks together.
         chunk_size: triples that share what is drawn.
         num_negatives: entities drawn for a chunk in place of the heads, and as many in place of the tails. That one of
             them makes a true triple is not excluded.
         margin, temperature: see :func:`models.embedding.triple_losses.negative_sampling`.
+        device: where losses are computed; none: that of the tables. The rows of a step move there and back.
     """
 
     is_sparse = True
 
     def __init__(self, triples: Tensor, num_entities: int, *, batch_size: int, chunk_size: int, num_negatives: int,
-                 margin: float, temperature: float, penalty: Penalty = Penalty(), seed: int = 0):
+                 margin: float, temperature: float, penalty: Penalty = Penalty(), seed: int = 0,
+                 device: torch.device | None = None):
+        self._device = device or triples.device
         self._triples, self._num_entities, self._batch_size = triples, num_entities, batch_size
         self._chunk_size, self._num_negatives, self._seed = chunk_size, num_negatives, seed
         self._margin, self._temperature, self._penalty = margin, temperature, penalty
@@ -67,7 +70,8 @@ class NegativeSteps:
         Returns:
             The loss, summed over this rank's triples, and their number; without any, the tables have no gradient.
         """
-        batch = self._triples[order[step * self._batch_size:(step + 1) * self._batch_size]]
+        there = self._triples.device
+        batch = self._triples[order[step * self._batch_size:(step + 1) * self._batch_size].to(there)]
         num_chunks = -(-len(batch) // self._chunk_size)
         drawn = torch.from_numpy(stream("negatives", self._seed, round_, step).integers(
             self._num_entities, size=(num_chunks, 2, self._num_negatives)))
@@ -75,17 +79,18 @@ class NegativeSteps:
         if not len(chunks):
             return 0.0, 0
         rows = (chunks.unsqueeze(1) * self._chunk_size + torch.arange(self._chunk_size)).flatten()
-        triples, negatives = batch[rows[rows < len(batch)]], drawn[chunks]
+        triples, negatives = batch[rows[rows < len(batch)].to(there)], drawn[chunks].to(there)
         entity_ids, places = torch.cat([triples[:, [0, 2]].flatten(), negatives.flatten()]).unique(return_inverse=True)
         relation_ids, kinds = triples[:, 1].unique(return_inverse=True)
-        entities = tables.entities.detach()[entity_ids].requires_grad_()
-        relations = tables.relations.detach()[relation_ids].requires_grad_()
-        ends, negatives = places[:triples[:, [0, 2]].numel()].view(-1, 2), places[2 * len(triples):].view_as(negatives)
-        loss = self._loss(tables, entities[ends[:, 0]], relations[kinds], entities[ends[:, 1]], entities[negatives])
+        entities = tables.entities.detach()[entity_ids].to(self._device).requires_grad_()
+        relations = tables.relations.detach()[relation_ids].to(self._device).requires_grad_()
+        places, kinds = places.to(self._device), kinds.to(self._device)
+        ends, drawn = places[:2 * len(triples)].view(-1, 2), places[2 * len(triples):].view(negatives.shape)
+        loss = self._loss(tables, entities[ends[:, 0]], relations[kinds], entities[ends[:, 1]], entities[drawn])
         (loss / len(batch)).backward()
         assert entities.grad is not None and relations.grad is not None
-        tables.entities.grad = _sparse(entity_ids, entities.grad, tables.entities)
-        tables.relations.grad = _sparse(relation_ids, relations.grad, tables.relations)
+        tables.entities.grad = _sparse(entity_ids, entities.grad.to(there), tables.entities)
+        tables.relations.grad = _sparse(relation_ids, relations.grad.to(there), tables.relations)
         return float(loss.detach()), len(triples)
 
     def _loss(self, tables: TripleTables, heads: Tensor, relations: Tensor, tails: Tensor, negatives: Tensor) -> Tensor:
@@ -125,7 +130,7 @@ class OneVsAllSteps:
     are dense.
 
     Args:
-        triples: [num_triples, 3].
+        triples: [num_triples, 3], on the device of the tables.
         batch_size: answers of a step, on average, of all ranks together; each triple makes two.
         relation_weight: weight of the second cross-entropy; 0: none.
     """
@@ -148,7 +153,7 @@ class OneVsAllSteps:
     def backward(self, tables: TripleTables, order: Tensor, round_: int, step: int, ranks: Ranks) -> tuple[float, int]:
         """Compute this rank's part of the gradient of a step; see :meth:`NegativeSteps.backward`."""
         first, end = (len(order) * place // self.num_steps for place in (step, step + 1))
-        queries = order[first:end][ranks.rank::ranks.num_ranks]
+        queries = order[first:end][ranks.rank::ranks.num_ranks].to(self._answers.ptr.device)
         if not len(queries):
             return 0.0, 0
         query_of, answers = self._answers.of(queries)
@@ -161,8 +166,8 @@ class OneVsAllSteps:
             between, factors = model.query_relations(heads[query_of], tails), model.relation_factor(tables.relations)
             # A query may have any number of answers: as many scores at a time as of the entities.
             at_once = max(len(queries) * len(tables.entities) // len(factors), 1)
-            loss = loss + self._relation_weight * one_vs_all(between, factors, torch.arange(len(tails)),
-                                                             kinds[query_of], at_once=at_once)
+            loss = loss + self._relation_weight * one_vs_all(
+                between, factors, torch.arange(len(tails), device=tails.device), kinds[query_of], at_once=at_once)
         count = torch.bincount(query_of, minlength=len(queries))
         asked = self._penalty(heads, model.parts) + self._penalty(relations, model.relation_parts)
         loss = loss + self._penalty(tails, model.parts).sum() + (count * asked).sum()

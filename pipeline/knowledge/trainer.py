@@ -59,9 +59,11 @@ class KnowledgeTrainer(Trainer):
                  lr: float, last_lr: float, eval_every: int, probe: TripleProbe, ranks: Ranks = Ranks(),
                  stop: StopRequest | None = None):
         self.tables, self.optimizer, self.progress = tables, optimizer, Progress()
+        device = tables.entities.device.type
         # Another number of threads rounds otherwise.
         self.about = About(metric="mrr", kernel="matrix products over triples", num_epochs=num_epochs,
-                           arithmetic=f"cpu, {torch.get_num_threads()} threads, triples", num_steps=steps.num_steps,
+                           arithmetic=f"cpu, {torch.get_num_threads()} threads, triples" if device == "cpu" else
+                           f"{device}, triples", num_steps=steps.num_steps,
                            num_parameters=sum(table.numel() for table in tables.parameters()))
         self._steps, self._probe, self._lr, self._last_lr = steps, probe, lr, last_lr
         self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()

@@ -1,6 +1,8 @@
 """Skip-gram on tiles by torch operations against autograd, and as a trainer in place of C++."""
 
+import contextlib
 import copy
+import math
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from parallel_epochs.pipeline.graph.walks import collect_pairs
 from parallel_epochs.pipeline.node_embedding import build as node_embedding_build
 from tests.helpers import building as build
 from tests.helpers.communities import TIED, small_run, write_communities
+from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import train
 from tests.helpers.tensors import threads
 from tests.helpers.triton_process import both_suites, needs_triton, run_cases
@@ -214,3 +217,22 @@ def test_a_gpu_and_tables_on_the_disk_are_refused(small, configure):
     config.device = "cuda"
     with pytest.raises(ValueError, match="trainer.tables=disk needs the CPU; this run has device=cuda"):
         config.check()
+
+
+@needs_triton
+def test_tensors_lie_on_the_gpu(small, configure, torch_trains, monkeypatch):
+    """The trainer of a GPU that is not there ends with the bits of the one that computes the same on the CPU."""
+    from parallel_epochs.models.embedding import skipgram_gpu
+    monkeypatch.setattr(skipgram_gpu, "train", skipgram_torch.train)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
+    config, found = configure(*small, "train.epochs=4", "train.eval_every=4", "trainer.episode_size=3000"), []
+    data = build.open_graph(config).data
+    for mode, device in ((contextlib.nullcontext(), torch.device("cpu")), (PretendGPU(), GPU)):
+        config.device = device.type
+        with mode, contextlib.closing(build.build_trainer(config, data, device)) as trainer:
+            for _ in range(2):
+                list(trainer.steps())
+                trainer.evaluate()
+            assert trainer.heads.rows.device == device and math.isfinite(trainer.numbers.loss)
+            found.append(trainer.embedding())
+    assert torch.equal(*found)

@@ -258,7 +258,6 @@ def test_loss_optimizer_and_learning_rate_follow_from_the_model(typed, loss, opt
      "trainer.dim=999998: tables of 9,999,999"),
     (["trainer.batch_size=99999999999", "data.num_entities=1000000", "data.num_train=1000000"],
      "trainer.batch_size=99,999,999,999: a step takes .* lower trainer.batch_size"),
-    (["device=cuda"], "trainer=knowledge needs the CPU; this run has device=cuda"),
     (["data.num_train=10000"], "data.num_train, data.num_valid and data.num_test ask for 10,300 triples"),
     (["data.components=largest"], "data.components=largest: trainer=knowledge trains on all components"),
 ])

@@ -1,0 +1,71 @@
+"""Knowledge graphs on a GPU that is not there: the numbers of the CPU, and no tensor that lies on the wrong device."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.knowledge import ranking
+from parallel_epochs.pipeline.knowledge.build import estimate_bytes
+from tests.helpers import building as build
+from tests.helpers.pretend_gpu import GPU, PretendGPU
+from tests.pipeline.knowledge.test_trainer import ADAGRAD, ALL, ALL_ADAM, NEGATIVES, TOY
+
+ROTATE = ["trainer.model=rotate", *NEGATIVES]
+
+
+def follow(config, device, mode, *, stop_after=None):
+    """Train two epochs, perhaps going on from a copy of the state in the middle."""
+    data = build.open_graph(config).data
+    with mode, contextlib.closing(build.build_trainer(config, data, device)) as trainer:
+        if stop_after:
+            steps = trainer.steps()
+            for _ in range(stop_after):
+                next(steps)
+            state = copy.deepcopy(trainer.state())
+            trainer = build.build_trainer(config, data, device)
+            trainer.load(state)
+        scores = []
+        for _ in range(2):
+            for _ in trainer.steps():
+                pass
+            scores.append(trainer.evaluate())
+        return scores, trainer.test(), {name: table.cpu() for name, table in trainer.weights().items()}
+
+
+@pytest.fixture
+def free(monkeypatch):
+    bytes_ = [8 * 10**9]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (bytes_[0], bytes_[0]))
+    return bytes_
+
+
+@pytest.mark.parametrize("overrides", [ALL, [*ALL_ADAM, "trainer.relation_weight=0.5"], ADAGRAD, ROTATE,
+                                       ["trainer.model=transe", *NEGATIVES]])
+def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, monkeypatch):
+    config = configure(*TOY, "train.epochs=2", *overrides)
+    expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
+    config.device = "cuda"
+    monkeypatch.setattr(ranking, "GPU_BLOCK", 2000)
+    scores, test, weights = follow(config, GPU, PretendGPU())
+    assert scores[-1] == pytest.approx(expected[0][-1], rel=1e-3) and test == pytest.approx(expected[1], rel=1e-3)
+    for name, table in weights.items():
+        torch.testing.assert_close(table, expected[2][name], rtol=1e-3, atol=1e-4)
+    resumed = follow(config, GPU, PretendGPU(), stop_after=3)
+    assert all(torch.equal(table, weights[name]) for name, table in resumed[2].items())
+
+
+def test_tables_that_do_not_fit_stay_in_memory(configure, free, caplog):
+    """Only the rows of a step move. The numbers are those of the CPU to the bit, as it is the CPU here too."""
+    caplog.set_level("INFO")
+    config = configure(*TOY, "train.epochs=2", *ADAGRAD)
+    expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
+    tables, step = estimate_bytes(config, build.open_graph(config).data)
+    config.device, free[0] = "cuda", 6 * step + tables - 1
+    found = follow(config, GPU, PretendGPU())
+    assert "tables: in memory, as they take" in caplog.text
+    assert found[:2] == expected[:2] and all(torch.equal(found[2][name], expected[2][name]) for name in found[2])
+    config.trainer.loss, free[0] = "one_vs_all", 10_000
+    with pytest.raises(ValueError, match="device=cuda: 2,400 numbers of entities take .* Set device=cpu"):
+        follow(config, GPU, PretendGPU())
