@@ -1,0 +1,128 @@
+"""Where the graph of a run lies: what fits, what runs instead, and what is refused."""
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.gnn import estimate, memory, placement
+from parallel_epochs.pipeline.gnn.placement import Room, plan
+from parallel_epochs.pipeline.graph.resident import KEYS, bytes_of, most_used, put_on
+from parallel_epochs.pipeline.training import check
+from tests.helpers.building import open_graph
+from tests.helpers.graphs import random_graph
+from tests.helpers.running import TOY
+
+TEXT = "8 GB may be used"
+
+
+@pytest.fixture
+def data():
+    data = random_graph(1000, 20_000, 0)
+    data.x = torch.zeros(1000, 25)  # 100 bytes a node
+    return data
+
+
+def test_a_graph_that_fits_lies_on_the_gpu(data):
+    size = bytes_of(data)
+    assert size == sum(put_on(data, torch.device("cpu"))[key].nbytes for key in KEYS if key in data
+                       and key != "edge_index") + 4 * (2 * data.num_edges + 1001)
+    found = plan("auto", data, Room(size, 0, TEXT), has_triton=True)
+    assert (found.name, found.far, found.size) == ("cuda", (), size)
+    assert "lies on the GPU" in found.text and TEXT in found.text
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_features_that_do_not_fit_lie_in_locked_memory(data, asked):
+    far = bytes_of(data, ("x", "edge_attr"))
+    structure = bytes_of(data) - far
+    found = plan(asked, data, Room(structure + 4_000 + 100 * 10 + 99, far, TEXT), has_triton=True)
+    assert (found.name, found.far, found.num_near, found.size) == ("pinned", ("x", "edge_attr"), 10, structure + 1000)
+    assert "10 of 1,000 nodes" in found.text
+    assert plan("pinned", data, Room(1e12, far, TEXT), has_triton=True).num_near == 1000
+
+
+@pytest.mark.parametrize("gpu, host, has_triton, reason", [
+    (1000, 1e9, True, "its structure alone takes"), (1, 1000, True, "may lock 1 kB of the machine's memory"),
+    (1, 1e9, False, "a kernel in Triton, which is not installed")])
+def test_what_fits_nowhere_else_is_drawn_by_the_cpu(data, gpu, host, has_triton, reason):
+    structure = bytes_of(data) - bytes_of(data, ("x", "edge_attr"))
+    found = plan("cuda", data, Room(gpu if gpu == 1000 else structure, host, TEXT), has_triton=has_triton)
+    assert found.name == "cpu" and reason in found.text and TEXT in found.text
+
+
+def test_the_rows_of_the_nodes_that_most_edges_leave_are_near():
+    data = random_graph(50, 400, 0, symmetric=False)
+    degree = torch.bincount(data.edge_index.as_tensor()[0], minlength=50)
+    nodes = most_used(data, 5)
+    assert torch.equal(degree[nodes], degree.sort(descending=True).values[:5])
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["data.device=gpu"], "data.device=gpu is unknown; choose one of auto, cpu, cuda, pinned"),
+    (["data.device=cuda", "device=cpu"], "data.device=cuda needs a GPU that trains; this run has device=cpu"),
+    (["data.device=pinned"], "needs a GPU that trains; this run has device=auto, and torch sees no GPU here"),
+    (["data.device=cuda", "data.on_disk=true"], "needs on_disk=false|needs data.on_disk=false"),
+    (["data.device=cuda", "loader=neighbor", "loader.backend=pyg"], "PyG draws on the CPU"),
+    (["data.device=cuda", "trainer=node_embedding"], "other trainers make no batches of a graph")])
+def test_where_there_is_no_such_device_the_key_is_refused(overrides, message, configure):
+    with pytest.raises(ValueError, match=message):
+        check(configure(*TOY[:5], *overrides))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let this machine have a GPU of 8 GB, as far as its size is asked for."""
+    sizes = {"free": 8_000_000_000, "total": 8_000_000_000}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (sizes["free"], sizes["total"]))
+    monkeypatch.setattr(estimate.Machine, "memory", property(lambda self: sizes["total"]))
+    return sizes
+
+
+@pytest.fixture
+def opened(gpu, configure, monkeypatch):
+    """Open the graph of a run that trains on this GPU; its loader and its model are built."""
+    def open_toy(asked, *overrides):
+        setup = open_graph(configure(*TOY, *overrides)).parts[0]
+        setup.loader, setup.model  # noqa: B018 - built on the CPU
+        setup.config, setup.device = keys.replaced(setup.config, {"data.device": asked}), torch.device("cuda", 0)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        return setup
+
+    return open_toy
+
+
+@pytest.mark.parametrize("free, overrides", [
+    (20_000, ["loader=neighbor", "loader.num_neighbors=[3,3]"]), (1_010_000, [])])
+def test_what_other_programs_use_is_not_there(gpu, opened, free, overrides, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    nothing, setup = memory.Linear(0, 0, 0), opened("cuda", *overrides)
+    monkeypatch.setattr(memory, "measure", lambda setup: memory.Footprint(
+        240, 4800, process=0, graph=5e5, state=1e6, batch=nothing, step=nothing, evaluation=0, clusters_per_step=1,
+        is_random=True, held=1))
+    gpu["free"] = free
+    placement.place(setup)
+    assert setup.put is None and caplog.records[-1].levelname == "WARNING"
+    assert "10 kB are left on the GPU" in caplog.text
+    assert "of the GPU's 8 GB are free, as other programs or ranks use the rest" in caplog.text
+    assert "The CPU makes the batches, as its structure alone takes" in caplog.text
+
+
+def test_the_loader_is_placed_once(opened, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    setup, puts = opened("auto"), []
+    monkeypatch.setattr(placement, "put_on", lambda data, device, **options: puts.append((device, options)) or data)
+    monkeypatch.setattr(memory, "is_known", lambda setup: False)
+    for _ in range(2):
+        placement.place(setup)
+    assert puts == [(setup.device, {"far": (), "num_near": 0})] and setup.bytes_on_gpu == bytes_of(setup.data)
+    assert caplog.text.count("data.device=auto: the graph, ") == 1
+    assert "6.4 GB a rank, 80 % of what the GPU has, may be used, and half of it is for training" in caplog.text
+
+
+@pytest.mark.parametrize("asked, text", [("cpu", ""), ("auto", "the graph stays on the disk (data.on_disk=true)")])
+def test_the_cpu_draws_where_it_was_asked_for_or_nothing_else_can(opened, asked, text, caplog):
+    caplog.set_level("INFO")
+    setup = opened(asked)
+    setup.data.on_disk = bool(text)
+    placement.place(setup)
+    assert setup.put is None and text in caplog.text and bool(text) == ("data.device" in caplog.text)
