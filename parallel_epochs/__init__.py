@@ -21,7 +21,7 @@ from typing import Any
 # imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
-_API = ("Model", "Result", "Stopped", "embed", "load", "train")
+_API = ("Model", "Result", "Stopped", "embed", "evaluate", "load", "predict", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ A call composes the same configuration as the command with the same keys, and tr
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import re
@@ -32,13 +33,15 @@ from parallel_epochs.pipeline.command import arguments, cli, folder as run_folde
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import Naming, keys_of, naming
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
-from parallel_epochs.pipeline.run import tables, words
+from parallel_epochs.pipeline.run import files, words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.read_back import shown
 from parallel_epochs.pipeline.run.saved import SavedRun
 
+# A table of classes may hold these columns, as the key `columns` of the command has them.
+COLUMNS = ("all", "class", "top3")
 _LOCKS = {"train": threading.RLock(), "apart": threading.RLock()}
 # A fork may copy locks that threads of the parent hold.
 os.register_at_fork(after_in_child=lambda: _LOCKS.update({name: threading.RLock() for name in _LOCKS}))
@@ -75,43 +78,81 @@ class Result:
 
 
 class Model:
-    """A trained model.
+    """A trained model. Its data and weights are read when it is first asked, and stay open.
 
     Args:
         run: its run.
     """
 
     def __init__(self, run: SavedRun):
-        self.run = run
+        self.run, self._lock = run, threading.Lock()
+        self._warm: Any = None
 
-    def logits(self, data: object = None, *, pairs: Tensor | None = None) -> Tensor:
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes or tasks, in the order of the columns; None for links and where they have numbers.
+        """
+        return self._open().classes
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The ids of what :meth:`predict` predicts, in the order of its rows; of links those of all nodes."""
+        return self._open().ids
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores of the run, see :attr:`Result.scores`."""
+        return self._result().scores
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds of the run, see :attr:`Result.history`."""
+        return self._result().history
+
+    def logits(self, data: object = None, *, pairs: Tensor | None = None, nodes: Sequence[Any] | None = None) -> Tensor:
         """Predict logits, or values in their own unit, see :meth:`predict`."""
-        return self._predict(data, pairs)[0]
+        return self._rows(data, pairs, nodes)[0]
 
-    def predict(self, data: object = None, *, pairs: Tensor | None = None) -> Tensor:
-        """Predict the nodes of a graph, graphs, or links.
+    def predict(self, data: object = None, *, pairs: object = None, nodes: Sequence[Any] | None = None,
+                table: bool = False, columns: str = "all") -> Any:
+        """Predict the nodes of a graph, edges, graphs, or links.
 
         Args:
             data: a ``Data`` or what else :func:`train` takes; a list of SMILES or a list of ``Data`` for models of
-                graphs; a path. None: the data of the training.
-            pairs: nodes whose links are predicted [num_pairs, 2], int64, for models of links.
+                graphs; a path. None: the data of the training, which are predicted once and stay open.
+            pairs: nodes whose links are predicted [num_pairs, 2], int64, for models of links. With `table`, pairs of
+                ids, as a list or a table with the columns source and target.
+            nodes: ids of nodes, edges or graphs, of which alone the predictions are returned. None: all.
+            table: return a table with the ids and the names of classes.
+            columns: "all", "class" or "top3": which columns classes have in a table, as on the command line.
 
         Returns:
             [num_rows, columns], float32: probabilities of the classes, of 1 in each binary task, or values in their own
-            unit; [num_pairs], the probabilities of links.
+            unit; [num_pairs], the probabilities of links. With `table`, what ``predict output=TABLE`` writes: id,
+            split, class and probabilities; of pairs source, target and score.
 
         Raises:
-            ValueError: the data are not like those of the training; the message says how they differ.
+            ValueError: the data are not like those of the training, and the message says how they differ; or an id is
+                not in them.
         """
-        rows, kind = self._predict(data, pairs)
+        if isinstance(nodes, str) or isinstance(pairs, str):
+            raise ValueError("nodes and pairs are lists: give nodes=['u1'] for the one id u1")
+        if columns not in COLUMNS or columns != "all" and not table:
+            raise ValueError(f"columns={columns!r} is for table=True, and one of {', '.join(COLUMNS)}")
+        if table:
+            warm = self._open(data)
+            with _apart_from_the_caller(self.run.config):
+                return warm.table(nodes, columns) if pairs is None else warm.table_of_pairs(pairs)
+        rows, kind = self._rows(data, pairs, nodes)
         if kind == "real values":
             return rows
         rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
-    def _predict(self, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
+    def _rows(self, data: object, pairs: object, nodes: Sequence[Any] | None) -> tuple[Tensor, str]:
+        warm = self._open(data)
         with _apart_from_the_caller(self.run.config):
-            return product_of(self.run.config).predict_in_memory(self.run, data, pairs)
+            return warm.rows(nodes, pairs)
 
     def top(self, k: int, *, sources: Sequence[Any] | None = None, candidates: Sequence[Any] | None = None,
             filtered: bool = True) -> pd.DataFrame:
@@ -130,45 +171,61 @@ class Model:
             ValueError: an id names no node, or the model does not predict links.
         """
         config = self.run.config
-        with tempfile.TemporaryDirectory() as scratch:
-            if not getattr(config, "predicts_links", False):
-                raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
-            if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-                raise ValueError(f"k must be a whole number of targets, 1 or more, not {k!r}")
-            if isinstance(sources, str) or isinstance(candidates, str):
-                raise ValueError("sources and candidates are lists of ids: give ['u1'] for the one id u1")
-            tables.check_parquet("top", "a table in memory")
-            given = {"output": f"{scratch}/top.parquet", "top": int(k), "filtered": filtered}
-            for name, ids in (("output_nodes", sources), ("candidates", candidates)):
-                if ids is not None:
-                    pd.DataFrame({"id": list(ids)}).to_csv(path := f"{scratch}/{name}.csv", index=False)
-                    given[name] = path
-            asked = product_keys(config.trainer.name).predict(str(self.run.folder))
-            vars(asked).update(given)
-            schema.check_options(asked)
-            try:
-                with _apart_from_the_caller(config):
-                    product_of(config).predict(cli.saved_run(asked, config, self.run.shared), asked)
-            except ValueError as error:
-                text = str(error).replace("; skip_unknown=true leaves such rows out", "")
-                for key, argument in (("output_nodes", "sources"), ("candidates", "candidates")):
-                    text = text.replace(f"{key}={scratch}/{key}.csv", argument)
-                raise ValueError(text) from error
-            return pd.read_parquet(f"{scratch}/top.parquet")
+        if not getattr(config, "predicts_links", False):
+            raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise ValueError(f"k must be a whole number of targets, 1 or more, not {k!r}")
+        if isinstance(sources, str) or isinstance(candidates, str):
+            raise ValueError("sources and candidates are lists of ids: give ['u1'] for the one id u1")
+        warm = self._open()
+        with _apart_from_the_caller(config):
+            return warm.top(int(k), sources, candidates, filtered=filtered)
 
-    def vectors(self) -> np.ndarray:
-        """Return the vectors of nodes or entities, or the positions of a layout [num_rows, dim], float32."""
+    def vectors(self, *, table: bool = False) -> Any:
+        """Return vectors: those that were learned of nodes or entities, the positions of a layout, or of a graph
+        network what its head reads of each node with a label, or of each node for links.
+
+        Args:
+            table: return a table with the column id and a column for each number, v0, v1, ...
+
+        Returns:
+            [num_rows, dim], float32, or the table.
+
+        Raises:
+            ValueError: the model has no vectors.
+        """
         config = self.run.config
         product = product_of(config)
-        if not product.learns_vectors:
-            raise ValueError(f"{self.run.folder} was trained by trainer={config.trainer.name}, which learns no "
-                             "vectors: call predict()")
-        with tempfile.TemporaryDirectory() as scratch:
-            path = f"{scratch}/vectors.npy"
-            asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
+        if product.learns_vectors:
+            with tempfile.TemporaryDirectory() as scratch:
+                path = f"{scratch}/vectors.pt"
+                asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
+                with _apart_from_the_caller(config):
+                    product.predict(cli.saved_run(asked, config), asked)
+                found = torch.load(path, weights_only=True)
+                ids, vectors = np.array(found["names"], object), found["embedding"].numpy()
+        else:
+            warm = self._open()
             with _apart_from_the_caller(config):
-                product.predict(cli.saved_run(asked, config), asked)
-            return np.load(path)
+                ids, vectors = warm.ids, warm.vectors.numpy()
+        return vectors if not table else pd.DataFrame(
+            {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
+
+    def _open(self, data: object = None) -> Any:
+        """Open the data of the training, once, or others."""
+        product = product_of(self.run.config)
+        with _apart_from_the_caller(self.run.config):
+            if data is not None:
+                return product.open_warm(self.run, data)
+            with self._lock:
+                if self._warm is None:
+                    self._warm = product.open_warm(self.run, None)
+                return self._warm
+
+    def _result(self) -> "Result":
+        if self.run.shared is not None:
+            raise ValueError(f"{self.run.folder} is a model alone, without the history of its run")
+        return Result(self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json")))
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the model to one file, without its data; :func:`load` opens it.
@@ -245,6 +302,25 @@ def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", d
     options = product_keys(config.trainer.name).evaluate(str(first), checkpoint=checkpoint, device=device)
     schema.check_options(options)
     return Model(cli.saved_runs(options, loaded))
+
+
+def predict(path: str | Path | Sequence[str | Path], data: object = None, **asked: Any) -> pd.DataFrame:
+    """Predict with a trained model: :func:`load`, then :meth:`Model.predict` as a table."""
+    return load(path).predict(data, table=True, **asked)
+
+
+def evaluate(path: str | Path | Sequence[str | Path], **keys: Any) -> dict[str, float]:
+    """Compute the metric of each split, as ``python -m pipeline.evaluate run=DIR`` does.
+
+    Args:
+        path: as for :func:`load`.
+        keys: of the command, as ``method="exact"``.
+    """
+    run = load(path).run
+    asked = product_keys(run.config.trainer.name).evaluate(str(run.folder), **keys)
+    schema.check_options(asked)
+    with _apart_from_the_caller(run.config):
+        return product_of(run.config).evaluate(run, asked)
 
 
 def embed(data: object = None, *overrides: str, **keys: Any) -> np.ndarray:

@@ -102,10 +102,11 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: b
     if skips:
         return places[~skip(unknown, f"{name}={path}")]
     if unknown.any():
-        row = int(np.argmax(unknown))
-        raise ValueError(f"{name}={path}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the "
-                         f"{len(ids):,} nodes of {whose} are called {', '.join(map(str, ids[:3]))}, ...; "
-                         "skip_unknown=true leaves such rows out")
+        row, key, more = int(np.argmax(unknown)), name, ""
+        if path is not None:
+            key, more = f"{name}={path}", "; skip_unknown=true leaves such rows out"
+        raise ValueError(f"{key}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the {len(ids):,} nodes of "
+                         f"{whose} are called {', '.join(map(str, ids[:3]))}, ...{more}")
     return places
 
 

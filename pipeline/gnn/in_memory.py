@@ -1,4 +1,4 @@
-"""Graphs, molecules and pairs in memory, written into files for as long as they are predicted."""
+"""Graphs, tables and molecules in memory, written into files for as long as they are predicted."""
 
 import contextlib
 import csv
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from parallel_epochs.pipeline.data.objects import (
     are_tables,
@@ -85,12 +84,3 @@ def _refuse_others(source: Any, reader: str, what: str, folder: Path) -> None:
     if source.other_keys and source.source != reader:  # a run that takes no other data is refused later
         raise ValueError(f"{folder} was trained on data={source.source}, and {what} is given: give "
                          f"{GIVEN[source.source]}, or a path")
-
-
-@contextlib.contextmanager
-def saved_pairs(pairs: Tensor) -> Iterator[str]:
-    """Write pairs of nodes into a file that is removed at the end."""
-    with tempfile.TemporaryDirectory() as scratch:
-        torch.save(pairs, path := str(Path(scratch, "pairs.pt")))
-        with naming({path: "pairs"}):
-            yield path

@@ -1,6 +1,5 @@
 """Runs of trainer=gnn after training: the metrics, the predictions and the tables of a checkpoint."""
 
-import contextlib
 import logging
 import math
 from dataclasses import replace
@@ -12,13 +11,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import answers, build, ensemble, label_scores, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
-from parallel_epochs.pipeline.gnn.in_memory import saved_pairs, written
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
@@ -99,38 +96,6 @@ def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
         save(setup.kind, predicted, wanted)
     elif wanted.export is None:
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
-
-
-def predict_in_memory(run: SavedRun, data: Any, pairs: Any) -> tuple[Tensor, str]:
-    """Predict rows with a trained model.
-
-    Args:
-        data: what :func:`in_memory.written` takes; none for the data of the training.
-        pairs: of nodes, for models of links [num_pairs, 2]; none for others.
-
-    Returns:
-        Logits or values [num_rows, columns], of several types of nodes those of the type with labels, of links
-        [num_pairs]; and the kind of the labels, see :data:`pipeline.metrics.KINDS`.
-
-    Raises:
-        ValueError: the data are not like those of the training, or `pairs` does not fit the model.
-    """
-    if kind_of(run.config).takes_pairs != (pairs is not None):
-        raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
-                         "this model predicts links: name the pairs of nodes by pairs=")
-    asked = GNNPredictConfig(str(run.folder))
-    with contextlib.ExitStack() as stack:
-        if data is not None:
-            asked.data = stack.enter_context(written(data, run.config.data, run.folder))
-        if pairs is not None:
-            asked.pairs = stack.enter_context(saved_pairs(torch.as_tensor(pairs)))
-            asked.predictions = "in memory"
-        setup, predicted = predict_rows(run, asked)
-    rows = _main(setup.kind.tensors(predicted))[1]
-    if isinstance(data, (list, tuple)) and not are_tables(data) and len(rows) != len(data):
-        raise ValueError(f"{len(data) - len(rows)} of the {len(data)} molecules cannot be read, and "
-                         "data.skip_invalid=true leaves such out. Leave them out yourself")
-    return rows, setup.task.kind
 
 
 def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) -> tuple[Setup, Predicted]:
@@ -243,13 +208,13 @@ def save(kind: Kind, predicted: Predicted, asked: GNNPredictConfig) -> None:
     if asked.predictions is not None:
         found, path = kind.tensors(predicted), Path(asked.predictions)
         files.write_atomically(path, lambda file: torch.save(found, file))
-        name, rows = _main(found)
+        name, rows = main_of(found)
         log.info("wrote the %s of %s %s to %s", name, f"{len(rows):,}", kind.unit, path)
     if asked.output is not None:
         kind.table(predicted, asked).write(asked.output)
 
 
-def _main(tensors: dict[str, Tensor]) -> tuple[str, Tensor]:
-    """Return the name and the rows of what is predicted."""
+def main_of(tensors: dict[str, Tensor]) -> tuple[str, Tensor]:
+    """Return the name and the rows of what is predicted, among what a file of predictions holds."""
     name = "values" if "values" in tensors else "logits"
     return name, tensors[name]

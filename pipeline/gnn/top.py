@@ -89,19 +89,21 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
         directions = [Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)]) for one in directions]
     sources = directions[0].sources
     if given.sources is not None:
-        sources = _numbers(given.sources, ids, own, "source", asked.output_nodes, "output_nodes",
-                           skips=asked.skip_unknown)
+        name, key = ("sources",) * 2 if asked.output_nodes is None else (
+            "output_nodes", f"output_nodes={asked.output_nodes}")
+        sources = _numbers(given.sources, ids, own, "source", asked.output_nodes, name, skips=asked.skip_unknown)
         has_side = torch.isin(sources, torch.cat([one.sources for one in directions]))
         if not bool(has_side.any()):
-            raise ValueError(f"output_nodes={asked.output_nodes}: none of the {len(sources):,} nodes has a link, so "
+            raise ValueError(f"{key}: none of the {len(sources):,} nodes has a link, so "
                              "that their side of the bipartite graph is not known")
         if num_lost := int((~has_side).sum()):
-            log.warning("output_nodes: %s without a link left out: their side of the bipartite graph is not known",
-                        count(num_lost, "node"))
+            log.warning("%s: %s without a link left out: their side of the bipartite graph is not known",
+                        name, count(num_lost, "node"))
         sources = sources[has_side]
     ranked = torch.cat([one.sources for one in directions if len(one.candidates)] or [sources[:0]])
     if given.candidates is not None and not bool(torch.isin(sources, ranked).any()):
-        raise ValueError(f"candidates={asked.candidates} names no node that can be a target of the "
+        key = "candidates" if asked.candidates is None else f"candidates={asked.candidates}"
+        raise ValueError(f"{key} names no node that can be a target of the "
                          f"{count(len(sources), 'source')}, which are on the other side of the links")
     known = links.everything() if asked.filtered else links.everything()[:0]
     return Question(sources, directions, known, asked.top or 0)

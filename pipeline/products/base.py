@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.run.baseline_file import Baseline
@@ -33,7 +31,7 @@ def train_one_part(train_one: Callable[[Part, Path], dict], opened: OpenData, fo
     return train_one(opened.parts[0], folder)
 
 
-def refuse_rows(run: SavedRun, data: object, pairs: Tensor | None) -> tuple[Tensor, str]:
+def refuse_rows(run: SavedRun, data: object) -> None:
     """Refuse to predict rows with vectors."""
     raise ValueError(f"{run.folder} was trained by trainer={run.config.trainer.name}: ask for its vectors()")
 
@@ -65,8 +63,7 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
             ``summary.json``. There is one part, unless a product makes several.
         baselines: returns the metric of the runs on some data, and the simple methods that they should be better than,
             each scored when it is reached. None: there are none.
-        predict_in_memory: predicts rows; see :meth:`pipeline.api.Model.predict`. Returns logits or values, and the
-            kind of the labels.
+        open_warm: opens a run and its data, or others, to be asked many times; see :class:`pipeline.gnn.warm.Warm`.
         export: writes a model to one file, without its data.
         learns_vectors: whether a run learns vectors of its data, and not a model that predicts rows.
     """
@@ -85,6 +82,6 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     finish: Callable[..., dict[str, Any]] = finish_nothing
     train_parts: Callable[..., dict] = train_one_part
     baselines: Callable[[OwnPart], tuple[str, Iterator[Baseline]]] | None = None
-    predict_in_memory: Callable[[SavedRun[Config], object, Tensor | None], tuple[Tensor, str]] = refuse_rows
+    open_warm: Callable[[SavedRun[Config], object], Any] = refuse_rows
     export: Callable[[SavedRun[Config], Path], None] = refuse_export
     learns_vectors: bool = True

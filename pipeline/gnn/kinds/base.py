@@ -51,6 +51,7 @@ class Predicted:
         smoothed_scores: metric of the smoothed predictions of each split.
         members: rows of each run, if `rows` are their mean.
         question: the sources whose likeliest targets are asked for, in place of what is chosen.
+        ids: of everything, where they are known already.
     """
 
     graph: Data
@@ -68,6 +69,7 @@ class Predicted:
     smoothed_scores: dict[str, float] = field(default_factory=dict)
     members: list[Tensor] = field(default_factory=list)
     question: Question | None = None
+    ids: np.ndarray | None = None
 
 
 class Kind(ABC):

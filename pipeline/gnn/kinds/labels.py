@@ -92,7 +92,8 @@ class LabelKind(Kind):
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
         check_finite(predicted.rows, "no table is written")
         embeddings = predicted.embeddings
-        ids, labels = self.ids(predicted), labels_of(predicted.whole, predicted.task.out_channels)
+        labels = labels_of(predicted.whole, predicted.task.out_channels)
+        ids = self.ids(predicted) if predicted.ids is None else predicted.ids
         numbers = numbers_of(predicted.chosen, len(ids))
         rows_of = torch.from_numpy(numbers if predicted.is_whole else np.arange(len(numbers)))
 

@@ -131,7 +131,7 @@ class LinkKind(Kind):
             return top.find(given, data, ids_of(whole), asked)
         own = link_relation_of(data)
         if isinstance(given, pd.DataFrame):
-            return number_pairs(given, ids_of(whole), str(asked.pairs), own, skips=asked.skip_unknown)
+            return number_pairs(given, ids_of(whole), asked.pairs, own, skips=asked.skip_unknown)
         return number_ends(given, data.num_nodes, own)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
@@ -142,12 +142,13 @@ class LinkKind(Kind):
         return {name: value for name, value in found.items() if value is not None}
 
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
+        ids = ids_of(predicted.whole) if predicted.ids is None else predicted.ids
         if (question := predicted.question) is not None:
             score = cast(LinkTask, predicted.task).score_by(predicted.model, predicted.rows, of_test=True)
-            return top.table_of(ids_of(predicted.whole), question.answer(score), len(question.sources))
+            return top.table_of(ids, question.answer(score), len(question.sources))
         pairs = _pairs_of(predicted)
         num_links = len(predicted.graph.test_pairs) if predicted.chosen is None else None
-        return table_of(ids_of(predicted.whole), pairs, _decode(predicted, pairs), num_links)
+        return table_of(ids, pairs, _decode(predicted, pairs), num_links)
 
     def accept(self, data: Data, learned: Learned) -> Data:
         data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
@@ -207,11 +208,11 @@ def read_pairs(path: str) -> Tensor | pd.DataFrame:
     return table
 
 
-def _refuse_loops(table: pd.DataFrame, same: np.ndarray, path: str) -> None:
+def _refuse_loops(table: pd.DataFrame, same: np.ndarray, key: str) -> None:
     """Refuse rows that pair a node with itself."""
     if same.any():
         row = int(np.argmax(same))
-        raise ValueError(f"pairs={path}: row {row + 1} below the header pairs {table.iloc[row, 0]!r} with itself; "
+        raise ValueError(f"{key}: row {row + 1} below the header pairs {table.iloc[row, 0]!r} with itself; "
                          "a link is between two different nodes")
 
 
@@ -247,14 +248,14 @@ def number_ends(pairs: Tensor, num_nodes: int, own: LinkRelation | None) -> Int[
     return pairs.long() + first_nodes(own)
 
 
-def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str, own: LinkRelation | None = None, *,
+def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str | None, own: LinkRelation | None = None, *,
                  skips: bool = False) -> Int[Tensor, "num_pairs 2"]:
     """Find the nodes that a table of pairs names; those of a relation have ids that are unique within a type.
 
     Args:
         table: as :func:`read_pairs` returns it.
         ids: of all nodes.
-        path: of the table, for messages.
+        path: of the table, for messages; none in memory.
         skips: whether rows with ids that no node has are left out.
 
     Raises:
@@ -263,17 +264,18 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str, own: LinkRelat
     sides = [(table, ids, "the run")] if own is None else [
         (table[[name]], ids[nodes.start:nodes.stop], f"the type of the {name}s of {own.name}")
         for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
-    numbers = torch.cat([_look_up(*side, path, skips=skips) for side in sides], dim=1)
+    key = "pairs" if path is None else f"pairs={path}"
+    numbers = torch.cat([_look_up(*side, key, skips=skips) for side in sides], dim=1)
     unknown = (numbers < 0).any(1)
     if skips:
-        skip(unknown.numpy(), f"pairs={path}")
+        skip(unknown.numpy(), key)
     if own is not None:
         numbers += first_nodes(own)
-    _refuse_loops(table, ((numbers[:, 0] == numbers[:, 1]) & ~unknown).numpy(), path)
+    _refuse_loops(table, ((numbers[:, 0] == numbers[:, 1]) & ~unknown).numpy(), key)
     return numbers[~unknown]
 
 
-def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, path: str, *,
+def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *,
              skips: bool) -> Int[Tensor, "num_pairs num_columns"]:
     """Find the places of ids among those of some nodes.
 
@@ -287,7 +289,8 @@ def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, path: str, *,
         row = int(np.argmax(unknown.any(1)))
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
-        more = (f"; {rows:,} rows name such nodes" if rows > 1 else "") + "; skip_unknown=true leaves such rows out"
-        raise ValueError(f"pairs={path}: row {row + 1} below the header names {name!r}, which is not one of the "
+        more = (f"; {rows:,} rows name such nodes" if rows > 1 else "") + (
+            "; skip_unknown=true leaves such rows out" if "=" in key else "")
+        raise ValueError(f"{key}: row {row + 1} below the header names {name!r}, which is not one of the "
                          f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}")
     return torch.from_numpy(numbers)

@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.data.links import describe_relation, warn_of_copie
 from parallel_epochs.pipeline.gnn import new_data, predict
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.features import KEY
+from parallel_epochs.pipeline.gnn.warm import Warm
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.building import predicted
@@ -66,7 +67,7 @@ def test_logits_are_those_of_the_nodes_with_labels(run, tmp_path):
     saved = torch.load(tmp_path / "out.pt")["logits"]
     assert len(restored.rows) == 68 and torch.equal(saved, restored.rows[:40])
     assert saved.untyped_storage().nbytes() == saved.nbytes
-    assert torch.equal(predict.predict_in_memory(run, None, None)[0], saved)
+    assert torch.equal(Warm(run).rows(None, None)[0], saved)
 
 
 def test_vectors_of_other_types(run, tmp_path):

@@ -1,0 +1,172 @@
+"""A run that stays open: its data, its model, and one prediction of everything, of which each question takes its rows.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from parallel_epochs.pipeline.data.objects import are_tables
+from parallel_epochs.pipeline.gnn import top
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.in_memory import written
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
+from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
+from parallel_epochs.pipeline.gnn.kinds.links import ids_of
+from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
+from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.names import PAIR_COLUMNS
+from parallel_epochs.pipeline.run.saved import SavedRun
+
+# Stands for a table in memory where a file is asked for.
+IN_MEMORY = "memory.csv"
+
+
+class Warm:
+    """A run whose data and model are open.
+
+    Args:
+        run: the run. Its data are read, and everything is predicted, when it is opened.
+        data: others than those of the training, as :meth:`pipeline.api.Model.predict` takes them.
+
+    Attributes:
+        ids: of what is predicted: nodes of the type with labels, edges, rows or graphs; of links all nodes.
+
+    Raises:
+        ValueError: the data are not like those of the training.
+    """
+
+    def __init__(self, run: SavedRun[GNNConfig], data: object = None):
+        self._run, self._asked = run, GNNPredictConfig(str(run.folder))
+        with contextlib.ExitStack() as stack:
+            wanted = replace(self._asked)
+            if data is not None:
+                wanted.data = stack.enter_context(written(data, run.config.data, run.folder))
+                if kind_of(run.config).takes_pairs:  # other data have no pairs of their own
+                    wanted.top, wanted.output = 1, IN_MEMORY
+            setup, predicted = predict_rows(run, wanted)
+            self._kind = setup.kind
+            names = ids_of(predicted.whole) if self._kind.takes_pairs else cast(LabelKind, self._kind).ids(predicted)
+        self._predicted = replace(predicted, ids=names, question=None)
+        types, self._own = predicted.graph.types, slice(0, len(names))
+        if self._kind.is_one_graph and not self._kind.takes_pairs:
+            nodes = types.nodes_of(types.labelled)
+            self._own = slice(nodes.start, nodes.stop)
+        self.ids = names[self._own]
+        if isinstance(data, (list, tuple)) and not are_tables(data) and len(self.ids) != len(data):
+            raise ValueError(f"{len(data) - len(self.ids)} of the {len(data)} molecules cannot be read, and "
+                             "data.skip_invalid=true leaves such out. Leave them out yourself")
+
+    @cached_property
+    def _places(self) -> pd.Index:
+        return pd.Index(self.ids.astype(str))
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes or tasks; none for links, and where they have numbers."""
+        if self._kind.takes_pairs:
+            return None
+        return labels_of(self._predicted.whole, self._predicted.task.out_channels)
+
+    def rows(self, nodes: Sequence[Any] | None, pairs: Tensor | None) -> tuple[Tensor, str]:
+        """Return logits or values, and the kind of the labels; see :meth:`pipeline.api.Model.predict`.
+
+        Raises:
+            ValueError: an id or a pair names no node, or pairs do not fit the run.
+        """
+        self._refuse_pairs(pairs)
+        predicted = self._predicted
+        if pairs is not None:
+            chosen = self._kind.find(torch.as_tensor(pairs), predicted.graph, predicted.whole, self._asked)
+            predicted = replace(predicted, chosen=cast(Tensor, chosen))
+        elif nodes is not None:
+            return predicted.rows[self._find(nodes)], predicted.task.kind
+        return main_of(self._kind.tensors(predicted))[1], predicted.task.kind
+
+    def table(self, nodes: Sequence[Any] | None, columns: str) -> pd.DataFrame:
+        """Return what `predict output=TABLE` writes, of some nodes or of all; see :meth:`pipeline.api.Model.predict`.
+
+        Raises:
+            ValueError: an id names no node, or `columns` does not fit the run.
+        """
+        self._refuse_pairs(None)
+        asked, predicted = replace(self._asked, columns=columns), self._predicted
+        self._kind.refuse_columns(asked, predicted.task)
+        chosen = torch.arange(self._own.start, self._own.stop) if nodes is None else self._find(nodes)
+        smoothed = None if predicted.smoothed is None else predicted.smoothed[chosen]
+        part = replace(predicted, rows=predicted.rows[chosen], smoothed=smoothed, chosen=chosen, is_whole=False)
+        return frame_of(self._kind.table(part, asked))
+
+    def table_of_pairs(self, pairs: object) -> pd.DataFrame:
+        """Return the probabilities of pairs of ids, in columns source, target and score.
+
+        Args:
+            pairs: a table with the columns source and target, or a list of pairs.
+
+        Raises:
+            ValueError: an id names no node, or a node is paired with itself.
+        """
+        self._refuse_pairs(pairs)
+        predicted, table = self._predicted, pairs if isinstance(pairs, pd.DataFrame) else pd.DataFrame(
+            cast(Any, pairs), columns=list(PAIR_COLUMNS))
+        chosen = self._kind.find(table[list(PAIR_COLUMNS)].map(str), predicted.graph, predicted.whole, self._asked)
+        return frame_of(self._kind.table(replace(predicted, chosen=cast(Tensor, chosen)), self._asked))
+
+    def top(self, k: int, sources: Sequence[Any] | None, candidates: Sequence[Any] | None, *,
+            filtered: bool) -> pd.DataFrame:
+        """Rank the likeliest targets; see :meth:`pipeline.api.Model.top`."""
+        predicted, asked = self._predicted, replace(self._asked, top=k, filtered=filtered)
+        for name, ids in (("sources", sources), ("candidates", candidates)):
+            if ids is not None and (not len(ids) or len(set(map(str, ids))) < len(ids)):
+                raise ValueError(f"{name} must hold ids, each once")
+        given = top.Asked(*(None if ids is None else list(map(str, ids)) for ids in (sources, candidates)))
+        question = top.find(given, predicted.graph, cast(np.ndarray, predicted.ids), asked)
+        return frame_of(self._kind.table(replace(predicted, question=question), asked))
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        """The inputs of the model's head for each of `ids`; of links the embeddings of nodes, float32.
+
+        Raises:
+            ValueError: the model has no such head, or predicts graphs.
+        """
+        if self._kind.takes_pairs:
+            return self._kind.tensors(replace(self._predicted, chosen=torch.empty(0, 2).long()))["embeddings"]
+        if not self._kind.is_one_graph:
+            raise ValueError(f"{self._run.folder} predicts graphs, which have no vectors: call predict()")
+        _, predicted = predict_rows(self._run, replace(self._asked, embeddings=True, output=IN_MEMORY))
+        assert predicted.embeddings is not None
+        return predicted.embeddings[self._own]
+
+    def _refuse_pairs(self, pairs: object) -> None:
+        """Refuse pairs of nodes for a model of labels, and a model of links without them."""
+        if self._kind.takes_pairs != (pairs is not None):
+            raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
+                             "this model predicts links: name the pairs of nodes by pairs=")
+
+    def _find(self, nodes: Sequence[Any]) -> Tensor:
+        """Return the numbers of nodes, given their ids.
+
+        Raises:
+            ValueError: names the first id that no node has.
+        """
+        wanted = list(map(str, nodes))
+        if not self._places.is_unique:
+            raise ValueError(f"{self._run.folder} predicts {self._kind.unit} whose ids are not unique: leave nodes out")
+        found = self._places.get_indexer(wanted)
+        if (found < 0).any():
+            raise ValueError(f"nodes: none of the {len(self.ids):,} {self._kind.unit} has the id "
+                             f"{wanted[int(np.argmax(found < 0))]!r}; they are called "
+                             f"{', '.join(map(str, self.ids[:3]))}, ...")
+        return self._own.start + torch.from_numpy(found)
+
+
+def frame_of(table: Table) -> pd.DataFrame:
+    """Return a table of predictions in memory."""
+    return pd.DataFrame(table.columns(slice(0, table.num_rows)))

@@ -1,0 +1,119 @@
+"""A trained model as a person reads it from Python: tables with ids and names, of data that are read once."""
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import parallel_epochs as pe
+from tests.pipeline.gnn.test_new_data import graph
+
+SMALL = {"num_layers": 2, "hidden_channels": 8, "epochs": 2, "verbose": False, "partition": "whole",
+         "evaluation": "exact"}
+
+
+def people() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return sixty people of three towns, and who knows whom and pays how."""
+    rng = np.random.default_rng(0)
+    nodes = pd.DataFrame({"id": [f"p{number}" for number in range(60)], "age": rng.integers(18, 80, 60),
+                          "town": rng.choice(["Ulm", "Bonn", "Jena"], 60)})
+    edges = pd.DataFrame({"source": rng.choice(nodes["id"], 400), "target": rng.choice(nodes["id"], 400),
+                          "sum": rng.random(400).round(3), "kind": rng.choice(["gift", "loan"], 400)})
+    return nodes, edges[edges["source"] != edges["target"]]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """A run on people, whose towns are learned."""
+    folder = tmp_path_factory.mktemp("model")
+    return pe.train(people(), folder=folder / "run", cache_dir=folder / "cache", **SMALL, **{
+        "data.nodes.label": "town", "data.nodes.features": ["age"], "data.edges.features": ["sum"]})
+
+
+def test_a_table_has_the_ids_and_classes_of_the_user(result):
+    nodes, model = people()[0], pe.load(result.folder)
+    assert model.ids.tolist() == nodes["id"].tolist() and model.classes == ["Bonn", "Jena", "Ulm"]
+    found, rows = model.predict(table=True), model.predict()
+    assert list(found.columns) == ["id", "split", "class", *(f"probability_{name}" for name in model.classes)]
+    np.testing.assert_array_equal(found.iloc[:, 3:].to_numpy(), rows.numpy())
+    assert found["class"].tolist() == [model.classes[number] for number in rows.argmax(1)]
+    some = model.predict(nodes=["p7", "p3"], table=True, columns="top3")
+    assert some["id"].tolist() == ["p7", "p3"] and some["class_1"].tolist() == found["class"].iloc[[7, 3]].tolist()
+    assert torch.equal(model.predict(nodes=["p7", "p3"]), rows[[7, 3]])
+    assert model.scores == result.scores and model.history == result.history
+    pd.testing.assert_frame_equal(pe.predict(result.folder, nodes=["p7", "p3"], columns="top3"), some)
+    assert pe.evaluate(result.folder)["test"] == pytest.approx(result.scores["test"])
+
+
+def test_vectors_of_a_network_have_ids(result):
+    vectors, table = result.model.vectors(), result.model.vectors(table=True)
+    assert vectors.shape == (60, 8) and list(table.columns) == ["id", *(f"v{number}" for number in range(8))]
+    np.testing.assert_array_equal(table.iloc[:, 1:].to_numpy(), vectors)
+    assert table["id"].tolist() == result.model.ids.tolist()
+
+
+def test_a_second_call_reads_nothing(result, tmp_path):
+    shutil.copytree(result.folder, tmp_path / "run")
+    model = pe.load(tmp_path / "run")
+    first = model.predict(table=True)
+    shutil.rmtree(tmp_path / "run")
+    pd.testing.assert_frame_equal(model.predict(table=True), first)
+    pd.testing.assert_frame_equal(model.predict(nodes=["p9"], table=True), first.iloc[[9]].reset_index(drop=True))
+
+
+def test_other_tables_have_ids_too(result):
+    nodes, edges = people()
+    found = result.model.predict((nodes[:30], edges[edges["source"].isin(nodes["id"][:30])
+                                                    & edges["target"].isin(nodes["id"][:30])]), table=True)
+    assert found["id"].tolist() == nodes["id"][:30].tolist() and set(found["split"]) == {"unknown"}
+
+
+@pytest.mark.parametrize("asked, message", [
+    ({"nodes": ["p1", "nobody"]}, "nodes: none of the 60 nodes has the id 'nobody'; they are called p0, p1, p2, ..."),
+    ({"nodes": "p1"}, r"nodes and pairs are lists: give nodes=\['u1'\]"),
+    ({"columns": "class"}, "columns='class' is for table=True, and one of all, class, top3"),
+    ({"columns": "best", "table": True}, "columns='best' is for table=True, and one of all, class, top3"),
+    ({"pairs": [("p1", "p2")], "table": True}, r"pairs= is for models of links \(task=link\)"),
+    ({"pairs": torch.tensor([[0, 1]])}, r"pairs= is for models of links \(task=link\)")])
+def test_wrong_questions_are_refused_in_the_words_of_the_call(result, asked, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        result.model.predict(**asked)
+
+
+def test_edges_with_labels_name_their_ends(tmp_path):
+    _, edges = people()
+    model = pe.train((None, edges), "task=edge", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL,
+                     **{"data.edges.label": "kind", "data.edges.features": ["sum"]}).model
+    found = model.predict(table=True)
+    assert found[["source", "target"]].to_numpy().tolist() == edges[["source", "target"]].to_numpy().tolist()
+    assert set(found["class"]) <= {"gift", "loan"} == set(model.classes)
+    some = model.predict(nodes=found["id"].iloc[[5, 2]], table=True)
+    pd.testing.assert_frame_equal(some, found.iloc[[5, 2]].reset_index(drop=True))
+
+
+def test_links_between_ids(tmp_path):
+    _, edges = people()
+    model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL).model
+    found = model.predict(pairs=[("p1", "p2"), ("p9", "p4")], table=True)
+    numbers = torch.tensor([[model.ids.tolist().index(name) for name in pair] for pair in (("p1", "p2"), ("p9", "p4"))])
+    assert found[["source", "target"]].to_numpy().tolist() == [["p1", "p2"], ["p9", "p4"]] and model.classes is None
+    np.testing.assert_allclose(found["score"], model.predict(pairs=numbers), rtol=1e-6)
+    assert model.vectors().shape == (60, 8)
+    ranked = model.top(2, sources=["p1"], filtered=False)
+    assert ranked["rank"].tolist() == [1, 2] and ranked["source"].tolist() == ["p1", "p1"]
+    for asked, message in (({"table": True}, "this model predicts links: name the pairs of nodes by pairs="),
+                           ({"pairs": [("p1", "nobody")], "table": True}, "pairs: row 1 below the header names 'nob")):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            model.predict(**asked)
+    with pytest.raises(ValueError, match="sources must hold ids, each once"):
+        model.top(2, sources=["p1", "p1"])
+
+
+def test_a_model_alone_has_no_history(tmp_path):
+    result = pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **{
+        **SMALL, "epochs": 1, "task.base": "none"})
+    result.model.export(tmp_path / "model.pe")
+    with pytest.raises(ValueError, match="is a model alone, without the history of its run"):
+        print(pe.load(tmp_path / "model.pe").history)
