@@ -7,10 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
 
+from parallel_epochs.models.edge_index import tensors_of
+from parallel_epochs.pipeline.graph.resident import put_on
+from parallel_epochs.pipeline.run.schedule import Share
+from tests.helpers.building import open_graph
 from tests.helpers.running import ROOT, TOY
 from tests.helpers.triton_process import run_cases
 
@@ -49,7 +54,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("file", ["triton_cases.py", "triton_attention_cases.py", "triton_messages_cases.py"])
+@pytest.mark.parametrize("file", ["triton_cases.py", "triton_attention_cases.py", "triton_messages_cases.py", "triton_gather_cases.py"])
 def test_cases(file):
     run_cases(file, "not exhaustive")
 
@@ -88,6 +93,38 @@ def test_torchrun_starts_a_rank_on_its_gpu(trained, tmp_path):
     folder = tmp_path / "run"
     run("torch.distributed.run", "--nproc-per-node=1", "-m", "pipeline.train", *TOY, *EPOCHS, f"hydra.run.dir={folder}")
     assert summary(folder)["weights_sha256"] == summary(trained)["weights_sha256"]
+
+
+@pytest.mark.parametrize("far", [(), ("x", "edge_attr")])
+@pytest.mark.parametrize("overrides", [
+    ["partition.num_parts=3", "partition.scale_sums=true"], ["partition=metis", "partition.num_parts=3"],
+    ["partition=whole"], ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,-1]"]])
+def test_batches_of_the_gpu_have_the_bits_of_the_cpu(overrides, far, configure):
+    """The other loaders are compared on a pretended device, in tests/pipeline/gnn/loaders/test_on_device.py."""
+    def batches_of(put):
+        loader = open_graph(configure(*TOY, *overrides)).parts[0].loader
+        if put is not None:
+            loader.place(put)
+        return [batch.to("cpu") for round_ in range(2) for batch in loader.batches(round_, Share())]
+
+    ours = batches_of(partial(put_on, device=torch.device("cuda"), far=far, num_near=30))
+    for batch, other in zip(ours, batches_of(None), strict=True):
+        for key, value in other.to_dict().items():
+            if isinstance(value, torch.Tensor):
+                for a, b in zip(tensors_of(batch[key]), tensors_of(value), strict=True):
+                    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("place", ["cuda", "pinned"])
+@pytest.mark.parametrize("overrides", [
+    ["partition.num_parts=3"], ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,4]",
+                                "evaluation=neighbor"]])
+def test_a_run_ends_with_the_same_weights_wherever_its_graph_lies(overrides, place, tmp_path):
+    for name in ("cpu", place):
+        output = run("pipeline.train", *TOY, *overrides, f"data.device={name}", f"hydra.run.dir={tmp_path / name}")
+        assert name == "cpu" or f"data.device={place}: " in output and "which makes the batches" in output
+    ours, expected = (summary(tmp_path / name) for name in (place, "cpu"))
+    assert ours["weights_sha256"] == expected["weights_sha256"] and ours["best_valid"] == expected["best_valid"]
 
 
 @pytest.mark.parametrize("overrides, message", [

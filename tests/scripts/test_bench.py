@@ -109,6 +109,13 @@ def test_neighbour_sampling_beside_pyg():
     assert float(row["ratio_median"]) > 0 and int(row["num_seeds"]) == 100
 
 
+def test_batches_from_several_places_are_the_same():
+    rows = measure("batches", "--device", "cpu", "--num-nodes", "900", "--num-edges", "9000", "--steps", "3",
+                   "--channels", "8", "--batch-size", "20")
+    assert [row["conv"] for row in rows] == ["batches: cpu", "batches: cuda", "batches: pinned"]
+    assert all(float(row["epoch_s"]) > 0 and 0 <= float(row["waited"]) <= 1 for row in rows)
+
+
 def test_nothing_is_timed_where_outputs_differ():
     assert_close({"out": torch.ones(3)}, {"out": torch.ones(3)}, tolerance=1e-6)
     for other in (torch.tensor([1.0, 1.0, 1.1]), torch.tensor([1.0, 1.0, torch.nan])):
