@@ -54,7 +54,8 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("file", ["triton_cases.py", "triton_attention_cases.py", "triton_messages_cases.py", "triton_gather_cases.py"])
+@pytest.mark.parametrize("file", ["triton_cases.py", "triton_attention_cases.py", "triton_messages_cases.py",
+                                  "triton_gather_cases.py"])
 def test_cases(file):
     run_cases(file, "not exhaustive")
 

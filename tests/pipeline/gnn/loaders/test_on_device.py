@@ -31,8 +31,7 @@ def assert_same_batches(config, *, far=()):
     assert expected[0]
     loader = open_graph(config).parts[0].loader
     with pretended() as waited:
-        loader.place(lambda data: put_on(data, DEVICE, far=[key for key in far if data.get(key) is not None],
-                                         num_near=20))
+        loader.place(partial(put_on, device=DEVICE, far=far, num_near=20))
         for round_, batches in enumerate(expected):
             found = list(loader.batches(round_, Share(1, round_, 2)))
             assert len(found) == len(batches)
