@@ -55,7 +55,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("file", ["triton_cases.py", "triton_attention_cases.py", "triton_messages_cases.py",
-                                  "triton_gather_cases.py"])
+                                  "triton_gather_cases.py", "triton_tiles_cases.py"])
 def test_cases(file):
     run_cases(file, "not exhaustive")
 

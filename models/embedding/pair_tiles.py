@@ -7,6 +7,7 @@ tile by tile: the pairs of a tile read the same values of their rows, and share 
 function of a key, and has the same bits on every device.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, shift_right,
 STRIDE = signed(GOLDEN)
 # Separates the random numbers of negatives from those of the order of pairs, and these from those of parts.
 NEGATIVES, ORDER = signed(0x94d049bb133111eb), signed(0xbf58476d1ce4e5b9)
+# Bytes that a pair takes at most on a GPU, while pairs are sorted.
+PAIR_BYTES = 96
 # Number of pairs of a tile.
 TILE = 16
 # Numbers of a row that a GPU trains, at most, as the rows of a tile lie in registers.
@@ -70,6 +73,24 @@ class Tiles:
     def num_launches(self) -> int:
         return (len(self.pair_ptr) - 1) // self.num_parts
 
+    def train(self, step: int, num_steps: int, train_launch: Callable[[int, Tensor], None]) -> tuple[float, float]:
+        """Train a share of the launches: step `step`, from 0, of `num_steps`.
+
+        Args:
+            train_launch: function of the number of a launch and of the loss of each program [num_parts], which it adds
+                to.
+
+        Returns:
+            The loss, summed over the pairs, and the number of these.
+        """
+        first, last = (self.num_launches * number // num_steps for number in (step, step + 1))
+        loss = torch.zeros(self.num_parts, dtype=torch.float64, device=self.pairs.device)
+        for launch in range(first, last):
+            train_launch(launch, loss)
+        ends = torch.tensor([first, last], device=loss.device) * self.num_parts
+        begin, end = self.pair_ptr[ends].tolist()
+        return float(loss.sum()), float(end - begin)
+
 
 def choose_num_parts(num_rows: int, num_pairs: int) -> int:
     """Choose P for a table and the pairs of a round: a power of two, at least 2."""
@@ -93,7 +114,7 @@ def deal_rows(by_degree: Tensor, num_parts: int, key: int) -> Deal:
     """
     place = torch.arange(len(by_degree), device=by_degree.device)
     # Each part gets one of `num_parts` rows of like degree.
-    order = ((place // num_parts << 32) | _chances(key, len(place), by_degree.device)).argsort(stable=True)
+    order = ((place // num_parts << 32) | draw_chances(key, len(place), by_degree.device)).argsort(stable=True)
     dealt, part = place % num_parts, torch.empty_like(place)
     part[by_degree[order]] = dealt
     ptr = torch.nn.functional.pad(torch.bincount(dealt, minlength=num_parts).cumsum(0), (1, 0))
@@ -138,7 +159,7 @@ def arrange(pairs: Tensor, deal: Deal, weight: Tensor, num_negatives: int, key: 
         block, num_launches = (2 * turn + (head > tail)) * num_parts + low, 2 * (num_parts - 1)
     else:
         block, num_launches = (tail - head) % num_parts * num_parts + head, num_parts
-    chances = _chances(key + ORDER, len(pairs), pairs.device)
+    chances = draw_chances(key + ORDER, len(pairs), pairs.device)
     pairs = pairs[((block << 32) | chances).argsort(stable=True)].int()
     counts = torch.bincount(block, minlength=num_launches * num_parts)
     pair_ptr, tile_ptr = (torch.nn.functional.pad(sizes.cumsum(0), (1, 0)) for sizes in (counts, -(-counts // TILE)))
@@ -148,17 +169,47 @@ def arrange(pairs: Tensor, deal: Deal, weight: Tensor, num_negatives: int, key: 
     return Tiles(pairs, _draw(part, deal, weight, num_negatives, key), pair_ptr, tile_ptr, num_parts)
 
 
+def lockstep(tiles: Tiles, launch: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Go through the tiles of a launch: the first ones of all programs, which share no row, then their second ones.
+
+    Yields:
+        The programs that have such a tile [n]; rows of heads and tails [n, TILE, 2]; which of the pairs exist [n,
+        TILE]; rows of the negatives [n, num_negatives].
+    """
+    device, first_block = tiles.pairs.device, launch * tiles.num_parts
+    blocks, place = first_block + torch.arange(tiles.num_parts, device=device), torch.arange(TILE, device=device)
+    for turn in range(int((tiles.tile_ptr[blocks + 1] - tiles.tile_ptr[blocks]).max())):
+        blocks = blocks[tiles.tile_ptr[blocks] + turn < tiles.tile_ptr[blocks + 1]]
+        at = tiles.pair_ptr[blocks, None] + TILE * turn + place
+        there = at < tiles.pair_ptr[blocks + 1, None]
+        yield (blocks - first_block, tiles.pairs[at.where(there, at[:, :1])].long(), there,
+               tiles.negatives[tiles.tile_ptr[blocks] + turn].long())
+
+
+def equal_rows(rows: Tensor, exist: Tensor) -> tuple[Tensor, Tensor]:
+    """Find equal rows of a tile: the first of them moves for all.
+
+    Args:
+        rows, exist: rows of tiles, and whether there are such [num_tiles, n].
+
+    Returns:
+        1 where two rows are equal [num_tiles, n, n], float32; whether each is the first one [num_tiles, n].
+    """
+    same = ((rows.unsqueeze(2) == rows.unsqueeze(1)) & exist.unsqueeze(1) & exist.unsqueeze(2)).float()
+    return same, (same.tril(-1).sum(2) == 0) & exist
+
+
 def _draw(part: Tensor, deal: Deal, weight: Tensor, count: int, key: int) -> Tensor:
     """Draw rows of the part of each tile by their weights [num_tiles, count], int32."""
     summed = torch.nn.functional.pad(weight[deal.rows].cumsum(0), (1, 0))
     first, last = deal.ptr[part].unsqueeze(1), deal.ptr[part + 1].unsqueeze(1)
-    chances = _chances(key + NEGATIVES, len(part) * count, part.device).view(-1, count)
+    chances = draw_chances(key + NEGATIVES, len(part) * count, part.device).view(-1, count)
     wanted = summed[first] + (chances * (summed[last] - summed[first]) >> 32)
     place = torch.searchsorted(summed[1:], wanted, right=True)
     return deal.rows[torch.minimum(torch.maximum(place, first), last - 1)].int()
 
 
-def _chances(key: int, count: int, device: torch.device) -> Tensor:
-    """Draw whole numbers below 2^32 [count], int64."""
+def draw_chances(key: int, count: int, device: torch.device) -> Tensor:
+    """Draw whole numbers below 2^32 by a key of 64 bits [count], int64."""
     base = mix_tensor(torch.tensor(signed(key % 2**64), device=device))
     return shift_right(mix_tensor(base + torch.arange(1, count + 1, device=device) * STRIDE), 32)

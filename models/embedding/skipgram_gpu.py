@@ -53,12 +53,7 @@ def _train(heads, head_moments, head_steps, tails, tail_moments, tail_steps, pai
     is_negative, own = (s >= T) & (s < T + K), p[:, None] == s[None, :]
     total = 0.0
     for start in range(first, last, T):
-        there, is_tail = start + p < last, (s < T) & (start + s < last)
-        head = tl.load(pairs + 2 * (start + p), mask=there, other=-1)
-        tail = tl.load(pairs + 2 * (start + p) + 1, mask=there, other=-1)
-        other = tl.where(is_negative, tl.load(negatives + tile * K + s - T, mask=is_negative, other=-1),
-                         tl.load(pairs + 2 * (start + s) + 1, mask=is_tail, other=-1))
-        exists = is_tail | is_negative
+        there, head, tail, exists, other = load_ends(pairs, negatives, start, last, tile, p, s, K, T)
         u, v = _load(heads, head, there, column, D, D), _load(tails, other, exists, column, D, D)
         x = tl.dot(u, tl.trans(v), input_precision=PRECISION)
         # A tail is no negative of its own pairs.
@@ -70,7 +65,7 @@ def _train(heads, head_moments, head_steps, tails, tail_moments, tail_steps, pai
         total += tl.sum(tl.sum(tl.abs(weight) * (tl.maximum(x, 0.0) + tl.log(1 + tl.exp(-tl.abs(x)))), 1), 0)
         num_pairs = tl.minimum(last - start, T)
         to_u, mass_u = pull, tl.where(there, 1 + negative_weight, 0.0)
-        mass_v = tl.where(is_negative, each * num_pairs, tl.where(is_tail, 1.0, 0.0))
+        mass_v = tl.where(is_negative, each * num_pairs, tl.where(exists, 1.0, 0.0))
         same_u = (head[:, None] == head[None, :]) & there[:, None] & there[None, :]
         same_v = (other[:, None] == other[None, :]) & exists[:, None] & exists[None, :]
         to_u = tl.dot(tl.dot(same_u.to(tl.float32), pull, input_precision=PRECISION), v, input_precision=PRECISION)
@@ -85,6 +80,35 @@ def _train(heads, head_moments, head_steps, tails, tail_moments, tail_steps, pai
         tile += 1
     at = loss + tl.program_id(0)
     tl.store(at, tl.load(at) + total)
+
+
+@triton.jit
+def load_ends(pairs, negatives, start, last, tile, p, s, K: tl.constexpr, T: tl.constexpr):
+    """Load the rows of a tile.
+
+    Returns:
+        For each pair whether it exists, its head and its tail [T]; whether there is such a row, and the rows of the
+        tails and behind them of the negatives [S].
+    """
+    there, is_tail, is_negative = start + p < last, (s < T) & (start + s < last), (s >= T) & (s < T + K)
+    head = tl.load(pairs + 2 * (start + p), mask=there, other=-1)
+    tail = tl.load(pairs + 2 * (start + p) + 1, mask=there, other=-1)
+    other = tl.where(is_negative, tl.load(negatives + tile * K + s - T, mask=is_negative, other=-1),
+                     tl.load(pairs + 2 * (start + s) + 1, mask=is_tail, other=-1))
+    return there, head, tail, is_tail | is_negative, other
+
+
+@triton.jit
+def find_first(same, place):
+    """Tell which rows are the first of equal ones; a row that does not exist is not even equal to itself."""
+    before = tl.sum(tl.where(place[None, :] < place[:, None], same, 0.0), 1)
+    return (tl.sum(same, 1) > 0) & (before == 0)
+
+
+@triton.jit
+def store_first(table, row, same, place, column, stride, values):
+    """Store a number of each row; the first of equal rows stores it."""
+    tl.store(table + row.to(tl.int64) * stride + column, values, mask=find_first(same, place))
 
 
 @triton.jit
@@ -111,8 +135,7 @@ def _move(table, moments, steps, row, gradient, same, mass, place, column, lr, d
         mass: how many pairs move each, where negatives count by their weight.
     """
     equal = same.to(tl.float32)
-    before = tl.sum(tl.where(place[None, :] < place[:, None], equal, 0.0), 1)
-    is_first = (tl.sum(equal, 1) > 0) & (before == 0)
+    is_first = find_first(equal, place)
     x = _load(table, row, is_first, column, D, D)  # again, which takes fewer registers than to keep it
     gradient -= decay * tl.sum(equal, 1)[:, None] * x
     if OPTIMIZER == SGD:

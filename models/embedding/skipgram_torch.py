@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
+from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles, equal_rows, lockstep
 from parallel_epochs.models.embedding.skipgram_reference import MOST_PER_TILE, SkipGramOptions, Table
 
 
@@ -19,15 +19,8 @@ def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGr
     Args:
         loss: sum over the pairs of each program [num_parts], float64; added to.
     """
-    blocks = torch.arange(launch * tiles.num_parts, (launch + 1) * tiles.num_parts, device=loss.device)
-    place = torch.arange(TILE, device=loss.device)
-    for turn in range(int((tiles.tile_ptr[blocks + 1] - tiles.tile_ptr[blocks]).max())):
-        blocks = blocks[tiles.tile_ptr[blocks] + turn < tiles.tile_ptr[blocks + 1]]
-        at = tiles.pair_ptr[blocks, None] + TILE * turn + place
-        there = at < tiles.pair_ptr[blocks + 1, None]
-        ends = tiles.pairs[at.where(there, at[:, :1])].long()
-        drawn = tiles.negatives[tiles.tile_ptr[blocks] + turn].long()
-        loss[blocks - launch * tiles.num_parts] += _train_tiles(heads, tails, ends, there, drawn, options, lr)
+    for programs, ends, there, drawn in lockstep(tiles, launch):
+        loss[programs] += _train_tiles(heads, tails, ends, there, drawn, options, lr)
 
 
 def _train_tiles(heads: Table, tails: Table, ends: Tensor, there: Tensor, drawn: Tensor, options: SkipGramOptions,
@@ -54,12 +47,11 @@ def _train_tiles(heads: Table, tails: Table, ends: Tensor, there: Tensor, drawn:
     for table, rows, values, exist, gradient, many in (
             (heads, head, u, there[:, :TILE], lambda same: (same @ pull) @ v, moves),
             (tails, others, v, there, lambda same: (same @ pull.mT) @ u, mass)):
-        same = ((rows.unsqueeze(2) == rows.unsqueeze(1)) & exist.unsqueeze(1) & exist.unsqueeze(2)).to(x.dtype)
+        same, first = equal_rows(rows, exist)
         total = gradient(same) - options.weight_decay * same.sum(2, keepdim=True) * values
         rate = lr * torch.ones_like(many)
         if options.optimizer == "sgd":  # adagrad and adam bring the length of a move to scale
             rate = (MOST_PER_TILE / (same @ many.unsqueeze(2)).squeeze(2).clamp(min=1e-30)).clamp(max=lr)
-        first = (same.tril(-1).sum(2) == 0) & exist  # the first of equal rows moves them all
         _move(table, rows[first], values[first], total[first], rate[first].unsqueeze(1), options)
     return (weight.abs() * softplus(x * weight.sign())).sum((1, 2), dtype=torch.float64)
 

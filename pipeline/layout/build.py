@@ -1,10 +1,7 @@
 """From the configuration of trainer=layout to what places points in two or three dimensions."""
 
-import hashlib
 import io
-import json
 import logging
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +14,20 @@ from torch_geometric.data import Data
 from parallel_epochs.models.embedding import layout, spectral
 from parallel_epochs.models.embedding.layout import Drawn, LayoutOptions
 from parallel_epochs.pipeline.block_training.open import describe_graph
-from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
-from parallel_epochs.pipeline.graph import neighbors, ranges, walks
+from parallel_epochs.pipeline.graph import neighbors, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks
+from parallel_epochs.pipeline.layout import tiled
 from parallel_epochs.pipeline.layout.config import LayoutConfig, LayoutTrainerConfig
+from parallel_epochs.pipeline.layout.nearest import keep_neighbors
 from parallel_epochs.pipeline.layout.probe import LayoutProbe, compare_links, sample_links, sample_points, trust, vote
 from parallel_epochs.pipeline.layout.trainer import LayoutPlan, LayoutTrainer
 from parallel_epochs.pipeline.metrics import VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS
-from parallel_epochs.pipeline.run import checkpoint, files, pulse
+from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import stream
@@ -44,8 +42,6 @@ SPREAD, JITTER = 0.1, 1e-4
 LONGEST_NAME = 200
 # Points of a partition, at least.
 MIN_PART = 16
-# Raise it when the same keys and vectors shall give other neighbours than before.
-NEIGHBORS_FORMAT = 1
 
 
 def check(config: LayoutConfig) -> None:
@@ -80,7 +76,8 @@ def check_data(config: LayoutConfig, data: Data) -> None:
         raise ValueError(f"trainer.num_neighbors={options.num_neighbors} must be less than the {num_points:,} points "
                          f"of {config.data.origin()}: set it to {num_points - 1} at most, and trainer.perplexity to "
                          "less")
-    neighbors.check_search(options.neighbors, num_points)
+    may_be_on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    neighbors.check_search(options.neighbors, num_points, on_gpu=may_be_on_gpu)
     needed = num_points * (12 * data.x.size(1) + 64 * options.num_neighbors)
     if needed > machine_memory():
         raise ValueError(f"trainer.num_neighbors={options.num_neighbors}: the neighbours of {num_points:,} points take "
@@ -119,48 +116,6 @@ def describe(data: Data) -> str:
     return text
 
 
-def keep_neighbors(config: LayoutConfig, data: Data) -> dict:
-    """Find and weigh the neighbours of vectors, or read what was found before from the cache.
-
-    Returns:
-        ``neighbors`` [num_points, num_neighbors], int32; ``weight``, float32; ``components``, the first three
-        principal ones [num_points, at most 3], float32.
-    """
-    options, start = config.trainer, time.perf_counter()
-    how = neighbors.check_search(options.neighbors, data.num_nodes)
-
-    def build() -> dict:
-        pulse.beat("looking for neighbours", pulse.State.LONG)
-        return _find_neighbors(data.x.numpy(), options, how)
-
-    if "content_hash" not in data:
-        return build()
-    shaping = [NEIGHBORS_FORMAT, options.num_neighbors, options.perplexity, options.pca_dim, how]
-    digest = hashlib.blake2b(json.dumps(shaping).encode(), digest_size=6).hexdigest()
-    path = path_of(config.data, config.cache_dir, data.content_hash, f"-neighbors-{digest}")
-
-    def check(path: Path, kept: dict) -> None:
-        ranges.check_numbers(path, "neighbors", kept["neighbors"], data.num_nodes, "node")
-
-    kept = checkpoint.keep(path, build, again="looking for neighbours again", check=check)
-    log.info("neighbours: %d of each of %s vectors, searched in %d numbers, %s, perplexity %g: %.1f "
-             "s", options.num_neighbors,
-             f"{data.num_nodes:,}", kept["num_searched"], how, options.perplexity, time.perf_counter() - start)
-    return kept
-
-
-def _find_neighbors(x: np.ndarray, options: LayoutTrainerConfig, how: str) -> dict:
-    # Not of the seed of the run: the neighbours are those of the data.
-    rng, reduces = stream("principal components"), 0 < options.pca_dim < x.shape[1]
-    components = neighbors.reduce_vectors(x, options.pca_dim if reduces else 3, rng)
-    searched = components if reduces else x
-    near, distance = neighbors.find_neighbors(searched, options.num_neighbors, how=how)
-    weight = neighbors.calibrate(distance, options.perplexity)
-    return {"neighbors": torch.from_numpy(near.astype(np.int32)), "num_searched": searched.shape[1],
-            "weight": torch.from_numpy(weight.astype(np.float32)),
-            "components": torch.from_numpy(components[:, :3].copy())}
-
-
 def weigh(config: LayoutConfig, data: Data, kept: dict | None) -> tuple[sp.csr_array, NodeParts, Tensor | None]:
     """Weigh the pairs that attract each other.
 
@@ -180,12 +135,12 @@ def weigh(config: LayoutConfig, data: Data, kept: dict | None) -> tuple[sp.csr_a
 
 
 def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> LayoutTrainer:
-    """Build what places points, on the CPU, for this rank."""
+    """Build what places points, for this rank."""
     config, data = part.config, part.data
-    options, train = config.trainer, config.train
+    options, train, device = config.trainer, config.train, tiled.settle_device(part, ranks)
     with ranks.first_then_others():  # what is compiled or found, the others find
         walks.library(), layout.LIBRARY.get()
-        kept = prepare(part)
+        kept = prepare(part, device)
     matrix, parts, components = weigh(config, data, kept)
     mass = np.asarray(matrix.sum(1)).ravel()
     edges = sort_into_blocks(matrix, parts)
@@ -196,10 +151,13 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     plan = LayoutPlan(num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every,
                       early_attraction=options.early_attraction, early_fraction=options.early_fraction)
     probe = build_probe(config, data)
-    trainer = LayoutTrainer(positions[parts.node].contiguous(), parts, edges, drawn,
+    trainer = (tiled.TiledLayoutTrainer if tiled.trains_tiles(device) else LayoutTrainer)(
+                            positions[parts.node].contiguous().to(device), parts, edges, drawn,
                             LayoutOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                                     smooth=options.smooth),
                             plan, score=probe, metric=probe.metric, seed=config.seed, ranks=ranks, stop=stop)
+    if isinstance(trainer, tiled.TiledLayoutTrainer):
+        trainer.set_weights(matrix, walks.negative_frequency(mass, options.negative_exponent))
     log.info("model: layout of %s in %d dimensions, from %s places; %s weighted pairs an epoch, %s, %s an epoch",
              count(data.num_nodes, "point"), options.dim, options.init, f"{matrix.nnz:,}",
              count(parts.num_parts, "partition"), count(trainer.about.num_steps, "step"))
@@ -238,9 +196,9 @@ def build_probe(config: LayoutConfig, data: Data) -> LayoutProbe:
     return LayoutProbe(scores, options.metric or allowed[0])
 
 
-def prepare(part: Part) -> dict | None:
+def prepare(part: Part, device: torch.device = torch.device("cpu")) -> dict | None:
     """Find the nearest neighbours of vectors, or read them from the cache; None for a graph."""
-    return None if part.data.edge_index is not None else keep_neighbors(part.config, part.data)
+    return None if part.data.edge_index is not None else keep_neighbors(part.config, part.data, device)
 
 
 def write_results(part: Part, folder: Path) -> None:

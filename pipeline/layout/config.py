@@ -22,7 +22,7 @@ class LayoutTrainerConfig(TrainerConfig):
     pca_dim: int = key(50, "Number of principal components in which neighbours are searched. 0: search with the "
                        "vectors themselves.", minimum=0, when=VECTORS)
     neighbors: str = key("auto", "How neighbours are found. exact: among all pairs. approximate: by faiss. auto: exact "
-                         "up to 50,000 points.",
+                         "up to 50,000 points, on a GPU up to 2,000,000.",
                          choices=("auto", "exact", "approximate"), when=VECTORS)
     init: str = key("spectral", "Initial positions. spectral: smooth functions on the graph of neighbours. pca: the "
                     "first principal components (data=vectors). random: random "
@@ -63,8 +63,6 @@ class LayoutConfig(RunConfig):
     def check(self) -> None:
         super().check()
         options = self.trainer
-        if self.device.startswith("cuda"):
-            raise ValueError(f"trainer=layout needs the CPU; this run has device={self.device}. Leave device out")
         if self.data.holds == "vectors" and options.perplexity >= options.num_neighbors:
             raise ValueError(f"trainer.perplexity={options.perplexity:g} must be less than trainer.num_neighbors="
                              f"{options.num_neighbors}: a third of it is usual")

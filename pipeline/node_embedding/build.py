@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
-from parallel_epochs.models.embedding.pair_tiles import MOST_NUMBERS
+from parallel_epochs.models.embedding.pair_tiles import MOST_NUMBERS, PAIR_BYTES
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.open import label_columns
@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, de
 from parallel_epochs.pipeline.graph.structure import draw_lots, inspect
 from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, NodeEmbeddingTrainerConfig
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
-from parallel_epochs.pipeline.node_embedding.tiled import PAIR_BYTES, TiledTrainer
+from parallel_epochs.pipeline.node_embedding.tiled import TiledTrainer
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.log import format_score

@@ -9,8 +9,6 @@ from parallel_epochs.pipeline.graph.walks import Pairs
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer
 from parallel_epochs.pipeline.run import seeds
 
-# Bytes that a pair of an episode takes at most on the GPU, while the pairs are sorted.
-PAIR_BYTES = 96
 # Pairs of the CPU's tiles, eight groups of eight, whose negatives are counted by trainer.num_negatives; the smaller
 # tiles of the GPU have twice as many for each pair.
 OF_TILE = 64 // (2 * TILE)
@@ -59,11 +57,7 @@ class TiledTrainer(NodeEmbeddingTrainer):
         return len(self._tiles.pairs)
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
-        tiles, step = self._tiles, self.progress.step_in_round
+        tiles = self._tiles
         assert tiles is not None, "the pairs of the round are drawn"
-        first, last = (tiles.num_launches * number // len(self._schedule) for number in (step, step + 1))
-        loss = torch.zeros(tiles.num_parts, dtype=torch.float64, device=self._rows.device)
-        for launch in range(first, last):
-            self._train_launch(self.heads, self.tails, tiles, launch, self._options, loss, lr=self.progress.lr)
-        begin, end = tiles.pair_ptr[torch.tensor([first, last], device=loss.device) * tiles.num_parts].tolist()
-        return float(loss.sum()), float(end - begin)
+        return tiles.train(self.progress.step_in_round, len(self._schedule), lambda launch, loss: (
+            self._train_launch(self.heads, self.tails, tiles, launch, self._options, loss, lr=self.progress.lr)))

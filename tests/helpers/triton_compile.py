@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
-from parallel_epochs.models.embedding import skipgram_gpu
+from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu
+from parallel_epochs.models.embedding.layout_reference import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import Tiles
 from parallel_epochs.models.embedding.skipgram_reference import SkipGramOptions, Table
 from parallel_epochs.models.kernels import gather, sorting
@@ -120,6 +121,13 @@ def compile_skipgram(dim, num_negatives, optimizer):
                        torch.zeros(2, dtype=torch.float64), lr=0.05)
 
 
+def compile_layout(dim, num_negatives):
+    print(f"layout, {dim} dimensions, {num_negatives} negatives")
+    none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
+    layout_gpu.train(torch.zeros(8, dim), Tiles(ends, ends, none, none, 2), 0, LayoutOptions(),
+                     torch.zeros(2, dtype=torch.float64), lr=0.05, attraction=1.0)
+
+
 if __name__ == "__main__":
     gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
     gpu.launch = skipgram_gpu.run = compile_launch
@@ -139,10 +147,12 @@ if __name__ == "__main__":
         compile_skipgram(128, 16, "sgd")
         compile_gather(100, torch.float32, num_near=4)
         compile_gather(8, torch.bfloat16, num_near=0)
+        compile_layout(2, 8)
     if chosen == "some":
         sys.exit()
     for dim, optimizer in ((100, "adam"), (512, "adagrad")):
         compile_skipgram(dim, 16, optimizer)
+    compile_layout(3, 64)
     for score in SCORES:
         compile_attention(score, 130, 0, dtype=torch.bfloat16)
     compile_attention("gatv2", 64, 20, loops=True)

@@ -181,7 +181,7 @@ def test_keys_draw_differently_and_threads_do_not_matter():
 @pytest.mark.slow
 @both_suites
 def test_the_kernel_computes_the_same(chosen):
-    run_cases("triton_skipgram_cases.py", chosen)
+    run_cases("triton_tiles_cases.py", chosen)
 
 
 ADAM = ["trainer.optimizer=adam", "train.lr=0.05"]

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.graph import neighbors
 from parallel_epochs.pipeline.graph.node_parts import deal_nodes, sort_into_blocks
 from parallel_epochs.pipeline.graph.walks import alias_tables
-from parallel_epochs.pipeline.layout import build as build_layout, probe as layout_probe
+from parallel_epochs.pipeline.layout import build as build_layout, nearest, probe as layout_probe
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.training import prepare
 from tests.helpers import building
@@ -305,7 +305,7 @@ def test_seeds_and_learning_rates(small, configure, tmp_path):
 def test_neighbours_are_kept(small, configure, tmp_path, monkeypatch):
     prepare(configure(*small))
     assert len(list((tmp_path / "cache" / "graphs").glob("vectors-*-neighbors-*.pt"))) == 1
-    monkeypatch.setattr(build_layout, "_find_neighbors", None)  # not looked for again
+    monkeypatch.setattr(nearest, "_find_neighbors", None)  # not looked for again
     train(configure(*small, "seed=3"), tmp_path / "run")
     with pytest.raises(TypeError):
         train(configure(*small, "trainer.perplexity=4"), tmp_path / "other")

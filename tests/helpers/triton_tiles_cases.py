@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from parallel_epochs.models.embedding import skipgram_gpu, skipgram_torch
+from parallel_epochs.models.embedding import layout_gpu, layout_torch, skipgram_gpu, skipgram_torch
+from parallel_epochs.models.embedding.layout_reference import LayoutOptions
 from parallel_epochs.models.embedding.skipgram_reference import SkipGramOptions, Table
 from tests.helpers.triton_process import choose_device, more
 from tests.models.embedding.test_skipgram_torch import clone, random_tables, random_tiles
@@ -50,3 +51,18 @@ def test_rows_stay_apart():
         skipgram_gpu.train(heads, tails, there, launch, SkipGramOptions(), loss, lr=0.05)
     moved = heads.rows.ne(0).any(1).nonzero()[:, 0].tolist()
     assert moved == sorted(set(tiles.pairs[:, 0].tolist()))
+
+
+@pytest.mark.parametrize("dim, num_negatives", [(2, 8), (3, 20)])
+def test_a_layout_is_that_of_torch(dim, num_negatives):
+    tiles = random_tiles(num_negatives=num_negatives, tied=True)
+    start = torch.randn(90, dim, generator=torch.Generator().manual_seed(0))
+    options, found = LayoutOptions(num_negatives=num_negatives, smooth=0.1, clip=2.0), []
+    for function in (layout_torch.train, layout_gpu.train, layout_gpu.train):
+        positions, loss = start.to(DEVICE, copy=True), torch.zeros(tiles.num_parts, dtype=torch.float64, device=DEVICE)
+        for launch in range(tiles.num_launches):
+            function(positions, move(tiles), launch, options, loss, lr=0.05, attraction=4.0)
+        found.append((positions, loss))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(*pair) for pair in zip(found[1], found[2], strict=True))
+    assert not torch.equal(found[0][0].cpu(), start)
