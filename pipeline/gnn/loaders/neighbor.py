@@ -117,8 +117,6 @@ class NeighborLoader:
             put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
         """
         self.graph = put(self.data)
-        device = self.graph.edge_index.device
-        self._nodes = self._nodes.to(device)
         vars(self).pop("_relation", None)
 
     def prepare(self) -> None:
@@ -128,8 +126,8 @@ class NeighborLoader:
     def draw(self, round_: int, share: Share) -> SeedOrder:
         """Draw the order of the seeds that a share is a part of."""
         rng = stream(f"{self._purpose} seeds", self._seed, round_, share.draw)
-        order = torch.from_numpy(rng.permutation(self._nodes.numel())).to(self._nodes.device)
-        return SeedOrder(self._nodes[order], (round_, share.draw))
+        seeds = self._nodes[torch.from_numpy(rng.permutation(self._nodes.numel()))]
+        return SeedOrder(seeds.to(self.graph.edge_index.device), (round_, share.draw))
 
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: natively, a function of the seed, the round and the share."""

@@ -32,6 +32,9 @@ def assert_same_batches(config, *, far=()):
     loader = open_graph(config).parts[0].loader
     with pretended() as waited:
         loader.place(partial(put_on, device=DEVICE, far=far, num_near=20))
+        drawn = loader.draw(0, Share())
+        loader.check_batch_norm(drawn)
+        loader.measure(drawn, 0.0)
         for round_, batches in enumerate(expected):
             found = list(loader.batches(round_, Share(1, round_, 2)))
             assert len(found) == len(batches)
