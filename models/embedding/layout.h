@@ -1,5 +1,5 @@
 // Layouts in two or three dimensions: sampled edges are pulled together, negatives are pushed apart.
-// models/embedding/layout_reference.py computes the same in numpy.
+// tests/helpers/layout_numpy.py computes the same in numpy.
 //
 // A block holds the edges between two partitions of the points. TILE pairs at a time are sampled by weight. They read
 // positions from before the tile and share their negatives. Blocks that share no rows run in parallel, so that the order of

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from parallel_epochs.models.embedding import skipgram_gpu
-from parallel_epochs.models.embedding.layout_reference import LayoutOptions
+from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
 
 

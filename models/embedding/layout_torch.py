@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.embedding.layout_reference import LayoutOptions
+from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles, equal_rows, lockstep
 
 

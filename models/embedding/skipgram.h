@@ -1,4 +1,4 @@
-// Skip-gram with negative sampling on blocks of pairs. models/embedding/skipgram_reference.py computes the same in numpy.
+// Skip-gram with negative sampling on blocks of pairs. tests/helpers/skipgram_numpy.py computes the same in numpy.
 //
 // A block holds pairs (head, tail) of two partitions of the nodes. They are sorted by head and cut into groups of at most
 // GROUP pairs of one head. The groups are shuffled, and TILES groups in a row share their negatives. Blocks that share no

@@ -1,32 +1,129 @@
-"""Skip-gram with negative sampling in compiled C++; :mod:`models.embedding.skipgram_reference` computes it in numpy.
+"""Skip-gram with negative sampling in compiled C++; tests/helpers/skipgram_numpy.py computes the same in numpy.
 
 The objective is that of word2vec (https://arxiv.org/abs/1310.4546), and the blocks are those of GraphVite
 (https://arxiv.org/abs/1903.00757). The groups of a tile share their negatives, so that most of the work is small matrix
 products; see skipgram.h.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from parallel_epochs.models.embedding.blocks import train_tasks
-from parallel_epochs.models.embedding.skipgram_reference import (
-    OPTIMIZERS,
-    Negatives,
-    PairBlock,
-    SkipGramOptions,
-    Table,
-    train_block,
-)
 from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 SkipGramProblem = read_structure(Path(__file__).with_name("skipgram.h"), "SkipGramProblem")
-LIBRARY = NativeLibrary("skip-gram", Path(__file__).with_name("skipgram.cpp"), otherwise="numpy trains instead")
+LIBRARY = NativeLibrary("skip-gram", Path(__file__).with_name("skipgram.cpp"), otherwise="no vectors are trained then")
+
+OPTIMIZERS = ("sgd", "adagrad", "adam")
+# Rows of a table are whole lines of the cache.
+LINE = 16
+# As in skipgram.h.
+GROUP = 8
+MOST_PER_TILE = 1.0
+
+
+@dataclass
+class Table:
+    """A table of vectors with the state of its optimizer.
+
+    Attributes:
+        rows: [num_rows, stride], float32. The columns beyond the vectors are zero.
+        moments: [num_rows, stride] for adagrad, [num_rows, 2 * stride] for adam, otherwise empty.
+        steps: number of updates of each row so far [num_rows], float32, for adam, otherwise empty.
+    """
+
+    rows: Tensor
+    moments: Tensor
+    steps: Tensor
+
+    @classmethod
+    def zeros(cls, num_rows: int, dim: int, optimizer: str = "sgd", *,
+              make: Callable[..., Tensor] = torch.zeros) -> "Table":
+        """Make a table of zeros for vectors of `dim` numbers.
+
+        Args:
+            make: function that makes tensors of zeros.
+        """
+        stride = -(-dim // LINE) * LINE
+        width = {"sgd": 0, "adagrad": stride, "adam": 2 * stride}[optimizer]
+        return cls(make(num_rows, stride), make(num_rows if width else 0, width),
+                   make(num_rows if optimizer == "adam" else 0))
+
+    def to(self, device: torch.device) -> "Table":
+        """Return the table on another device."""
+        return Table(*(tensor.to(device) for tensor in self.tensors().values()))
+
+    @staticmethod
+    def numbers_per_row(dim: int, optimizer: str) -> int:
+        """Count the float32 numbers that a table keeps for each row."""
+        return -(-dim // LINE) * LINE * {"sgd": 1, "adagrad": 2, "adam": 3}[optimizer] + (optimizer == "adam")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the table by name, for a checkpoint."""
+        return {"rows": self.rows, "moments": self.moments, "steps": self.steps}
+
+
+@dataclass(frozen=True)
+class PairBlock:
+    """The pairs of a partition of heads and a partition of tails.
+
+    Attributes:
+        number: number of the block, on which its random numbers depend.
+        first_head, first_tail: first rows of the two partitions.
+        num_heads, num_tails: numbers of rows of the two partitions.
+        first_pair, last_pair: range of its pairs.
+    """
+
+    number: int
+    first_head: int
+    first_tail: int
+    num_heads: int
+    num_tails: int
+    first_pair: int
+    last_pair: int
+
+
+@dataclass(frozen=True)
+class SkipGramOptions:
+    """The options of skip-gram training.
+
+    Attributes:
+        num_negatives: number of negatives for each tile of eight groups of pairs.
+        negative_weight: weight of all negatives together, relative to a pair.
+        optimizer: "sgd", "adagrad" or "adam".
+        weight_decay: weight decay of a row, applied each time that the row is used.
+        beta1, beta2, eps: options of adam. adagrad reads eps too.
+    """
+
+    num_negatives: int = 32
+    negative_weight: float = 5.0
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass
+class Negatives:
+    """Alias tables from which the negatives of each partition are drawn.
+
+    Attributes:
+        accept: [num_rows], float32: the probability of keeping a row that was drawn uniformly from its partition.
+        alias: [num_rows], int32: the row of the partition, counted from 0, that replaces it otherwise.
+    """
+
+    accept: Tensor
+    alias: Tensor = field(repr=False)
 
 
 def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tensor, negatives: Negatives,
-          options: SkipGramOptions, *, lr: float, key: int, native: bool = True) -> tuple[float, float]:
+          options: SkipGramOptions, *, lr: float, key: int) -> tuple[float, float]:
     """Train blocks of pairs in place: the vectors of a pair are pulled together, those of negatives pushed apart.
 
     Args:
@@ -35,17 +132,13 @@ def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tenso
         pairs: [num_pairs, 2], int32: rows of head and tail within their partitions.
         lr: learning rate.
         key: 64 bits. Every random number is a hash of them.
-        native: whether C++ trains if it compiles. The results of numpy differ only by rounding.
 
     Returns:
         The loss, summed over every 16th tile: -log sigma(x) of pairs and weighted -log sigma(-x) of negatives. And the
         number of pairs in these tiles.
     """
-    library = LIBRARY.get() if native else None
     return train_tasks(
-        None if library is None else library.skipgram_train,
-        lambda block: train_block(heads, tails, block, pairs, negatives, options, lr=lr, key=key),
-        SkipGramProblem, tasks, dict(
+        LIBRARY, "skipgram_train", SkipGramProblem, tasks, dict(
             heads=heads.rows, tails=tails.rows, head_moments=heads.moments, tail_moments=tails.moments,
             head_steps=heads.steps, tail_steps=tails.steps, pairs=pairs, accept=negatives.accept,
             alias=negatives.alias), stride=heads.rows.size(1), key=key, lr=lr,

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
-from parallel_epochs.models.embedding.skipgram_reference import MOST_PER_TILE, OPTIMIZERS, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import MOST_PER_TILE, OPTIMIZERS, SkipGramOptions, Table
 
 SGD, ADAGRAD = tl.constexpr(OPTIMIZERS.index("sgd")), tl.constexpr(OPTIMIZERS.index("adagrad"))
 LIMIT = tl.constexpr(MOST_PER_TILE)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles, equal_rows, lockstep
-from parallel_epochs.models.embedding.skipgram_reference import MOST_PER_TILE, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import MOST_PER_TILE, SkipGramOptions, Table
 
 
 def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGramOptions, loss: Tensor, *,

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import torch
 
-from parallel_epochs.models.embedding.skipgram_reference import GROUP
+from parallel_epochs.models.embedding.skipgram import GROUP
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.graph.walks import WalkSampler
 from parallel_epochs.pipeline.node_embedding.build import build_trainer

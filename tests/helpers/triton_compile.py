@@ -19,9 +19,9 @@ from triton.backends.compiler import GPUTarget
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu
-from parallel_epochs.models.embedding.layout_reference import LayoutOptions
+from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import Tiles
-from parallel_epochs.models.embedding.skipgram_reference import SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
 from parallel_epochs.models.kernels import gather, sorting
 from parallel_epochs.models.messages import gpu_attention, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from parallel_epochs.models.embedding import layout_gpu, layout_torch, skipgram_gpu, skipgram_torch
-from parallel_epochs.models.embedding.layout_reference import LayoutOptions
-from parallel_epochs.models.embedding.skipgram_reference import SkipGramOptions, Table
+from parallel_epochs.models.embedding.layout import LayoutOptions
+from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
 from tests.helpers.triton_process import choose_device, more
 from tests.models.embedding.test_skipgram_torch import clone, random_tables, random_tiles
 

@@ -10,6 +10,7 @@ from parallel_epochs.models.embedding import skipgram
 from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix, random_bits
 from parallel_epochs.pipeline.graph.walks import alias_tables
+from tests.helpers import skipgram_numpy
 from tests.helpers.tensors import same_for_any_threads
 
 
@@ -33,10 +34,10 @@ def problem(num_heads=23, num_tails=17, num_pairs=900, seed=0):
     return torch.from_numpy(pairs.astype(np.int32)), negatives, block
 
 
-def run(heads, tails, optimizer="sgd", native=True, key=7, **options):
+def run(heads, tails, optimizer="sgd", function=skipgram.train, key=7, **options):
     pairs, negatives, block = problem()
     options = SkipGramOptions(**{"optimizer": optimizer, **options})
-    return skipgram.train(heads, tails, [[block]], pairs, negatives, options, lr=0.05, key=key, native=native)
+    return function(heads, tails, [[block]], pairs, negatives, options, lr=0.05, key=key)
 
 
 def assert_close(found, expected):
@@ -52,7 +53,7 @@ def test_native_and_reference_agree(optimizer, dim, num_negatives, weight_decay)
     options = dict(optimizer=optimizer, num_negatives=num_negatives, weight_decay=weight_decay,
                    negative_weight=0.1 * num_negatives)
     loss, count = run(*native, **options)
-    expected, pairs = run(*plain, native=False, **options)
+    expected, pairs = run(*plain, function=skipgram_numpy.train, **options)
     assert count == pairs > 0 and loss == pytest.approx(expected, rel=1e-4)
     for table, own, old in zip(native, plain, before, strict=True):
         assert_close(table, own)
@@ -66,9 +67,8 @@ def test_one_table_for_heads_and_tails():
     native, plain = copy.deepcopy(first), copy.deepcopy(first)
     pairs, negatives, _ = problem(num_tails=23)
     block = PairBlock(0, 5, 5, 23, 23, 0, 500)
-    for table, is_native in ((native, True), (plain, False)):
-        skipgram.train(table, table, [[block]], pairs % 23, negatives, SkipGramOptions(), lr=0.05, key=1,
-                       native=is_native)
+    for table, function in ((native, skipgram.train), (plain, skipgram_numpy.train)):
+        function(table, table, [[block]], pairs % 23, negatives, SkipGramOptions(), lr=0.05, key=1)
     assert_close(native, plain)
     assert not torch.equal(native.rows, first.rows)
 
@@ -123,7 +123,6 @@ def test_nothing_to_train():
     pairs, negatives, _ = problem()
     empty = PairBlock(0, 0, 0, 10, 10, 5, 5)
     before = heads.rows.clone()
-    for native in (True, False):
-        assert skipgram.train(heads, tails, [[empty], []], pairs, negatives, SkipGramOptions(), lr=1.0, key=0,
-                              native=native) == (0, 0)
+    for function in (skipgram.train, skipgram_numpy.train):
+        assert function(heads, tails, [[empty], []], pairs, negatives, SkipGramOptions(), lr=1.0, key=0) == (0, 0)
     assert torch.equal(heads.rows, before)

@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.graph.walks import alias_tables
 from parallel_epochs.pipeline.layout import build as build_layout, nearest, probe as layout_probe
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.training import prepare
-from tests.helpers import building
+from tests.helpers import building, layout_numpy
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.files import SHARED, needs_shared
 from tests.helpers.running import finish, rounds_of, summary_of, train
@@ -84,8 +84,8 @@ def test_native_and_reference_agree(dim, num_negatives, smooth, attraction):
     before = places(45, dim)
     native, plain = before.clone(), before.clone()
     options = LayoutOptions(num_negatives=num_negatives, negative_weight=3.0, smooth=smooth)
-    found = [layout.train(rows, [[block]], drawn, options, lr=0.05, key=7, attraction=attraction, native=is_native)
-             for rows, is_native in ((native, True), (plain, False))]
+    found = [train_blocks(rows, [[block]], drawn, options, lr=0.05, key=7, attraction=attraction)
+             for rows, train_blocks in ((native, layout.train), (plain, layout_numpy.train))]
     torch.testing.assert_close(native, plain, rtol=1e-3, atol=1e-4)
     assert found[0] == pytest.approx(found[1], rel=1e-4) and found[0][1] > 0
     assert torch.equal(native[:5], before[:5]), "rows of other partitions stay"
@@ -96,8 +96,8 @@ def test_one_partition_for_heads_and_tails():
     drawn, _ = problem(num_tails=23)
     block = EdgeBlock(0, 5, 5, 23, 20, 100, 333)
     native, plain = places(51, 2), places(51, 2)
-    for rows, is_native in ((native, True), (plain, False)):
-        layout.train(rows, [[block]], drawn, LayoutOptions(), lr=0.05, key=1, native=is_native)
+    for rows, train_blocks in ((native, layout.train), (plain, layout_numpy.train)):
+        train_blocks(rows, [[block]], drawn, LayoutOptions(), lr=0.05, key=1)
     torch.testing.assert_close(native, plain, rtol=1e-3, atol=1e-4)
 
 

@@ -1,71 +1,21 @@
-"""Layouts in plain numpy: the same pairs, negatives and order of updates as in layout.h; and its data types."""
-
-from dataclasses import dataclass, field
+"""Layouts in plain numpy: the same pairs, negatives and order of updates as in layout.h."""
 
 import numpy as np
 from torch import Tensor
 
+from parallel_epochs.models.embedding.layout import Drawn, EdgeBlock, LayoutOptions
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, draw_row, mix, random_bits
 
 # As in layout.h.
 TILE, LOSS_EVERY = 16, 64
 
 
-@dataclass(frozen=True)
-class EdgeBlock:
-    """The edges between a partition of heads and a partition of tails.
-
-    Attributes:
-        number: number of the block, on which its random numbers depend.
-        first_head, first_tail: first rows of the two partitions.
-        num_tails: number of rows of the partition of tails.
-        first_edge, num_edges: its first edge and its number of edges.
-        num_pairs: number of edges to sample.
-    """
-
-    number: int
-    first_head: int
-    first_tail: int
-    num_tails: int
-    first_edge: int
-    num_edges: int
-    num_pairs: int
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The edges, and the alias tables from which edges and negatives are drawn.
-
-    See :func:`pipeline.graph.walks.alias_tables`.
-
-    Attributes:
-        edges: rows of head and tail within their partitions [num_edges, 2], int32, block by block.
-        edge_accept, edge_alias: alias table of the edges of each block [num_edges], float32 and int32.
-        accept, alias: alias table of the negatives of each partition [num_rows], float32 and int32.
-    """
-
-    edges: Tensor = field(repr=False)
-    edge_accept: Tensor = field(repr=False)
-    edge_alias: Tensor = field(repr=False)
-    accept: Tensor = field(repr=False)
-    alias: Tensor = field(repr=False)
-
-
-@dataclass(frozen=True)
-class LayoutOptions:
-    """The options of layout training.
-
-    Attributes:
-        num_negatives: number of negatives for each tile of sixteen pairs.
-        negative_weight: weight of all negatives together, relative to a pair.
-        smooth: number that is added to the squared distance in the divisor of the repulsion.
-        clip: largest move of a pair along an axis, before it is multiplied by the learning rate.
-    """
-
-    num_negatives: int = 8
-    negative_weight: float = 5.0
-    smooth: float = 1.0
-    clip: float = 5.0
+def train(positions: Tensor, tasks: list[list[EdgeBlock]], *arguments, attraction: float = 1.0,
+          **options) -> tuple[float, float]:
+    """Train blocks of edges in place, see :func:`models.embedding.layout.train`."""
+    losses = [train_block(positions, block, *arguments, attraction=attraction, **options)
+              for task in tasks for block in task]
+    return sum(loss for loss, _ in losses), sum(count for _, count in losses)
 
 
 def train_block(positions: Tensor, block: EdgeBlock, drawn: Drawn, options: LayoutOptions, *, lr: float, key: int,
