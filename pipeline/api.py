@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 from hydra.errors import HydraException
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
@@ -210,6 +211,30 @@ class Model:
                 ids, vectors = warm.ids, warm.vectors.numpy()
         return vectors if not table else pd.DataFrame(
             {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
+
+    def module(self) -> torch.nn.Module:
+        """Return the trained network alone, in evaluation mode, without the data of the training.
+
+        ``module(x, edge_index, edge_attr)`` computes the logits of each node, or values in their own unit; of a model
+        of graphs ``module(x, edge_index, edge_attr, ptr)``. :meth:`prepare` gives these. A simple method that has a
+        part in what :meth:`predict` answers (the report names it) is not in the network.
+
+        Raises:
+            ValueError: the run predicts links, or learned vectors.
+        """
+        return self._open().network
+
+    def prepare(self, data: object = None) -> Data:
+        """Prepare a graph as the training data were, for :meth:`module`.
+
+        Args:
+            data: as for :meth:`predict`.
+
+        Returns:
+            ``x``, ``edge_index``, ``edge_attr`` and, of many graphs, ``ptr``; in the order of :attr:`ids` where all
+            nodes have labels.
+        """
+        return self._open(data).inputs()
 
     def _open(self, data: object = None) -> Any:
         """Open the data of the training, once, or others."""

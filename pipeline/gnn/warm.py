@@ -2,6 +2,7 @@
 """
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn import top
@@ -21,6 +23,7 @@ from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
 from parallel_epochs.pipeline.gnn.kinds.links import ids_of
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
 from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -50,8 +53,8 @@ class Warm:
                 wanted.data = stack.enter_context(written(data, run.config.data, run.folder))
                 if kind_of(run.config).takes_pairs:  # other data have no pairs of their own
                     wanted.top, wanted.output = 1, IN_MEMORY
-            setup, predicted = predict_rows(run, wanted)
-            self._kind = setup.kind
+            self._setup, predicted = predict_rows(run, wanted)
+            self._kind = self._setup.kind
             names = ids_of(predicted.whole) if self._kind.takes_pairs else cast(LabelKind, self._kind).ids(predicted)
         self._predicted = replace(predicted, ids=names, question=None)
         types, self._own = predicted.graph.types, slice(0, len(names))
@@ -144,6 +147,26 @@ class Warm:
         assert predicted.embeddings is not None
         return predicted.embeddings[self._own]
 
+    @property
+    def network(self) -> "Network":
+        """The trained network alone; see :meth:`pipeline.api.Model.module`."""
+        if self._kind.takes_pairs:
+            raise ValueError(f"{self._run.folder} predicts links, by a network and a predictor of pairs: call "
+                             "predict() or vectors()")
+        return Network(self._setup.model, cast(NodeTask, self._setup.task))
+
+    def inputs(self) -> Data:
+        """Return the inputs of the network: ``x``, ``edge_index``, ``edge_attr``, and of graphs ``ptr``."""
+        data, table, task = copy.copy(self._setup.data), self._setup.table, cast(NodeTask, self._setup.task)
+        data.n_id = torch.arange(data.num_nodes)
+        if table is not None:
+            data = table.attach(data, torch.device("cpu"))
+        x = task.inputs(data, data.train_mask) if self._kind.is_one_graph else data.x
+        found = Data(x=x, edge_index=torch.as_tensor(data.edge_index).long(), edge_attr=data.edge_attr)
+        if not self._kind.is_one_graph:
+            found.ptr = data.ptr
+        return found
+
     def _refuse_pairs(self, pairs: object) -> None:
         """Refuse pairs of nodes for a model of labels, and a model of links without them."""
         if self._kind.takes_pairs != (pairs is not None):
@@ -165,6 +188,37 @@ class Warm:
                              f"{wanted[int(np.argmax(found < 0))]!r}; they are called "
                              f"{', '.join(map(str, self.ids[:3]))}, ...")
         return self._own.start + torch.from_numpy(found)
+
+
+class Network(torch.nn.Module):
+    """The trained network of a run, without its data.
+
+    Args:
+        model: with its weights.
+        task: what it learned.
+    """
+
+    def __init__(self, model: torch.nn.Module, task: NodeTask):
+        super().__init__()
+        self.model, self._task = model, task.alone()
+        self.eval()
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None,
+                ptr: Tensor | None = None) -> Tensor:
+        """Compute logits, or values in their own unit [num_rows, columns].
+
+        Args:
+            x: [num_nodes, channels], as :meth:`Warm.inputs` has them.
+            edge_index: [2, num_edges], int64.
+            edge_attr: [num_edges, edge_dim]; none without features of edges.
+            ptr: of a model of graphs, the first node of each graph, and the number of nodes [num_graphs + 1].
+        """
+        num_rows = len(x) if ptr is None else len(ptr) - 1
+        every = torch.ones(num_rows, dtype=torch.bool, device=x.device)
+        rows = torch.arange(num_rows, device=x.device)
+        batch = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, ptr=ptr, target=every, train_mask=every,
+                     n_id=rows, graph_id=rows)
+        return self._task.predict(self.model, batch)[1]
 
 
 def frame_of(table: Table) -> pd.DataFrame:

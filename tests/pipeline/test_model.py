@@ -117,3 +117,20 @@ def test_a_model_alone_has_no_history(tmp_path):
     result.model.export(tmp_path / "model.pe")
     with pytest.raises(ValueError, match="is a model alone, without the history of its run"):
         print(pe.load(tmp_path / "model.pe").history)
+
+
+@pytest.mark.parametrize("kind, keys", [
+    ("classes", {}), ("values", {}), ("tasks", {"train.label_input": 0.5}),
+    ("classes", {"features": "embedding", "features.channels": 4})])
+def test_a_network_alone_computes_what_the_run_does(kind, keys, tmp_path):
+    model = pe.train(graph(kind=kind), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **{
+        **SMALL, "epochs": 1, "task.base": "none"}, **keys).model
+    inputs, module, expected = model.prepare(), model.module(), model.logits()
+    del model  # and its data
+    with torch.no_grad():
+        rows = module(inputs.x, inputs.edge_index, inputs.edge_attr)
+    torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-5)
+    order = torch.randperm(inputs.num_edges, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        rows = module(inputs.x, inputs.edge_index[:, order], inputs.edge_attr[order])
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)

@@ -1,7 +1,9 @@
 """The labels of nodes: binary tasks, one class, or real values."""
 
+import copy
 import importlib
 import math
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -109,6 +111,13 @@ class NodeTask:
             return values
         return torch.where(values.isfinite(), values.clamp(0, LARGEST_LOG), values).expm1()
 
+    def alone(self) -> Self:
+        """Return this task without its graph, for batches whose ``x`` has the labels that are inputs already."""
+        found = copy.copy(self)
+        found.label_input = 0.0
+        del found._data
+        return found
+
     def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
                                                                     Float[Tensor, "num_targets out_channels"]]:
         """Predict the targets of a batch.
@@ -195,7 +204,7 @@ class NodeTask:
     def _predict(self, model: torch.nn.Module, batch: Data,
                  shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
         more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
-        logits = model(self._inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
+        logits = model(self.inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
         return logits + self._start(batch) if self._base_scale else logits
 
     def _start(self, batch: Data) -> Float[Tensor, "num_nodes out_channels"]:
@@ -209,7 +218,8 @@ class NodeTask:
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
         return batch.n_id
 
-    def _inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
+    def inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
+        """Return what a model reads of each node: the labels that are shown, if they are inputs, and its features."""
         if not self.label_input:
             return batch.x
         labels = (self._label_columns(batch.y) - self._mean.to(batch.y.device)) / self._std.to(batch.y.device)
