@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -34,7 +34,7 @@ from parallel_epochs.pipeline.command import arguments, cli, folder as run_folde
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.objects import Naming, keys_of, naming
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
-from parallel_epochs.pipeline.run import files, words
+from parallel_epochs.pipeline.run import files, rounds, words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
 from parallel_epochs.pipeline.run.log import LogFile, read_records
 from parallel_epochs.pipeline.run.progress import TerminalHandler
@@ -268,7 +268,7 @@ class Model:
 
 
 def train(data: object = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
-          **keys: object) -> Result:
+          on_round: rounds.OnRound | None = None, **keys: object) -> Result:
     """Train as ``python -m pipeline.train`` does with the same keys.
 
     Calls in several threads wait for each other. Predictions in other threads do not wait; they take torch's random
@@ -282,12 +282,15 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
         overrides: further arguments of the command, as "partition=metis" or "+experiment=digits".
         folder: the run directory. None: a new one below outputs/.
         verbose: print the log. It is written to ``train.log`` in any case.
+        on_round: is called with the record of each round, as in :attr:`Result.history`, in another thread of this
+            process, soon after the round. If it returns False, the run stops with a checkpoint.
         keys: the keys of the command with their values. The group may be left out where one group alone has the key:
             ``num_layers=7`` is model.num_layers=7. A key with a point is given as ``**{"train.lr": 0.01}``.
 
     Raises:
         ValueError: the message that the command would print.
-        Stopped: a signal asked for it, such as Ctrl-C; with ``resume="auto"`` and the same folder it goes on.
+        Stopped: a signal asked for it, such as Ctrl-C, or `on_round` did; with ``resume="auto"`` and the same folder it
+            goes on.
     """
     cli.register_schema()
     names: dict[str, str] = {}
@@ -299,7 +302,8 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
         if summary is None:
             command = f"{words.command_of('train')} {shlex.join(given)}".strip()
             with _apart_from_the_caller(config), _logging(folder, names, verbose=verbose) as log_config:
-                summary = training.run(config, folder, command, log_config=log_config)
+                summary = training.run(config, folder, command, log_config=log_config,
+                                       beside=partial(rounds.told, folder, on_round))
         return Result(folder, summary)
 
 

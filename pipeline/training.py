@@ -6,7 +6,7 @@ import logging.config
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -141,13 +141,15 @@ def find_baselines(config: RunConfig, whose: str = "") -> str:
     return format_table(rows, f"{metric} of simple methods on {config.data.origin()}")
 
 
-def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None) -> dict:
+def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None,
+        beside: Callable[[StopRequest], contextlib.AbstractContextManager] = contextlib.nullcontext) -> dict:
     """Train as configured and write the run directory, in this process or in one for each rank.
 
     Args:
         folder: the run directory, which exists; a run that it holds is continued.
         command: what the user typed, for the summary.
         log_config: for :func:`logging.config.dictConfig` in the processes of the ranks.
+        beside: goes on in this process while the run does, and may ask it to stop.
 
     Returns:
         The content of ``summary.json``, perhaps empty on other ranks of torchrun than the first.
@@ -159,7 +161,7 @@ def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | Non
         Stopped: a signal asked for it, or the watchdog ended it; there is a checkpoint if training had begun.
     """
     parallel = config.parallel
-    with StopRequest() as stop:
+    with StopRequest() as stop, beside(stop):
         ranks = rank_tools.from_environment()  # torchrun's, who has started the others as well
         if (ranks is None or ranks.is_first) and (tracker := find_tracker(config.tracker.name)):
             tracker.check()

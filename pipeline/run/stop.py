@@ -70,6 +70,11 @@ class StopRequest:
         if self.signum:
             raise Stopped(self.signum)
 
+    def ask(self) -> int:
+        """Ask the run to stop, from another thread, as a SIGUSR1 would; returns the number of this signal."""
+        self._signum.value = self._signum.value or signal.SIGUSR1
+        return self.signum
+
     def _note(self, signum: int, frame: object) -> None:
         self._signum.value = signum
         if signum == signal.SIGINT:

@@ -134,3 +134,36 @@ def test_a_network_alone_computes_what_the_run_does(kind, keys, tmp_path):
     with torch.no_grad():
         rows = module(inputs.x, inputs.edge_index[:, order], inputs.edge_attr[order])
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_caller_hears_of_each_round_and_may_stop(num_ranks, tmp_path):
+    options = {**SMALL, "epochs": 200, "task.base": "none", "num_ranks": num_ranks}
+    heard = []
+
+    def hear(record):
+        heard.append(record)
+        return len(heard) < 3
+
+    with pytest.raises(pe.Stopped, match="on_round returned False"):
+        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", on_round=hear, **options)
+    assert [record["round"] for record in heard] == sorted(record["round"] for record in heard) and len(heard) == 3
+    with pytest.raises(TypeError):
+        heard[0]["loss"] = 0
+    first, last = heard[0], len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert last < 200 and (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+    heard.clear()
+    result = pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", resume="auto",
+                      on_round=heard.append, **{**options, "epochs": 10 + last})
+    assert [dict(record) for record in heard] == result.history[-len(heard):]
+    assert len(heard) > 3 and first not in heard
+
+
+def test_an_error_of_the_caller_stops_the_run(tmp_path):
+    def fail(record):
+        raise LookupError("of the caller")
+
+    with pytest.raises(LookupError, match="of the caller"):
+        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", on_round=fail, **{
+            **SMALL, "epochs": 200, "task.base": "none"})
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() and not (tmp_path / "run" / "summary.json").exists()
