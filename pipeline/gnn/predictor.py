@@ -247,7 +247,7 @@ def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoade
 
 
 def _place_view(made: ClusterLoader | NeighborLoader, setup: Setup) -> None:
-    """Let a loader make its batches where the loader of the training batches does."""
-    if setup.put is not None:
-        own = setup.loader
-        made.place(setup.put if own.data is not made.data else lambda data: own.graph)
+    """Let a loader make its batches where the loader of the training batches does, of its graph or of a snapshot."""
+    own = setup.loader
+    if setup.put is not None and (own.data is made.data or isinstance(own, SnapshotLoader)):
+        made.place(setup.put if isinstance(own, SnapshotLoader) else lambda data: own.graph)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from parallel_epochs.pipeline.graph import sampling, subgraph
+from parallel_epochs.pipeline.graph.resident import HeldRows
 from parallel_epochs.pipeline.graph.sampling import NeighborSampler, RelationRows
 from tests.helpers.graphs import random_graph
 from tests.helpers.pretend_device import DEVICE, pretended
@@ -64,3 +65,12 @@ def test_a_node_with_many_neighbours_draws_many():
     with pretended():
         ours = NeighborSampler(data.edge_index.to(DEVICE), [70]).sample(seeds.to(DEVICE), 2**64 - 1)
         assert_same_edges(ours[0], NeighborSampler(data.edge_index, [70]).sample(seeds, 2**64 - 1)[0])
+
+
+def test_near_rows_are_not_read_from_afar():
+    values = torch.arange(20.0).view(10, 2)
+    expected, rows = values.clone(), torch.tensor([3, 9, 0, 3, 5])
+    with pretended():
+        held = HeldRows(values, torch.tensor([3, 0]), DEVICE)
+        held.values[[0, 3]] = torch.nan
+        assert torch.equal(held.take(rows.to(DEVICE)).cpu(), expected[rows])
