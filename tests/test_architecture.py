@@ -23,7 +23,7 @@ LIMITS = {"rooms": 28, "imports between rooms": 121, "rooms in models/": 11, "im
           "modules that import a configuration dataclass": 53, "comparisons of a component's name": 10,
           "lines of gnn/ that ask for the kind of graph": 24, "lines with config: Any": 0, "lines with : Any": 44,
           "predict from run, stops": 145, "predict from run, files": 41, "open_data from config, stops": 77,
-          "open_data from config, files": 24, "product lines": 74_000, "test lines": 42_500}
+          "open_data from config, files": 24, "product lines": 74_000, "test lines": 42_800}
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.

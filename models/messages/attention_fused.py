@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from parallel_epochs.models.edge_index import refuse_gradient
 from parallel_epochs.models.messages import attention_ops as ops
 from parallel_epochs.models.structure import find_structure, find_structure_with_loops
 
@@ -25,6 +26,7 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
               num_loops: int | None, return_weights: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`models.messages.attention_reference.attention` without a tensor of edges x channels."""
     num_src = message.size(0)
+    refuse_gradient(edge_index, edge_attr)
     by_source = ops.needs_sources(score, message, edge_attr) and torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad
         for tensor in (message, source, target, edge_attr, loop_attr, weight, att))

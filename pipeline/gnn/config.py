@@ -280,6 +280,12 @@ class GNNTrainConfig(TrainConfig):
                            "its own.", is_path=True)
     precision: str = key("fp32", "Precision: fp32; bf16 by autocast; fp16 by autocast with a dynamic loss scale.",
                          choices=("fp32", "bf16", "fp16"))
+    cuda_graph: str = key("auto", "Replay training steps as CUDA graphs, which saves the time of Python. auto: on a "
+                          "GPU where batches have one shape. true: the run ends with an error where they do not. "
+                          "false: never.", choices=("auto", "true", "false"), changes_numbers=False)
+
+    def __post_init__(self) -> None:
+        self.cuda_graph = self.cuda_graph.lower()  # YAML reads true as a truth value
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """From the keys of train and parallel to what changes the weights: optimizer, learning rate, and shares of a rank."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -14,10 +15,17 @@ from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, Schedule
 
+log = logging.getLogger(__name__)
+
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": partial(torch.optim.Adam, fused=True), "adamw": partial(torch.optim.AdamW, fused=True),
     "rmsprop": torch.optim.RMSprop}
 
+# Values of keys with which all batches have one shape, but for the number of their edges.
+STATIC: dict[str, tuple] = {
+    "train.optimizer": ("adam", "adamw"), "loader.name": ("cluster",), "partition.name": ("random", "whole"),
+    "features.name": ("data",), "model.name": ("deepergcn", "pyg"),
+    "model.knn": (0,), "model.edge_dropout": (0.0,), "model.virtual_node": ("none",)}
 # train.epochs=auto chooses about so many steps, and epochs in this range.
 STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 200
 
@@ -75,3 +83,40 @@ def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
     return DECAYS[train.schedule](DecayOptions(
         train.lr, schedule.warmup_steps, schedule.total_steps, train.last_lr, train.step_epochs, train.step_factor,
         train.plateau_factor, train.plateau_patience, task.metric in LOWER_IS_BETTER))
+
+
+def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.device) -> bool:
+    """Choose whether steps run on static tensors, and say in the log why not.
+
+    Args:
+        kernel: what aggregates messages.
+
+    Raises:
+        ValueError: train.cuda_graph=true, and that is not possible.
+    """
+    asked = config.train.cuda_graph
+    if asked == "false":
+        return False
+    if device.type == "cpu":
+        if asked == "true":
+            raise ValueError("train.cuda_graph=true needs a GPU; this run has device=cpu. Leave train.cuda_graph out")
+        return False
+    reason = _why_not_static(config, task, kernel)
+    if reason and asked == "true":
+        raise ValueError(f"train.cuda_graph=true needs batches of one shape and fused kernels; this run has {reason}. "
+                         "Leave train.cuda_graph out")
+    log.info("training steps: %s", f"not captured in CUDA graphs, as this run has {reason}" if reason else
+             "captured in CUDA graphs")
+    return not reason
+
+
+def _why_not_static(config: GNNConfig, task: Task, kernel: str) -> str:
+    """Return the key for which steps cannot run on static tensors, or an empty text."""
+    for name, allowed in STATIC.items():
+        part, key = name.split(".")
+        value = getattr(getattr(config, part), key, None)
+        if value is not None and value not in allowed:
+            return f"{part if key == 'name' else name}={value}"
+    if not kernel.startswith("fused"):
+        return f"kernel={kernel}"
+    return "" if getattr(task, "has_static_loss", False) else "a loss whose shape depends on the labels"

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -28,13 +28,19 @@ class EdgeTask(NodeTask):
         hides: whether edges that are learned are left out of the messages.
     """
 
-    hides = True
+    hides, has_static_loss = True, False
 
-    def _divide(self, batch: Data,
-                rng: torch.Generator) -> tuple[Bool[Tensor, " num_nodes"], Bool[Tensor, " num_nodes"]]:
+    def draw(self, batch: Data, rng: torch.Generator) -> Float[Tensor, " num_nodes"] | None:
+        """Draw the numbers that decide which labels are inputs, or which edges are not learned."""
         if self.label_input or not self.hides:
-            return super()._divide(batch, rng)
-        shown = (torch.rand(batch.train_mask.shape, generator=rng) < SHOWN).to(batch.train_mask.device)
+            return super().draw(batch, rng)
+        return torch.rand(batch.train_mask.shape, generator=rng)
+
+    def _divide(self, batch: Data, drawn: Float[Tensor, " num_nodes"] | None) -> tuple[Bool[Tensor, " num_nodes"],
+                                                                                       Bool[Tensor, " num_nodes"]]:
+        if self.label_input or drawn is None:
+            return super()._divide(batch, drawn)
+        shown = (drawn < SHOWN).to(batch.train_mask.device)
         return batch.train_mask, batch.train_mask & batch.target & ~shown
 
     def _hide(self, batch: Data, learned: Bool[Tensor, " num_nodes"]) -> Data:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
+from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions, on_device
 from parallel_epochs.pipeline.metrics import KINDS, check_finite, kind_of
 from parallel_epochs.pipeline.names import BASE_COLUMNS, LOG_LABEL, SPLITS, TEXT_SCORES
 
@@ -129,7 +129,8 @@ class NodeTask:
         if not batch.target.all():  # those of a whole graph are as large as it, and need no copy
             rows = rows[batch.target]
         if self.label_loss is None:
-            rows = self.from_learned(rows.float() * self._std.to(rows.device) + self._mean.to(rows.device))
+            mean, std = self._moments(rows.device)
+            rows = self.from_learned(rows.float() * std + mean)
         return self._rows_of(batch)[batch.target], rows
 
     def loss(self, model: torch.nn.Module, batch: Data,
@@ -141,22 +142,50 @@ class NodeTask:
         Args:
             rng: on the CPU; decides which labels are inputs.
         """
-        shown, learned = self._divide(batch, rng)
+        shown, learned = self._divide(batch, self.draw(batch, rng))
         logits = self._predict(model, self._hide(batch, learned), shown)[learned].float()
         y = batch.y[learned]
         if self.label_loss is not None:
             return self.label_loss(logits, y)
+        return self._loss_of_values(logits, y)
+
+    def draw(self, batch: Data, rng: torch.Generator) -> Float[Tensor, " num_nodes"] | None:
+        """Draw the numbers, on the CPU, that decide which labels are inputs; none if no labels are."""
+        return torch.rand(batch.train_mask.shape, generator=rng) if self.label_input else None
+
+    @property
+    def has_static_loss(self) -> bool:
+        """Tell whether :meth:`static_loss` computes this loss."""
+        return type(self).loss is NodeTask.loss and (self.label_loss is None or self.label_loss.has_mask)
+
+    def static_loss(self, model: torch.nn.Module, batch: Data,
+                    drawn: Float[Tensor, " num_nodes"] | None) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+        """Compute :meth:`loss` by operations whose shapes do not depend on the number of labels.
+
+        Args:
+            drawn: what :meth:`draw` returned, on the device of the batch.
+        """
+        shown, learned = self._divide(batch, drawn)
+        logits = self._predict(model, self._hide(batch, learned), shown).float()
+        if self.label_loss is not None:
+            return self.label_loss.masked(logits, batch.y, learned)
+        learned = learned.unsqueeze(1)
+        return self._loss_of_values(torch.where(learned, logits, 0.0), torch.where(learned, batch.y, math.nan))
+
+    def _loss_of_values(self, logits: Float[Tensor, "num_rows out_channels"],
+                        y: Float[Tensor, "num_rows columns"]) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         known, y = ~y.isnan(), self.to_learned(y)
-        errors = (logits - ((y - self._mean.to(y.device)) / self._std.to(y.device)).nan_to_num()) * known
+        mean, std = self._moments(y.device)
+        errors = (logits - ((y - mean) / std).nan_to_num()) * known
         return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
 
-    def _divide(self, batch: Data,
-                rng: torch.Generator) -> tuple[Bool[Tensor, " num_nodes"], Bool[Tensor, " num_nodes"]]:
-        """Draw which training nodes of a batch show their labels, if these are inputs; the others are learned."""
+    def _divide(self, batch: Data, drawn: Float[Tensor, " num_nodes"] | None) -> tuple[Bool[Tensor, " num_nodes"],
+                                                                                       Bool[Tensor, " num_nodes"]]:
+        """Tell which training nodes of a batch show their labels, if these are inputs; the others are learned."""
         shown, learned = batch.train_mask, batch.train_mask & batch.target
-        if not self.label_input:
+        if drawn is None:
             return shown, learned
-        shown = shown & (torch.rand(shown.shape, generator=rng) < self.label_input).to(shown.device)
+        shown = shown & (drawn < self.label_input).to(shown.device)
         return shown, learned & ~shown
 
     def _hide(self, batch: Data, learned: Bool[Tensor, " num_nodes"]) -> Data:
@@ -213,7 +242,12 @@ class NodeTask:
         rows = self._base_scale * batch.x[:, first:first + self.out_channels] + self._base_shift
         if self.label_loss is not None or self._is_of_texts:
             return rows
-        return (rows - self._mean.to(rows.device)) / self._std.to(rows.device)
+        mean, std = self._moments(rows.device)
+        return (rows - mean) / std
+
+    def _moments(self, device: torch.device) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
+        """Return mean and deviation of the labels on a device."""
+        return on_device(self._mean, device), on_device(self._std, device)
 
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
         return batch.n_id
@@ -222,7 +256,8 @@ class NodeTask:
         """Return what a model reads of each node: the labels that are shown, if they are inputs, and its features."""
         if not self.label_input:
             return batch.x
-        labels = (self._label_columns(batch.y) - self._mean.to(batch.y.device)) / self._std.to(batch.y.device)
+        mean, std = self._moments(batch.y.device)
+        labels = (self._label_columns(batch.y) - mean) / std
         shown = shown.unsqueeze(1)
         return torch.cat([torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1)
 

@@ -120,7 +120,7 @@ def test_a_training_edge_that_is_learned_sees_neither_its_label_nor_others_that_
     model, task, seen = setup.model.eval(), setup.task, []
     is_number = torch.arange(batch.x.size(1)) < 1  # others are the type and the channel
     task.label_loss = lambda logits, y: seen.append(logits.detach()) or (logits.sum(), torch.tensor(1))
-    _, learned = task._divide(batch, torch.Generator().manual_seed(0))
+    _, learned = task._divide(batch, task.draw(batch, torch.Generator().manual_seed(0)))
     for x, y in ((batch.x, batch.y), (batch.x, torch.where(learned[:, None], 1 - batch.y, batch.y)), (
             batch.x + 1000.0 * (learned & (torch.arange(batch.num_nodes) % 2 > 0))[:, None] * is_number, batch.y), (
             batch.x + 1000.0 * (batch.train_mask & ~learned)[:, None] * is_number, batch.y)):

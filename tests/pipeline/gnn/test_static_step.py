@@ -1,0 +1,202 @@
+"""A step on static tensors against the usual one, and the order in which its parts are captured and replayed."""
+
+import contextlib
+import functools
+import math
+
+import pytest
+import torch
+
+from parallel_epochs.pipeline.gnn import build, optimization, static_step
+from parallel_epochs.pipeline.gnn.static_step import WARM_UP, room_for
+from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.ranks import Ranks
+from tests.helpers import building
+from tests.helpers.running import TOY
+
+LOOPS = "model.kwargs={add_self_loops:false}"
+MODELS = [
+    ["model.dropout=0.1"], ["model.dropout=0.1", "model.gradient_checkpointing=true", "model.norm=batch"],
+    ["model=pyg", "model.conv=SAGEConv"], ["model=pyg", "model.conv=GCNConv"],
+    ["model=pyg", "model.conv=GATConv", LOOPS], ["model=pyg", "model.conv=GATv2Conv", LOOPS, "model.norm=batch"]]
+OPTIONS = [
+    ["train.accumulate=3", "train.ema=0.9", "train.schedule=cosine", "train.clip_grad_norm=0.1"],
+    ["train.label_input=0.5"], ["train.precision=fp16"], ["train.precision=bf16", "train.warmup_steps=3"]]
+
+
+class FakeRecorder:
+    """Replays by calling again; `calls` lists what happened."""
+
+    def __init__(self, fails=False):
+        self.calls, self.fails = [], fails
+
+    def run(self, function):
+        self.calls.append("run")
+        function()
+
+    def capture(self, function):
+        if self.fails:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        self.calls.append("capture")
+        return lambda: self.calls.append("replay") or function()
+
+
+@contextlib.contextmanager
+def trainer_of(configure, monkeypatch, *overrides, everything=True, is_static=False, recorder=None):
+    config = configure(*TOY, *overrides)
+    data = building.open_graph(config).data
+    if everything:  # so that the usual loss has the same rows, and adds them up in the same order
+        data.train_mask = torch.ones_like(data.train_mask)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "GNNTrainer", functools.partial(build.GNNTrainer, recorder=recorder))
+        patch.setattr(build, "choose_static", lambda *args: is_static)
+        trainer = building.build_trainer(config, data, torch.device("cpu"))
+    with contextlib.closing(trainer):
+        yield trainer
+
+
+def train(trainer) -> tuple:
+    """Train to the end; returns the weights, the optimizer's state, and losses and norms of gradients."""
+    numbers = []
+    while trainer.progress.round < trainer.num_rounds:
+        list(trainer.steps())
+        numbers.append((trainer.numbers.loss, trainer.numbers.grad_norm, trainer.numbers.lr))
+        trainer.evaluate()
+    state = trainer.state()
+    return checkpoint.digest(trainer.weights()), checkpoint.digest(state["optimizer"]), numbers
+
+
+@pytest.mark.parametrize("overrides", MODELS + OPTIONS, ids=lambda overrides: " ".join(overrides).replace("model.", ""))
+def test_the_numbers_are_those_of_the_usual_step(overrides, configure, monkeypatch):
+    with trainer_of(configure, monkeypatch, *overrides) as trainer:
+        *weights, expected = train(trainer)
+    with trainer_of(configure, monkeypatch, *overrides, is_static=True, recorder=FakeRecorder()) as trainer:
+        *found, numbers = train(trainer)
+        rooms = [key[1] for key in trainer._static._batches]
+        assert rooms and not trainer._static._varies and all(room % 64 == 0 for room in rooms)
+    assert found == weights or "label_input" in overrides[0]
+    torch.testing.assert_close(torch.tensor(numbers), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("overrides", [[], ["task.class_weights=balanced"]])
+def test_padding_changes_no_bit_where_some_nodes_have_no_label(overrides, configure, monkeypatch):
+    found = []
+    for most in (8, 0):  # without room for a single size, steps run on the batches themselves
+        monkeypatch.setattr(static_step, "MAX_SIZES", most)
+        with trainer_of(configure, monkeypatch, *overrides, everything=False, is_static=True) as trainer:
+            found.append(train(trainer))
+            assert bool(trainer._static._batches) == bool(most)
+    assert found[0] == found[1]
+    with trainer_of(configure, monkeypatch, *overrides, everything=False) as trainer:
+        numbers = train(trainer)[2]
+    torch.testing.assert_close(torch.tensor(numbers), torch.tensor(found[0][2]), rtol=1e-4, atol=1e-5)
+
+
+def test_parts_are_warmed_up_then_captured_and_replayed(configure, monkeypatch):
+    recorder = FakeRecorder()
+    with trainer_of(configure, monkeypatch, "partition=whole", "train.epochs=5", is_static=True,
+                    recorder=recorder) as trainer:
+        train(trainer)
+    assert recorder.calls == ["run"] * 2 * WARM_UP + ["capture", "replay"] * 2 + ["replay"] * 2 * (5 - WARM_UP - 1)
+
+
+def test_the_ranks_sum_gradients_between_two_replays(configure, monkeypatch):
+    """The sum over two ranks with the same batches is twice the gradient of one, over twice the labels."""
+    recorder = FakeRecorder()
+
+    class Twins(Ranks):
+        def sum_(self, tensor):
+            recorder.calls.append("sum")
+            tensor.mul_(2)
+
+    overrides = ["model.dropout=0.1", "train.precision=fp16", "train.accumulate=2", "train.clip_grad_norm=0.5"]
+    with trainer_of(configure, monkeypatch, *overrides) as trainer:
+        expected = train(trainer)
+    with trainer_of(configure, monkeypatch, *overrides, is_static=True, recorder=recorder) as trainer:
+        trainer._ranks = trainer._sync._ranks = Twins(0, 2)
+        trainer._static._num_ranks = 2
+        monkeypatch.setattr(Ranks, "first_then_others", contextlib.nullcontext)
+        monkeypatch.setattr(Ranks, "broadcast", lambda self, value: value)
+        found = train(trainer)
+    assert found[:2] == expected[:2]
+    torch.testing.assert_close(torch.tensor(found[2]), torch.tensor(expected[2]))
+    assert "replay replay sum sum replay" in " ".join(recorder.calls)
+
+
+def test_a_failed_capture_is_said_once_and_changes_nothing(configure, monkeypatch, caplog):
+    with trainer_of(configure, monkeypatch, is_static=True) as trainer:
+        expected = train(trainer)
+    with trainer_of(configure, monkeypatch, is_static=True, recorder=FakeRecorder(fails=True)) as trainer:
+        assert train(trainer) == expected
+    lines = [line for line in caplog.messages if "CUDA graph" in line]
+    assert lines == ["training steps run without a CUDA graph, as it cannot be captured: operation not permitted when "
+                     "stream is capturing"]
+
+
+@pytest.mark.parametrize("override, reason", [
+    ("model.edge_dropout=0.5", "edge dropout"), ("kernel=reference", "a list of all edges")])
+def test_shapes_that_vary_are_said_and_run_on_the_batches(override, reason, configure, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    with trainer_of(configure, monkeypatch, override) as trainer:
+        expected = train(trainer)
+    with trainer_of(configure, monkeypatch, override, is_static=True) as trainer:
+        found = train(trainer)
+        assert trainer._static._varies
+    assert found[:2] == expected[:2]
+    assert f"training steps run without a CUDA graph: {reason} would read the padding of the edges" in caplog.text
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_loss_that_is_not_finite_is_found_after_the_round_and_moves_nothing(step, configure, monkeypatch):
+    with trainer_of(configure, monkeypatch, is_static=True) as trainer:
+        list(trainer.steps())
+        trainer.evaluate()
+        trainer.progress.first_loss = 1.0
+        loss, calls, weights = trainer.task.static_loss, [], []
+
+        def break_one(model, batch, drawn):
+            total, count = loss(model, batch, drawn)
+            calls.append(checkpoint.digest(trainer.weights()))
+            return total * (math.nan if len(calls) == step + 1 else 1.0), count
+
+        trainer.task.static_loss = break_one
+        with pytest.raises(FloatingPointError, match=rf"(?s)loss is nan in round 2, step {step + 1}, batch .* nodes\)"):
+            list(trainer.steps())
+        weights = {*calls[step:], checkpoint.digest(trainer.weights())}
+    assert len(calls) == trainer.schedule.num_steps and len(weights) == 1
+
+
+def test_room_is_little_and_for_few_sizes():
+    assert [room_for(num_edges) for num_edges in (1, 64, 65)] == [64, 64, 128]
+    rooms = {room_for(num_edges) for num_edges in range(780_000, 800_000, 7)}
+    assert len(rooms) <= 2 and max(rooms) < 800_000 * 1.03
+
+
+@pytest.mark.parametrize("overrides, reason", [
+    ([], ""), (["model=pyg", "partition.num_parts=3"], ""), (["partition=whole"], ""),
+    (["model.knn=4"], "model.knn=4"), (["model=equilibrium"], "model=equilibrium"),
+    (["model.edge_dropout=0.1"], "model.edge_dropout=0.1"), (["model.virtual_node=add"], "model.virtual_node=add"),
+    (["loader=neighbor"], "loader=neighbor"), (["partition=metis"], "partition=metis"),
+    (["features=embedding"], "features=embedding"), (["train.optimizer=rmsprop"], "train.optimizer=rmsprop"),
+    (["task.focal_gamma=2"], "a loss whose shape"), (["kernel=reference"], "kernel=reference")])
+def test_what_has_no_static_step_says_why(overrides, reason, configure, caplog):
+    caplog.set_level("INFO")
+    config = configure(*TOY, *overrides)
+    given = config if config.task.focal_gamma else configure(*TOY)
+    task = building.Setup(given, building.open_graph(given).data, torch.device("cpu")).task
+    kernel, gpu = "reference" if config.kernel == "reference" else "fused-gpu", torch.device("cuda")
+    assert optimization.choose_static(config, task, kernel, gpu) == (not reason)
+    assert (f"as this run has {reason}" if reason else "captured in CUDA graphs") in caplog.text
+    config.train.cuda_graph = "true"
+    with pytest.raises(ValueError, match="needs a GPU; this run has device=cpu"):
+        optimization.choose_static(config, task, kernel, torch.device("cpu"))
+    if reason:
+        with pytest.raises(ValueError, match=f"needs batches of one shape and fused kernels; this run has {reason}"):
+            optimization.choose_static(config, task, kernel, gpu)
+    config.train.cuda_graph = "false"
+    assert not optimization.choose_static(config, task, kernel, gpu)
+
+
+@pytest.mark.parametrize("value", ["true", "false", "auto"])
+def test_the_key_is_a_word(value, configure):
+    assert configure(*TOY, f"train.cuda_graph={value}").train.cuda_graph == value
