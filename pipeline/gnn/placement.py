@@ -90,14 +90,16 @@ def why_cpu(config: GNNConfig, data: Data) -> str:
     """Return the reason why the CPU makes the batches whatever fits, or an empty text."""
     if data.on_disk:
         return "the graph stays on the disk (data.on_disk=true)"
-    return "loader.backend=pyg draws there" if config.loader.name == "neighbor" and config.loader.backend == "pyg" \
-        else ""
+    by_pyg = config.loader.name == "neighbor" and config.loader.backend == "pyg"
+    return "loader.backend=pyg draws there" if by_pyg else ""
 
 
 def room_of(setup: Setup) -> Room:
     """Find the memory that training and evaluation leave to the graph."""
     machine = machine_of(setup.config)
     free, total = torch.cuda.mem_get_info(setup.device)
+    # Torch keeps what tensors of before have left.
+    free += torch.cuda.memory_reserved(setup.device) - torch.cuda.memory_allocated(setup.device)
     limit = min(machine.budget, free)
     text = f"{machine.describe_budget()} may be used" if free >= machine.budget else \
         f"{format_bytes(free)} of the GPU's {format_bytes(total)} are free, as other programs or ranks use the rest"
@@ -132,7 +134,7 @@ def plan(asked: str, data: Data, room: Room, *, has_triton: bool) -> Plan:
     if reason:
         return Plan("cpu", f"{text}. The CPU makes the batches, as {reason}")
     num_near = each = 0
-    if "x" in far and data.x.size(1):
+    if "x" in far and SNAPSHOT not in data:
         each = data.x.size(1) * data.x.element_size()
         num_near = int(min(max(room.gpu - structure - 4 * data.num_nodes, 0) // each, data.num_nodes))
     return Plan("pinned", f"{text}. Its structure lies on the GPU, which makes the batches and reads the features, "
@@ -143,8 +145,6 @@ def plan(asked: str, data: Data, room: Room, *, has_triton: bool) -> Plan:
 def size_of(data: Data, keys: tuple[str, ...] = KEYS) -> int:
     """Return the bytes of a graph on a device; of one with snapshots, those of all that are kept."""
     times = max(num_snapshots(data), 1)
-    if SNAPSHOT in data and times * data.num_edges > MOST_KEPT:
-        times = 1
-    return times * bytes_of(data, keys)
+    return bytes_of(data, keys) * (times if times * data.num_edges <= MOST_KEPT else 1)
 
 

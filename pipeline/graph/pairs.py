@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
-from parallel_epochs.pipeline.graph.partition import Partition
+from parallel_epochs.pipeline.graph.partition import Partition, assignment
 from parallel_epochs.pipeline.run import checkpoint, files
 
 # A pair is drawn again as often; beyond it, hardly any pair of the nodes is free.
@@ -80,9 +80,7 @@ def sort_by_cluster(pairs: Int[Tensor, "num_pairs 2"], partition: Partition,
         pairs: [num_pairs, 2], int64.
         order: every position of `pairs` once, int64.
     """
-    part = pairs.new_empty(partition.perm.numel())
-    part[partition.perm.to(part.device)] = torch.repeat_interleave(
-        torch.arange(partition.num_parts), partition.ptr.diff()).to(part.device)
+    part = torch.from_numpy(assignment(partition)).long().to(pairs.device)
     a, b = part[pairs[order]].unbind(1)
     within = (a == b).nonzero().squeeze(1)
     if part.device.type != "cpu":

@@ -53,11 +53,7 @@ class GraphLoader:
         return min(2, least) if self._pack == "nodes" else least
 
     def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches from a copy of the graph on another device from now on.
-
-        Args:
-            put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
-        """
+        """Make the batches from a copy of the graph on another device from now on."""
         self.graph = put(self.data)
 
     def prepare(self) -> None:

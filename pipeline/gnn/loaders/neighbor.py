@@ -111,11 +111,7 @@ class NeighborLoader:
         return not bool(is_safe[self._nodes].all())
 
     def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches from a copy of the graph on another device from now on.
-
-        Args:
-            put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
-        """
+        """Make the batches from a copy of the graph on another device from now on."""
         self.graph = put(self.data)
         vars(self).pop("_relation", None)
 
