@@ -21,14 +21,16 @@ from typing import Any
 # imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
-_API = ("Model", "Result", "Stopped", "embed", "evaluate", "load", "predict", "train")
+_MODULES = {"api": ("Model", "Result", "Stopped", "embed", "evaluate", "load", "predict", "train"),
+            "library": ("ClusterLoader", "GradientSync", "NeighborLoader", "partition")}
+_API = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
-    return getattr(importlib.import_module("parallel_epochs.pipeline.api"), name)
+    return getattr(importlib.import_module(f"parallel_epochs.pipeline.{_API[name]}"), name)
 
 
 def __dir__() -> list[str]:
