@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import yaml
+
+from parallel_epochs.models.embedding.pair_tiles import TILE
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import four_digits, say
@@ -33,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FEW, TINY = ("--num-nodes", "300", "--num-edges", "3000"), ("data.num_nodes=1000", "data.num_edges=8000")
 # The numbers of a row that the table shows, if the row has them.
 SHOWN = ("tests", "ours_median_s", "ratio_median", "compiled_ratio_median", "fraction_of_limit", "epoch_s", "waited",
-         "pairs_per_s", "triples_per_s", "valid", "gpu_mib", "times", "same_bits", "seconds")
+         "pairs_per_s", "gb_per_s", "triples_per_s", "valid", "test", "at_60_s", "gpu_mib", "times", "same_bits",
+         "seconds")
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,24 @@ def read_run(output: str, folder: Path) -> list[dict]:
              if f"num_{name}" in best}
     return [{"epoch_s": four_digits(best["seconds"]), "drawing_s": four_digits(best["draw_seconds"]), **rates,
              "waited": round(waited * best["draw_seconds"] / best["seconds"], 4), "valid": summary["best_valid"],
+             "test": summary["test"],
              "loss": best["loss"], "gpu_mib": round(summary["peak_memory_bytes"] / 2**20), "kernel": summary["kernel"],
              "rounds": len(rounds), "weights_sha256": summary["weights_sha256"]}]
+
+
+def read_vectors(output: str, folder: Path) -> list[dict]:
+    """Read a run of vectors, and the traffic of the rows of its pairs: a tile reads and writes each row once."""
+    (found,) = read_run(output, folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]
+    rows = 2 + config["num_negatives"] // 2 / TILE
+    return [found | {"gb_per_s": four_digits(found["pairs_per_s"] * rows * 2 * 4 * config["dim"] / 1e9)}]
+
+
+def read_minute(output: str, folder: Path) -> list[dict]:
+    """Read a training run, and its validation metric after at most a minute."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    soon = [record["valid"] for record in records if "valid" in record and record["wall_seconds"] <= 60]
+    return [found | {"at_60_s": max(soon, default=0.0)} for found in read_run(output, folder)]
 
 
 def read_tests(output: str, folder: Path) -> list[dict]:
@@ -109,7 +129,7 @@ def _bench(name: str, seconds: int, bench: str, *options: str, group: str = "ste
 
 def _train(name: str, seconds: int, *overrides: str, group: str = "step", command: str = "train", **more) -> Row:
     places = ("cache_dir={cache}",) if command == "prepare" else (
-        "cache_dir={cache}", "device={device}", "hydra.run.dir={out}")
+        "cache_dir={cache}", *(() if "device=cpu" in overrides else ("device={device}",)), "hydra.run.dir={out}")
     return Row(name, group, seconds, (f"pipeline.{command}", *overrides, *places),
                **{"read": read_csv if command == "prepare" else read_run, **more})
 
@@ -121,8 +141,18 @@ def _test(name: str, file: str, chosen: str) -> Row:
                read=read_tests, timed=False)
 
 
+def _data(name: str, *what: str, group: str = "vectors") -> Row:
+    return Row(name, group, 60, ("scripts.bench.gpu_data", "{cache}", *what, "--given", "{given}"), ("--scale", "0.02"),
+               timed=False)
+
+
 FLAGSHIP = ("+experiment=ogbn_proteins", "data=synthetic_proteins", f"data.num_nodes={PROTEINS[0]}",
             f"data.num_edges={PROTEINS[1]}")
+VECTORS = ("trainer=node_embedding", "data=edges", "trainer.metric=auc", "trainer.holdout=0.001", "train.lr=0.025",
+           "trainer.episode_size=100_000_000", "train.epochs=60", "train.eval_every=60")
+POINTS = ("trainer=layout", "data=vectors", "trainer.neighbors=exact", "trainer.init=pca", "trainer.num_neighbors=15",
+          "trainer.perplexity=5", "train.epochs=5", "train.eval_every=5")
+TWO_CORES = ("device=cpu", "parallel.threads_per_rank=2")
 # An evaluation is not part of an epoch: there is one, at the end.
 EPOCHS = ("train.epochs=3", "train.eval_every=3")
 TINY_FLAGSHIP = (*TINY, "model.num_layers=3")
@@ -130,6 +160,7 @@ ROWS: tuple[Row, ...] = (
     _test("kernels of sums", "triton_cases.py", "nothing_to_aggregate"),
     _test("kernels of attention", "triton_attention_cases.py", "graphs_without_edges"),
     _test("kernels of messages", "triton_messages_cases.py", "ties_divide"),
+    _test("kernels of pairs in tiles", "triton_tiles_cases.py", "stay_apart"),
     Row("training, stopping and resuming", "step", 100,
         ("pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "-k", "not cases"),
         instead=("pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "--collect-only"),
@@ -143,22 +174,36 @@ ROWS: tuple[Row, ...] = (
     _train("epoch of the flagship with clusters from the CPU", 60, *FLAGSHIP, *EPOCHS, "data.device=cpu",
            small=TINY_FLAGSHIP, compared="epoch of the flagship"),
     _bench("aggregation", 60, "aggregate", small=(*FEW, "--eager")),
-    _train("vectors", 40, "trainer=node_embedding", "data=synthetic_proteins", "data.num_nodes=10312",
-           "data.num_edges=667966", "train.epochs=4", group="vectors", small=(*TINY, "train.epochs=1")),
+    _data("data of vectors", "blogcatalog", "million"),
+    _train("vectors of BlogCatalog", 40, "+experiment=deepwalk_blogcatalog", "data.path={cache}/blogcatalog.mat",
+           group="vectors", small=("train.epochs=1",), read=read_vectors),
+    _train("vectors of BlogCatalog on two cores", 40, "+experiment=deepwalk_blogcatalog", *TWO_CORES,
+           "data.path={cache}/blogcatalog.mat", group="vectors", small=("train.epochs=1",),
+           compared="vectors of BlogCatalog"),
+    _train("vectors of a million nodes", 80, *VECTORS, "data.path={cache}/million.npy", group="vectors",
+           small=("train.epochs=1", "trainer.episode_size=1000"), read=read_vectors),
     Row("sampled batches from the CPU and the GPU", "vectors", 120,
         ("scripts.bench", "batches", "--device", "{device}"),
         (*FEW, "--steps", "3", "--channels", "8", "--batch-size", "20"), read=read_csv),
     _train("relations of arithmetic", 40, "trainer=knowledge", "data=math", "train.epochs=2", group="knowledge",
            small=("train.epochs=1",)),
-    _train("layout of digits", 40, "trainer=layout", "data=digits", "train.epochs=5", group="knowledge",
-           small=("train.epochs=1",)),
+    _data("data of knowledge and layouts", "triples", "points", group="knowledge"),
+    _train("ComplEx of 1000 numbers on FB15k-237", 120, "+experiment=complex_fb15k237", "trainer.dim=2000",
+           "data.folder={cache}/triples", "train.epochs=60", group="knowledge", read=read_minute,
+           small=("train.epochs=5", "trainer.dim=8")),
+    *(_train(f"layout of {name}{where}", seconds, *overrides, *device, group="knowledge", small=("train.epochs=1",),
+             compared=f"layout of {name}" if where else "")
+      for name, seconds, overrides in (
+          ("digits", 40, ("trainer=layout", "data=digits", "train.epochs=25")),
+          ("a million points", 120, (*POINTS, "data.path={cache}/points.npy")))
+      for where, device in (("", ()), (" on two cores", TWO_CORES))),
     _train("epoch of the flagship in bf16", 60, *FLAGSHIP, *EPOCHS, "train.precision=bf16", group="knowledge",
            small=TINY_FLAGSHIP, compared="epoch of the flagship"),
 )
 
 
 def bench_gpu(out: str, group: tuple[str, ...] = (), rows: tuple[str, ...] = (), seconds: int = 480,
-              device: str = "cuda", small: bool = False) -> None:
+              device: str = "cuda", small: bool = False, given: str = "none") -> None:
     """Measure every row of the table on a GPU, each in a process of its own with a time limit.
 
     Args:
@@ -167,6 +212,7 @@ def bench_gpu(out: str, group: tuple[str, ...] = (), rows: tuple[str, ...] = (),
         rows: rows whose name contains one of these texts (default: all).
         seconds: time for all rows. What is left over is named.
         small: run every row in miniature.
+        given: folder with blogcatalog.mat and FB15k-237.tar.gz; what is not there is generated.
 
     Raises:
         ValueError: there is no such group or device, or the folder has results.
@@ -179,7 +225,7 @@ def bench_gpu(out: str, group: tuple[str, ...] = (), rows: tuple[str, ...] = (),
     if not chosen:
         raise ValueError(f"--rows {' '.join(rows)}: no row has such a name; there are "
                          f"{'; '.join(row.name for row in ROWS)}")
-    table = Table(Path(out).absolute(), place.type, small, time.monotonic() + seconds)
+    table = Table(Path(out).absolute(), place.type, small, time.monotonic() + seconds, Path(given).absolute())
     for timed, neighbours in groupby(chosen, lambda row: row.timed):
         with ThreadPoolExecutor(1 if timed else 8) as pool:
             for row, result in pool.map(lambda row: (row, table.run(row)), neighbours):
@@ -196,16 +242,17 @@ class Table:
         device: "cuda" or "cpu".
         small: whether rows run in miniature.
         end: the clock's reading at which no row may run any more.
+        given: folder of data at hand.
 
     Raises:
         ValueError: the folder has results.
     """
 
-    def __init__(self, folder: Path, device: str, small: bool, end: float):
+    def __init__(self, folder: Path, device: str, small: bool, end: float, given: Path):
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"--out={folder} is not empty; choose a new folder")
         (folder / "logs").mkdir(parents=True)
-        self.folder, self.device, self.small, self.end = folder, device, small, end
+        self.folder, self.device, self.small, self.end, self.given = folder, device, small, end, given
         self.results = dict[str, list[dict]]()
 
     def run(self, row: Row) -> list[dict]:
@@ -218,7 +265,8 @@ class Table:
         output, said = (self.folder / "logs" / f"{name}.{kind}" for kind in ("out", "err"))
         command = row.instead if row.instead and self.device == "cpu" else (
             row.command + (row.small if self.small else ()))
-        places = {"device": self.device, "out": str(run), "cache": str(self.folder / "cache")}
+        places = {"device": self.device, "out": str(run), "cache": str(self.folder / "cache"),
+                  "given": str(self.given)}
         say(f"{row.name}: at most {limit:.0f} s")
         with output.open("w") as out, said.open("w") as err:
             process = subprocess.Popen([sys.executable, "-m", *(part.format_map(places) for part in command)], cwd=ROOT,

@@ -37,7 +37,7 @@ def bench_tables(num_nodes: int = 10_000_000, num_edges: int = 100_000_000, dim:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         path = Path(name)
         start = time.perf_counter()
-        _write_edges(path / "edges.npy", num_nodes, num_edges)
+        write_edges(path / "edges.npy", num_nodes, num_edges)
         say(f"{num_edges:,} edges of {num_nodes:,} nodes written in {time.perf_counter() - start:.0f} s")
         limit = memory_gib * 2**30
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # of the processes that are started below
@@ -58,7 +58,7 @@ def bench_tables(num_nodes: int = 10_000_000, num_edges: int = 100_000_000, dim:
             "resident_gib": round(peak[0] / 2**20, 2), "private_gib": round(peak[1] / 2**20, 2)})
 
 
-def _write_edges(path: Path, num_nodes: int, num_edges: int) -> None:
+def write_edges(path: Path, num_nodes: int, num_edges: int) -> None:
     """Write random edges whose ends follow a power law."""
     rng = np.random.default_rng(0)
     edges = np.lib.format.open_memmap(path, "w+", np.int32, (num_edges, 2))

@@ -1,0 +1,64 @@
+"""Puts the files that rows of ``scripts.bench gpu`` read into a folder: those at hand, else generated ones as large."""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import numpy as np
+import scipy.io
+import scipy.sparse as sp
+
+from parallel_epochs.scripts.bench.tables import write_edges
+
+
+def write_blogcatalog(folder: Path, given: Path, scale: float) -> None:
+    """Write blogcatalog.mat: 10,312 nodes, 333,983 links and 39 labels."""
+    if (given / "blogcatalog.mat").exists():
+        shutil.copy(given / "blogcatalog.mat", folder)
+        return
+    rng, num_nodes = np.random.default_rng(0), int(10_312 * scale)
+    group = rng.integers(39, size=num_nodes)
+    ends = (num_nodes * rng.random((2, int(333_983 * scale))) ** 2).astype(np.int64)
+    network = sp.coo_array((np.ones(ends.shape[1]), ends), shape=(num_nodes, num_nodes)).tocsc()
+    scipy.io.savemat(folder / "blogcatalog.mat", {
+        "network": ((network + network.T) > 0).astype(np.float64), "group": sp.csc_array(np.eye(39)[group])})
+
+
+def write_triples(folder: Path, given: Path, scale: float) -> None:
+    """Write a folder of triples: 14,541 entities, 237 relations and 272,115 / 17,535 / 20,466 triples."""
+    if (given / "FB15k-237.tar.gz").exists():
+        shutil.unpack_archive(given / "FB15k-237.tar.gz", folder / "triples", filter="data")
+        return
+    rng = np.random.default_rng(0)
+    (folder / "triples").mkdir()
+    for split, count in (("train", 272_115), ("valid", 17_535), ("test", 20_466)):
+        head, relation, noise = (rng.random((3, int(count * scale))) ** 2 * [[14_541 * scale], [237], [5]]).astype(int)
+        tail = (7 * head + 31 * relation + noise) % int(14_541 * scale)
+        np.savetxt(folder / "triples" / f"{split}.txt", np.stack([head, relation, tail], 1), "%d", "\t")
+
+
+def write_points(folder: Path, given: Path, scale: float) -> None:
+    """Write points.npy: a million points of 50 numbers in a hundred clouds."""
+    rng, num_points = np.random.default_rng(0), int(1_000_000 * scale)
+    clouds = 8 * rng.standard_normal((100, 50), np.float32)
+    np.save(folder / "points.npy", clouds[rng.integers(100, size=num_points)]
+            + rng.standard_normal((num_points, 50), np.float32))
+
+
+def write_million(folder: Path, given: Path, scale: float) -> None:
+    """Write million.npy: 1,138,499 nodes and 4,945,382 links, as many as Youtube has."""
+    write_edges(folder / "million.npy", int(1_138_499 * scale), int(4_945_382 * scale))
+
+
+WRITERS = {"blogcatalog": write_blogcatalog, "triples": write_triples, "points": write_points, "million": write_million}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", nargs="+", choices=WRITERS)
+    parser.add_argument("--given", type=Path, default=Path("none"), help="folder of the files at hand")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of what is generated")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.what:
+        WRITERS[name](options.folder, options.given, options.scale)
