@@ -1,4 +1,4 @@
-"""Layouts on the tiles of a launch in Triton; :mod:`models.embedding.layout_torch` computes the same by torch."""
+"""Layouts on the tiles of a launch in Triton; tests/helpers/layout_tiles.py computes the same by torch."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,11 @@ from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
 
 def train(positions: Tensor, tiles: Tiles, launch: int, options: LayoutOptions, loss: Tensor, *, lr: float,
           attraction: float) -> None:
-    """Move the points of the pairs of a launch in place, see :func:`models.embedding.layout_torch.train`."""
+    """Move the points of the pairs of a launch in place, see :func:`models.embedding.layout.train`.
+
+    Args:
+        loss: sum over the pairs of each program [num_parts], float64; added to.
+    """
     count = tiles.negatives.size(1)
     slots = triton.next_power_of_2(TILE + count)
     skipgram_gpu.run(_train, tiles.num_parts, positions, tiles.pairs, tiles.negatives, tiles.pair_ptr, tiles.tile_ptr,

@@ -7,7 +7,7 @@ tile by tile: the pairs of a tile read the same values of their rows, and share 
 function of a key, and has the same bits on every device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ STRIDE = signed(GOLDEN)
 # Separates the random numbers of negatives from those of the order of pairs, and these from those of parts.
 NEGATIVES, ORDER = signed(0x94d049bb133111eb), signed(0xbf58476d1ce4e5b9)
 # Bytes that a pair takes at most on a GPU, while pairs are sorted.
-PAIR_BYTES = 96
+PAIR_BYTES = 160
 # Number of pairs of a tile.
 TILE = 16
 # Numbers of a row that a GPU trains, at most, as the rows of a tile lie in registers.
@@ -167,36 +167,6 @@ def arrange(pairs: Tensor, deal: Deal, weight: Tensor, num_negatives: int, key: 
     first = pair_ptr[block_of] + TILE * (torch.arange(len(block_of), device=pairs.device) - tile_ptr[block_of])
     part = deal.part[pairs[first, 1].long()]
     return Tiles(pairs, _draw(part, deal, weight, num_negatives, key), pair_ptr, tile_ptr, num_parts)
-
-
-def lockstep(tiles: Tiles, launch: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Go through the tiles of a launch: the first ones of all programs, which share no row, then their second ones.
-
-    Yields:
-        The programs that have such a tile [n]; rows of heads and tails [n, TILE, 2]; which of the pairs exist [n,
-        TILE]; rows of the negatives [n, num_negatives].
-    """
-    device, first_block = tiles.pairs.device, launch * tiles.num_parts
-    blocks, place = first_block + torch.arange(tiles.num_parts, device=device), torch.arange(TILE, device=device)
-    for turn in range(int((tiles.tile_ptr[blocks + 1] - tiles.tile_ptr[blocks]).max())):
-        blocks = blocks[tiles.tile_ptr[blocks] + turn < tiles.tile_ptr[blocks + 1]]
-        at = tiles.pair_ptr[blocks, None] + TILE * turn + place
-        there = at < tiles.pair_ptr[blocks + 1, None]
-        yield (blocks - first_block, tiles.pairs[at.where(there, at[:, :1])].long(), there,
-               tiles.negatives[tiles.tile_ptr[blocks] + turn].long())
-
-
-def equal_rows(rows: Tensor, exist: Tensor) -> tuple[Tensor, Tensor]:
-    """Find equal rows of a tile: the first of them moves for all.
-
-    Args:
-        rows, exist: rows of tiles, and whether there are such [num_tiles, n].
-
-    Returns:
-        1 where two rows are equal [num_tiles, n, n], float32; whether each is the first one [num_tiles, n].
-    """
-    same = ((rows.unsqueeze(2) == rows.unsqueeze(1)) & exist.unsqueeze(1) & exist.unsqueeze(2)).float()
-    return same, (same.tril(-1).sum(2) == 0) & exist
 
 
 def _draw(part: Tensor, deal: Deal, weight: Tensor, count: int, key: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Skip-gram on the tiles of a launch in Triton; :mod:`models.embedding.skipgram_torch` computes the same by torch.
+"""Skip-gram on the tiles of a launch in Triton; tests/helpers/skipgram_tiles.py computes the same by torch.
 
 A program owns the rows of its block, so nothing here is atomic, and every sum has one order: the same bits in any run
 on GPUs of a kind. Equal rows of a tile are found by comparison, and the matrix of these adds up their gradients.
@@ -20,7 +20,11 @@ PRECISION = "tf32"
 
 def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGramOptions, loss: Tensor, *,
           lr: float) -> None:
-    """Train the pairs of a launch in place, see :func:`models.embedding.skipgram_torch.train`."""
+    """Train the pairs of a launch in place, see :func:`models.embedding.skipgram.train`.
+
+    Args:
+        loss: sum over the pairs of each program [num_parts], float64; added to.
+    """
     stride, count = heads.rows.size(1), tiles.negatives.size(1)
     run(_train, tiles.num_parts, *heads.tensors().values(), *tails.tensors().values(), tiles.pairs, tiles.negatives,
         tiles.pair_ptr, tiles.tile_ptr, loss, launch * tiles.num_parts, lr, options.negative_weight,

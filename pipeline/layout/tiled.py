@@ -1,11 +1,13 @@
 """Layouts on a GPU: the edges of an epoch are drawn and sorted there, and points are moved in tiles."""
 
+from collections.abc import Callable
+
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.embedding import layout_torch, pair_tiles
+from parallel_epochs.models.embedding import pair_tiles
 from parallel_epochs.models.embedding.pair_tiles import PAIR_BYTES, Tiles, draw_chances
 from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.trainer import Round
@@ -35,6 +37,12 @@ def settle_device(part: Part, ranks: Ranks) -> torch.device:
                   in_triton=True)
 
 
+def load_kernel() -> Callable[..., None]:
+    """Return the function that trains a launch. It needs Triton, which is not everywhere; tests replace it by torch."""
+    from parallel_epochs.models.embedding import layout_gpu
+    return layout_gpu.train
+
+
 class TiledLayoutTrainer(LayoutTrainer):
     """Places points in the tiles of :mod:`models.embedding.pair_tiles`.
 
@@ -60,13 +68,11 @@ class TiledLayoutTrainer(LayoutTrainer):
         self._weight = pair_tiles.whole_weights(frequency).to(device)
         self._by_weight = frequency.argsort(descending=True, stable=True).to(device)
         self._num_pairs_of_epoch = len(weight)
-        self._train_launch = layout_torch.train
-        if device.type == "cuda":
-            from parallel_epochs.models.embedding import layout_gpu  # which imports Triton
-            self._train_launch = layout_gpu.train
+        self._train_launch = load_kernel()
 
     def _open_round(self, round_: int) -> Round:
         """Draw the edges of an epoch, and sort them by what trains them."""
+        self._tiles = None  # its memory is needed
         key, expected = seeds.key("tiles", self._seed, round_), self._expected
         counts = (expected + draw_chances(key, len(expected), expected.device) / 2**32).floor().long()
         pairs = torch.repeat_interleave(self._ends, counts, dim=0)

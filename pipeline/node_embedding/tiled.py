@@ -1,9 +1,11 @@
 """Vectors of nodes on a GPU: the pairs of an episode in tiles, while CPU threads draw the walks of the next one."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.embedding import pair_tiles, skipgram_torch
+from parallel_epochs.models.embedding import pair_tiles
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
 from parallel_epochs.pipeline.graph.walks import Pairs
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer
@@ -14,11 +16,16 @@ from parallel_epochs.pipeline.run import seeds
 OF_TILE = 64 // (2 * TILE)
 
 
+def load_kernel() -> Callable[..., None]:
+    """Return the function that trains a launch. It needs Triton, which is not everywhere; tests replace it by torch."""
+    from parallel_epochs.models.embedding import skipgram_gpu
+    return skipgram_gpu.train
+
+
 class TiledTrainer(NodeEmbeddingTrainer):
     """Trains vectors of nodes in the tiles of :mod:`models.embedding.pair_tiles`.
 
-    The tables may lie on any device. Those on a GPU are trained in Triton, others by torch. A step is a share of the
-    launches of an episode.
+    The tables lie on a GPU, where Triton trains. A step is a share of the launches of an episode.
     """
 
     kernel = "skip-gram on tiles"
@@ -36,10 +43,7 @@ class TiledTrainer(NodeEmbeddingTrainer):
         self._by_degree = degree.argsort(descending=True, stable=True).to(device)
         self._row_of, self._is_tied = self.parts.row.to(device), self.heads is self.tails
         self._num_negatives = max(1, self._options.num_negatives // OF_TILE)
-        self._train_launch = skipgram_torch.train
-        if device.type == "cuda":
-            from parallel_epochs.models.embedding import skipgram_gpu  # which imports Triton
-            self._train_launch = skipgram_gpu.train
+        self._train_launch = load_kernel()
 
     def _collect(self, walks: Tensor) -> Tensor:
         """Keep the walks where the GPU can read them while it trains."""
@@ -48,6 +52,7 @@ class TiledTrainer(NodeEmbeddingTrainer):
     def _receive(self, drawn: Pairs | Tensor, round_: int) -> int:
         """Deal the rows out to parts, and sort the pairs of the walks by what trains them."""
         assert isinstance(drawn, Tensor)
+        self._tiles = None  # its memory is needed
         plan, walks = self._walk_plan, drawn.to(self._rows.device, non_blocking=True).long()
         walks = torch.where(walks < 0, -1, self._row_of[walks.clamp(min=0)])
         pairs, key = pair_tiles.pair_up(walks, plan.distance, plan.both), seeds.key("tiles", self._seed, round_)

@@ -1,13 +1,14 @@
-"""Cases for the Triton kernels of pairs in tiles, run by test_skipgram_torch.py in a process of their own."""
+"""Cases for the Triton kernels of pairs in tiles, run by test_skipgram_tiles.py in a process of their own."""
 
 import pytest
 import torch
 
-from parallel_epochs.models.embedding import layout_gpu, layout_torch, skipgram_gpu, skipgram_torch
+from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu
 from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
+from tests.helpers import layout_tiles, skipgram_tiles
 from tests.helpers.triton_process import choose_device, more
-from tests.models.embedding.test_skipgram_torch import clone, random_tables, random_tiles
+from tests.models.embedding.test_skipgram_tiles import clone, random_tables, random_tiles
 
 DEVICE = choose_device()
 skipgram_gpu.PRECISION = "ieee"
@@ -25,7 +26,7 @@ def test_a_round_is_that_of_torch(optimizer, tied, dim, num_negatives):
     options = SkipGramOptions(optimizer=optimizer, weight_decay=0.01)
     heads, tails = random_tables(dim, optimizer, tied=tied)
     found, losses = [], []
-    for function in (skipgram_torch.train, skipgram_gpu.train, skipgram_gpu.train):
+    for function in (skipgram_tiles.train, skipgram_gpu.train, skipgram_gpu.train):
         ours = [table.to(DEVICE) for table in clone(heads, tails)]
         there = move(tiles)
         loss = torch.zeros(tiles.num_parts, dtype=torch.float64, device=DEVICE)
@@ -58,7 +59,7 @@ def test_a_layout_is_that_of_torch(dim, num_negatives):
     tiles = random_tiles(num_negatives=num_negatives, tied=True)
     start = torch.randn(90, dim, generator=torch.Generator().manual_seed(0))
     options, found = LayoutOptions(num_negatives=num_negatives, smooth=0.1, clip=2.0), []
-    for function in (layout_torch.train, layout_gpu.train, layout_gpu.train):
+    for function in (layout_tiles.train, layout_gpu.train, layout_gpu.train):
         positions, loss = start.to(DEVICE, copy=True), torch.zeros(tiles.num_parts, dtype=torch.float64, device=DEVICE)
         for launch in range(tiles.num_launches):
             function(positions, move(tiles), launch, options, loss, lr=0.05, attraction=4.0)

@@ -1,19 +1,18 @@
 """Layouts on tiles by torch operations against autograd, and as a trainer in place of C++."""
 
 import contextlib
+import importlib.util
 
 import numpy as np
 import pytest
 import torch
 
-from parallel_epochs.models.embedding import layout_torch
 from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.pipeline.graph import neighbors
 from parallel_epochs.pipeline.layout import tiled
-from tests.helpers import building as build
+from tests.helpers import building as build, layout_tiles
 from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import train
-from tests.helpers.triton_process import needs_triton
 from tests.pipeline.layout.test_trainer import folder, graph, points_of, small  # noqa: F401 (fixtures)
 
 
@@ -31,28 +30,28 @@ def test_tiles_move_along_the_gradient():
     other = (at[head].unsqueeze(2) - at[drawn].unsqueeze(1)).square().sum(-1)
     is_other = there.unsqueeze(2) & (drawn.unsqueeze(1) != tail.unsqueeze(2))
     (3 * square.log1p() * there).sum().add((0.4 / (1 + other) * is_other).sum()).backward()
-    loss = layout_torch._train_tiles(rows, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e9), 1e-3, 3.0)
+    loss = layout_tiles._train_tiles(rows, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e9), 1e-3, 3.0)
     torch.testing.assert_close((rows.double() - start) / 1e-3, -at.grad, rtol=1e-3, atol=2e-3)
     assert float(loss.sum()) == pytest.approx(
         float((square.detach().log1p() * there).sum()), rel=1e-5)  # log(1) of negatives
     clipped = start.clone()
-    layout_torch._train_tiles(clipped, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e-6), 1.0, 3.0)
+    layout_tiles._train_tiles(clipped, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e-6), 1.0, 3.0)
     assert 0 < (clipped - start).abs().max() < 21 * 16 * 1.1e-6
 
 
 @pytest.mark.parametrize("overrides", [[], ["trainer.dim=3", "trainer.init=random", "train.epochs=100"]])
 def test_tiles_part_the_clouds(overrides, small, configure, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(tiled, "trains_tiles", lambda device: True)
+    monkeypatch.setattr(tiled, "load_kernel", lambda: layout_tiles.train)
     first, second = (train(configure(*small, *overrides), tmp_path / name) for name in ("a", "b"))
     assert first["test"] > 0.95 and first["scores"]["trustworthiness"] > 0.8, first
     assert first["weights_sha256"] == second["weights_sha256"]
 
 
-@needs_triton
 def test_tensors_lie_on_the_gpu(small, configure, monkeypatch):  # noqa: F811
     """The trainer of a GPU that is not there ends with the bits of the one that computes the same on the CPU."""
-    from parallel_epochs.models.embedding import layout_gpu
-    monkeypatch.setattr(layout_gpu, "train", layout_torch.train)
+    monkeypatch.setattr(tiled, "load_kernel", lambda: layout_tiles.train)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # Triton need not be there
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 2 * 10**9))
     monkeypatch.setattr(tiled, "trains_tiles", lambda device: True)
     config, found = configure(*small, "train.epochs=4", "train.eval_every=4"), []

@@ -2,19 +2,20 @@
 
 import contextlib
 import copy
+import importlib.util
 import math
 
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from parallel_epochs.models.embedding import pair_tiles, skipgram_torch
+from parallel_epochs.models.embedding import pair_tiles
 from parallel_epochs.models.embedding.skipgram import SkipGramOptions
 from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, signed
 from parallel_epochs.pipeline.graph.node_parts import deal_nodes
 from parallel_epochs.pipeline.graph.walks import collect_pairs
-from parallel_epochs.pipeline.node_embedding import build as node_embedding_build
-from tests.helpers import building as build
+from parallel_epochs.pipeline.node_embedding import build as node_embedding_build, tiled
+from tests.helpers import building as build, skipgram_tiles
 from tests.helpers.communities import TIED, small_run, write_communities
 from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import train
@@ -32,6 +33,7 @@ def small(tmp_path):
 def torch_trains(monkeypatch):
     """What a GPU does, on this CPU."""
     monkeypatch.setattr(node_embedding_build, "trains_tiles", lambda device: True)
+    monkeypatch.setattr(tiled, "load_kernel", lambda: skipgram_tiles.train)
 
 
 def test_hash_is_that_of_splitmix():
@@ -69,7 +71,7 @@ def clone(heads, tails):
 def train_round(heads, tails, tiles, options=SkipGramOptions(), lr=0.05):
     loss = torch.zeros(tiles.num_parts, dtype=torch.float64)
     for launch in range(tiles.num_launches):
-        skipgram_torch.train(heads, tails, tiles, launch, options, loss, lr=lr)
+        skipgram_tiles.train(heads, tails, tiles, launch, options, loss, lr=lr)
     return float(loss.sum()) / len(tiles.pairs)
 
 
@@ -150,7 +152,7 @@ def test_a_step_goes_along_the_gradient(tied):
     expected = [table.rows + 0.01 * gradient for table, gradient in zip([heads] if tied else [heads, tails], gradients,
                                                                         strict=True)]
     options = SkipGramOptions(negative_weight=0.5)
-    loss = skipgram_torch._train_tiles(heads, tails, ends, there, drawn, options, 0.01)
+    loss = skipgram_tiles._train_tiles(heads, tails, ends, there, drawn, options, 0.01)
     assert float(loss.sum()) == pytest.approx(-float(objective.detach()))
     for table, rows in zip([heads, tails], expected, strict=False):
         torch.testing.assert_close(table.rows.double(), rows, rtol=1e-5, atol=1e-6)
@@ -219,11 +221,9 @@ def test_a_gpu_and_tables_on_the_disk_are_refused(small, configure):
         config.check()
 
 
-@needs_triton
 def test_tensors_lie_on_the_gpu(small, configure, torch_trains, monkeypatch):
     """The trainer of a GPU that is not there ends with the bits of the one that computes the same on the CPU."""
-    from parallel_epochs.models.embedding import skipgram_gpu
-    monkeypatch.setattr(skipgram_gpu, "train", skipgram_torch.train)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # Triton need not be there
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
     config, found = configure(*small, "train.epochs=4", "train.eval_every=4", "trainer.episode_size=3000"), []
     data = build.open_graph(config).data

@@ -1,15 +1,12 @@
-"""Skip-gram on the tiles of a launch by torch operations: the reference of :mod:`models.embedding.skipgram_gpu`.
-
-All programs of a launch train their first tiles at the same time, then their second ones, and so on. As no two of them
-share a row, this gives what the programs give one by one.
-"""
+"""Skip-gram on the tiles of a launch by torch operations: the reference of :mod:`models.embedding.skipgram_gpu`."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles, equal_rows, lockstep
+from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
 from parallel_epochs.models.embedding.skipgram import MOST_PER_TILE, SkipGramOptions, Table
+from tests.helpers.tiles_in_torch import equal_rows, lockstep
 
 
 def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGramOptions, loss: Tensor, *,
