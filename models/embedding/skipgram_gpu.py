@@ -1,4 +1,4 @@
-"""Skip-gram on the tiles of a launch in Triton; tests/helpers/skipgram_tiles.py computes the same by torch.
+"""Skip-gram on the tiles of a launch in Triton; :mod:`models.embedding.skipgram_tiles` computes the same by torch.
 
 A program owns the rows of its block, so nothing here is atomic, and every sum has one order: the same bits in any run
 on GPUs of a kind. Equal rows of a tile are found by comparison, and the matrix of these adds up their gradients.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
-from tests.helpers.tiles_in_torch import equal_rows, lockstep
+from parallel_epochs.models.embedding.skipgram_tiles import equal_rows, lockstep
 
 
 def train(positions: Tensor, tiles: Tiles, launch: int, options: LayoutOptions, loss: Tensor, *, lr: float,

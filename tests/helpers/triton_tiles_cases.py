@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu
+from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu, skipgram_tiles
 from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
-from tests.helpers import layout_tiles, skipgram_tiles
+from tests.helpers import layout_tiles
 from tests.helpers.triton_process import choose_device, more
 from tests.models.embedding.test_skipgram_tiles import clone, random_tables, random_tiles
 

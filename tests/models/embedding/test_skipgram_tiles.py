@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from parallel_epochs.models.embedding import pair_tiles
+from parallel_epochs.models.embedding import pair_tiles, skipgram_tiles
 from parallel_epochs.models.embedding.skipgram import SkipGramOptions
 from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, signed
 from parallel_epochs.pipeline.graph.node_parts import deal_nodes
 from parallel_epochs.pipeline.graph.walks import collect_pairs
 from parallel_epochs.pipeline.node_embedding import build as node_embedding_build, tiled
-from tests.helpers import building as build, skipgram_tiles
+from tests.helpers import building as build
 from tests.helpers.communities import TIED, small_run, write_communities
 from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import train

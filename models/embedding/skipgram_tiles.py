@@ -1,4 +1,10 @@
-"""Skip-gram on the tiles of a launch by torch operations: the reference of :mod:`models.embedding.skipgram_gpu`."""
+"""Skip-gram on the tiles of a launch by torch operations: the reference of :mod:`models.embedding.skipgram_gpu`.
+
+All programs train their first tiles, then their second ones, and so on. As no two programs of a launch share a row,
+this gives what they give one by one.
+"""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -6,7 +12,6 @@ from torch.nn.functional import softplus
 
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
 from parallel_epochs.models.embedding.skipgram import MOST_PER_TILE, SkipGramOptions, Table
-from tests.helpers.tiles_in_torch import equal_rows, lockstep
 
 
 def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGramOptions, loss: Tensor, *,
@@ -70,3 +75,33 @@ def _move(table: Table, rows: Tensor, x: Tensor, gradient: Tensor, rate: Tensor,
         corrected, spread = ((1 - beta**step).unsqueeze(1) for beta in (options.beta1, options.beta2))
         x = x + rate * mean / corrected / ((square / spread).sqrt() + options.eps)
     table.rows[rows] = x
+
+
+def lockstep(tiles: Tiles, launch: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Go through the tiles of a launch: the first ones of all programs, which share no row, then their second ones.
+
+    Yields:
+        The programs that have such a tile [n]; rows of heads and tails [n, TILE, 2]; which of the pairs exist [n,
+        TILE]; rows of the negatives [n, num_negatives].
+    """
+    device, first_block = tiles.pairs.device, launch * tiles.num_parts
+    blocks, place = first_block + torch.arange(tiles.num_parts, device=device), torch.arange(TILE, device=device)
+    for turn in range(int((tiles.tile_ptr[blocks + 1] - tiles.tile_ptr[blocks]).max())):
+        blocks = blocks[tiles.tile_ptr[blocks] + turn < tiles.tile_ptr[blocks + 1]]
+        at = tiles.pair_ptr[blocks, None] + TILE * turn + place
+        there = at < tiles.pair_ptr[blocks + 1, None]
+        yield (blocks - first_block, tiles.pairs[at.where(there, at[:, :1])].long(), there,
+               tiles.negatives[tiles.tile_ptr[blocks] + turn].long())
+
+
+def equal_rows(rows: Tensor, exist: Tensor) -> tuple[Tensor, Tensor]:
+    """Find equal rows of a tile: the first of them moves for all.
+
+    Args:
+        rows, exist: rows of tiles, and whether there are such [num_tiles, n].
+
+    Returns:
+        1 where two rows are equal [num_tiles, n, n], float32; whether each is the first one [num_tiles, n].
+    """
+    same = ((rows.unsqueeze(2) == rows.unsqueeze(1)) & exist.unsqueeze(1) & exist.unsqueeze(2)).float()
+    return same, (same.tril(-1).sum(2) == 0) & exist
