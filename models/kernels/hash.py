@@ -1,6 +1,5 @@
 """Random numbers as hashes, bit for bit those of hash.h: no draw depends on threads or on the draws before it."""
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -58,17 +57,3 @@ def draw_factors(seed: Tensor, row: Tensor, lane: Tensor, dropout: float) -> Ten
 def signed(bits: int) -> int:
     """Return the int64 that has the same 64 bits as an unsigned number."""
     return bits - 2**64 if bits >= 2**63 else bits
-
-
-def draw_row(bits: int, accept: np.ndarray, alias: np.ndarray) -> int:
-    """Draw a row of an alias table [num_rows] with the probability that the table gives it."""
-    row = (bits >> 32) * len(accept) >> 32
-    return row if ((bits & 0xffffffff) >> 8) / 2**24 < accept[row] else int(alias[row])
-
-
-def random_bits(key: int) -> Iterator[int]:
-    """Generate the numbers of a SplitMix64 sequence: each is a hash of the key and of its place."""
-    place = 0
-    while True:
-        place += 1
-        yield mix(key + place * GOLDEN & MASK)

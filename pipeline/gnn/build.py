@@ -208,7 +208,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     schedule = build_schedule(config, loader.num_batches, ranks)
     # Compiled and kept here, on first use, rather than in the middle of the first step.
     pulse.beat("preparing the batches", pulse.State.LONG)
-    placement.place(setup)
+    placement.place(setup, trains=True)
     with ranks.first_then_others():
         loader.prepare()
         kernel = name_kernel(config, setup.kind.encoder(setup.model), device)

@@ -58,15 +58,19 @@ class Plan:
     num_near: int = 0
 
 
-def place(setup: Setup) -> None:
-    """Let the loader of a run make its batches where data.device asks for them, or where the graph fits; once."""
+def place(setup: Setup, *, trains: bool) -> None:
+    """Let the loader of a run make its batches where data.device asks for them, or where the graph fits; once.
+
+    Args:
+        trains: whether training follows, of which a trial step is taken here to learn its size.
+    """
     asked, device = setup.config.data.device, setup.device
     if setup.put is not None or device.type != "cuda" or asked == "cpu":
         return
     if reason := why_cpu(setup.config, setup.data):
         log.info("data.device=%s: the CPU makes the batches, as %s", asked, reason)
         return
-    found = plan(asked, setup.data, room_of(setup), has_triton=importlib.util.find_spec("triton") is not None)
+    found = plan(asked, setup.data, room_of(setup, trains), has_triton=importlib.util.find_spec("triton") is not None)
     log.log(logging.WARNING if asked not in ("auto", found.name) else logging.INFO, "data.device=%s: %s", asked,
             found.text)
     if found.name != "cpu":
@@ -79,7 +83,7 @@ def report(setup: Setup) -> None:
     """Log where the graph lies, the memory that a rank will take, where it is known beforehand, and what the run will
     not record.
     """
-    place(setup)
+    place(setup, trains=True)
     memory.report(setup)
     report_limit(setup)
     if loss := str(getattr(setup.task, "label_loss", None) or ""):
@@ -94,8 +98,8 @@ def why_cpu(config: GNNConfig, data: Data) -> str:
     return "loader.backend=pyg draws there" if by_pyg else ""
 
 
-def room_of(setup: Setup) -> Room:
-    """Find the memory that training and evaluation leave to the graph."""
+def room_of(setup: Setup, trains: bool) -> Room:
+    """Find the memory that training and evaluation, or a prediction, leave to the graph."""
     machine = machine_of(setup.config)
     free, total = torch.cuda.mem_get_info(setup.device)
     # Torch keeps what tensors of before have left.
@@ -103,13 +107,13 @@ def room_of(setup: Setup) -> Room:
     limit = min(machine.budget, free)
     text = f"{machine.describe_budget()} may be used" if free >= machine.budget else \
         f"{format_bytes(free)} of the GPU's {format_bytes(total)} are free, as other programs or ranks use the rest"
-    if memory.is_known(setup):
+    if trains and memory.is_known(setup):
         found = memory.measure(setup)
         beside = found.total(setup.config.partition.num_clusters) - found.graph
         text += f", and training takes about {format_bytes(beside)} of it"
     else:
         beside = limit / 2
-        text += ", and half of it is for training, whose size is not known beforehand"
+        text += ", and half of it is for the model, whose needs are not known beforehand"
     return Room(max(limit - beside, 0), 0.8 * machine_memory() / machine.num_ranks, text)
 
 

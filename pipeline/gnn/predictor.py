@@ -76,7 +76,7 @@ def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | No
     Raises:
         ValueError: the model has no head that reads embeddings.
     """
-    placement.place(setup)
+    placement.place(setup, trains=False)
     model, task, loader = setup.model, setup.task, setup.loader
     in_blocks = _in_blocks(setup, stop)
     layers = [] if in_blocks else stack_of_layers(model)

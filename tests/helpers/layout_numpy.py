@@ -4,7 +4,8 @@ import numpy as np
 from torch import Tensor
 
 from parallel_epochs.models.embedding.layout import Drawn, EdgeBlock, LayoutOptions
-from parallel_epochs.models.kernels.hash import GOLDEN, MASK, draw_row, mix, random_bits
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
+from tests.helpers.random_bits import draw_row, random_bits
 
 # As in layout.h.
 TILE, LOSS_EVERY = 16, 64

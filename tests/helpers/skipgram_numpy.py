@@ -14,7 +14,8 @@ from parallel_epochs.models.embedding.skipgram import (
     SkipGramOptions,
     Table,
 )
-from parallel_epochs.models.kernels.hash import GOLDEN, MASK, draw_row, mix, random_bits
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
+from tests.helpers.random_bits import draw_row, random_bits
 
 # As in skipgram.h.
 TILES, LOSS_EVERY = 8, 16

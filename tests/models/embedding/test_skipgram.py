@@ -8,9 +8,10 @@ import torch
 
 from parallel_epochs.models.embedding import skipgram
 from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
-from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix, random_bits
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.pipeline.graph.walks import alias_tables
 from tests.helpers import skipgram_numpy
+from tests.helpers.random_bits import random_bits
 from tests.helpers.tensors import same_for_any_threads
 
 

@@ -100,23 +100,25 @@ def test_what_other_programs_use_is_not_there(gpu, opened, free, overrides, monk
         240, 4800, process=0, graph=5e5, state=1e6, batch=nothing, step=nothing, evaluation=0, clusters_per_step=1,
         is_random=True, held=1))
     gpu["free"] = free
-    placement.place(setup)
+    placement.place(setup, trains=True)
     assert setup.put is None and caplog.records[-1].levelname == "WARNING"
     assert "10 kB are left on the GPU" in caplog.text
     assert "of the GPU's 8 GB are free, as other programs or ranks use the rest" in caplog.text
     assert "The CPU makes the batches, as its structure alone takes" in caplog.text
 
 
-def test_the_loader_is_placed_once(opened, monkeypatch, caplog):
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_loader_is_placed_once(opened, trains, monkeypatch, caplog):
+    """A prediction takes no trial step, as its data may have no labels."""
     caplog.set_level("INFO")
     setup, puts = opened("auto"), []
     monkeypatch.setattr(placement, "put_on", lambda data, device, **options: puts.append((device, options)) or data)
-    monkeypatch.setattr(memory, "is_known", lambda setup: False)
+    monkeypatch.setattr(memory, "is_known", lambda setup: not trains)
     for _ in range(2):
-        placement.place(setup)
+        placement.place(setup, trains=trains)
     assert puts == [(setup.device, {"far": (), "num_near": 0})] and setup.bytes_on_gpu == bytes_of(setup.data)
     assert caplog.text.count("data.device=auto: the graph, ") == 1
-    assert "6.4 GB a rank, 80 % of what the GPU has, may be used, and half of it is for training" in caplog.text
+    assert "6.4 GB a rank, 80 % of what the GPU has, may be used, and half of it is for the model" in caplog.text
 
 
 @pytest.mark.parametrize("asked, text", [("cpu", ""), ("auto", "the graph stays on the disk (data.on_disk=true)")])
@@ -124,5 +126,5 @@ def test_the_cpu_draws_where_it_was_asked_for_or_nothing_else_can(opened, asked,
     caplog.set_level("INFO")
     setup = opened(asked)
     setup.data.on_disk = bool(text)
-    placement.place(setup)
+    placement.place(setup, trains=True)
     assert setup.put is None and text in caplog.text and bool(text) == ("data.device" in caplog.text)

@@ -107,7 +107,7 @@ def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkey
     expected = train(config, tmp_path / "cpu")
     make_rounds = BackgroundRounds._make_rounds
 
-    def place(setup):
+    def place(setup, *, trains):
         if setup.put is None:
             setup.put = partial(put_on, device=DEVICE)
             setup.loader.place(setup.put)
