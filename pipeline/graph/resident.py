@@ -19,29 +19,27 @@ class HeldRows:
     Args:
         values: [num_rows, columns], on the CPU.
         near: numbers of the rows that the device holds, int64.
+
+    Attributes:
+        values: all rows, on the CPU.
     """
 
     def __init__(self, values: Shaped[Tensor, "num_rows columns"], near: Int[Tensor, " num_near"],
                  device: torch.device):
-        self._values = values.pin_memory() if device.type == "cuda" else values
+        self.values = values.pin_memory() if device.type == "cuda" else values
         self._near = self._slot = None
         if len(near):
             self._near = values[near].to(device)
             self._slot = torch.full((len(values),), -1, dtype=torch.int32, device=device)
             self._slot[near.to(device)] = torch.arange(len(near), dtype=torch.int32, device=device)
 
-    @property
-    def values(self) -> Tensor:
-        """All rows, on the CPU."""
-        return self._values
-
     def take(self, rows: Int[Tensor, " num_taken"]) -> Shaped[Tensor, "num_taken columns"]:
         """Gather rows on the device."""
         if rows.device.type == "cuda":
             from parallel_epochs.models.kernels.gather import gather_rows
 
-            return gather_rows(self._values, self._near, self._slot, rows)
-        found = self._values.index_select(0, rows.cpu()).to(rows.device)  # tests: the kernel waits for nothing
+            return gather_rows(self.values, self._near, self._slot, rows)
+        found = self.values.index_select(0, rows.cpu()).to(rows.device)  # tests: the kernel waits for nothing
         if self._near is None or self._slot is None:
             return found
         slot = self._slot[rows].long()

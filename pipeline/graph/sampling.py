@@ -109,28 +109,22 @@ class NeighborSampler:
         ptrs.append(torch.full((hops[-1].numel(),), num_edges, device=seeds.device))
         return self._edges(torch.cat(sources), torch.cat(ptrs)), torch.cat(hops), torch.cat(positions)
 
-    def _count(self, nodes: Tensor, most: int | Tensor) -> Tensor:
-        """Count the neighbours to draw, summed up to each node."""
-        if isinstance(most, Tensor):
-            count = torch.empty(nodes.numel(), dtype=torch.int64)
-            LIBRARY.require().sampling_count_by_relation(
-                *self._relations(most), pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(count),
-                torch.get_num_threads())
-        else:
-            degree = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
-            count = degree if most < 0 else degree.clamp(max=most)
-        return torch.cat([count.new_zeros(1), count.cumsum(0)])
-
     def _draw(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
         """Draw edges that enter each node; returns where each node's begin, and their positions, ascending."""
-        ptr = self._count(nodes, most)
-        position = torch.empty(int(ptr[-1]), dtype=torch.int64)
-        rest = (pointer(nodes), ctypes.c_int64(nodes.numel()), pointer(ptr), ctypes.c_uint64(key), pointer(position),
-                torch.get_num_threads())
+        library, drawing = LIBRARY.require(), (pointer(nodes), ctypes.c_int64(nodes.numel()))
+        count = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
         if isinstance(most, Tensor):
-            LIBRARY.require().sampling_draw_by_relation(*self._relations(most), *rest)
+            library.sampling_count_by_relation(*self._relations(most), *drawing, pointer(count),
+                                               torch.get_num_threads())
+        elif most >= 0:
+            count = count.clamp(max=most)
+        ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        position = torch.empty(int(ptr[-1]), dtype=torch.int64)
+        rest = *drawing, pointer(ptr), ctypes.c_uint64(key), pointer(position), torch.get_num_threads()
+        if isinstance(most, Tensor):
+            library.sampling_draw_by_relation(*self._relations(most), *rest)
         else:
-            LIBRARY.require().sampling_draw(pointer(self._indptr), self._indptr.element_size(), *rest)
+            library.sampling_draw(pointer(self._indptr), self._indptr.element_size(), *rest)
         return ptr, position
 
     def _draw_with_torch(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:

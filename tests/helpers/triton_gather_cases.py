@@ -18,11 +18,11 @@ def test_rows(columns, dtype, num_near):
     rows = torch.randint(40, (333,), generator=torch.Generator().manual_seed(columns))
     expected, held = values[rows], HeldRows(values, torch.randperm(40)[:num_near], DEVICE)
     if num_near:  # near rows are not read from afar
-        held._values[held._slot.cpu() >= 0] = 0
-    found = gather_rows(held._values, held._near, held._slot, rows.to(DEVICE))
+        held.values[held._slot.cpu() >= 0] = 0
+    found = gather_rows(held.values, held._near, held._slot, rows.to(DEVICE))
     assert torch.equal(found.cpu(), expected)
     if DEVICE.type == "cuda":
-        assert held._values.is_pinned() and torch.equal(held.take(rows.to(DEVICE)), found)
+        assert held.values.is_pinned() and torch.equal(held.take(rows.to(DEVICE)), found)
 
 
 def test_no_rows():

@@ -48,8 +48,7 @@ class EdgeTask(NodeTask):
             return batch
         edges, out = plain_edges(batch.edge_index), copy.copy(batch)
         kept = (~learned[edges[0].long()]).nonzero().squeeze(1)
-        out.edge_index = keep_edges(batch.edge_index, kept) if not edges.is_cuda else EdgeIndex(
-            edges.index_select(1, kept), sparse_size=(batch.num_nodes,) * 2, sort_order="col").fill_cache_()
+        out.edge_index = keep_edges(batch.edge_index, kept)
         if batch.edge_attr is not None:
             out.edge_attr = batch.edge_attr.index_select(0, kept)
         return out
