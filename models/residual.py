@@ -38,18 +38,19 @@ def concatenate(h: Tensor, convolve: Map, activate: Map) -> Tensor:
 BLOCKS = {"res+": add_preactivated, "res": add_activated, "plain": replace, "dense": concatenate}
 
 
-def recompute(model: torch.nn.Module, function: Callable[..., Result], *args) -> Result:
+def recompute(model: torch.nn.Module, function: Callable[..., Result], *args, draws: bool = True) -> Result:
     """Call a function without keeping its intermediate tensors; backward computes them again.
 
     Args:
         model: the module whose batch norms must not count the same batch again while `function` is computed again.
         function: a part of the model's forward.
         args: the function's arguments.
+        draws: whether the function draws random numbers from torch's global state, which a CUDA graph cannot set back.
     """
     if torch.compiler.is_compiling():
         # A compiled graph writes buffers in forward only, and the compiler traces no `context_fn` with side effects.
-        return checkpoint(function, *args, use_reentrant=False)
-    return checkpoint(function, *args, use_reentrant=False,
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=draws)
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=draws,
                       context_fn=lambda: (contextlib.nullcontext(), fix_statistics(model)))
 
 

@@ -1,5 +1,8 @@
 """LayerNorm, ReLU and dropout between two layers. Where the compiled kernel can run, it does all three in one pass."""
 
+import functools
+import importlib.util
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -8,6 +11,9 @@ from torch.nn import functional as F
 from parallel_epochs.models.kernels import norm as fused
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.plain import is_plain
+
+# A row of the GPU kernel lies in registers.
+MAX_GPU_CHANNELS = 4096
 
 
 def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
@@ -24,20 +30,20 @@ def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Mod
         dropout: probability in [0, 1).
         training: whether elements are dropped.
         kernel: "reference" for torch's own operators, "auto" or "fused" for the fused kernel where it can run: a
-            LayerNorm in float32 on the CPU.
+            LayerNorm in float32, on the CPU or on a GPU with Triton.
         mask: what :func:`draw_mask` returned for the same arguments. It decides which elements are dropped, in place of
             a new draw.
 
     Returns:
         [num_nodes, channels]
     """
-    if not _runs_fused(x, norm, kernel):
+    if not runs_fused(x, norm, kernel):
         out = norm(x).relu()
         return F.dropout(out, dropout, training) if mask is None else out * mask
     dropout = dropout if training else 0.0
     seed = mask
     if seed is None:
-        seed = torch.randint(2**62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
+        seed = draw_seed(x) if dropout else torch.zeros(1, dtype=torch.int64, device=x.device)
     # As autocast has it: norms compute and return float32.
     return fused.forward(x.float(), norm.weight, norm.bias, seed, norm.eps, dropout)[0]
 
@@ -52,24 +58,41 @@ def draw_mask(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, 
     """
     if not (training and dropout):
         return None
-    if _runs_fused(x, norm, kernel):
-        return torch.randint(2**62, (1,))
+    if runs_fused(x, norm, kernel):
+        return draw_seed(x)
     return x.new_empty(x.shape).bernoulli_(1 - dropout).div_(1 - dropout)
 
 
-def _runs_fused(x: Tensor, norm: torch.nn.Module, kernel: str) -> bool:
+def draw_seed(x: Tensor) -> Tensor:
+    """Draw a seed from torch's random state of the device of `x`, from which a CUDA graph draws anew in each replay."""
+    return torch.randint(2**62, (1,), device=x.device)
+
+
+def runs_fused(x: Tensor, norm: torch.nn.Module, kernel: str) -> bool:
+    """Tell whether the fused kernel computes :func:`norm_relu_dropout`."""
     transformed = is_transformed() and not torch.compiler.is_compiling()
     return kernel != "reference" and not transformed and _can_fuse(x, norm)
 
 
 def _can_fuse(x: Tensor, norm: torch.nn.Module) -> bool:
-    dtypes = (torch.float32, torch.bfloat16) if torch.is_autocast_enabled("cpu") else (torch.float32,)
+    device = x.device.type
+    halves = {"cpu": (torch.bfloat16,), "cuda": (torch.bfloat16, torch.float16)}.get(device, ())
+    dtypes = (torch.float32, *(halves if halves and torch.is_autocast_enabled(device) else ()))
     return (is_plain(norm, torch.nn.LayerNorm) and norm.weight is not None and norm.bias is not None
-            and norm.weight.dtype == torch.float32
-            and x.device.type == norm.weight.device.type == "cpu" and x.dtype in dtypes and x.dim() == 2
-            and norm.normalized_shape == (x.size(1),) and _is_compiled())
+            and norm.weight.dtype == torch.float32 and x.device == norm.weight.device and x.dtype in dtypes
+            and x.dim() == 2 and norm.normalized_shape == (x.size(1),) and _is_compiled(device, x.size(1)))
 
 
 @torch.compiler.assume_constant_result
-def _is_compiled() -> bool:
-    return not fused.LIBRARY.missing()
+def _is_compiled(device: str, channels: int) -> bool:
+    if device == "cuda":
+        return channels <= MAX_GPU_CHANNELS and _register_gpu()
+    return device == "cpu" and not fused.LIBRARY.missing()
+
+
+@functools.cache
+def _register_gpu() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    importlib.import_module("parallel_epochs.models.kernels.gpu_norm").register()  # Triton takes a second to import
+    return True

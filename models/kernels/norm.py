@@ -20,11 +20,12 @@ def _call(function, x, seed, eps, dropout, **tensors) -> None:
                                eps=eps, dropout=dropout)))
 
 
-def _allocate_outputs(x):
+def allocate_outputs(x):
+    """Allocate the three results of :func:`forward`."""
     return x.new_empty(x.shape), x.new_empty(x.size(0)), x.new_empty(x.size(0))
 
 
-@operator("norm_relu_dropout", _allocate_outputs)
+@operator("norm_relu_dropout", allocate_outputs)
 def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
             dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ``dropout(relu(layer_norm(x)))``.
@@ -40,7 +41,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
     Returns:
         The result [num_rows, channels], each row's mean [num_rows], and 1 / its standard deviation [num_rows].
     """
-    out, mean, scale = _allocate_outputs(x)
+    out, mean, scale = allocate_outputs(x)
     _call(LIBRARY.get().norm_forward, x, seed, eps, dropout, weight=weight, bias=bias, out=out, mean=mean, scale=scale)
     return out, mean, scale
 

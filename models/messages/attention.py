@@ -80,7 +80,8 @@ def attention(
             raise ValueError(f"{name} must be in [0, 1], not {share}")
     if seed is None:
         drops = dropout or edge_dropout
-        seed = torch.randint(2**62, (1,)) if drops else torch.zeros(1, dtype=torch.int64)
+        place = message.device  # of whose random state a CUDA graph draws anew in each replay
+        seed = torch.randint(2**62, (1,), device=place) if drops else torch.zeros(1, dtype=torch.int64, device=place)
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in (message, source, target, att)
                                                    if tensor is not None))
     reason = _why_reference(tensors, kernel, score)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from parallel_epochs.models.aggregate import gpu_encode
+from parallel_epochs.models.kernels.gpu_norm import hash_elements
 
 # The functions of all passes read this; see the arguments of :func:`gpu_attention_forward.forward`. FEATURES is "raw".
 Attention = namedtuple(
@@ -19,22 +20,6 @@ Attention = namedtuple(
 LOWEST = tl.constexpr(-3.4028234e38)
 # The column of the hash that decides on whole edges, times the factor of columns.
 ALL_HEADS = tl.constexpr((2**32 - 1) * 0x9e3779b1 % 2**32)
-GOLDEN = tl.constexpr(0x9e3779b97f4a7c15)
-FIRST, SECOND = tl.constexpr(0xbf58476d1ce4e5b9), tl.constexpr(0x94d049bb133111eb)
-
-
-@triton.jit
-def hash_edges(seed, number, column):
-    """Compute hash.h's `hash_element` of each edge's number [BLOCK_E], in a `column` times 0x9e3779b1, as int64."""
-    z = tl.load(seed).to(tl.uint64) + (number + 1).to(tl.uint64) * GOLDEN
-    z = (z ^ (z >> 30)) * FIRST
-    z = (z ^ (z >> 27)) * SECOND
-    key = z ^ (z >> 31)
-    h = tl.add(column, key.to(tl.uint32), sanitize_overflow=False)
-    h = tl.mul(h ^ (h >> 16), 0x7feb352d, sanitize_overflow=False)
-    h = tl.add(h, (key >> 32).to(tl.uint32), sanitize_overflow=False)
-    h = tl.mul(h ^ (h >> 15), 0x846ca68b, sanitize_overflow=False)
-    return (h ^ (h >> 16)).to(tl.int64)
 
 
 @triton.jit
@@ -44,14 +29,14 @@ def draw_factors(p, number):
         return 1.0
     else:
         column = tl.mul(tl.cast(p.head, tl.uint32), 0x9e3779b1, sanitize_overflow=False)
-        return tl.where(hash_edges(p.seed, number, column) >= tl.cast(p.threshold, tl.int64), p.rescale, 0.0)
+        return tl.where(hash_elements(p.seed, number, column) >= tl.cast(p.threshold, tl.int64), p.rescale, 0.0)
 
 
 @triton.jit
 def keep_edges(p, number, valid):
     """Return which of a block of edges exist and are not removed by dropout."""
     if p.edge_threshold is not None:
-        hashes = hash_edges(p.seed, number, tl.full(number.shape, ALL_HEADS, tl.uint32))
+        hashes = hash_elements(p.seed, number, tl.full(number.shape, ALL_HEADS, tl.uint32))
         valid = valid & (hashes >= tl.cast(p.edge_threshold, tl.int64))
     return valid
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_epochs.models.aggregate.relation_table import check as check_relations
-from parallel_epochs.models.convs.activation import norm_relu_dropout
+from parallel_epochs.models.convs.activation import draw_seed, norm_relu_dropout, runs_fused
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
@@ -113,8 +113,10 @@ class DeeperGCN(GraphModel):
             h = h + spread(state, ptr, h.size(0))
         for layer in range(len(self.convs)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
+                is_seeded = self._is_seeded(h)
+                seed = self._draw_seed(layer, h) if is_seeded else None
                 h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr,
-                                     degree_ratio)
+                                     degree_ratio, seed, draws=not is_seeded)
             else:
                 h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr, degree_ratio)
         if self.block == "res+" and self.pool == "none":
@@ -148,7 +150,8 @@ class DeeperGCN(GraphModel):
 
     def _apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
                      state: Tensor | None = None, ptr: Tensor | None = None,
-                     degree_ratio: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+                     degree_ratio: Tensor | None = None,
+                     seed: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if self.knn:
             edge_index = dilated_neighbors(h, self.knn, dilation=min(layer + 1, self.knn_dilation), ptr=ptr,
                                            epsilon=self.knn_epsilon if self.training else 0.0)
@@ -164,15 +167,25 @@ class DeeperGCN(GraphModel):
         if self.block == "res+" and layer == 0:
             return convolve(h), state  # the norm that is left over stands in front of the head
         norm = self.norms[layer - 1 if self.block == "res+" else layer]
-        return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
+        return BLOCKS[self.block](h, convolve, partial(self._activate, norm, mask=seed)), state
+
+    def _is_seeded(self, h: Tensor) -> bool:
+        """Tell whether a layer's only random numbers are of one seed, so that it can be recomputed in a CUDA graph."""
+        return (h.is_cuda and self.block != "dense" and self.virtual is None and not self.knn and not self.edge_dropout
+                and (not self.dropout or runs_fused(h, self.norms[0], self.kernel)))
+
+    def _draw_seed(self, layer: int, h: Tensor) -> Tensor | None:
+        """Draw the seed of the dropout of a layer; none if it has none."""
+        drops = self.training and self.dropout and (layer or self.block != "res+")
+        return draw_seed(h) if drops else None
 
     def channels_of(self, layer: int) -> int:
         """Return the width of the input of a layer, counted from 0. With the number of layers: of the head's input."""
         hidden = cast(Tensor, self.norms[0].weight).numel()
         return hidden * (1 + layer) if self.block == "dense" else hidden
 
-    def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
-        return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
+    def _activate(self, norm: torch.nn.Module, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel, mask=mask)
 
     def _convolve(self, layer: int, h: Tensor | tuple[Tensor, Tensor], *, edge_index: Tensor, edge_attr: Tensor | None,
                   degree_ratio: Tensor | None) -> Tensor:

@@ -171,6 +171,8 @@ ROWS: tuple[Row, ...] = (
     _bench("step", 70, "step", "--pyg-layers", "14", "--layers", "112",
            small=(*FEW, "--pyg-layers", "3", "--layers", "4")),
     _train("epoch of the flagship", 60, *FLAGSHIP, *EPOCHS, small=TINY_FLAGSHIP),
+    _train("epoch of the flagship without CUDA graphs", 60, *FLAGSHIP, *EPOCHS, "train.cuda_graph=false",
+           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
     _train("epoch of the flagship with clusters from the CPU", 60, *FLAGSHIP, *EPOCHS, "data.device=cpu",
            small=TINY_FLAGSHIP, compared="epoch of the flagship"),
     _bench("aggregation", 60, "aggregate", small=(*FEW, "--eager")),

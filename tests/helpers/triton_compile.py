@@ -22,7 +22,7 @@ from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu
 from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import Tiles
 from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
-from parallel_epochs.models.kernels import gather, sorting
+from parallel_epochs.models.kernels import gather, gpu_norm, sorting
 from parallel_epochs.models.messages import gpu_attention, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.messages.scores import SCORES
@@ -121,6 +121,13 @@ def compile_skipgram(dim, num_negatives, optimizer):
                        torch.zeros(2, dtype=torch.float64), lr=0.05)
 
 
+def compile_norm(channels, dropout):
+    print(f"norm, {channels} channels, dropout {dropout}")
+    x, weight, seed = torch.zeros(99, channels), torch.zeros(channels), torch.zeros(1, dtype=torch.int64)
+    _, mean, scale = gpu_norm.forward(x, weight, weight, seed, 1e-5, dropout)
+    gpu_norm.backward(x, x, mean, scale, weight, weight, seed, 1e-5, dropout)
+
+
 def compile_layout(dim, num_negatives):
     print(f"layout, {dim} dimensions, {num_negatives} negatives")
     none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
@@ -130,7 +137,7 @@ def compile_layout(dim, num_negatives):
 
 if __name__ == "__main__":
     gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
-    gpu.launch = skipgram_gpu.run = compile_launch
+    gpu.launch = gpu_norm.run = skipgram_gpu.run = gpu_norm.run = compile_launch
     chosen = sys.argv[1] if len(sys.argv) > 1 else "all"
     if len(sys.argv) > 2:
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
@@ -140,6 +147,8 @@ if __name__ == "__main__":
             compile_attention(score, 16, 8, loops=True, dropout=0.1)
         compile_messages("u_div_e", "max", (4, 16), (4, 1), dtype=torch.bfloat16)
         compile_messages("copy_u", "sum", (64,), ())
+        compile_norm(64, 0.1)
+        compile_norm(256, 0.0)
         compile_problem("softmax", 64, 8)
         compile_problem("max", 64, 0)
         compile_problem("softmax", 64, 8, num_relations=8)

@@ -5,13 +5,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.kernels import gpu_norm, norm, sorting
 from parallel_epochs.models.messages import fused, gpu_messages, ops, update_all
 from tests.helpers.operators import opcheck
 from tests.helpers.triton_process import choose_device, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
 from tests.models.messages.test_fused import check, run
 
+norm_forward, norm_backward = norm.forward._kernels["cpu"], norm.backward._kernels["cpu"]
 DEVICE = choose_device(gpu, gpu_messages)
 
 
@@ -36,6 +37,22 @@ def make(message, left, right, num_edges=12, *, hub=0, num_src=5, num_dst=4, see
 def check_case(message, reduce, left, right=(), *, num_src=5, num_dst=4, **options):
     edge_index, operands = make(message, left, right, num_src=num_src, num_dst=num_dst, **options)
     check(edge_index, message, reduce, operands, num_src=num_src, num_dst=num_dst)
+
+
+@pytest.mark.parametrize("num_rows, channels, dropout", [(37, 20, 0.3), (70, 64, 0.0), (3, 130, 0.5), (0, 8, 0.1)])
+def test_norms_drop_what_the_cpu_drops(num_rows, channels, dropout):
+    draw = torch.Generator().manual_seed(num_rows)
+    x, grad = torch.randn(2, num_rows, channels, generator=draw)
+    weight, bias = torch.randn(2, channels, generator=draw)
+    seed, options = torch.tensor([-12345678901]), (1e-5, dropout)
+    expected = norm_forward(x, weight, bias, seed, *options)
+    expected += norm_backward(grad, x, *expected[1:], weight, bias, seed, *options)
+    x, grad, weight, bias, seed = (tensor.to(DEVICE) for tensor in (x, grad, weight, bias, seed))
+    found = gpu_norm.forward(x, weight, bias, seed, *options)
+    found += gpu_norm.backward(grad, x, *found[1:], weight, bias, seed, *options)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[0].cpu() == 0, expected[0] == 0)
 
 
 @pytest.mark.parametrize("message, reduce, left, right", [
