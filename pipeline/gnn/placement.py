@@ -128,11 +128,13 @@ def plan(asked: str, data: Data, room: Room, *, has_triton: bool) -> Plan:
         return Plan("cuda", f"the graph, {format_bytes(size)}, lies on the GPU, which makes the batches; {held}", size)
     far = tuple(key for key in FAR if data.get(key) is not None and data[key].numel())
     locked, text = size_of(data, far), f"the graph takes {format_bytes(size)}, and {held}"
+    # Torch's allocator of locked memory takes powers of two.
+    taken = sum(1 << (size_of(data, (key,)) - 1).bit_length() for key in far)
     structure, reason = size - locked, ""
     if structure > room.gpu:
         reason = f"its structure alone takes {format_bytes(structure)}"
-    elif locked > room.host:
-        reason = f"a rank may lock {format_bytes(room.host)} of the machine's memory"
+    elif taken > room.host:
+        reason = f"a rank may lock {format_bytes(room.host)} of the machine's memory, not {format_bytes(taken)}"
     elif far and not has_triton:
         reason = "the GPU reads locked memory by a kernel in Triton, which is not installed"
     if reason:

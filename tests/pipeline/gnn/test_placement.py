@@ -34,11 +34,12 @@ def test_a_graph_that_fits_lies_on_the_gpu(data):
 @pytest.mark.parametrize("asked", ["auto", "cuda"])
 def test_features_that_do_not_fit_lie_in_locked_memory(data, asked):
     far = bytes_of(data, ("x", "edge_attr"))
-    structure = bytes_of(data) - far
-    found = plan(asked, data, Room(structure + 4_000 + 100 * 10 + 99, far, TEXT), has_triton=True)
+    structure, host = bytes_of(data) - far, 2**17 + 2**19  # of 100,000 and 480,000 bytes
+    assert plan(asked, data, Room(structure + 4_000, host - 1, TEXT), has_triton=True).name == "cpu"
+    found = plan(asked, data, Room(structure + 4_000 + 100 * 10 + 99, host, TEXT), has_triton=True)
     assert (found.name, found.far, found.num_near, found.size) == ("pinned", ("x", "edge_attr"), 10, structure + 1000)
     assert "10 of 1,000 nodes" in found.text
-    assert plan("pinned", data, Room(1e12, far, TEXT), has_triton=True).num_near == 1000
+    assert plan("pinned", data, Room(1e12, host, TEXT), has_triton=True).num_near == 1000
 
 
 @pytest.mark.parametrize("gpu, host, has_triton, reason", [
