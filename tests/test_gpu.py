@@ -140,6 +140,14 @@ def test_a_run_ends_with_the_same_weights_wherever_its_graph_lies(overrides, pla
     assert ours["weights_sha256"] == expected["weights_sha256"] and ours["best_valid"] == expected["best_valid"]
 
 
+@pytest.mark.parametrize("trainer, data", [("node_embedding", "digits"), ("layout", "digits"), ("knowledge", "math")])
+def test_two_runs_of_vectors_have_the_same_bits(trainer, data, tmp_path):
+    for name in ("a", "b"):
+        run("pipeline.train", f"trainer={trainer}", f"data={data}", "train.epochs=3", "device=cuda",
+            f"hydra.run.dir={tmp_path / name}")
+    assert summary(tmp_path / "a")["weights_sha256"] == summary(tmp_path / "b")["weights_sha256"]
+
+
 @pytest.mark.parametrize("overrides, message", [
     (["device=cuda:99"], "device=cuda:99 does not exist: this machine has"),
     (["parallel.num_ranks=99"], "every rank needs one of its own")])
