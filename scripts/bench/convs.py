@@ -2,8 +2,12 @@
 
 import copy
 import importlib
+import json
 import os
+import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -27,6 +31,7 @@ from parallel_epochs.scripts.bench.measure import (
     beside,
     describe_extensions,
     extra_of_both,
+    four_digits,
     make_step,
     say,
     seconds_of,
@@ -83,12 +88,16 @@ STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
 
 
 def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
-                repeat: int = 3, cases: tuple[str, ...] = (), dgl: str = "", device: str = "cpu") -> None:
+                repeat: int = 3, cases: tuple[str, ...] = (), dgl: str = "", device: str = "cpu",
+                busy: bool = False) -> None:
     """Measure time and memory of the layers that run fused, beside PyG's and DGL's.
 
     Args:
         cases: layers whose name contains one of these texts (default: all).
+        busy: only measure a GENConv next to a process that never sleeps, and without it.
     """
+    if busy:
+        return _measure_beside_neighbour(num_nodes, num_edges, channels, repeat)
     place = choose_device(device)
     if dgl and place.type == "cuda":
         raise ValueError(f"--dgl with --device={device}: the package of {INSTALL_DGL} computes on the CPU alone")
@@ -108,6 +117,41 @@ def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
         write_row(row)
     if takes_step:
         write_row(dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
+
+
+def _measure_beside_neighbour(*sizes: int) -> None:
+    """Measure in a new process for each order of imports, since libgomp reads its variables when it is loaded."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    for first in ("parallel_epochs", "torch"):
+        say(f"{first} is imported first")
+        code = (f"import {first}, torch; torch.set_num_threads({torch.get_num_threads()})\n"
+                f"from parallel_epochs.scripts.bench.convs import time_beside_neighbour as t; t{sizes}")
+        found = subprocess.run([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True)
+        write_row({"bench": "convs --busy", "imported_first": first, **json.loads(found.stdout)})
+
+
+def time_beside_neighbour(num_nodes: int, num_edges: int, channels: int, repeat: int) -> None:
+    """Time forward and backward of a GENConv with and without a busy neighbour, and print the times as JSON."""
+    data = graphs.proteins(num_nodes, num_edges // 2 * 2)
+    theirs, ours = build(Case("GENConv", edges="features"), channels, data.edge_attr.size(1))
+    x, gradient = graphs.exact(num_nodes, channels).requires_grad_(), graphs.exact(num_nodes, channels)
+
+    def run(conv: torch.nn.Module = ours) -> dict[str, Tensor]:
+        out = conv(x, data.edge_index, data.edge_attr)
+        return {"out": out.detach(), "x": torch.autograd.grad(out, [x, *conv.parameters()], gradient)[0]}
+
+    assert_close(run(), run(theirs), tolerance=1e-3)
+    rounds = []
+    for round_ in range(repeat):
+        quiet = statistics.median(seconds_of(run) for _ in range(15))
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+            time.sleep(0.3)
+            busy = statistics.median(seconds_of(run) for _ in range(15))
+            neighbour.kill()
+        rounds.append((quiet, busy, busy / quiet))
+        say(f"round {round_ + 1}: alone {quiet:.4f} s, next to a busy process {busy:.4f} s, ratio {busy / quiet:.2f}")
+    names = "alone_median_s", "busy_median_s", "ratio_median"
+    print(json.dumps({name: four_digits(statistics.median(values)) for name, values in zip(names, zip(*rounds))}))
 
 
 def _measure_step(data: Data, channels: int, repeat: int) -> dict:

@@ -51,7 +51,7 @@ def test_nested_loops_of_several_callers_and_errors_end(loop):
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_threads_sleep_block_signals_and_are_started_again_in_a_fork(loop):
     before = set(os.listdir("/proc/self/task"))
-    assert meet(loop, 3) and meet(loop, 2)
+    assert meet(loop, 12) and meet(loop, 2)
     for task in set(os.listdir("/proc/self/task")) - before:
         assert int(Path("/proc/self/task", task, "status").read_text().split("SigBlk:")[1].split()[0], 16) & 2  # SIGINT
     start = time.process_time()
