@@ -273,18 +273,21 @@ struct Backward {
   }
 
   int run() {
-    std::atomic<int> status{OK};
-    parallel_for(p.num_threads, num_pack_blocks, 1, [&](int64_t b) { pack(b); });
-    parallel_for(
-        p.num_threads, table_sums.num_streams, 1, [&] { return Room(encoder); },
-        [&](int64_t stream, Room& room) {
-          for (int64_t c = table_sums.first_chunk(stream); c < table_sums.first_chunk(stream + 1); c++)
-            keep_worst(status, run_chunk(room, stream, c));
-        });
-    parallel_for(p.num_threads, table_sums.num_relations, 16,
-                 [&](int64_t r) { table_sums.finish(r, p.channels, p.grad_table + r * p.channels); });
-    visit_empty_rows(edges, p.num_threads,
-                     [&](int64_t row) { std::fill_n(p.grad_x + row * p.channels, p.channels, 0.0f); });
+    int status = OK;
+#pragma omp parallel num_threads(edges.team(p.num_threads)) reduction(max : status)
+    {
+      Room room(encoder);
+#pragma omp for schedule(static)
+      for (int64_t b = 0; b < num_pack_blocks; b++) pack(b);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t stream = 0; stream < table_sums.num_streams; stream++)
+        for (int64_t c = table_sums.first_chunk(stream); c < table_sums.first_chunk(stream + 1); c++)
+          status = std::max(status, run_chunk(room, stream, c));
+#pragma omp for schedule(static)
+      for (int64_t r = 0; r < table_sums.num_relations; r++)
+        table_sums.finish(r, p.channels, p.grad_table + r * p.channels);
+      visit_empty_rows(edges, [&](int64_t row) { std::fill_n(p.grad_x + row * p.channels, p.channels, 0.0f); });
+    }
     if (status) return status;
     partials.merge(
         edges, [](vf& sum, const vf& part) { sum += part; },

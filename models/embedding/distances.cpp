@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../kernels/threads.h"
-
 namespace {
 // Smallest square of a modulus, whose gradient at 0 would be infinite; as TINY in distances.py.
 constexpr float TINY = 1e-30f;
@@ -16,7 +14,8 @@ extern "C" {
 
 void modulus_forward(const float* queries, const float* entities, float* sums, int64_t batches, int64_t n, int64_t m,
                      int64_t half, int64_t threads) {
-  parallel_for(threads, batches * n, (batches * n + 63) / 64, [&](int64_t row) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t row = 0; row < batches * n; ++row) {
     const float *qr = queries + row * 2 * half, *qi = qr + half;
     const float* others = entities + row / n * m * 2 * half;
     for (int64_t j = 0; j < m; ++j) {
@@ -29,12 +28,13 @@ void modulus_forward(const float* queries, const float* entities, float* sums, i
       }
       sums[row * m + j] = sum;
     }
-  });
+  }
 }
 
 void modulus_backward(const float* queries, const float* entities, const float* grads, float* to_queries,
                       float* to_entities, int64_t batches, int64_t n, int64_t m, int64_t half, int64_t threads) {
-  parallel_for(threads, batches, 1, [&](int64_t batch) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t batch = 0; batch < batches; ++batch) {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = batch * n + i;
       const float *qr = queries + row * 2 * half, *qi = qr + half;
@@ -53,6 +53,6 @@ void modulus_backward(const float* queries, const float* entities, const float* 
         }
       }
     }
-  });
+  }
 }
 }

@@ -1,7 +1,6 @@
 // The sum over a node's edges of sigmoid(key_i + query_j + A e) * (value_j + B e), and its gradients. Each pass walks
 // over edges that are sorted by row. Rows are cut into chunks that depend only on the edges, never on the number of threads.
 #pragma once
-#include "threads.h"
 #include "tiles.h"
 
 #define ALWAYS __attribute__((always_inline))  // for lambdas
@@ -131,7 +130,8 @@ class Gated {
   template <class Visit>
   int walk(const Visit& visit) {
     if (broken()) return GATED_BROKEN_INDEX;
-    parallel_for(edges.team(p.num_threads), NUM_CHUNKS, 1, [&](int64_t chunk) ALWAYS {
+#pragma omp parallel for num_threads(edges.team(p.num_threads)) schedule(dynamic, 1)
+    for (int chunk = 0; chunk < NUM_CHUNKS; chunk++) {
       const int64_t end = first_row(chunk + 1);
       for (int64_t row = first_row(chunk); row < end; row++)
         for (int64_t channel = 0; channel < p.channels; channel += LANES) {
@@ -143,7 +143,7 @@ class Gated {
           if (lanes == LANES) visit(chunk, row, channel, LANES, weights);
           else visit(chunk, row, channel, lanes, weights);
         }
-    });
+    }
     return GATED_OK;
   }
 
@@ -162,16 +162,13 @@ class Gated {
 
   bool broken() const {  // whether an index points outside of its array
     if (edges.ptr[0] != 0 || edges.ptr[p.num_rows] != p.num_edges) return true;
-    std::atomic<bool> wrong{false};
-    parallel_for(p.num_threads, edges.num_chunks(), 1, [&](int64_t chunk) {
-      const int64_t begin = chunk * edges.chunk_edges(), end = std::min(p.num_edges, begin + edges.chunk_edges());
-      if (!edges.other.is_below(p.num_others, begin, end) ||
-          (p.attr && !edges.position.is_below(p.num_edges, begin, end)))
-        wrong = true;
-    });
-    parallel_for(p.num_threads, p.num_rows, 1 << 14, [&](int64_t row) {
-      if (edges.ptr[row] > edges.ptr[row + 1]) wrong = true;
-    });
+    bool wrong = false;
+#pragma omp parallel for num_threads(edges.team(p.num_threads)) reduction(|| : wrong)
+    for (int64_t edge = 0; edge < p.num_edges; edge++)
+      wrong = wrong || uint64_t(edges.other[edge]) >= uint64_t(p.num_others) ||
+              (p.attr && uint64_t(edges.position[edge]) >= uint64_t(p.num_edges));
+#pragma omp parallel for num_threads(edges.team(p.num_threads)) reduction(|| : wrong)
+    for (int64_t row = 0; row < p.num_rows; row++) wrong = wrong || edges.ptr[row] > edges.ptr[row + 1];
     return wrong;
   }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "simd.h"
-#include "threads.h"
 
 constexpr int ROWS = 4;         // rows that share a matrix's vectors in registers
 constexpr int PART = 32;        // rows whose gradients stay in the second-level cache
@@ -109,9 +108,9 @@ void differentiate_weight(const HeadProblem& p, int64_t begin, int64_t end, floa
 // Calls visit(chunk, its first row, the row after its last).
 template <class Visit>
 void for_chunks(const HeadProblem& p, const Visit& visit) {
-  parallel_for(p.num_threads, NUM_CHUNKS, 1, [&](int64_t chunk) {
+#pragma omp parallel for num_threads(p.num_threads) schedule(dynamic, 1)
+  for (int64_t chunk = 0; chunk < NUM_CHUNKS; chunk++)
     visit(chunk, p.num_rows * chunk / NUM_CHUNKS, p.num_rows * (chunk + 1) / NUM_CHUNKS);
-  });
 }
 
 }  // namespace

@@ -227,7 +227,7 @@ class NativeLibrary:
         try:
             with warnings.catch_warnings(action="ignore"):  # warnings about a compiler without a known version
                 cpp_extension.load(
-                    self._path.stem, [str(self.source)], extra_cflags=self.flags, extra_ldflags=["-pthread"],
+                    self._path.stem, [str(self.source)], extra_cflags=self.flags, extra_ldflags=["-fopenmp"],
                     build_directory=str(folder), is_python_module=False, with_cuda=False)
         finally:
             os.environ["PATH"] = search_path

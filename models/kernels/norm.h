@@ -1,7 +1,6 @@
 // LayerNorm, ReLU and dropout of each row in one pass. Backward recomputes all but the row's mean and deviation.
 #pragma once
 #include "hash.h"
-#include "threads.h"
 #include "tiles.h"
 
 struct NormProblem {  // norm.py reads its fields from here
@@ -100,20 +99,26 @@ struct NormReluDropout {
     }
   }
 
+  int team() const { return int(std::max<int64_t>(1, std::min(p.num_threads, num_chunks))); }
+
   int forward() const {
-    parallel_for(p.num_threads, p.num_rows, chunk_rows, [&](int64_t row) { forward_row(row); });
+#pragma omp parallel for num_threads(team()) schedule(static)
+    for (int64_t row = 0; row < p.num_rows; row++) forward_row(row);
     return 0;
   }
 
   int backward() const {
     Buffer<vf> sums(num_chunks * 2 * num_blocks, vf{});
-    parallel_for(
-        p.num_threads, num_chunks, 1, [&] { return Buffer<vf>(num_blocks); },
-        [&](int64_t chunk, Buffer<vf>& q) {
-          vf* own = sums.data + chunk * 2 * num_blocks;
-          const int64_t end = std::min(p.num_rows, (chunk + 1) * chunk_rows);
-          for (int64_t row = chunk * chunk_rows; row < end; row++) backward_row(row, own, own + num_blocks, q.data);
-        });
+#pragma omp parallel num_threads(team())
+    {
+      Buffer<vf> q(num_blocks);
+#pragma omp for schedule(static)
+      for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        vf* own = sums.data + chunk * 2 * num_blocks;
+        const int64_t end = std::min(p.num_rows, (chunk + 1) * chunk_rows);
+        for (int64_t row = chunk * chunk_rows; row < end; row++) backward_row(row, own, own + num_blocks, q.data);
+      }
+    }
     for (int64_t b = 0; b < num_blocks; b++) {
       vf weight = {}, bias = {};
       for (int64_t chunk = 0; chunk < num_chunks; chunk++) {

@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 
 # Flags of every library. Never -ffast-math: a NaN in the features has to reach the loss.
-FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-Wno-psabi")
+FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-Wno-psabi")
 # Flags of the libraries that a wheel ships, for each level of simd.h. They allow only the instructions that
-# SIMD_NEEDS in native.py asks of a processor.
+# SIMD_NEEDS in native.py asks of a processor. The libraries leave OpenMP's functions undefined, so that the dynamic
+# linker takes them from the OpenMP library that torch has loaded.
 LEVEL_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": ("-mavx512f", "-mavx512dq", "-mavx2", "-mfma")}
 SHIPPED_FLAGS = (*FLAGS, "-std=c++20", "-march=x86-64", "-fPIC")
-LINK_FLAGS = ("-shared", "-s")
+LINK_FLAGS = ("-shared", "-s")  # -fopenmp here would link the OpenMP library of the compiler
 # Folder of the shipped libraries in an installed package. A checkout has none.
 FOLDER = Path(__file__).with_name("libraries")
 

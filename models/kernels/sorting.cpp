@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "hash.h"
-#include "threads.h"
 
 constexpr int OK = 0, BROKEN_INDEX = 1;
 
@@ -51,10 +50,10 @@ extern "C" {
 uint64_t edges_hash(const void* data, int64_t num_bytes, int64_t num_threads) {
   const int64_t block = 1 << 18, num_blocks = (num_bytes + block - 1) / block;
   const auto* bytes = static_cast<const unsigned char*>(data);
-  std::atomic<uint64_t> sum{0};
-  parallel_for(num_threads, num_blocks, 1, [&](int64_t b) {
+  uint64_t sum = 0;
+#pragma omp parallel for num_threads(int(std::max<int64_t>(1, std::min(num_threads, num_blocks)))) reduction(+ : sum)
+  for (int64_t b = 0; b < num_blocks; b++)
     sum += hash_words(bytes + b * block, std::min(block, num_bytes - b * block), uint64_t(b));
-  });
   return sum;
 }
 

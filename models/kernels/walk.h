@@ -1,24 +1,17 @@
 // The walk of every pass: threads take chunks of edges, tile by tile; then come the rows without edges, then those that
 // several chunks share. What a pass does with a tile and with a row is its own.
 #pragma once
-#include "threads.h"
 #include "tiles.h"
 
 // What a pass returns, the worst of its chunks.
 constexpr int OK = 0, BROKEN_INDEX = 1, OUT_OF_MEMORY = 2, TOO_STEEP = 3, BROKEN_RELATION = 4;
 
-// Replaces a status by a worse one.
-inline void keep_worst(std::atomic<int>& status, int of_chunk) {
-  for (int before = status; before < of_chunk && !status.compare_exchange_weak(before, of_chunk);) {
-  }
-}
-
-// Calls empty(row) for every row without edges.
+// Calls empty(row) for every row without edges, in parallel within a parallel region.
 template <class Empty>
-void visit_empty_rows(const Sorted& edges, int64_t num_threads, const Empty& empty) {
-  parallel_for(num_threads, edges.num_rows, 1 << 14, [&](int64_t row) {
+void visit_empty_rows(const Sorted& edges, const Empty& empty) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < edges.num_rows; row++)
     if (edges.ptr[row] == edges.ptr[row + 1]) empty(row);
-  });
 }
 
 // Calls run(chunk, room) for every chunk, and empty(row) for every row without edges. A thread has one room, which
@@ -26,10 +19,15 @@ void visit_empty_rows(const Sorted& edges, int64_t num_threads, const Empty& emp
 template <class Make, class Run, class Empty>
 int run_chunks(const Sorted& edges, int64_t num_threads, const Make& make, const Run& run, const Empty& empty,
                bool has_rows = true) {
-  std::atomic<int> status{OK};
-  parallel_for(num_threads, edges.num_chunks(), 1, make,
-               [&](int64_t chunk, auto& room) { keep_worst(status, run(chunk, room)); });
-  if (has_rows) visit_empty_rows(edges, num_threads, empty);
+  int status = OK;
+  const int64_t num_chunks = edges.num_chunks();
+#pragma omp parallel num_threads(edges.team(num_threads)) reduction(max : status)
+  {
+    auto room = make();
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) status = std::max(status, int(run(chunk, room)));
+    if (has_rows) visit_empty_rows(edges, empty);
+  }
   return status;
 }
 

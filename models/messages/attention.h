@@ -1,7 +1,6 @@
 // What the passes of attention share: the walk over edges, encoded edge features, scores and dropout.
 #pragma once
 #include "../kernels/hash.h"
-#include "../kernels/threads.h"
 #include "attention_layout.h"
 
 struct AttentionProblem {  // attention_ops.py reads its fields from here
@@ -16,8 +15,7 @@ struct AttentionProblem {  // attention_ops.py reads its fields from here
   float *grad_message, *grad_source, *grad_target, *grad_attr, *grad_loop_attr, *grad_weight, *grad_att;
 };
 
-constexpr int64_t NODES = 256;  // nodes that a thread packs at a time
-constexpr int SLICE = 32;       // edges whose encoded features and scores fit in the first-level cache
+constexpr int SLICE = 32;  // edges whose encoded features and scores fit in the first-level cache
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.4028234e38f;
 constexpr uint32_t ALL_HEADS = 0xffffffffu;  // the column of the hash that decides on whole edges
 
@@ -113,10 +111,11 @@ struct Attention {
       for (int64_t i = 0; i < size; i++) att[size + i] = att[i] * float(p.slope);
     }
     if (EDGES) pack_weight();
-    parallel_for(p.num_threads, p.num_src, NODES, [&](int64_t i) {
+#pragma omp parallel for schedule(static) num_threads(edges.team(p.num_threads))
+    for (int64_t i = 0; i < p.num_src; i++) {
       layout.pack(p.message + i * p.heads * p.channels, message.data + i * size);
       if (Score::READS_SOURCE) pack_score(p.source + i * score_dim(), source.data + i * score_size);
-    });
+    }
   }
 
   // Numbers of a node's scores as they are given.

@@ -30,12 +30,6 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
   const int64_t num_parts;
   std::unique_ptr<Part> total;
   Partials<float> partials;
-  // The lock guards the parts that wait for those before them.
-  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  std::vector<std::unique_ptr<Part>> finished;
-  std::unique_ptr<Part> spare;
-  int64_t num_added = 0;
-  bool is_adding = false;
 
   explicit AttentionBackward(const AttentionProblem& p_)
       : Base(p_),
@@ -43,8 +37,7 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
         num_parts(std::max<int64_t>(
             1, std::min({MAX_PARTS, std::max<int64_t>(2, edges.num_edges / (4 * std::max<int64_t>(p_.num_src, 1))),
                          edges.num_chunks()}))),
-        partials(edges.num_chunks(), row_size),
-        finished(num_parts) {}
+        partials(edges.num_chunks(), row_size) {}
 
   // What a thread works with.
   struct Worker {
@@ -86,39 +79,33 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
     }
   };
 
-  // Adds part i to `total` when all parts before it have been added. Until then it waits, and its thread does not. Returns a
-  // part of zeros, or null.
-  std::unique_ptr<Part> add_in_order(int64_t i, std::unique_ptr<Part> part) {
-    pool::Locked locked(lock);
-    finished[i] = std::move(part);
-    if (is_adding) return std::move(spare);
-    is_adding = true;
-    for (; num_added < num_parts && finished[num_added]; num_added++) {
-      std::unique_ptr<Part> next = std::move(finished[num_added]);
-      pthread_mutex_unlock(&lock);
-      total ? total->take(*next) : total.swap(next);
-      pthread_mutex_lock(&lock);
-      if (next) spare = std::move(next);
-    }
-    is_adding = false;
-    return std::move(spare);
-  }
-
   int run() {
-    std::atomic<bool> broken{false};
+    int broken = 0;
     const int64_t num_chunks = edges.num_chunks();
-    parallel_for(
-        p.num_threads, num_parts, 1, [&] { return Worker(*this); },
-        [&](int64_t i, Worker& worker) {
+    bool full = false;
+#pragma omp parallel num_threads(std::min<int>(edges.team(p.num_threads), int(num_parts))) reduction(| : broken)
+    {
+      Worker worker(*this);
+#pragma omp for schedule(dynamic, 1) ordered
+      for (int64_t i = 0; i < num_parts; i++) {
+        try {
           if (!worker.part) worker.part.reset(new Part(*this));
-          const int64_t end = (i + 1) * num_chunks / num_parts;
-          for (worker.chunk = i * num_chunks / num_parts; worker.chunk < end && !broken; worker.chunk++) {
-            if (!this->walk(worker.chunk, worker.features.data, worker)) broken = true;
-            else if (!worker.last.last) worker.close(worker.last);
-          }
-          worker.flush();
-          worker.part = add_in_order(i, std::move(worker.part));
-        });
+        } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+          full = true;
+          continue;
+        }
+        const int64_t end = (i + 1) * num_chunks / num_parts;
+        for (worker.chunk = i * num_chunks / num_parts; worker.chunk < end; worker.chunk++) {
+          broken |= !this->walk(worker.chunk, worker.features.data, worker);
+          if (!broken && !worker.last.last) worker.close(worker.last);
+        }
+        worker.flush();
+#pragma omp ordered
+        total ? total->take(*worker.part) : total.swap(worker.part);
+      }
+    }
+    if (full) return OUT_OF_MEMORY;
     if (broken) return BROKEN_INDEX;
     partials.merge(
         edges, [](float& sum, float part) { sum += part; }, [&](int64_t row, const float* sum) { write(row, sum); });
@@ -137,16 +124,20 @@ struct AttentionBackward : AttentionGradients<Score, EDGES> {
   // Writes the gradients of the nodes at the far ends, of rows without edges, and of the parameters.
   void write_sums() const {
     const int64_t dim = p.heads * p.channels;
-    parallel_for(p.num_threads, p.num_src, NODES, [&](int64_t node) {
-      if (!BY_SOURCE) layout.unpack(total->message.data + node * size, p.grad_message + node * dim);
-      const float* from = total->source.data + node * score_size;
-      if (BY_HEAD) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
-      if (Score::LINEAR) layout.unpack(from, p.grad_source + node * dim);
-    });
-    visit_empty_rows(edges, p.num_threads, [&](int64_t row) {
-      if (BY_SOURCE) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
-      std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
-    });
+#pragma omp parallel num_threads(edges.team(p.num_threads))
+    {
+#pragma omp for schedule(static) nowait
+      for (int64_t node = 0; node < p.num_src; node++) {
+        if (!BY_SOURCE) layout.unpack(total->message.data + node * size, p.grad_message + node * dim);
+        const float* from = total->source.data + node * score_size;
+        if (BY_HEAD) std::copy_n(from, p.heads, p.grad_source + node * p.heads);
+        if (Score::LINEAR) layout.unpack(from, p.grad_source + node * dim);
+      }
+      visit_empty_rows(edges, [&](int64_t row) {
+        if (BY_SOURCE) std::fill_n(p.grad_message + row * dim, dim, 0.0f);
+        std::fill_n(p.grad_target + row * this->score_dim(), this->score_dim(), 0.0f);
+      });
+    }
     if (Score::READS_ATT) {
       const std::vector<float> sums(total->att.total.data, total->att.total.data + size);
       layout.unpack(sums.data(), p.grad_att);

@@ -78,11 +78,13 @@ struct AttentionGradients : Attention<Score, EDGES> {
         row_size(encoded_size + (BY_SOURCE ? size : 0)),
         stat(BY_SOURCE ? p_.num_src * stat_size + LANES : 0) {
     if (!BY_SOURCE) return;
-    parallel_for(
-        p.num_threads, p.num_src, NODES, [&] { return Buffer<float>(size); },
-        [&](int64_t node, Buffer<float>& out) {
-          write_stats(node, message.data + node * size, out.data, stat.data + node * stat_size);
-        });
+#pragma omp parallel num_threads(edges.team(p.num_threads))
+    {
+      Buffer<float> out(size);
+#pragma omp for schedule(static)
+      for (int64_t node = 0; node < p.num_src; node++)
+        write_stats(node, message.data + node * size, out.data, stat.data + node * stat_size);
+    }
   }
 
   // `gradient` is packed; `out` has room for a packed row.

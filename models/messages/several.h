@@ -159,12 +159,12 @@ struct SeveralBackward {
     if (SUMS) from[width++] = p.gradients[TOTAL], from[width++] = p.gradients[SQUARES];
     for (const int part : {LARGEST, SMALLEST})
       if (p.gradients[part]) from[width++] = p.gradients[part], from[width++] = p.results[part];
-    parallel_for(p.num_threads, p.num_others, 256, [&](int64_t node) {
+#pragma omp parallel for num_threads(int(p.num_threads)) schedule(static)
+    for (int64_t node = 0; node < p.num_others; node++)
       for (int64_t block = 0; block < count_blocks(p); block++)
         for (int k = 0; k < WIDTH; k++)
           packed.data[(node * count_blocks(p) + block) * WIDTH + k] =
               from[k] ? load(from[k] + node * p.channels + block * LANES, lanes_of(p, block)) : vf{};
-    });
   }
 
   static State empty() { return State{}; }

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "../../models/kernels/hash.h"
-#include "../../models/kernels/threads.h"
 #include "transpose.h"
 
 namespace {
@@ -28,21 +27,23 @@ inline void draw_some(int64_t degree, int64_t count, uint64_t state, std::vector
 template <class Index>
 void draw(const Index* indptr, const int64_t* nodes, int64_t num_nodes, const int64_t* ptr, uint64_t key,
           int64_t* position, int num_threads) {
-  using Taken = std::vector<char>;  // which neighbours of a node; all zero between two nodes
-  parallel_for(
-      num_threads, num_nodes, 64, [] { return Taken(); },
-      [&](int64_t i, Taken& taken) {
-        if (i + AHEAD < num_nodes) __builtin_prefetch(indptr + nodes[i + AHEAD]);
-        const int64_t first = indptr[nodes[i]], degree = indptr[nodes[i] + 1] - first, count = ptr[i + 1] - ptr[i];
-        int64_t* const to = position + ptr[i];
-        if (count == degree) {
-          for (int64_t j = 0; j < count; j++) to[j] = first + j;
-          return;
-        }
-        draw_some(degree, count, mix(key ^ mix(nodes[i])), taken, to);
-        for (int64_t j = 0; j < count; j++) to[j] += first;
-        std::sort(to, to + count);
-      });
+#pragma omp parallel num_threads(num_threads)
+  {
+    std::vector<char> taken;  // which neighbours of a node; all zero between two nodes
+#pragma omp for schedule(dynamic, 64)
+    for (int64_t i = 0; i < num_nodes; i++) {
+      if (i + AHEAD < num_nodes) __builtin_prefetch(indptr + nodes[i + AHEAD]);
+      const int64_t first = indptr[nodes[i]], degree = indptr[nodes[i] + 1] - first, count = ptr[i + 1] - ptr[i];
+      int64_t* const to = position + ptr[i];
+      if (count == degree) {
+        for (int64_t j = 0; j < count; j++) to[j] = first + j;
+        continue;
+      }
+      draw_some(degree, count, mix(key ^ mix(nodes[i])), taken, to);
+      for (int64_t j = 0; j < count; j++) to[j] += first;
+      std::sort(to, to + count);
+    }
+  }
 }
 
 // The relation of each edge, a whole number in float32 at every `stride`-th place, and the most edges of each relation
@@ -78,49 +79,50 @@ struct Sizes {
 template <class Index>
 void count_by_relation(const Index* indptr, const Relations& relations, const int64_t* nodes, int64_t num_nodes,
                        int64_t* count, int num_threads) {
-  parallel_for(
-      num_threads, num_nodes, 64, [&] { return Sizes(relations.count); },
-      [&](int64_t i, Sizes& sizes) {
-        sizes.count(relations, indptr[nodes[i]], indptr[nodes[i] + 1]);
-        count[i] = 0;
-        for (const int32_t relation : sizes.present) count[i] += relations.drawn(relation, sizes.size[relation]);
-      });
+#pragma omp parallel num_threads(num_threads)
+  {
+    Sizes sizes(relations.count);
+#pragma omp for schedule(dynamic, 64)
+    for (int64_t i = 0; i < num_nodes; i++) {
+      sizes.count(relations, indptr[nodes[i]], indptr[nodes[i] + 1]);
+      count[i] = 0;
+      for (const int32_t relation : sizes.present) count[i] += relations.drawn(relation, sizes.size[relation]);
+    }
+  }
 }
 
 template <class Index>
 void draw_by_relation(const Index* indptr, const Relations& relations, const int64_t* nodes, int64_t num_nodes,
                       const int64_t* ptr, uint64_t key, int64_t* position, int num_threads) {
-  struct Room {
-    Sizes sizes;
-    std::vector<int64_t> end, edges;  // those that enter a node, by relation
+#pragma omp parallel num_threads(num_threads)
+  {
+    Sizes sizes(relations.count);
+    std::vector<int64_t> end(relations.count), edges;  // those that enter a node, by relation
     std::vector<char> taken;
-    explicit Room(int64_t num_relations) : sizes(num_relations), end(num_relations) {}
-  };
-  parallel_for(
-      num_threads, num_nodes, 64, [&] { return Room(relations.count); },
-      [&](int64_t i, Room& room) {
-        auto& [sizes, end, edges, taken] = room;
-        const int64_t first = indptr[nodes[i]], last = indptr[nodes[i] + 1];
-        sizes.count(relations, first, last);
-        int64_t at = 0;
-        for (const int32_t relation : sizes.present) end[relation] = at, at += sizes.size[relation];
-        edges.resize(last - first);
-        for (int64_t e = first; e < last; e++) edges[end[relations.of(e)]++] = e;
-        int64_t* to = position + ptr[i];
-        for (const int32_t relation : sizes.present) {
-          const int64_t degree = sizes.size[relation], count = relations.drawn(relation, degree);
-          const int64_t* own = edges.data() + end[relation] - degree;
-          if (count == degree) {
-            std::copy(own, own + count, to);
-          } else {
-            const uint64_t row = uint64_t(nodes[i]) | uint64_t(relation + 1) << 32;
-            draw_some(degree, count, mix(key ^ mix(row)), taken, to);
-            for (int64_t j = 0; j < count; j++) to[j] = own[to[j]];
-          }
-          to += count;
+#pragma omp for schedule(dynamic, 64)
+    for (int64_t i = 0; i < num_nodes; i++) {
+      const int64_t first = indptr[nodes[i]], last = indptr[nodes[i] + 1];
+      sizes.count(relations, first, last);
+      int64_t at = 0;
+      for (const int32_t relation : sizes.present) end[relation] = at, at += sizes.size[relation];
+      edges.resize(last - first);
+      for (int64_t e = first; e < last; e++) edges[end[relations.of(e)]++] = e;
+      int64_t* to = position + ptr[i];
+      for (const int32_t relation : sizes.present) {
+        const int64_t degree = sizes.size[relation], count = relations.drawn(relation, degree);
+        const int64_t* own = edges.data() + end[relation] - degree;
+        if (count == degree) {
+          std::copy(own, own + count, to);
+        } else {
+          const uint64_t row = uint64_t(nodes[i]) | uint64_t(relation + 1) << 32;
+          draw_some(degree, count, mix(key ^ mix(row)), taken, to);
+          for (int64_t j = 0; j < count; j++) to[j] = own[to[j]];
         }
-        std::sort(position + ptr[i], to);
-      });
+        to += count;
+      }
+      std::sort(position + ptr[i], to);
+    }
+  }
 }
 
 template <class Index>

@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "../../models/kernels/threads.h"
 #include "transpose.h"
 
 namespace {
@@ -47,33 +46,32 @@ Subgraph* subgraph_select(const int32_t* indptr, const int32_t* src, int64_t num
   out->src.resize(NUM_CHUNKS);
   out->edge.resize(NUM_CHUNKS);
   out->indptr.assign(num_nodes + 1, 0);
-  // Kept from chunk to chunk: new memory for all edges looked at would cost more than looking at them.
-  struct Kept {
-    std::vector<int32_t> src, edge;
-  };
-  parallel_for(
-      num_threads, NUM_CHUNKS, 1, [] { return Kept(); },
-      [&](int64_t c, Kept& room) {
-        auto& [kept_src, kept_edge] = room;
-        const int64_t first = out->first_row[c], last = out->first_row[c + 1];
-        // One more than needed: an edge that is not kept is written behind the last, and then over.
-        const size_t most = begin[last] - begin[first] + 1;
-        if (kept_src.size() < most) kept_src.resize(most), kept_edge.resize(most);
-        int64_t kept = 0;
-        for (int64_t row = first; row < last; row++) {
-          const int64_t before = kept;
-          if (row + 1 < last) __builtin_prefetch(src + indptr[nodes[row + 1]]);
-          for (int32_t e = indptr[nodes[row]], end = indptr[nodes[row] + 1]; e < end; e++) {
-            const int32_t at = local[src[e]];
-            kept_src[kept] = at;
-            kept_edge[kept] = e;
-            kept += at >= 0;
-          }
-          out->indptr[row + 1] = kept - before;
+#pragma omp parallel num_threads(num_threads)
+  {
+    // Kept from chunk to chunk: new memory for all edges looked at would cost more than looking at them.
+    std::vector<int32_t> kept_src, kept_edge;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t c = 0; c < NUM_CHUNKS; c++) {
+      const int64_t first = out->first_row[c], last = out->first_row[c + 1];
+      // One more than needed: an edge that is not kept is written behind the last, and then over.
+      const size_t most = begin[last] - begin[first] + 1;
+      if (kept_src.size() < most) kept_src.resize(most), kept_edge.resize(most);
+      int64_t kept = 0;
+      for (int64_t row = first; row < last; row++) {
+        const int64_t before = kept;
+        if (row + 1 < last) __builtin_prefetch(src + indptr[nodes[row + 1]]);
+        for (int32_t e = indptr[nodes[row]], end = indptr[nodes[row] + 1]; e < end; e++) {
+          const int32_t at = local[src[e]];
+          kept_src[kept] = at;
+          kept_edge[kept] = e;
+          kept += at >= 0;
         }
-        out->src[c].assign(kept_src.begin(), kept_src.begin() + kept);
-        out->edge[c].assign(kept_edge.begin(), kept_edge.begin() + kept);
-      });
+        out->indptr[row + 1] = kept - before;
+      }
+      out->src[c].assign(kept_src.begin(), kept_src.begin() + kept);
+      out->edge[c].assign(kept_edge.begin(), kept_edge.begin() + kept);
+    }
+  }
   for (int64_t row = 0; row < num_nodes; row++) out->indptr[row + 1] += out->indptr[row];
   *num_edges = out->num_edges = out->indptr[num_nodes];
   return out.release();
@@ -87,24 +85,26 @@ void subgraph_write(const Subgraph* graph, int num_threads, int64_t* src, int64_
                     int64_t* T_src, int64_t* T_dst, int64_t* T_indptr, int64_t* T_perm) {
   const int64_t rows = graph->num_nodes;
   std::copy(graph->indptr.begin(), graph->indptr.end(), indptr);
-  parallel_for(num_threads, NUM_CHUNKS, 1, [&](int64_t c) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+  for (int64_t c = 0; c < NUM_CHUNKS; c++) {
     const int64_t first = graph->first_row[c], last = graph->first_row[c + 1];
     const int64_t to = indptr[first], count = indptr[last] - to;
     std::copy_n(graph->src[c].data(), count, src + to);
     std::copy_n(graph->edge[c].data(), count, edge + to);
     write_rows(indptr + first, last - first, [=](int64_t row) { return first + row; }, dst);
-  });
+  }
   transpose(src, dst, graph->num_edges, rows, T_src, T_dst, T_indptr, T_perm);
 }
 
 // Copies rows of `bytes` bytes each. They lie far apart, so that each is fetched some rows ahead.
 void gather_rows(const char* from, const int64_t* rows, int64_t num_rows, int64_t bytes, char* to, int num_threads) {
   constexpr int64_t AHEAD = 24;
-  parallel_for(num_threads, num_rows, 256, [&](int64_t i) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t i = 0; i < num_rows; i++) {
     if (i + AHEAD < num_rows)
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + rows[i + AHEAD] * bytes + at);
     std::memcpy(to + i * bytes, from + rows[i] * bytes, bytes);
-  });
+  }
 }
 
 void subgraph_free(Subgraph* graph) { delete graph; }

@@ -1,10 +1,8 @@
 // Random walks, and the pairs of nodes that lie close together on them. pipeline/graph/walks.py calls the functions below.
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "../../models/kernels/hash.h"
-#include "../../models/kernels/threads.h"
 
 namespace {
 
@@ -108,7 +106,8 @@ extern "C" {
 void walks_draw(const WalkProblem* problem, int64_t first, int64_t num_walks, int32_t* walks) {
   const WalkProblem& p = *problem;
   const bool second_order = p.p != 1 || p.q != 1;
-  parallel_for(p.num_threads, num_walks, 64, [&](int64_t i) {
+#pragma omp parallel for num_threads(p.num_threads) schedule(dynamic, 64)
+  for (int64_t i = 0; i < num_walks; i++) {
     Walk walk(p, first + i);
     int32_t* to = walks + i * (p.length + 1);
     int64_t node = walk.first(first + i), last = -1;
@@ -118,7 +117,7 @@ void walks_draw(const WalkProblem* problem, int64_t first, int64_t num_walks, in
       last = node, node = next;
       to[step] = int32_t(node);
     }
-  });
+  }
 }
 
 // Pairs of a walk's nodes at most `distance` steps apart, (earlier, later) and with `both` also (later, earlier), in blocks
@@ -128,7 +127,8 @@ void walks_draw(const WalkProblem* problem, int64_t first, int64_t num_walks, in
 void walks_pairs(const int32_t* walks, int64_t num_walks, int64_t nodes_each, int64_t distance, int64_t both,
                  const int32_t* row, const int64_t* first_row, const int32_t* part, int64_t num_parts,
                  int64_t num_chunks, int64_t num_threads, int64_t* offsets, int32_t* pairs) {
-  parallel_for(num_threads, num_chunks, 1, [&](int64_t chunk) {
+#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
+  for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
     int64_t* offset = offsets + chunk * num_parts * num_parts;
     const auto emit = [&](int32_t a, int32_t b) {
       const int64_t i = part[a], j = part[b], at = offset[i * num_parts + j]++;
@@ -145,38 +145,42 @@ void walks_pairs(const int32_t* walks, int64_t num_walks, int64_t nodes_each, in
           if (both) emit(walk[b], walk[a]);
         }
     }
-  });
+  }
 }
 
 // Alias tables of rows of weights (Vose): a place is drawn evenly, and its alias taken in place of it where a uniform number
 // is not below `accept`. Rows without any weight accept all.
 void walks_alias(const int64_t* ptr, int64_t num_rows, const float* weight, int64_t num_threads, float* accept,
                  int32_t* alias) {
-  struct Room {
-    std::vector<int32_t> stack;
-    std::vector<double> scaled;
-  };
-  parallel_for(
-      num_threads, num_rows, 256, [] { return Room(); },
-      [&](int64_t row, Room& room) {
-        auto& [stack, scaled] = room;
-        const int64_t from = ptr[row], size = ptr[row + 1] - from;
-        if (size > int64_t(stack.size())) stack.resize(2 * size), scaled.resize(2 * size);
-        double total = 0;
-        for (int64_t i = 0; i < size; i++) total += weight[from + i];
-        // Those below the mean grow from the left of the stack, the others from its right.
-        int64_t small = 0, large = size;
-        for (int64_t i = 0; i < size; i++) {
-          scaled[i] = total > 0 ? weight[from + i] * (size / total) : 1.0;
-          accept[from + i] = 1, alias[from + i] = int32_t(i);
-          stack[scaled[i] < 1 ? small++ : --large] = int32_t(i);
-        }
-        while (small > 0 && large < size) {
-          const int32_t less = stack[--small], more = stack[large];
-          accept[from + less] = float(scaled[less]), alias[from + less] = more;
-          scaled[more] -= 1 - scaled[less];
-          if (scaled[more] < 1) large++, stack[small++] = more;
-        }
-      });
+#pragma omp parallel num_threads(num_threads)
+  {
+    int64_t room = 0;
+    int32_t* stack = nullptr;
+    double* scaled = nullptr;
+#pragma omp for schedule(dynamic, 256)
+    for (int64_t row = 0; row < num_rows; row++) {
+      const int64_t from = ptr[row], size = ptr[row + 1] - from;
+      if (size > room) {
+        delete[] stack, delete[] scaled;
+        room = 2 * size, stack = new int32_t[room], scaled = new double[room];
+      }
+      double total = 0;
+      for (int64_t i = 0; i < size; i++) total += weight[from + i];
+      // Those below the mean grow from the left of the stack, the others from its right.
+      int64_t small = 0, large = size;
+      for (int64_t i = 0; i < size; i++) {
+        scaled[i] = total > 0 ? weight[from + i] * (size / total) : 1.0;
+        accept[from + i] = 1, alias[from + i] = int32_t(i);
+        stack[scaled[i] < 1 ? small++ : --large] = int32_t(i);
+      }
+      while (small > 0 && large < size) {
+        const int32_t less = stack[--small], more = stack[large];
+        accept[from + less] = float(scaled[less]), alias[from + less] = more;
+        scaled[more] -= 1 - scaled[less];
+        if (scaled[more] < 1) large++, stack[small++] = more;
+      }
+    }
+    delete[] stack, delete[] scaled;
+  }
 }
 }
