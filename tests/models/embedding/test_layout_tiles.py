@@ -39,6 +39,7 @@ def test_tiles_move_along_the_gradient():
     assert 0 < (clipped - start).abs().max() < 21 * 16 * 1.1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], ["trainer.dim=3", "trainer.init=random", "train.epochs=100"]])
 def test_tiles_part_the_clouds(overrides, small, configure, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(tiled, "trains_tiles", lambda device: True)

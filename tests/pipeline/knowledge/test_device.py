@@ -41,8 +41,8 @@ def free(monkeypatch):
     return bytes_
 
 
-@pytest.mark.parametrize("overrides", [ALL, [*ALL_ADAM, "trainer.relation_weight=0.5"], ADAGRAD, ROTATE,
-                                       ["trainer.model=transe", *NEGATIVES]])
+@pytest.mark.parametrize("overrides", [ROTATE, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+    ALL, [*ALL_ADAM, "trainer.relation_weight=0.5"], ADAGRAD, ["trainer.model=transe", *NEGATIVES]))])
 def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, monkeypatch):
     config = configure(*TOY, "train.epochs=2", *overrides)
     expected = follow(config, torch.device("cpu"), contextlib.nullcontext())

@@ -78,7 +78,8 @@ def test_whole_graphs(overrides, configure, tmp_path):
 
 @pytest.mark.parametrize("overrides", [
     ["partition.num_parts=3", "partition.stratify=true"],
-    ["loader=neighbor", "loader.num_neighbors={default:[3,2]}", "model.num_layers=2", "loader.batch_size=8"],
+    pytest.param(["loader=neighbor", "loader.num_neighbors={default:[3,2]}", "model.num_layers=2",
+                  "loader.batch_size=8"], marks=pytest.mark.slow),
     ["task=link", "task.relation=buys", "task.pairs_per_step=20", "task.hide_pairs=true", "partition.num_parts=2"]])
 def test_several_types(overrides, configure, tmp_path):
     pytest.importorskip("duckdb")
@@ -90,7 +91,7 @@ def test_several_types(overrides, configure, tmp_path):
 
 @pytest.mark.parametrize("overrides", [
     ["loader=neighbor", "loader.batch_size=16", "loader.num_neighbors=[4,4]", "model.num_layers=2"],
-    ["partition=random", "partition.num_parts=3"]])
+    pytest.param(["partition=random", "partition.num_parts=3"], marks=pytest.mark.slow)])
 def test_snapshots(overrides, configure, tmp_path):
     pytest.importorskip("duckdb")
     assert_same_batches(configure(*write_purchases(tmp_path), *overrides))
@@ -98,8 +99,8 @@ def test_snapshots(overrides, configure, tmp_path):
 
 @pytest.mark.parametrize("overrides", [
     ["partition.num_parts=3", "evaluation=views", "evaluation.num_views=2", "train.label_input=0.5"],
-    ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,4]", "evaluation=neighbor",
-     "features=embedding"],
+    pytest.param(["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,4]", "evaluation=neighbor",
+                  "features=embedding"], marks=pytest.mark.slow),
     ["partition=whole", "evaluation=exact"]])
 def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkeypatch):
     """A model on the CPU trains on batches from the pretended device; what it reads comes from there alone."""
