@@ -22,9 +22,14 @@ class ShapeVaries(RuntimeError):
     """A tensor's shape depends on the values of others, so that memory for it cannot be set aside."""
 
 
+def is_held(edge_index: Tensor) -> bool:
+    """Tell whether edges are those of :class:`models.structure.StaticEdges`, which nobody compiles."""
+    return not torch.compiler.is_compiling() and edge_index in held
+
+
 def refuse_held(edge_index: Tensor, what: str) -> None:
     """Raise :class:`ShapeVaries` if edges are followed by padding, which `what` would take for edges."""
-    if held and edge_index in held:
+    if is_held(edge_index):
         raise ShapeVaries(f"{what} would read the padding of the edges")
 
 

@@ -80,7 +80,7 @@ def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst
 
 def _without_padding(edge_index: EdgeIndex, structure: Structure) -> Structure:
     """Leave out what follows the last edge, for kernels of the CPU. Those of a GPU do not read it."""
-    if structure.indptr.is_cuda or edge_index not in edges.held:
+    if structure.indptr.is_cuda or not edges.is_held(edge_index):
         return structure
     num_edges = int(structure.indptr[-1])
     return Structure(*(tensor if tensor is None or name.endswith("ptr") else tensor[:num_edges]  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ class Degrees(NamedTuple):
 
 def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degrees:
     """Find the degrees and self-loops of a graph. They are kept as the sorted edges of :func:`find_structure` are."""
-    if edge_index in edges.held:
+    if edges.is_held(edge_index):
         held = edges.held[edge_index]
         return Degrees(edge_index, None, held.indptr.diff(), held.find_loops(num_nodes))
     is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.sort_order == "col"
@@ -158,7 +158,7 @@ def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: i
         IndexError: a node is out of range.
         ValueError: int32 cannot count the edges or nodes.
     """
-    if edge_index in edges.held:
+    if edges.is_held(edge_index):
         return edges.held[edge_index].find_looped(num_src, num_dst, num_loops)
     edges.check_int32(edge_index, num_src, num_dst + 1, edge_index.size(1) + num_loops)
 

@@ -204,12 +204,12 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def bench_gpu(out: str, group: tuple[str, ...] = (), rows: tuple[str, ...] = (), seconds: int = 480,
+def bench_gpu(out: str = "build/gpu", group: tuple[str, ...] = (), rows: tuple[str, ...] = (), seconds: int = 480,
               device: str = "cuda", small: bool = False, given: str = "none") -> None:
     """Measure every row of the table on a GPU, each in a process of its own with a time limit.
 
     Args:
-        out: folder of the results, which is new or empty.
+        out: folder of the results, which is new or empty (default: build/gpu).
         group: groups of rows: step, vectors or knowledge, or 1, 2 or 3 (default: all).
         rows: rows whose name contains one of these texts (default: all).
         seconds: time for all rows. What is left over is named.

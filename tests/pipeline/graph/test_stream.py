@@ -363,7 +363,7 @@ def test_activations_lie_in_files_where_memory_has_no_room(configure, monkeypatc
     def full(*_):
         raise AssertionError("no memory is asked for")
 
-    monkeypatch.setattr(build_predictor, "machine_memory", lambda: 1000)
+    monkeypatch.setattr(build_predictor, "activation_bytes", lambda *_: 0)
     monkeypatch.setattr(storage.MemoryStorage, "zeros", full)
     assert trained(config, on_disk=True) == expected
 
