@@ -136,10 +136,11 @@ class Model:
             ValueError: the data are not like those of the training, and the message says how they differ; or an id is
                 not in them.
         """
-        if isinstance(nodes, str) or isinstance(pairs, str):
-            raise ValueError("nodes and pairs are lists: give nodes=['u1'] for the one id u1")
-        if columns not in COLUMNS or columns != "all" and not table:
-            raise ValueError(f"columns={columns!r} is for table=True, and one of {', '.join(COLUMNS)}")
+        nodes = _ids("nodes", nodes)
+        if columns not in COLUMNS:
+            raise ValueError(f"columns={columns!r} is unknown; choose one of {', '.join(COLUMNS)}")
+        if columns != "all" and not table:
+            raise ValueError(f"columns={columns!r} is for table=True. Leave it out")
         if table:
             warm = self._open(data)
             with _apart_from_the_caller(self.run.config):
@@ -176,8 +177,7 @@ class Model:
             raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise ValueError(f"k must be a whole number of targets, 1 or more, not {k!r}")
-        if isinstance(sources, str) or isinstance(candidates, str):
-            raise ValueError("sources and candidates are lists of ids: give ['u1'] for the one id u1")
+        sources, candidates = _ids("sources", sources), _ids("candidates", candidates)
         warm = self._open()
         with _apart_from_the_caller(config):
             return warm.top(int(k), sources, candidates, filtered=filtered)
@@ -222,6 +222,7 @@ class Model:
         Raises:
             ValueError: the run predicts links, or learned vectors.
         """
+        self._refuse_several("a network")
         return self._open().network
 
     def prepare(self, data: object = None) -> Data:
@@ -234,6 +235,7 @@ class Model:
             ``x``, ``edge_index``, ``edge_attr`` and, of many graphs, ``ptr``; in the order of :attr:`ids` where all
             nodes have labels.
         """
+        self._refuse_several("inputs")
         return self._open(data).inputs()
 
     def _open(self, data: object = None) -> Any:
@@ -247,7 +249,12 @@ class Model:
                     self._warm = product.open_warm(self.run, None)
                 return self._warm
 
+    def _refuse_several(self, what: str) -> None:
+        if self.run.others:
+            raise ValueError(f"a mean of {1 + len(self.run.others)} runs has not {what} of its own: load one of them")
+
     def _result(self) -> "Result":
+        self._refuse_several("scores and rounds")
         if self.run.shared is not None:
             raise ValueError(f"{self.run.folder} is a model alone, without the history of its run")
         return Result(self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json")))
@@ -261,10 +268,26 @@ class Model:
         Raises:
             ValueError: the model cannot predict other data, and says why; or another file is there.
         """
+        self._refuse_several("a file")
         path, config = Path(path).expanduser(), self.run.config
         asked = product_keys(config.trainer.name).predict(str(self.run.folder), overwrite=overwrite)
         asked.check_output("export", path, config)
         product_of(config).export(self.run, path)
+
+
+def _ids(name: str, ids: object) -> list[str] | None:
+    """Return ids as texts.
+
+    Raises:
+        ValueError: they are no list; names the argument.
+    """
+    if ids is None:
+        return None
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
+    if not isinstance(ids, (list, tuple, range, np.ndarray, pd.Series, pd.Index)):
+        raise ValueError(f"{name} is a list of ids, as ['u1'], and not of type {type(ids).__name__}")
+    return list(map(str, ids))
 
 
 def train(data: object = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,

@@ -86,7 +86,11 @@ class Warm:
         self._refuse_pairs(pairs)
         predicted = self._predicted
         if pairs is not None:
-            chosen = self._kind.find(torch.as_tensor(pairs), predicted.graph, predicted.whole, self._asked)
+            try:
+                numbers = torch.as_tensor(cast(Any, pairs))
+            except (TypeError, ValueError, RuntimeError):
+                raise ValueError("pairs is a tensor of node numbers [num_pairs, 2]; ids need table=True") from None
+            chosen = self._kind.find(numbers, predicted.graph, predicted.whole, self._asked)
             predicted = replace(predicted, chosen=cast(Tensor, chosen))
         elif nodes is not None:
             return predicted.rows[self._find(nodes)], predicted.task.kind
@@ -116,9 +120,13 @@ class Warm:
             ValueError: an id names no node, or a node is paired with itself.
         """
         self._refuse_pairs(pairs)
-        predicted, table = self._predicted, pairs if isinstance(pairs, pd.DataFrame) else pd.DataFrame(
-            cast(Any, pairs), columns=list(PAIR_COLUMNS))
-        chosen = self._kind.find(table[list(PAIR_COLUMNS)].map(str), predicted.graph, predicted.whole, self._asked)
+        predicted, names = self._predicted, list(PAIR_COLUMNS)
+        try:
+            table = pairs if isinstance(pairs, pd.DataFrame) else pd.DataFrame(cast(Any, pairs), columns=names)
+            table = table[names]
+        except (KeyError, TypeError, ValueError):
+            raise ValueError("pairs is a list of pairs of ids, or a table with the columns source and target") from None
+        chosen = self._kind.find(table.map(str), predicted.graph, predicted.whole, self._asked)
         return frame_of(self._kind.table(replace(predicted, chosen=cast(Tensor, chosen)), self._asked))
 
     def top(self, k: int, sources: Sequence[Any] | None, candidates: Sequence[Any] | None, *,

@@ -72,9 +72,10 @@ def test_other_tables_have_ids_too(result):
 
 @pytest.mark.parametrize("asked, message", [
     ({"nodes": ["p1", "nobody"]}, "nodes: none of the 60 nodes has the id 'nobody'; they are called p0, p1, p2, ..."),
-    ({"nodes": "p1"}, r"nodes and pairs are lists: give nodes=\['u1'\]"),
-    ({"columns": "class"}, "columns='class' is for table=True, and one of all, class, top3"),
-    ({"columns": "best", "table": True}, "columns='best' is for table=True, and one of all, class, top3"),
+    ({"nodes": "p1"}, r"nodes is a list of ids, as \['u1'\], and not of type str"),
+    ({"nodes": 5}, r"nodes is a list of ids, as \['u1'\], and not of type int"),
+    ({"columns": "class"}, "columns='class' is for table=True. Leave it out"),
+    ({"columns": "best", "table": True}, "columns='best' is unknown; choose one of all, class, top3"),
     ({"pairs": [("p1", "p2")], "table": True}, r"pairs= is for models of links \(task=link\)"),
     ({"pairs": torch.tensor([[0, 1]])}, r"pairs= is for models of links \(task=link\)")])
 def test_wrong_questions_are_refused_in_the_words_of_the_call(result, asked, message):
@@ -93,6 +94,15 @@ def test_edges_with_labels_name_their_ends(tmp_path):
     pd.testing.assert_frame_equal(some, found.iloc[[5, 2]].reset_index(drop=True))
 
 
+def test_a_mean_of_runs_has_no_network_and_no_history_of_its_own(result, tmp_path):
+    model = pe.load([result.folder, result.folder])
+    torch.testing.assert_close(model.predict(), result.model.predict())
+    for call in (model.module, model.prepare, lambda: model.scores, lambda: model.history,
+                 lambda: model.export(tmp_path / "model.pe")):
+        with pytest.raises(ValueError, match="a mean of 2 runs has not .* of its own: load one of them"):
+            call()
+
+
 def test_links_between_ids(tmp_path):
     _, edges = people()
     model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL).model
@@ -103,7 +113,12 @@ def test_links_between_ids(tmp_path):
     assert model.vectors().shape == (60, 8)
     ranked = model.top(2, sources=["p1"], filtered=False)
     assert ranked["rank"].tolist() == [1, 2] and ranked["source"].tolist() == ["p1", "p1"]
-    for asked, message in (({"table": True}, "this model predicts links: name the pairs of nodes by pairs="),
+    with pytest.raises(ValueError, match="sources is a list of ids"):
+        model.top(2, sources=5)
+    for asked, message in (({"pairs": [("p1",)], "table": True}, "pairs is a list of pairs of ids, or a table with"),
+                           ({"pairs": edges[["source"]], "table": True}, "pairs is a list of pairs of ids, or a ta"),
+                           ({"pairs": [("p1", "p2")]}, "pairs is a tensor of node numbers"),
+                           ({"table": True}, "this model predicts links: name the pairs of nodes by pairs="),
                            ({"pairs": [("p1", "nobody")], "table": True}, "pairs: row 1 below the header names 'nob")):
         with pytest.raises(ValueError, match=f"^{message}"):
             model.predict(**asked)

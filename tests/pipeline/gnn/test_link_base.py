@@ -350,7 +350,7 @@ def test_items_are_recommended_from_a_table_and_from_python(tmp_path):
     for wrong in ("3", 0):
         with pytest.raises(ValueError, match=f"k must be a whole number of targets, 1 or more, not {wrong!r}"):
             model.top(wrong)
-    with pytest.raises(ValueError, match="sources and candidates are lists of ids"):
+    with pytest.raises(ValueError, match="sources is a list of ids"):
         model.top(2, sources="u7")
     for argument in ("sources", "candidates"):  # no word of the files and keys that stand behind it
         with pytest.raises(ValueError, match=f"^{argument}: no node has the id 'nobody' of row 1; [^;=/]*$"):
