@@ -9,8 +9,8 @@ name than this one into site-packages.
     result = pe.train(data, num_layers=7)      # a torch_geometric Data
     probabilities = result.model.predict(other_data)
 
-``train``, ``load`` and ``embed`` are those of :mod:`parallel_epochs.pipeline.api`. They are imported when they are
-first used, as torch and PyG take seconds.
+``train`` and ``embed`` are in :mod:`parallel_epochs.pipeline.api`, ``load`` in :mod:`parallel_epochs.pipeline.model`.
+They are imported when they are first used, as torch and PyG take seconds.
 """
 
 import os
@@ -21,7 +21,7 @@ from typing import Any
 # imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
-_MODULES = {"api": ("Model", "Result", "Stopped", "embed", "evaluate", "load", "predict", "train"),
+_MODULES = {"api": ("Stopped", "embed", "train"), "model": ("Model", "Result", "evaluate", "load", "predict"),
             "library": ("ClusterLoader", "GradientSync", "NeighborLoader", "partition")}
 _API = {name: module for module, names in _MODULES.items() for name in names}
 

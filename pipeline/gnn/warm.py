@@ -36,7 +36,7 @@ class Warm:
 
     Args:
         run: the run. Its data are read, and everything is predicted, when it is opened.
-        data: others than those of the training, as :meth:`pipeline.api.Model.predict` takes them.
+        data: others than those of the training, as :meth:`pipeline.model.Model.predict` takes them.
 
     Attributes:
         ids: of what is predicted: nodes of the type with labels, edges, rows or graphs; of links all nodes.
@@ -78,7 +78,7 @@ class Warm:
         return labels_of(self._predicted.whole, self._predicted.task.out_channels)
 
     def rows(self, nodes: Sequence[Any] | None, pairs: Tensor | None) -> tuple[Tensor, str]:
-        """Return logits or values, and the kind of the labels; see :meth:`pipeline.api.Model.predict`.
+        """Return logits or values, and the kind of the labels; see :meth:`pipeline.model.Model.predict`.
 
         Raises:
             ValueError: an id or a pair names no node, or pairs do not fit the run.
@@ -97,7 +97,7 @@ class Warm:
         return main_of(self._kind.tensors(predicted))[1], predicted.task.kind
 
     def table(self, nodes: Sequence[Any] | None, columns: str) -> pd.DataFrame:
-        """Return what `predict output=TABLE` writes, of some nodes or of all; see :meth:`pipeline.api.Model.predict`.
+        """Return what `predict output=TABLE` writes, of some nodes or of all; see :meth:`pipeline.model.Model.predict`.
 
         Raises:
             ValueError: an id names no node, or `columns` does not fit the run.
@@ -131,7 +131,7 @@ class Warm:
 
     def top(self, k: int, sources: Sequence[Any] | None, candidates: Sequence[Any] | None, *,
             filtered: bool) -> pd.DataFrame:
-        """Rank the likeliest targets; see :meth:`pipeline.api.Model.top`."""
+        """Rank the likeliest targets; see :meth:`pipeline.model.Model.top`."""
         predicted, asked = self._predicted, replace(self._asked, top=k, filtered=filtered)
         for name, ids in (("sources", sources), ("candidates", candidates)):
             if ids is not None and (not len(ids) or len(set(map(str, ids))) < len(ids)):
@@ -157,7 +157,7 @@ class Warm:
 
     @property
     def network(self) -> "Network":
-        """The trained network alone; see :meth:`pipeline.api.Model.module`."""
+        """The trained network alone; see :meth:`pipeline.model.Model.module`."""
         if self._kind.takes_pairs:
             raise ValueError(f"{self._run.folder} predicts links, by a network and a predictor of pairs: call "
                              "predict() or vectors()")

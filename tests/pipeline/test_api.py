@@ -18,7 +18,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import parallel_epochs as pe
-from parallel_epochs.pipeline import api
+from parallel_epochs.pipeline import apart, api
 from parallel_epochs.pipeline.data import objects
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.readers import saved_graph
@@ -451,10 +451,13 @@ print("went on")
 def test_a_prediction_waits_for_no_training_and_a_child_for_no_thread_of_its_parent(result):
     with ThreadPoolExecutor(1) as pool, api._LOCKS["train"]:
         assert pool.submit(result.model.predict).result(60).shape[1] == 3
-        pool.submit(api._LOCKS["apart"].acquire).result()
+        pool.submit(apart._LOCKS["apart"].acquire).result()
+        pool.submit(result.model._lock.acquire).result()
         if (child := os.fork()) == 0:
-            os._exit(0 if all(lock.acquire(timeout=1) for lock in api._LOCKS.values()) else 1)
-        pool.submit(api._LOCKS["apart"].release).result()
+            locks = (*api._LOCKS.values(), *apart._LOCKS.values(), result.model._lock)
+            os._exit(0 if all(lock.acquire(timeout=1) for lock in locks) else 1)
+        pool.submit(apart._LOCKS["apart"].release).result()
+        result.model._lock.release()
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -462,7 +465,7 @@ def test_a_prediction_waits_for_no_training_and_a_child_for_no_thread_of_its_par
                                                   (0, "other", SystemExit)])
 def test_the_exit_of_a_program_is_not_that_of_a_class(code, module, raises, result):
     config = SimpleNamespace(model=SimpleNamespace(path="mine.Net"))
-    with pytest.raises(raises), api._apart_from_the_caller(config):
+    with pytest.raises(raises), apart.apart_from_the_caller(config):
         exec(f"raise SystemExit({code})", {"__name__": module})
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline import api as pe
+import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.gnn.ensemble import mean_rows
 from tests.helpers.running import shell

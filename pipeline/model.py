@@ -1,0 +1,326 @@
+"""Trained models from Python: what ``import parallel_epochs as pe`` offers as pe.load, pe.predict and pe.evaluate."""
+
+import json
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.pipeline.apart import apart_from_the_caller
+from parallel_epochs.pipeline.command import cli, schema
+from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
+from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.log import read_records
+from parallel_epochs.pipeline.run.read_back import shown
+from parallel_epochs.pipeline.run.saved import SavedRun
+
+# A table of classes may hold these columns, as the key `columns` of the command has them.
+COLUMNS = ("all", "class", "top3")
+_OPEN: "weakref.WeakSet[Model]" = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Give the models of a forked process locks of their own; threads of the parent may have held theirs."""
+    for model in _OPEN:
+        model._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended.
+
+    Attributes:
+        folder: the run directory.
+        summary: the content of its ``summary.json``.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metric of each split at the best epoch, by "train", "valid" and "test", and what else was measured."""
+        found = {"train": self.summary["train"], "valid": self.summary["best_valid"], "test": self.summary["test"]}
+        return {split: score for split, score in found.items() if score is not None} | self.summary.get("scores", {})
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds of ``metrics.jsonl``: epoch, loss, learning rate, seconds and, where it was evaluated, scores."""
+        return [record for record in read_records(self.folder / "metrics.jsonl") if record["kind"] == "round"]
+
+    @cached_property
+    def model(self) -> "Model":
+        """The best checkpoint."""
+        return load(self.folder)
+
+
+class Model:
+    """A trained model. Its data and weights are read when it is first asked, and stay open.
+
+    Args:
+        run: its run.
+    """
+
+    def __init__(self, run: SavedRun):
+        self.run, self._lock = run, threading.Lock()
+        self._warm: Any = None
+        _OPEN.add(self)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes or tasks, in the order of the columns; None for links and where they have numbers.
+        """
+        return self._open().classes
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The ids of what :meth:`predict` predicts, in the order of its rows; of links those of all nodes."""
+        return self._open().ids
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores of the run, see :attr:`Result.scores`."""
+        return self._result().scores
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds of the run, see :attr:`Result.history`."""
+        return self._result().history
+
+    def logits(self, data: object = None, *, pairs: Tensor | None = None, nodes: Sequence[Any] | None = None) -> Tensor:
+        """Predict logits, or values in their own unit, see :meth:`predict`."""
+        return self._rows(data, pairs, nodes)[0]
+
+    def predict(self, data: object = None, *, pairs: object = None, nodes: Sequence[Any] | None = None,
+                table: bool = False, columns: str = "all") -> Any:
+        """Predict the nodes of a graph, edges, graphs, or links.
+
+        Args:
+            data: a ``Data`` or what else :func:`train` takes; a list of SMILES or a list of ``Data`` for models of
+                graphs; a path. None: the data of the training, which are predicted once and stay open.
+            pairs: nodes whose links are predicted [num_pairs, 2], int64, for models of links. With `table`, pairs of
+                ids, as a list or a table with the columns source and target.
+            nodes: ids of nodes, edges or graphs, of which alone the predictions are returned. None: all.
+            table: return a table with the ids and the names of classes.
+            columns: "all", "class" or "top3": which columns classes have in a table, as on the command line.
+
+        Returns:
+            [num_rows, columns], float32: probabilities of the classes, of 1 in each binary task, or values in their own
+            unit; [num_pairs], the probabilities of links. With `table`, what ``predict output=TABLE`` writes: id,
+            split, class and probabilities; of pairs source, target and score.
+
+        Raises:
+            ValueError: the data are not like those of the training, and the message says how they differ; or an id is
+                not in them.
+        """
+        nodes = _ids("nodes", nodes)
+        if columns not in COLUMNS:
+            raise ValueError(f"columns={columns!r} is unknown; choose one of {', '.join(COLUMNS)}")
+        if columns != "all" and not table:
+            raise ValueError(f"columns={columns!r} is for table=True. Leave it out")
+        if table:
+            warm = self._open(data)
+            with apart_from_the_caller(self.run.config):
+                return warm.table(nodes, columns) if pairs is None else warm.table_of_pairs(pairs)
+        rows, kind = self._rows(data, pairs, nodes)
+        if kind == "real values":
+            return rows
+        rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
+        return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
+
+    def _rows(self, data: object, pairs: object, nodes: Sequence[Any] | None) -> tuple[Tensor, str]:
+        warm = self._open(data)
+        with apart_from_the_caller(self.run.config):
+            return warm.rows(nodes, pairs)
+
+    def top(self, k: int, *, sources: Sequence[Any] | None = None, candidates: Sequence[Any] | None = None,
+            filtered: bool = True) -> pd.DataFrame:
+        """Rank the likeliest targets of each source, as ``predict top=K`` does for a model of links (task=link).
+
+        Args:
+            k: targets of a source, at most.
+            sources: ids of nodes. None: all sources.
+            candidates: ids of the nodes that may be targets. None: all of their side or type.
+            filtered: leave out targets that the source is linked to.
+
+        Returns:
+            The columns source, target, score (the probability of a link) and rank, with the ids of the data.
+
+        Raises:
+            ValueError: an id names no node, or the model does not predict links.
+        """
+        config = self.run.config
+        if not getattr(config, "predicts_links", False):
+            raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise ValueError(f"k must be a whole number of targets, 1 or more, not {k!r}")
+        sources, candidates = _ids("sources", sources), _ids("candidates", candidates)
+        warm = self._open()
+        with apart_from_the_caller(config):
+            return warm.top(int(k), sources, candidates, filtered=filtered)
+
+    def vectors(self, *, table: bool = False) -> Any:
+        """Return vectors: those that were learned of nodes or entities, the positions of a layout, or of a graph
+        network what its head reads of each node with a label, or of each node for links.
+
+        Args:
+            table: return a table with the column id and a column for each number, v0, v1, ...
+
+        Returns:
+            [num_rows, dim], float32, or the table.
+
+        Raises:
+            ValueError: the model has no vectors.
+        """
+        config = self.run.config
+        product = product_of(config)
+        if product.learns_vectors:
+            with tempfile.TemporaryDirectory() as scratch:
+                path = f"{scratch}/vectors.pt"
+                asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
+                with apart_from_the_caller(config):
+                    product.predict(cli.saved_run(asked, config), asked)
+                found = torch.load(path, weights_only=True)
+                ids, vectors = np.array(found["names"], object), found["embedding"].numpy()
+        else:
+            warm = self._open()
+            with apart_from_the_caller(config):
+                ids, vectors = warm.ids, warm.vectors.numpy()
+        return vectors if not table else pd.DataFrame(
+            {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
+
+    def module(self) -> torch.nn.Module:
+        """Return the trained network alone, in evaluation mode, without the data of the training.
+
+        ``module(x, edge_index, edge_attr)`` computes the logits of each node, or values in their own unit; of a model
+        of graphs ``module(x, edge_index, edge_attr, ptr)``. :meth:`prepare` gives these. A simple method that has a
+        part in what :meth:`predict` answers (the report names it) is not in the network.
+
+        Raises:
+            ValueError: the run predicts links, or learned vectors.
+        """
+        self._refuse_several("a network")
+        return self._open().network
+
+    def prepare(self, data: object = None) -> Data:
+        """Prepare a graph as the training data were, for :meth:`module`.
+
+        Args:
+            data: as for :meth:`predict`.
+
+        Returns:
+            ``x``, ``edge_index``, ``edge_attr`` and, of many graphs, ``ptr``; in the order of :attr:`ids` where all
+            nodes have labels.
+        """
+        self._refuse_several("inputs")
+        return self._open(data).inputs()
+
+    def _open(self, data: object = None) -> Any:
+        """Open the data of the training, once, or others."""
+        product = product_of(self.run.config)
+        with apart_from_the_caller(self.run.config):
+            if data is not None:
+                return product.open_warm(self.run, data)
+            with self._lock:
+                if self._warm is None:
+                    self._warm = product.open_warm(self.run, None)
+                return self._warm
+
+    def _refuse_several(self, what: str) -> None:
+        if self.run.others:
+            raise ValueError(f"a mean of {1 + len(self.run.others)} runs has not {what} of its own: load one of them")
+
+    def _result(self) -> "Result":
+        self._refuse_several("scores and rounds")
+        if self.run.shared is not None:
+            raise ValueError(f"{self.run.folder} is a model alone, without the history of its run")
+        return Result(self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json")))
+
+    def export(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model to one file, without its data; :func:`load` opens it.
+
+        Args:
+            overwrite: replace a file that holds something else than such a model.
+
+        Raises:
+            ValueError: the model cannot predict other data, and says why; or another file is there.
+        """
+        self._refuse_several("a file")
+        path, config = Path(path).expanduser(), self.run.config
+        asked = product_keys(config.trainer.name).predict(str(self.run.folder), overwrite=overwrite)
+        asked.check_output("export", path, config)
+        product_of(config).export(self.run, path)
+
+
+def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", device: str = "auto",
+         trust: bool = False) -> Model:
+    """Open a trained model: a run directory, or a file that ``export`` wrote.
+
+    Args:
+        path: several, or the directory of a sweep, give a model whose predictions are the mean of those of all.
+        checkpoint: "best" by the validation metric, or "last".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        trust: allow a class of the user's that the configuration names, and you have not (model=custom).
+
+    Raises:
+        ValueError: it is neither.
+    """
+    cli.register_schema()
+    paths: list[Any] = [path] if isinstance(path, (str, Path)) or not isinstance(path, (list, tuple)) else list(path)
+    if not paths or not all(isinstance(one, (str, Path)) for one in paths):
+        raise ValueError(f"path={shown(path)} names no run: give the directory of one, a file that export wrote, or a "
+                         "list of several")
+    paths = [Path(one).expanduser() for one in paths]
+    loaded = cli.load_runs(cli.members_of(paths[0]) if len(paths) == 1 else paths, trusts=trust)
+    first, config, _ = loaded[0]
+    options = product_keys(config.trainer.name).evaluate(str(first), checkpoint=checkpoint, device=device)
+    schema.check_options(options)
+    return Model(cli.saved_runs(options, loaded))
+
+
+def predict(path: str | Path | Sequence[str | Path], data: object = None, **asked: Any) -> pd.DataFrame:
+    """Predict with a trained model: :func:`load`, then :meth:`Model.predict` as a table."""
+    return load(path).predict(data, table=True, **asked)
+
+
+def evaluate(path: str | Path | Sequence[str | Path], **keys: Any) -> dict[str, float]:
+    """Compute the metric of each split, as ``python -m pipeline.evaluate run=DIR`` does.
+
+    Args:
+        path: as for :func:`load`.
+        keys: of the command, as ``method="exact"``.
+    """
+    run = load(path).run
+    asked = product_keys(run.config.trainer.name).evaluate(str(run.folder), **keys)
+    schema.check_options(asked)
+    with apart_from_the_caller(run.config):
+        return product_of(run.config).evaluate(run, asked)
+
+
+def _ids(name: str, ids: object) -> list[str] | None:
+    """Return ids as texts.
+
+    Raises:
+        ValueError: they are no list; names the argument.
+    """
+    if ids is None:
+        return None
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
+    if not isinstance(ids, (list, tuple, range, np.ndarray, pd.Series, pd.Index)):
+        raise ValueError(f"{name} is a list of ids, as ['u1'], and not of type {type(ids).__name__}")
+    return list(map(str, ids))
