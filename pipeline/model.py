@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
@@ -106,8 +105,9 @@ class Model:
         return self._rows(data, pairs, nodes)[0]
 
     def predict(self, data: object = None, *, pairs: object = None, nodes: Sequence[Any] | None = None,
-                table: bool = False, columns: str = "all") -> Any:
-        """Predict the nodes of a graph, edges, graphs, or links.
+                triples: object = None, top: int | None = None, filtered: bool = True, table: bool = False,
+                columns: str = "all") -> Any:
+        """Predict the nodes of a graph, edges, graphs, links, or the answers to questions about a knowledge graph.
 
         Args:
             data: a ``Data`` or what else :func:`train` takes; a list of SMILES or a list of ``Data`` for models of
@@ -115,13 +115,19 @@ class Model:
             pairs: nodes whose links are predicted [num_pairs, 2], int64, for models of links. With `table`, pairs of
                 ids, as a list or a table with the columns source and target.
             nodes: ids of nodes, edges or graphs, of which alone the predictions are returned. None: all.
+            triples: questions to a knowledge graph, (head, relation, "?") or ("?", relation, tail), as a list or a
+                table with the columns head, relation and tail. A whole triple is scored.
+            top: answers to a question (10), or of a model of links the likeliest targets of each node of `nodes`, as
+                :meth:`top` ranks them.
+            filtered: leave out answers, or targets, that the training data hold.
             table: return a table with the ids and the names of classes.
             columns: "all", "class" or "top3": which columns classes have in a table, as on the command line.
 
         Returns:
             [num_rows, columns], float32: probabilities of the classes, of 1 in each binary task, or values in their own
             unit; [num_pairs], the probabilities of links. With `table`, what ``predict output=TABLE`` writes: id,
-            split, class and probabilities; of pairs source, target and score.
+            split, class and probabilities; of pairs source, target and score. Of triples and with `top`, always a
+            table: line (the question, from 0), head, relation, tail, asked, place and score; or that of :meth:`top`.
 
         Raises:
             ValueError: the data are not like those of the training, and the message says how they differ; or an id is
@@ -132,8 +138,16 @@ class Model:
             raise ValueError(f"columns={columns!r} is unknown; choose one of {', '.join(COLUMNS)}")
         if columns != "all" and not table:
             raise ValueError(f"columns={columns!r} is for table=True. Leave it out")
+        if triples is not None:
+            self._refuse_beside("triples", data=data, pairs=pairs, nodes=nodes)
+            return self._answers(triples, 10 if top is None else top, filtered)
+        if top is not None:
+            self._refuse_beside("top", data=data, pairs=pairs)
+            return self.top(top, sources=nodes, filtered=filtered)
+        if not filtered:
+            raise ValueError("filtered=False is for top= and triples=. Leave it out")
         if table:
-            warm = self._open(data)
+            warm = self._open_rows(data)
             with apart_from_the_caller(self.run.config):
                 return warm.table(nodes, columns) if pairs is None else warm.table_of_pairs(pairs)
         rows, kind = self._rows(data, pairs, nodes)
@@ -142,8 +156,22 @@ class Model:
         rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
+    def _answers(self, triples: object, top: int, filtered: bool) -> pd.DataFrame:
+        """Answer questions to a knowledge graph, see :meth:`predict`."""
+        warm = self._open()
+        if not hasattr(warm, "answers"):
+            raise ValueError(f"triples= is for runs of trainer=knowledge, and {self.run.folder} is none")
+        with apart_from_the_caller(self.run.config):
+            return warm.answers(triples, top=_number("top", top), filtered=filtered)
+
+    @staticmethod
+    def _refuse_beside(name: str, **others: object) -> None:
+        """Refuse arguments that do not go together with the named one."""
+        if wrong := [other for other, value in others.items() if value is not None]:
+            raise ValueError(f"{name}= and {wrong[0]}= exclude each other. Give one of them")
+
     def _rows(self, data: object, pairs: object, nodes: Sequence[Any] | None) -> tuple[Tensor, str]:
-        warm = self._open(data)
+        warm = self._open_rows(data)
         with apart_from_the_caller(self.run.config):
             return warm.rows(nodes, pairs)
 
@@ -151,27 +179,29 @@ class Model:
             filtered: bool = True) -> pd.DataFrame:
         """Rank the likeliest targets of each source, as ``predict top=K`` does for a model of links (task=link).
 
+        Of a run that learned vectors these are the nearest vectors.
+
         Args:
             k: targets of a source, at most.
             sources: ids of nodes. None: all sources.
             candidates: ids of the nodes that may be targets. None: all of their side or type.
-            filtered: leave out targets that the source is linked to.
+            filtered: leave out targets that the source is linked to. Vectors know of no links.
 
         Returns:
-            The columns source, target, score (the probability of a link) and rank, with the ids of the data.
+            The columns source, target, score (the probability of a link, or the cosine) and rank, with the ids of the
+            data.
 
         Raises:
-            ValueError: an id names no node, or the model does not predict links.
+            ValueError: an id names no node, or the model neither predicts links nor has learned vectors.
         """
         config = self.run.config
-        if not getattr(config, "predicts_links", False):
+        if not (product_of(config).learns_vectors or getattr(config, "predicts_links", False)):
             raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise ValueError(f"k must be a whole number of targets, 1 or more, not {k!r}")
+        k = _number("k", k)
         sources, candidates = _ids("sources", sources), _ids("candidates", candidates)
         warm = self._open()
         with apart_from_the_caller(config):
-            return warm.top(int(k), sources, candidates, filtered=filtered)
+            return warm.top(k, sources, candidates, filtered=filtered)
 
     def vectors(self, *, table: bool = False) -> Any:
         """Return vectors: those that were learned of nodes or entities, the positions of a layout, or of a graph
@@ -186,20 +216,9 @@ class Model:
         Raises:
             ValueError: the model has no vectors.
         """
-        config = self.run.config
-        product = product_of(config)
-        if product.learns_vectors:
-            with tempfile.TemporaryDirectory() as scratch:
-                path = f"{scratch}/vectors.pt"
-                asked = product_keys(config.trainer.name).predict(str(self.run.folder), predictions=path)
-                with apart_from_the_caller(config):
-                    product.predict(cli.saved_run(asked, config), asked)
-                found = torch.load(path, weights_only=True)
-                ids, vectors = np.array(found["names"], object), found["embedding"].numpy()
-        else:
-            warm = self._open()
-            with apart_from_the_caller(config):
-                ids, vectors = warm.ids, warm.vectors.numpy()
+        warm = self._open()
+        with apart_from_the_caller(self.run.config):
+            ids, vectors = warm.ids, warm.vectors.numpy()
         return vectors if not table else pd.DataFrame(
             {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
 
@@ -214,7 +233,7 @@ class Model:
             ValueError: the run predicts links, or learned vectors.
         """
         self._refuse_several("a network")
-        return self._open().network
+        return self._open_rows().network
 
     def prepare(self, data: object = None) -> Data:
         """Prepare a graph as the training data were, for :meth:`module`.
@@ -227,7 +246,18 @@ class Model:
             nodes have labels.
         """
         self._refuse_several("inputs")
-        return self._open(data).inputs()
+        return self._open_rows(data).inputs()
+
+    def _open_rows(self, data: object = None) -> Any:
+        """Open the data of the training, or others, of a model that predicts rows.
+
+        Raises:
+            ValueError: the run learned vectors.
+        """
+        if product_of(self.run.config).learns_vectors:
+            raise ValueError(f"{self.run.folder} was trained by trainer={self.run.config.trainer.name}: ask for its "
+                             "vectors() or top()")
+        return self._open(data)
 
     def _open(self, data: object = None) -> Any:
         """Open the data of the training, once, or others."""
@@ -309,6 +339,17 @@ def evaluate(path: str | Path | Sequence[str | Path], **keys: Any) -> dict[str, 
     schema.check_options(asked)
     with apart_from_the_caller(run.config):
         return product_of(run.config).evaluate(run, asked)
+
+
+def _number(name: str, value: object) -> int:
+    """Return a number of answers.
+
+    Raises:
+        ValueError: it is none; names the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be a whole number, 1 or more, not {value!r}")
+    return int(value)
 
 
 def _ids(name: str, ids: object) -> list[str] | None:

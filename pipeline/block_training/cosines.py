@@ -47,15 +47,31 @@ def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
         Their numbers, the nearest first [num_nodes, count], and the cosines; of fewer other nodes as many as there
         are.
     """
-    unit, count = torch.from_numpy(unit_rows(vectors.numpy())), min(count, len(vectors) - 1)
-    numbers = torch.empty(len(unit), count, dtype=torch.int64)
-    cosines = torch.empty(len(unit), count)
-    size = max(1, MAX_PRODUCTS // len(unit))
-    for first in range(0, len(unit), size):
-        products = unit[first:first + size] @ unit.T
-        rows = torch.arange(len(products))
-        products[rows, first + rows] = -torch.inf
-        cosines[first:first + size], numbers[first:first + size] = products.topk(count)
+    numbers = torch.arange(len(vectors))
+    return nearest_of(torch.from_numpy(unit_rows(vectors.numpy())), min(count, len(vectors) - 1), numbers, numbers)
+
+
+def nearest_of(unit: Tensor, count: int, rows: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the nearest of some vectors among others; see :func:`find_nearest`.
+
+    Args:
+        unit: vectors of length 1 [num_nodes, dim].
+        rows: numbers of the vectors whose nearest are asked for [num_rows].
+        among: numbers of those that may be found [num_others].
+
+    Returns:
+        [num_rows, count]; no vector is its own nearest, and the cosine is minus infinity where there are too few.
+    """
+    count, others = min(count, len(among)), unit[among]
+    numbers = torch.empty(len(rows), count, dtype=torch.int64)
+    cosines = torch.empty(len(rows), count)
+    size = max(1, MAX_PRODUCTS // len(among))
+    for first in range(0, len(rows), size):
+        part = rows[first:first + size]
+        products = unit[part] @ others.T
+        products.masked_fill_(part[:, None] == among, -torch.inf)
+        cosines[first:first + size], found = products.topk(count)
+        numbers[first:first + size] = among[found]
     return numbers, cosines
 
 

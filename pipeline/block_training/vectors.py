@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.block_training.cosines import compare_pairs, find_nearest
+from parallel_epochs.models.embedding.spectral import unit_rows
+from parallel_epochs.pipeline.block_training.cosines import compare_pairs, find_nearest, nearest_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part, open_whole
 from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs
@@ -35,9 +38,7 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
     """
     if predictions is None:
         raise ValueError("One argument is missing: predictions=FILE")
-    if run.device not in ("auto", "cpu"):
-        raise ValueError(f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave device "
-                         "out")
+    check_device(run)
     wanted = {name: value for name, value in (("pairs", pairs), ("neighbors", neighbors), ("triples", triples))
               if value}
     if len(wanted) > 1:
@@ -50,6 +51,13 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
     return Path(predictions), None
 
 
+def check_device(run: SavedRun) -> None:
+    """Refuse a GPU, which reads no vectors."""
+    if run.device not in ("auto", "cpu"):
+        raise ValueError(f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave device "
+                         "out")
+
+
 def open_run(run: SavedRun, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str]) -> tuple[dict, Part]:
     """Load the checkpoint of a run, and open the data that it was trained on; see :func:`open_whole`.
 
@@ -60,6 +68,60 @@ def open_run(run: SavedRun, check: Callable[[Any, Graph], None], describe: Calla
     (part,) = open_whole(run.config, torch.device("cpu"), check, describe).parts
     run.check_data(state, part.data.get("content_hash"))
     return state, part
+
+
+class OpenVectors:
+    """A run that learned vectors, which stay open.
+
+    Args:
+        run: the run.
+        data: none; the vectors are those of the training.
+        read: returns the vectors of the run, and their names.
+
+    Attributes:
+        ids: the names, in the order of `vectors`.
+        vectors: [num_rows, dim], float32.
+        classes: none.
+
+    Raises:
+        ValueError: other data are given, or the run cannot be read.
+    """
+
+    classes = None
+
+    def __init__(self, run: SavedRun, data: object, read: Callable[[SavedRun], tuple[Tensor, list[str]]]):
+        self._title = f"{run.folder} was trained by trainer={run.config.trainer.name}"
+        if data is not None:
+            raise ValueError(f"{self._title}, and learned vectors of its own data. Leave data out")
+        if run.others:
+            raise ValueError(f"a mean of {1 + len(run.others)} runs has no vectors of its own: load one of them")
+        check_device(run)
+        self.vectors, names = read(run)
+        self.ids = np.array(names, object)
+
+    def top(self, k: int, sources: list[str] | None, candidates: list[str] | None, *, filtered: bool) -> pd.DataFrame:
+        """Rank the nearest vectors of each source by their cosines; see :meth:`pipeline.model.Model.top`."""
+        if not filtered:
+            raise ValueError(f"filtered=False is for links. {self._title}: top() ranks its nearest vectors")
+        asked, others = (slice(None) if ids is None else self._find(name, ids)
+                         for name, ids in (("sources", sources), ("candidates", candidates)))
+        numbers = torch.arange(len(self.ids))
+        found, cosines = nearest_of(self._unit, k, numbers[asked], numbers[others])
+        rows, ranks = torch.isfinite(cosines).nonzero(as_tuple=True)
+        return pd.DataFrame({"source": self.ids[asked][rows], "target": self.ids[found[rows, ranks]],
+                             "score": cosines[rows, ranks].numpy(), "rank": ranks.numpy() + 1})
+
+    @cached_property
+    def _unit(self) -> Tensor:
+        return torch.from_numpy(unit_rows(self.vectors.numpy()))
+
+    def _find(self, name: str, ids: list[str]) -> np.ndarray:
+        """Return the numbers of ids; `name` is the argument that they were given for."""
+        found = pd.Index(self.ids).get_indexer(ids)
+        if not len(ids) or (found < 0).any():
+            raise ValueError(f"{name}: " + (
+                f"there is no vector of {ids[int(np.argmax(found < 0))]!r}" if len(ids) else "give one id at least"))
+        return found
 
 
 def log_scores(title: str, scores: dict[str, float], metric: str) -> None:

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding.triples import TripleTables
@@ -25,7 +26,15 @@ from parallel_epochs.pipeline.knowledge.build import (
     split_triples,
 )
 from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP, AnswersConfig, KnowledgeConfig
-from parallel_epochs.pipeline.knowledge.questions import Found, Questions, answer, number_questions, read_questions
+from parallel_epochs.pipeline.knowledge.questions import (
+    IN_MEMORY,
+    Found,
+    Questions,
+    answer,
+    number_questions,
+    questions_of,
+    read_questions,
+)
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer
 from parallel_epochs.pipeline.run import files, pulse, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
@@ -133,14 +142,51 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
     elif pairs is None and not asked.neighbors:
         _check_relations(run, path)
     restored = restore(run)
-    if questions is not None and triples is not None:
-        _answer(path, number_questions(questions, Path(triples), restored.names, restored.relation_names), restored,
-                top=asked.top, filtered=asked.filtered)
+    if questions is not None:
+        found, table = find_answers(number_questions(questions, f"triples={triples}, line", restored.names,
+                                                     restored.relation_names), restored,
+                                    top=asked.top, filtered=asked.filtered)
+        write, is_answer = WRITERS[path.suffix], found.places > 0
+        files.write_atomically(path, lambda file: write(file, table, found))
+        log.info("wrote %s answers to %s questions, and the scores of %s triples, to %s", f"{int(is_answer.sum()):,}",
+                 f"{len(found.rows[is_answer].unique()):,}", f"{int((~is_answer).sum()):,}", path)
     elif not vectors.save_cosines(path, pairs, asked.neighbors, restored.tables.entities.detach(), restored.names):
         save_vectors(path, restored)
 
 
-def _answer(path: Path, questions: Questions, restored: Restored, *, top: int, filtered: bool) -> None:
+class OpenTriples(vectors.OpenVectors):
+    """A trained knowledge graph that stays open; see :class:`vectors.OpenVectors`.
+
+    Args:
+        run: the run.
+        data: none; others than those of the training have other entities.
+    """
+
+    def __init__(self, run: SavedRun[KnowledgeConfig], data: object):
+        def read(opened: SavedRun) -> tuple[Tensor, list[str]]:
+            self._restored = restore(opened)
+            return self._restored.tables.entities.detach(), self._restored.names
+
+        super().__init__(run, data, read)
+
+    def answers(self, triples: object, *, top: int, filtered: bool) -> pd.DataFrame:
+        """Answer questions, and score whole triples; see :meth:`pipeline.model.Model.predict`.
+
+        Raises:
+            ValueError: names the question that cannot be answered.
+        """
+        questions = number_questions(questions_of(triples), IN_MEMORY, self._restored.names,
+                                     self._restored.relation_names)
+        return find_answers(questions, self._restored, top=top, filtered=filtered)[1]
+
+
+def find_answers(questions: Questions, restored: Restored, *, top: int, filtered: bool) -> tuple[Found, pd.DataFrame]:
+    """Find the best answers to questions, and the scores of whole triples; returns them, and as a table.
+
+    Args:
+        top: answers of a question, at most.
+        filtered: leave out answers that are training triples.
+    """
     train = split_triples(restored.data)["train"]
     asks = (questions.triples < 0).any(1)
     named = questions.triples[:, [0, 2]]
@@ -152,14 +198,8 @@ def _answer(path: Path, questions: Questions, restored: Restored, *, top: int, f
         log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", top,
                  "; answers that are training triples are left out" if filtered else "")
     with Bar("answering", int(asks.sum()), "questions") as bar:
-        answers = answer(restored.tables, questions, top, known=train if filtered else None,
-                         on_question=bar.advance)
-    write = WRITERS[path.suffix]
-    table = as_table(questions, answers, restored)
-    files.write_atomically(path, lambda file: write(file, table, answers))
-    log.info("wrote %s answers to %s questions, and the scores of %s triples, to "
-             "%s", f"{int((answers.places > 0).sum()):,}",
-             f"{int(asks.sum()):,}", f"{int((~asks).sum()):,}", path)
+        found = answer(restored.tables, questions, top, known=train if filtered else None, on_question=bar.advance)
+    return found, as_table(questions, found, restored)
 
 
 def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataFrame:

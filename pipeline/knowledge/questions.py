@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -16,6 +17,8 @@ from parallel_epochs.pipeline.run import files
 
 # Stands where an answer is asked for.
 ASKED = "?"
+# Stands before the number of a question that is in no file.
+IN_MEMORY = "triples: entry"
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,47 @@ def read_questions(path: Path) -> pd.DataFrame:
                          "what is asked")
     table = parse_triples(content, f"triples={path}")
     table.index += 1
+    _check_questions(table, f"triples={path}, line")
+    return table
+
+
+def questions_of(triples: object) -> pd.DataFrame:
+    """Turn questions in memory into such a table as :func:`read_questions` returns; its index begins with 0.
+
+    Args:
+        triples: a list of (head, relation, tail), or a table with these three columns.
+
+    Raises:
+        ValueError: they are neither, or one is no question.
+    """
+    try:
+        given = cast(Any, triples)
+        table = given if isinstance(given, pd.DataFrame) else pd.DataFrame(list(given), columns=COLUMNS)
+        table = table[list(COLUMNS)].map(str).reset_index(drop=True)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("triples is a list of (head, relation, tail), as [('ada', 'likes', '?')], or a table with "
+                         f"the columns {', '.join(COLUMNS)}") from None
+    if table.empty:
+        raise ValueError("triples has no entry: name a head, a relation and a tail")
+    _check_questions(table, IN_MEMORY)
+    return table
+
+
+def _check_questions(table: pd.DataFrame, place: str) -> None:
+    """Refuse what asks for a relation, or for both ends; `place` and the index name the question in the message."""
     heads, relations, tails = (table[column] == ASKED for column in COLUMNS)
     for wrong, mend in ((relations, "relations are not asked for; name it, and ask for the head or the tail"),
                         (heads & tails, "name the head or the tail; one of them can be asked for")):
         if wrong.any():
-            raise ValueError(f"triples={path}, line {wrong.idxmax()}: {mend}")
-    return table
+            raise ValueError(f"{place} {wrong.idxmax()}: {mend}")
 
 
-def number_questions(table: pd.DataFrame, path: Path, entities: list[str], relations: list[str]) -> Questions:
+def number_questions(table: pd.DataFrame, place: str, entities: list[str], relations: list[str]) -> Questions:
     """Find the entities and relations that questions name.
 
     Args:
         table: as :func:`read_questions` returns it.
-        path: of its file, for messages.
+        place: stands before the number of a question in messages.
 
     Raises:
         ValueError: names what the graph does not have, and the line.
@@ -94,7 +124,7 @@ def number_questions(table: pd.DataFrame, path: Path, entities: list[str], relat
         strange = wanted[~wanted.isin(known.keys()) & (wanted != ASKED)]
         if len(strange):
             name, more = strange.iloc[0], f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else ""
-            raise ValueError(f"triples={path}, line {strange.index[0]}: the graph has no {what} {name}"
+            raise ValueError(f"{place} {strange.index[0]}: the graph has no {what} {name}"
                              f"{suggest_name(name, known)}{more}")
         columns.append(torch.tensor([known.get(name, -1) for name in wanted]))
     # An entity that is called ? is not what a question mark stands for.

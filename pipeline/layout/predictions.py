@@ -39,8 +39,16 @@ def predict(run: SavedRun[LayoutConfig], asked: EvaluateConfig) -> None:
         ValueError: as :func:`evaluate`.
     """
     path, _ = vectors.check_predictions(run, asked.predictions)
-    positions, names, _, _ = _restore(run)
-    vectors.save(path, positions, names)
+    vectors.save(path, *positions_of(run))
+
+
+def positions_of(run: SavedRun[LayoutConfig]) -> tuple[Tensor, list[str]]:
+    """Return the positions of a run [num_nodes, dim], and the names of the nodes.
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, or another dataset.
+    """
+    return _restore(run)[:2]
 
 
 def _restore(run: SavedRun) -> tuple[Tensor, list[str], int, Data]:

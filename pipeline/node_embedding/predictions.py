@@ -61,6 +61,17 @@ def predict(run: SavedRun[NodeEmbeddingConfig], asked: PredictVectorsConfig) -> 
         vectors.save(path, learned, names)
 
 
+def vectors_of(run: SavedRun[NodeEmbeddingConfig]) -> tuple[Tensor, list[str]]:
+    """Return the vectors of a run [num_nodes, dim], and the names of the nodes.
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, or another dataset.
+    """
+    state, part = vectors.open_run(run, check_graph, describe_graph)
+    training = None if run.is_best else prepare_training(run.config, part.data)
+    return _vectors_of(run, state, training)[0], unpack_names(part.data)
+
+
 def _vectors_of(run: SavedRun, state: dict, training: Training | None) -> tuple[Tensor, int]:
     """Return the vectors of a checkpoint [num_nodes, dim], and its epoch."""
     with fitting(state):

@@ -31,11 +31,6 @@ def train_one_part(train_one: Callable[[Part, Path], dict], opened: OpenData, fo
     return train_one(opened.parts[0], folder)
 
 
-def refuse_rows(run: SavedRun, data: object) -> None:
-    """Refuse to predict rows with vectors."""
-    raise ValueError(f"{run.folder} was trained by trainer={run.config.trainer.name}: ask for its vectors()")
-
-
 def refuse_export(run: SavedRun, path: Path) -> None:
     """Refuse to write vectors to a file without their data."""
     raise ValueError(f"{run.folder} learned vectors, which belong to its data: save vectors() instead")
@@ -51,6 +46,8 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
         build: builds the trainer of a part of the opened data, given `ranks` and `stop`.
         evaluate: computes the metrics of a checkpoint, and saves its predictions if asked to.
         predict: saves what a checkpoint predicts, or the vectors that it holds.
+        open_warm: opens a run and its data, or others, to be asked many times; see :class:`pipeline.gnn.warm.Warm`
+            and :class:`pipeline.block_training.vectors.OpenVectors`.
         check: refuses what the configuration and the machine rule out, before anything is opened or written.
         prepare: fills the caches that training would fill, in addition to the graph's.
         memory_of: says what memory a rank will take, and what it may use; None if it is not known before training.
@@ -63,7 +60,6 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
             ``summary.json``. There is one part, unless a product makes several.
         baselines: returns the metric of the runs on some data, and the simple methods that they should be better than,
             each scored when it is reached. None: there are none.
-        open_warm: opens a run and its data, or others, to be asked many times; see :class:`pipeline.gnn.warm.Warm`.
         export: writes a model to one file, without its data.
         learns_vectors: whether a run learns vectors of its data, and not a model that predicts rows.
     """
@@ -72,6 +68,7 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     build: Callable[..., Trainer]
     evaluate: Callable[[SavedRun[Config], Evaluation], dict[str, float]]
     predict: Callable[[SavedRun[Config], Prediction], None]
+    open_warm: Callable[[SavedRun[Config], object], Any]
     check: Callable[[Config], None] = do_nothing
     prepare: Callable[[OwnPart], object] = do_nothing
     memory_of: Callable[[OwnPart], str | None] = do_nothing
@@ -82,6 +79,5 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     finish: Callable[..., dict[str, Any]] = finish_nothing
     train_parts: Callable[..., dict] = train_one_part
     baselines: Callable[[OwnPart], tuple[str, Iterator[Baseline]]] | None = None
-    open_warm: Callable[[SavedRun[Config], object], Any] = refuse_rows
     export: Callable[[SavedRun[Config], Path], None] = refuse_export
     learns_vectors: bool = True

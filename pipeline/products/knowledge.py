@@ -11,4 +11,4 @@ PRODUCT: Product = Product(
     check=build.check, open_data=partial(open_whole, check=build.check_data, describe=build.describe),
     build=build.build_trainer, train_parts=penalty.train_parts,
     finish=predictions.finish, evaluate=predictions.evaluate, predict=predictions.predict,
-    baselines=lambda part: ("mrr", find_baselines(part)))
+    open_warm=predictions.OpenTriples, baselines=lambda part: ("mrr", find_baselines(part)))

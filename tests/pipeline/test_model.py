@@ -113,8 +113,11 @@ def test_links_between_ids(tmp_path):
     assert model.vectors().shape == (60, 8)
     ranked = model.top(2, sources=["p1"], filtered=False)
     assert ranked["rank"].tolist() == [1, 2] and ranked["source"].tolist() == ["p1", "p1"]
+    pd.testing.assert_frame_equal(model.predict(nodes=["p1"], top=2, filtered=False), ranked)
     with pytest.raises(ValueError, match="sources is a list of ids"):
         model.top(2, sources=5)
+    with pytest.raises(ValueError, match="triples= is for runs of trainer=knowledge, and .*run is none"):
+        model.predict(triples=[("p1", "knows", "?")])
     for asked, message in (({"pairs": [("p1",)], "table": True}, "pairs is a list of pairs of ids, or a table with"),
                            ({"pairs": edges[["source"]], "table": True}, "pairs is a list of pairs of ids, or a ta"),
                            ({"pairs": [("p1", "p2")]}, "pairs is a tensor of node numbers"),

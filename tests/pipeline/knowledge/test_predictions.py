@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+import parallel_epochs as pe
 from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import read
@@ -116,6 +117,44 @@ def ask(runs, tmp_path, text, *, run="drawn", file="answers.tsv", **options):
 
 
 TEXT = "7\t*3\t?\n\n?\t+2\t9\n7\t*3\t21\n"
+
+
+def test_an_open_graph_answers_what_the_command_writes(runs, tmp_path):
+    file = ask(runs, tmp_path, TEXT, top=3, filtered=False)
+    written = pd.read_csv(file, sep="\t", dtype={"head": str, "tail": str}, keep_default_na=False)
+    model = pe.load(runs / "drawn")
+    found = model.predict(triples=[(7, "*3", "?"), ("?", "+2", 9), (7, "*3", 21)], top=3, filtered=False)
+    pd.testing.assert_frame_equal(found.iloc[:, 1:], written.iloc[:, 1:], check_dtype=False, rtol=1e-5)
+    assert found["line"].tolist() == [0, 0, 0, 1, 1, 1, 2]
+    one = model.predict(triples=found.loc[[6], ["head", "relation", "tail"]])
+    pd.testing.assert_frame_equal(one.iloc[:, 1:], found.iloc[[6], 1:].reset_index(drop=True))
+    vectors, unit = model.vectors(), torch.nn.functional.normalize(torch.from_numpy(model.vectors()))
+    assert vectors.shape == (len(model.ids), 8) and model.vectors(table=True)["id"].tolist() == model.ids.tolist()
+    ids = model.ids.tolist()
+    near = model.top(2, sources=["7", "21"], candidates=["21", "9", "3"])
+    cosines = {name: float(unit[ids.index("7")] @ unit[ids.index(name)]) for name in ("21", "9", "3")}
+    assert near["source"].tolist() == ["7", "7", "21", "21"] and near["rank"].tolist() == [1, 2, 1, 2]
+    assert near["target"][:2].tolist() == sorted(cosines, key=cosines.get, reverse=True)[:2]
+    assert near["score"][0] == pytest.approx(max(cosines.values()), abs=1e-5)
+    assert "21" not in near["target"][2:].tolist()
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda model: model.predict(triples=[(7, "?", 9)]), "triples: entry 0: relations are not asked for"),
+    (lambda model: model.predict(triples=[(7, "*3", "?"), (7, "*3", "nobody")]), "triples: entry 1: the graph has"),
+    (lambda model: model.predict(triples=[(7, "*3")]), r"triples is a list of \(head, relation, tail\), as \[\('ada'"),
+    (lambda model: model.predict(triples=5), r"triples is a list of \(head, relation, tail\)"),
+    (lambda model: model.predict(triples=[]), "triples has no entry: name a head, a relation and a tail"),
+    (lambda model: model.predict(triples=[(7, "*3", "?")], nodes=["7"]), "triples= and nodes= exclude each other"),
+    (lambda model: model.predict(triples=[(7, "*3", "?")], top=0), "top must be a whole number, 1 or more, not 0"),
+    (lambda model: model.predict(), r".* was trained by trainer=knowledge: ask for its vectors\(\) or top\(\)"),
+    (lambda model: model.module(), r".* was trained by trainer=knowledge: ask for its vectors"),
+    (lambda model: model.top(2, sources=["nobody"]), "sources: there is no vector of 'nobody'"),
+    (lambda model: model.top(2, candidates=[]), "candidates: give one id at least"),
+    (lambda model: model.top(2, filtered=False), "filtered=False is for links")])
+def test_an_open_graph_refuses_in_the_words_of_the_call(call, message, runs):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call(pe.load(runs / "drawn"))
 
 
 @pytest.mark.parametrize("run", ["all", "drawn"])
