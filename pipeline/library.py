@@ -2,12 +2,14 @@
 pe.NeighborLoader and pe.GradientSync.
 """
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
@@ -50,17 +52,49 @@ def partition(edge_index: Tensor, num_parts: int, method: str = "metis", *, seed
 def _partitioner(edges: EdgeIndex, num_parts: int, method: str, seed: int) -> Partitioner:
     if method not in METHODS:
         raise ValueError(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
-    if isinstance(num_parts, bool) or not 1 <= num_parts <= edges.get_sparse_size(1):
-        raise ValueError(f"num_parts={num_parts!r} must be a number from 1 to the {edges.get_sparse_size(1):,} nodes")
+    most = edges.get_sparse_size(1)
+    num_parts, seed = _whole("num_parts", num_parts, 1, most, " nodes"), _whole("seed", seed)
     if method != "random":
         edges = with_reverse(plain_edges(edges), edges.get_sparse_size(1))
     return Partitioner(edges, name=method, num_parts=num_parts, seed=seed)
 
 
-def _sorted(edge_index: Tensor, num_nodes: int | None) -> tuple[EdgeIndex, Tensor]:
+def _whole(name: str, value: object, least: int = 0, most: int | None = None, unit: str = "") -> int:
+    """Read an argument that is a whole number.
+
+    Raises:
+        ValueError: it is none, or out of range.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least or most is not None and number > most:
+        allowed = f"number of at least {least}" if most is None else f"number from {least} to the {most:,}{unit}"
+        raise ValueError(f"{name}={value!r} must be a whole {allowed}")
+    return number
+
+
+def _integers(name: str, values: object, shape: str) -> Tensor:
+    """Read an argument that holds whole numbers or a mask: a tensor, an array or a list.
+
+    Raises:
+        ValueError: it holds other values.
+    """
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must hold integers of shape {shape}, not a {type(values).__name__}") from None
+    if found.dim() != 1 + shape.count(",") or found.is_floating_point() or found.is_complex():
+        raise ValueError(f"{name} must hold integers of shape {shape}, not {found.dtype} of shape {list(found.shape)}")
+    return found
+
+
+def _sorted(edge_index: object, num_nodes: int | None) -> tuple[EdgeIndex, Tensor]:
     """Sort edges by destination; returns their places before, too."""
-    edges = plain_edges(edge_index)
-    if edges.dim() != 2 or len(edges) != 2 or edges.is_floating_point() or edges.dtype == torch.bool:
+    edges = plain_edges(_integers("edge_index", edge_index, "[2, num_edges]"))
+    num_nodes = None if num_nodes is None else _whole("num_nodes", num_nodes)
+    if len(edges) != 2 or edges.dtype == torch.bool:
         raise ValueError(f"edge_index must hold integers of shape [2, num_edges], not {edges.dtype} of shape "
                          f"{list(edges.shape)}")
     least, most = (int(edges.min()), int(edges.max())) if edges.numel() else (0, -1)
@@ -70,8 +104,11 @@ def _sorted(edge_index: Tensor, num_nodes: int | None) -> tuple[EdgeIndex, Tenso
     return sort_edges(edges, num_nodes)
 
 
-class Batches(ABC):
+class Batches(IterableDataset[Data], ABC):
     """Batches of a graph, of which each pass is a function of the seed and the epoch alone.
+
+    Other processes can build them: ``torch.utils.data.DataLoader(batches, batch_size=None, num_workers=2)`` has the
+    same batches in the same order. Call :meth:`set_epoch` before each pass then.
 
     Args:
         data: a graph. Attributes of nodes and of edges are those that PyG takes for such; others are in each batch.
@@ -81,24 +118,31 @@ class Batches(ABC):
     """
 
     def __init__(self, data: Data, *, seed: int, share: tuple[int, int]):
-        self._rank, self._num_ranks = share
+        try:
+            self._rank, self._num_ranks = map(operator.index, share)
+        except (TypeError, ValueError):
+            self._rank, self._num_ranks = 0, 0
         if not 0 <= self._rank < self._num_ranks:
             raise ValueError(f"share={share} must be (rank, ranks), where rank is from 0 to ranks - 1")
+        if not isinstance(data, Data):
+            raise ValueError(f"data is a {type(data).__name__}, and must be a torch_geometric.data.Data" + (
+                ". Give data.to_homogeneous()" if hasattr(data, "to_homogeneous") else ""))
         if data.edge_index is None:
             raise ValueError("data has no edge_index")
-        self._data, self._seed, self._epoch = data, seed, 0
+        self._data, self._seed, self._epoch = data, _whole("seed", seed), 0
         self._edges, self._place = _sorted(data.edge_index, data.num_nodes)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose which pass comes next; without it each pass is that of the next epoch."""
-        self._epoch = epoch
+        self._epoch = _whole("epoch", epoch)
 
     def __len__(self) -> int:
         return len(range(self._rank, self._num_batches, self._num_ranks))
 
     def __iter__(self) -> Iterator[Data]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._batches(epoch, range(self._rank, self._num_batches, self._num_ranks))
+        numbers, worker = range(self._rank, self._num_batches, self._num_ranks), get_worker_info()
+        return self._batches(epoch, numbers if worker is None else numbers[worker.id::worker.num_workers])
 
     @property
     @abstractmethod
@@ -140,10 +184,8 @@ class ClusterLoader(Batches):
     def __init__(self, data: Data, num_parts: int, *, method: str = "random", batch_size: int = 1, seed: int = 0,
                  draw: int = 0, share: tuple[int, int] = (0, 1)):
         super().__init__(data, seed=seed, share=share)
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be at least 1")
-        self._partitioner, self._draw = _partitioner(self._edges, num_parts, method, seed), draw
-        self._size, self._graph = batch_size, Data(edge_index=self._edges, num_nodes=data.num_nodes)
+        self._size, self._draw = _whole("batch_size", batch_size, 1), _whole("draw", draw)
+        self._partitioner = _partitioner(self._edges, num_parts, method, seed)
 
     @property
     def _num_batches(self) -> int:
@@ -176,14 +218,19 @@ class NeighborLoader(Batches):
     def __init__(self, data: Data, num_neighbors: Sequence[int], *, input_nodes: Tensor | None = None,
                  batch_size: int = 1, shuffle: bool = False, seed: int = 0, share: tuple[int, int] = (0, 1)):
         super().__init__(data, seed=seed, share=share)
-        if batch_size < 1 or not num_neighbors or any(most < -1 or most == 0 for most in num_neighbors):
-            raise ValueError(f"batch_size={batch_size} must be at least 1, and num_neighbors={list(num_neighbors)} "
-                             "positive numbers, or -1 for all neighbours")
-        nodes = torch.arange(self._edges.get_sparse_size(1)) if input_nodes is None else input_nodes
+        self._size, self._shuffles = _whole("batch_size", batch_size, 1), shuffle
+        num_nodes = self._edges.get_sparse_size(1)
+        self._fan_outs = _integers("num_neighbors", num_neighbors, "[num_hops]").tolist()
+        if not self._fan_outs or not all(most == -1 or most > 0 for most in self._fan_outs):
+            raise ValueError(f"num_neighbors={self._fan_outs} must be positive numbers, or -1 for all neighbours")
+        nodes = _integers("input_nodes", torch.arange(num_nodes) if input_nodes is None else input_nodes, "[num_seeds]")
+        if nodes.dtype == torch.bool and len(nodes) != num_nodes:
+            raise ValueError(f"input_nodes is a mask of {len(nodes):,} nodes, and there are {num_nodes:,}")
         self._nodes = nodes.nonzero().squeeze(1) if nodes.dtype == torch.bool else nodes.long()
+        if wrong := self._nodes[(self._nodes < 0) | (self._nodes >= num_nodes)].tolist():
+            raise ValueError(f"input_nodes names node {wrong[0]}, and there are {num_nodes:,} nodes")
         if len(self._nodes.unique()) < len(self._nodes):
             raise ValueError("input_nodes names a node twice")
-        self._fan_outs, self._size, self._shuffles = list(num_neighbors), batch_size, shuffle
 
     @property
     def _num_batches(self) -> int:
@@ -213,7 +260,11 @@ class GradientSync:
 
     def __init__(self, model: torch.nn.Module):
         has_others = dist.is_available() and dist.is_initialized()
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self._parameters:
+            raise ValueError(f"model is a {type(model).__name__}, and must be a torch.nn.Module with parameters that "
+                             "need gradients")
         self._exchange = Exchange(model, Ranks(dist.get_rank(), dist.get_world_size()) if has_others else Ranks())
 
     def __call__(self, loss_sum: Tensor | None = None, count: int = 0) -> float:
@@ -227,9 +278,12 @@ class GradientSync:
             The mean loss over the labels of all ranks.
 
         Raises:
+            ValueError: a loss of several numbers, or a count that is none.
             FloatingPointError: a rank's loss or gradient is not finite; names the ranks.
         """
-        device = self._parameters[0].device
+        if loss_sum is not None and not (isinstance(loss_sum, Tensor) and loss_sum.numel() == 1):
+            raise ValueError("loss_sum must be a tensor of one number, the loss summed over the labels of the batch")
+        count, device = _whole("count", count), self._parameters[0].device
         found = self._exchange(loss_sum, None if loss_sum is None else torch.tensor(float(count), device=device))
         broken, own = found.broken, [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if loss_sum is not None and not bool((torch.nn.utils.get_total_norm(own) + loss_sum.detach()).isfinite()):

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import distributed as dist
-from torch_geometric.data import Data
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import grid, k_hop_subgraph
 
@@ -42,13 +43,18 @@ def test_a_graph_is_cut_into_clusters_of_about_the_same_size(method, least, most
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"num_parts": 0}, "num_parts=0 must be a number from 1 to the 3 nodes"),
-    ({"num_parts": 4}, "num_parts=4 must be a number from 1 to the 3 nodes"),
+    ({"num_parts": 0}, "num_parts=0 must be a whole number from 1 to the 3 nodes"),
+    ({"num_parts": 4}, "num_parts=4 must be a whole number from 1 to the 3 nodes"),
     ({"num_parts": 2, "method": "metiss"}, "method='metiss' is unknown; choose one of random, metis"),
     ({"num_parts": 2, "num_nodes": 2}, "edge_index names node 2, and there are 2 nodes"),
     ({"num_parts": 2, "edge_index": torch.tensor([[0, -1], [1, 2]])}, "edge_index names node -1"),
     ({"num_parts": 2, "edge_index": torch.rand(2, 3)}, "edge_index must hold integers of shape"),
-    ({"num_parts": 2, "edge_index": torch.tensor([0, 1])}, "edge_index must hold integers of shape")])
+    ({"num_parts": 2, "edge_index": torch.tensor([0, 1])}, "edge_index must hold integers of shape"),
+    ({"num_parts": 2, "edge_index": torch.tensor([[True], [False]])}, "edge_index must hold integers of shape"),
+    ({"num_parts": 2, "edge_index": small()}, "edge_index must hold integers of shape .*, not a Data"),
+    ({"num_parts": 1.5}, "num_parts=1.5 must be a whole number"),
+    ({"num_parts": 2, "seed": -1}, "seed=-1 must be a whole number of at least 0"),
+    ({"num_parts": 2, "num_nodes": "3"}, "num_nodes='3' must be a whole number of at least 0")])
 def test_wrong_partitions_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         pe.partition(**{"edge_index": torch.tensor([[0, 1], [1, 2]]), "method": "random", **arguments})
@@ -109,16 +115,73 @@ def test_ranks_share_the_batches_of_an_epoch(make):
         assert torch.equal(batch.n_id, parts[number % 2][number // 2].n_id)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: pe.ClusterLoader(small(), 5, share=(2, 2)), r"share=\(2, 2\) must be \(rank, ranks\)"),
-    (lambda: pe.ClusterLoader(small(), 5, batch_size=0), "batch_size=0 must be at least 1"),
-    (lambda: pe.ClusterLoader(Data(x=torch.ones(3, 1)), 2), "data has no edge_index"),
-    (lambda: pe.NeighborLoader(small(), []), r"num_neighbors=\[\] positive numbers"),
-    (lambda: pe.NeighborLoader(small(), [0]), r"num_neighbors=\[0\] positive numbers"),
-    (lambda: pe.NeighborLoader(small(), [1], input_nodes=torch.tensor([1, 1])), "input_nodes names a node twice")])
-def test_wrong_loaders_are_refused(make, message):
+HETERO = HeteroData({"user": {"x": torch.ones(3, 1)},
+                     ("user", "knows", "user"): {"edge_index": torch.tensor([[0], [1]])}})
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"data": HETERO}, r"data is a HeteroData, .* Give data.to_homogeneous\(\)"),
+    ({"data": None}, "data is a NoneType, and must be a torch_geometric.data.Data"),
+    ({"data": small().edge_index}, "data is a Tensor, and must be"),
+    ({"data": Data(x=torch.ones(3, 1))}, "data has no edge_index"),
+    ({"share": (2, 2)}, r"share=\(2, 2\) must be \(rank, ranks\)"), ({"share": 1}, "share=1 must be"),
+    ({"share": (0, 1, 2)}, "must be .rank, ranks."), ({"share": (0.0, 1.0)}, "must be .rank, ranks."),
+    ({"seed": None}, "seed=None must be a whole number"), ({"seed": -1}, "seed=-1 must be a whole number"),
+    ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
+    ({"batch_size": 1.5}, "batch_size=1.5 must be a whole number")])
+@pytest.mark.parametrize("loader, second", [(pe.ClusterLoader, 2), (pe.NeighborLoader, [2])])
+def test_wrong_loaders_are_refused(loader, second, changes, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        loader(**{"data": small(), "num_parts" if second == 2 else "num_neighbors": second, **changes})
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"num_parts": 81}, "num_parts=81 must be a whole number from 1 to the 80 nodes"),
+    ({"num_parts": True}, "num_parts=True must be a whole number"), ({"method": "whole"}, "method='whole' is unknown"),
+    ({"draw": -1}, "draw=-1 must be a whole number of at least 0")])
+def test_wrong_clusters_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        pe.ClusterLoader(small(), **{"num_parts": 2, **changes})
+
+
+@pytest.mark.parametrize("num_neighbors, input_nodes, message", [
+    ([], None, "num_neighbors must hold integers"), ([0], None, r"num_neighbors=\[0\] must be positive numbers"),
+    ([-2], None, "must be positive numbers, or -1"), (5, None, "num_neighbors must hold integers of shape .num_hops."),
+    ([2.5], None, "num_neighbors must hold integers"), ({"user": [1]}, None, "num_neighbors .* not a dict"),
+    ([1], torch.tensor([1, 1]), "input_nodes names a node twice"), ([1], [80], "input_nodes names node 80"),
+    ([1], torch.tensor([-1]), "input_nodes names node -1, and there are 80"),
+    ([1], torch.ones(5, dtype=torch.bool), "input_nodes is a mask of 5 nodes, and there are 80"),
+    ([1], torch.rand(3), "input_nodes must hold integers"), ([1], "train_mask", "input_nodes .* not a str")])
+def test_wrong_seeds_and_neighbours_are_refused(num_neighbors, input_nodes, message):
+    with pytest.raises(ValueError, match=message):
+        pe.NeighborLoader(small(), num_neighbors, input_nodes=input_nodes)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "2"])
+def test_an_epoch_is_a_whole_number(epoch):
+    with pytest.raises(ValueError, match="must be a whole number of at least 0"):
+        pe.NeighborLoader(small(), [1]).set_epoch(epoch)
+
+
+@pytest.mark.parametrize("model, loss, count, message", [
+    (torch.nn.ReLU(), None, 0, "model is a ReLU, and must be a torch.nn.Module with parameters"),
+    (None, None, 0, "model is a NoneType"),
+    (GCNConv(4, 3), torch.ones(3), 1, "loss_sum must be a tensor of one number"),
+    (GCNConv(4, 3), 1.5, 1, "loss_sum must be a tensor"), (GCNConv(4, 3), torch.tensor(1.0), -1, "count=-1 must be")])
+def test_a_wrong_loss_is_refused(model, loss, count, message):
+    with pytest.raises(ValueError, match=message):
+        pe.GradientSync(model)(loss, count)
+
+
+def test_other_processes_build_the_same_batches():
+    data = small()
+    loader = pe.NeighborLoader(data, [2], batch_size=16, shuffle=True)
+    plain = [list(loader), list(loader)]
+    for epoch, wanted in enumerate(plain):
+        loader.set_epoch(epoch)
+        batches = list(DataLoader(loader, batch_size=None, num_workers=2))
+        assert [batch.n_id.tolist() for batch in batches] == [batch.n_id.tolist() for batch in wanted]
+    assert plain[0][0].n_id.tolist() != plain[1][0].n_id.tolist()
 
 
 def train_a_step(model: torch.nn.Module, parts: list[Data]) -> float:
