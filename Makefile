@@ -79,12 +79,14 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "built build/site; its search needs a server: $(BIN)/python -m http.server --directory build/site"
 
-# A wheel for Linux on x86-64, dist/*.whl, with every kernel compiled for three levels of vector instructions.
+# A wheel, dist/*.whl, with every kernel compiled for each level of vector instructions: for this machine, or for
+# TARGET=linux-aarch64 (which needs g++-aarch64-linux-gnu) or TARGET=darwin-aarch64 (which needs the package ziglang).
 # The libraries are kept in build/kernels: their names say which sources and flags they are of.
 wheel: $(VENV)/.installed-test
 	rm -rf build/lib* build/bdist.*  # setuptools would pack what an older build left there
-	PARALLEL_EPOCHS_KERNELS=build/kernels $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation --wheel-dir dist .
+	[ "$(TARGET)" != darwin-aarch64 ] || [ "$$(uname)" = Darwin ] || $(INSTALL) ziglang
+	PARALLEL_EPOCHS_KERNELS=build/kernels PARALLEL_EPOCHS_TARGET=$(TARGET) $(BIN)/python -m pip wheel --quiet \
+		--disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls -l dist
 
 $(VENV)/bin/python:

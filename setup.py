@@ -1,16 +1,19 @@
-"""Packs compiled kernels into the wheel, for ``make wheel``; pyproject.toml has everything else.
+"""Packs compiled kernels and a list of parts into the wheel, for ``make wheel``; pyproject.toml has everything else.
 
 Where the environment variable PARALLEL_EPOCHS_KERNELS names a folder, every kernel is compiled into it for each level
 of vector instructions, unless the library is there already. The wheel then has these libraries and the tag of the
-systems that can load them. Without the variable, setuptools builds a wheel of Python and C++ files for every system.
+systems that can load them. PARALLEL_EPOCHS_TARGET names the system: ``linux-x86_64``, ``linux-aarch64`` or
+``darwin-aarch64``. Without the first variable, setuptools builds a wheel of Python and C++ files for every system.
 """
 
 import concurrent.futures
 import fcntl
+import hashlib
 import importlib.util
+import json
 import os
-import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,8 +26,17 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 VARIABLE = "PARALLEL_EPOCHS_KERNELS"
-# The oldest glibc that a manylinux tag for x86-64 of this form names.
+TARGET_VARIABLE = "PARALLEL_EPOCHS_TARGET"
+# The oldest glibc that a manylinux tag of this form names.
 OLDEST_GLIBC = 2, 17
+OLDEST_MACOS = "11.0"
+# The compiler of each target on this machine, and on another one. torch's wheels for Linux have GCC's OpenMP library,
+# which clang's code cannot use; those for macOS have clang's.
+COMPILERS = {
+    "linux-x86_64": ("c++", "x86_64-linux-gnu-g++"),
+    "linux-aarch64": ("c++", "aarch64-linux-gnu-g++"),
+    "darwin-aarch64": (f"c++ -mmacosx-version-min={OLDEST_MACOS}",
+                       f"{shlex.quote(sys.executable)} -m ziglang c++ -target aarch64-macos.{OLDEST_MACOS}")}
 
 
 def load_shipped():
@@ -35,48 +47,110 @@ def load_shipped():
     return module
 
 
+def find_target() -> tuple[str, str]:
+    """Return the system and the kind of processor that the kernels are compiled for: by default, this machine's.
+
+    Raises:
+        SystemExit: the kernels have no levels there.
+    """
+    here = f"{sys.platform}-{SHIPPED.MACHINE}"
+    target = os.environ.get(TARGET_VARIABLE) or here
+    if target not in COMPILERS:
+        sys.exit(f"{VARIABLE} compiles for {', '.join(COMPILERS)}, and this is {target}; set {TARGET_VARIABLE}")
+    if os.path.exists("/etc/alpine-release") and target == here:
+        sys.exit(f"{VARIABLE} needs glibc, and this system has musl, for which torch has no wheels")
+    system, _, machine = target.partition("-")
+    return system, machine
+
+
+def find_compiler() -> list[str]:
+    """Return the compiler of the target, with the arguments that choose it."""
+    here, elsewhere = COMPILERS["-".join(find_target())]
+    return shlex.split(os.environ.get("CXX") or
+                       (here if find_target() == (sys.platform, SHIPPED.MACHINE) else elsewhere))
+
+
 def compile_kernels(folder: Path) -> list[Path]:
     """Compile what is missing in a folder, and return the paths of all libraries.
 
     Raises:
-        SystemExit: this is no Linux on x86-64, or the compiler failed.
+        SystemExit: there is no such target, or the compiler failed.
     """
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        sys.exit(f"{VARIABLE} needs Linux on x86_64, and this is {platform.system()} on {platform.machine()}")
-    shipped = load_shipped()
+    system, machine = find_target()
+    folder = folder / system
     sources = sorted(path for package in ("models", "pipeline") for path in (ROOT / package).rglob("*.cpp"))
-    paths = {(source, level): shipped.path_of(source, level, folder) for source in sources
-             for level in shipped.LEVEL_FLAGS}
+    paths = {(source, level): SHIPPED.path_of(source, level, folder, machine) for source in sources
+             for level in SHIPPED.LEVEL_FLAGS[machine]}
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        jobs = [pool.submit(compile_library, source, (*shipped.SHIPPED_FLAGS, *shipped.LEVEL_FLAGS[level]),
-                            shipped.LINK_FLAGS, path)
-                for (source, level), path in paths.items() if not path.exists()]
+        jobs = [pool.submit(compile_library, source, SHIPPED.openmp_flags(SHIPPED.flags_of(level, machine), system),
+                            path) for (source, level), path in paths.items() if not path.exists()]
         for job in jobs:
             job.result()
     return list(paths.values())
 
 
-def compile_library(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...], target: Path) -> None:
+def compile_library(source: Path, flags: list[str], target: Path) -> None:
     """Compile and link a C++ file. The library appears under its name when it is whole."""
-    compiler = os.environ.get("CXX", "c++")
+    compiler = find_compiler()
+    # On macOS too, OpenMP's functions are looked up when the library is loaded.
+    link_flags = ("-shared", "-Wl,-undefined,dynamic_lookup") if find_target()[0] == "darwin" else SHIPPED.LINK_FLAGS
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         compiled, linked = Path(folder, "kernel.o"), Path(folder, "kernel.so")
-        for command in ([compiler, *flags, "-c", source, "-o", compiled],
-                        [compiler, *link_flags, compiled, "-o", linked]):
-            if subprocess.run(command).returncode:
+        for command in ([*compiler, *flags, "-c", source, "-o", compiled],
+                        [*compiler, *link_flags, compiled, "-o", linked]):
+            try:
+                failed = subprocess.run(command).returncode
+            except FileNotFoundError:
+                sys.exit(f"there is no compiler '{compiler[0]}' (set CXX)")
+            if failed:
                 sys.exit(f"this command failed: {' '.join(map(str, command))}")
         linked.chmod(0o755)
         linked.rename(target)
 
 
-def find_tag(libraries: list[Path]) -> str:
-    """Return the manylinux tag of the oldest glibc that has every symbol version that the libraries ask for."""
+def find_tag(libraries: list[Path], system: str = "linux", machine: str = "x86_64") -> str:
+    """Return the tag of the oldest systems that have all that the libraries ask for.
+
+    For Linux it is that of the oldest glibc that has every symbol version.
+    """
+    if system == "darwin":
+        return f"macosx_{OLDEST_MACOS.replace('.', '_')}_arm64"
     versions = [tuple(map(int, version.split(b"."))) for path in libraries
                 for version in re.findall(rb"GLIBC_(\d+\.\d+)", path.read_bytes())]
     major, minor = max([OLDEST_GLIBC, *versions])
-    return f"manylinux_{major}_{minor}_x86_64"
+    return f"manylinux_{major}_{minor}_{machine}"
+
+
+def list_parts(distribution: Distribution, libraries: list[Path]) -> dict:
+    """Return a software bill of materials in CycloneDX's form: dependencies, and the libraries with their checksums.
+
+    The wheel holds no code of others. The versions of dependencies are those of constraints.txt, which were tested.
+    """
+    name, version = distribution.get_name(), distribution.get_version()
+    constraints = ROOT / "constraints.txt"
+    pinned = re.findall(r"^([\w.-]+)==(\S+)", constraints.read_text() if constraints.exists() else "", re.MULTILINE)
+    tested = {re.sub("[-_.]+", "-", package).lower(): number for package, number in pinned}
+    components = []
+    for requirement in distribution.install_requires:
+        package = re.sub("[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+        number = tested.get(package)
+        components.append({
+            "type": "library", "name": package, "scope": "required", "bom-ref": package,
+            **({"version": number, "purl": f"pkg:pypi/{package}@{number}"} if number else {}),
+            "properties": [{"name": "parallel-epochs:requires", "value": requirement}]})
+    components += [{
+        "type": "file", "name": path.name, "bom-ref": path.name,
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
+        "properties": [{"name": "parallel-epochs:compiler", "value": SHIPPED.find_compiler(path)}]}
+        for path in sorted(libraries)]
+    refs = [component["bom-ref"] for component in components]
+    return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
+            "metadata": {"component": {
+                "type": "library", "bom-ref": name, "name": name, "version": version,
+                "purl": f"pkg:pypi/{name}@{version}", "licenses": [{"license": {"id": "MIT"}}]}},
+            "components": components, "dependencies": [{"ref": name, "dependsOn": refs}]}
 
 
 class Build(build_py):
@@ -93,10 +167,17 @@ class Build(build_py):
 
 
 class Wheel(bdist_wheel):
-    """Gives a wheel with kernels the tag of any Python 3 on the systems that can load them."""
+    """Gives a wheel with kernels the tag of any Python 3 on its systems, and every wheel a list of its parts."""
 
     def get_tag(self):
-        return ("py3", "none", find_tag(compile_kernels(KERNELS))) if KERNELS else super().get_tag()
+        return ("py3", "none", find_tag(compile_kernels(KERNELS), *find_target())) if KERNELS else super().get_tag()
+
+    def egg2dist(self, egginfo_path, distinfo_path):
+        super().egg2dist(egginfo_path, distinfo_path)
+        parts = list_parts(self.distribution, compile_kernels(KERNELS) if KERNELS else [])
+        file = Path(distinfo_path, "sboms", "parallel-epochs.cdx.json")
+        file.parent.mkdir()
+        file.write_text(json.dumps(parts, indent=1) + "\n")
 
 
 class WithKernels(Distribution):
@@ -106,6 +187,7 @@ class WithKernels(Distribution):
         return KERNELS is not None or super().has_ext_modules()
 
 
+SHIPPED = load_shipped()
 KERNELS = Path(os.environ[VARIABLE]).resolve() if os.environ.get(VARIABLE) else None
 
 if __name__ == "__main__":

@@ -3,24 +3,27 @@
 Compiled libraries are kept in torch's extension cache.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils import cpp_extension
 
 from parallel_epochs.models.kernels import shipped
 
@@ -29,7 +32,10 @@ log = logging.getLogger(__name__)
 # Names the level of vector instructions that kernels use. By default it is the highest of the processor.
 SIMD_VARIABLE = "PARALLEL_EPOCHS_SIMD"
 # Features that a processor needs for each level of simd.h, and the flags that remove those above it from -march=native.
-SIMD_NEEDS = {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx2", "fma"}}
+_NEEDS: dict[str, dict[str, set[str]]] = {
+    "x86_64": {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx2", "fma"}},
+    "aarch64": {"neon": set()}}
+SIMD_NEEDS = _NEEDS.get(shipped.MACHINE, {"portable": set()})
 SIMD_FLAGS = {"portable": ["-mno-avx"], "avx2": ["-mno-avx512f"], "avx512": []}
 
 
@@ -104,8 +110,8 @@ class NativeLibrary:
     @functools.cached_property
     def flags(self) -> list[str]:
         """The flags of a library that is compiled on this machine."""
-        if not _is_x86():
-            return [*shipped.FLAGS]
+        if shipped.MACHINE != "x86_64":
+            return shipped.openmp_flags(shipped.FLAGS)
         cap = SIMD_FLAGS[choose_simd()] if os.environ.get(SIMD_VARIABLE) else []
         return [*shipped.FLAGS, "-march=native", *cap]
 
@@ -146,6 +152,7 @@ class NativeLibrary:
             return self._open(self._compile(Path(folder)), "compiled")
 
     def _open(self, path: Path, build: str) -> ctypes.CDLL:
+        _share_openmp()
         library = ctypes.CDLL(str(path))
         _builds[self.name] = Build(choose_simd(), build, shipped.find_compiler(path))
         return library
@@ -158,6 +165,8 @@ class NativeLibrary:
             return f"there is no C++ compiler '{compiler}' (set CXX, or apt-get install g++)"
         if shutil.which("ninja", path=_path_with_scripts()) is None:
             return "there is no 'ninja', which runs the compiler (pip install ninja)"
+        if importlib.util.find_spec("setuptools") is None:
+            return "there is no 'setuptools', which torch's extension loader imports (pip install setuptools)"
         return ""
 
     def _explain(self, output: list[str]) -> str:
@@ -226,8 +235,9 @@ class NativeLibrary:
         os.environ["PATH"] = _path_with_scripts()
         try:
             with warnings.catch_warnings(action="ignore"):  # warnings about a compiler without a known version
-                cpp_extension.load(
-                    self._path.stem, [str(self.source)], extra_cflags=self.flags, extra_ldflags=["-fopenmp"],
+                _extension_loader().load(
+                    self._path.stem, [str(self.source)], extra_cflags=self.flags,
+                    extra_ldflags=[] if sys.platform == "darwin" else ["-fopenmp"],
                     build_directory=str(folder), is_python_module=False, with_cuda=False)
         finally:
             os.environ["PATH"] = search_path
@@ -236,10 +246,33 @@ class NativeLibrary:
     def _path(self) -> Path:
         environment = torch.__version__, os.environ.get("CXX"), platform.machine(), _cpu_flags()
         key = shipped.hash_sources(self.source, (self.flags, environment))
-        root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+        # The second is get_default_build_root() of torch's extension loader, which is imported only to compile.
+        root = (os.environ.get("TORCH_EXTENSIONS_DIR")
+                or importlib.import_module("torch._appdirs").user_cache_dir("torch_extensions"))
         folder = self.name.replace(" ", "_")
         # The key is part of the file name because torch's loader renames a second library of the same name.
         return Path(root) / f"deepgcn_{folder}" / key / f"{self.source.stem}_{key}.so"
+
+
+@functools.cache
+def _share_openmp() -> None:
+    """Let libraries take OpenMP's functions from the library that torch has loaded, if torch keeps them for itself."""
+    folder = Path(torch.__file__).parent
+    for name in ("libgomp*", "libiomp*", "libomp*"):
+        for path in (*folder.glob(f"lib/{name}"), *folder.parent.glob(f"torch.libs/{name}")):
+            with contextlib.suppress(OSError):  # it is not loaded
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+
+def _extension_loader() -> Any:
+    """Import torch's extension loader, without its warning about a CUDA folder on a machine that has no GPU."""
+    name = "torch.utils.cpp_extension"
+    logging.getLogger(name).addFilter(_has_news)
+    return importlib.import_module(name)
+
+
+def _has_news(record: logging.LogRecord) -> bool:
+    return "No CUDA runtime is found" not in record.getMessage()
 
 
 def choose_simd() -> str:
@@ -272,10 +305,6 @@ def check_simd() -> None:
     if level and levels.index(level) > levels.index(has):
         raise ValueError(f"{SIMD_VARIABLE}={level} needs a processor with {level}, and this one has {has}; choose "
                          f"{' or '.join(levels[:levels.index(has) + 1])}, or unset it")
-
-
-def _is_x86() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
 
 
 def find_simd() -> str:

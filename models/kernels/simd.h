@@ -13,6 +13,11 @@
 #define SIMD_AVX2
 #define SIMD_NAME "avx2"
 #define SIMD_LANES 8
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define SIMD_NEON
+#define SIMD_NAME "neon"
+#define SIMD_LANES 4
 #else
 #define SIMD_NAME "portable"
 #define SIMD_LANES 4
@@ -74,6 +79,8 @@ INLINE vf fma(vf a, vf b, vf c) {
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(SIMD_AVX2)
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(SIMD_NEON)
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -106,6 +113,8 @@ INLINE bool all_less(vf a, vf b) {
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLT_UQ) == 0;
 #elif defined(SIMD_AVX2)
   return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_NLT_UQ)) == 0;
+#elif defined(SIMD_NEON)
+  return vminvq_u32((uint32x4_t)(a < b)) != 0;
 #else
   vi less = a < b;
   bool all = true;
@@ -170,6 +179,8 @@ INLINE float quick_sum(vf a) {
   __m128 half = _mm256_castps256_ps128((__m256)a) + _mm256_extractf128_ps((__m256)a, 1);
   half += _mm_movehl_ps(half, half);
   return half[0] + half[1];
+#elif defined(SIMD_NEON)
+  return vaddvq_f32((float32x4_t)a);
 #else
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++) a[i] += a[i + half];
