@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
 from parallel_epochs.models.convs import attention_convs, sum_convs
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.fused_conv import FusedConv
@@ -352,11 +353,8 @@ def cut(edge_index: Any, most: int) -> list[DestinationBlock]:
     """
     (indptr, source), _ = edge_index.get_csc()
     indptr, source = indptr.long(), source.long()
-    num_nodes, blocks, first = indptr.numel() - 1, [], 0
-    local = torch.empty(num_nodes, dtype=torch.int64, device=source.device)
-    while first < num_nodes:
-        end = int(torch.searchsorted(indptr, indptr[first] + most, right=True)) - 1
-        end = min(max(end, first + 1), num_nodes)
+    blocks, local = [], torch.empty(indptr.numel() - 1, dtype=torch.int64, device=source.device)
+    for first, end in cut_into_blocks(indptr, most):
         begin, stop = int(indptr[first]), int(indptr[end])
         found = source[begin:stop]
         others = found.unique()
@@ -367,7 +365,6 @@ def cut(edge_index: Any, most: int) -> list[DestinationBlock]:
         target = torch.repeat_interleave(torch.arange(end - first, device=source.device), ptr[:end - first + 1].diff())
         edges = from_csc(torch.stack([local[found], target]), ptr)
         blocks.append(DestinationBlock(nodes, end - first, edges, begin, stop))
-        first = end
     return blocks
 
 

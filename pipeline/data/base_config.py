@@ -105,8 +105,9 @@ class DataConfig:
         return self.folds_of_scores is not None
 
     def origin(self) -> str:
-        """Return where the graph comes from, for messages."""
-        return f"data={self.source}"
+        """Return where the graph comes from, for messages: the first of its files, if it has some."""
+        return next((entry.value for entry in entries(self) if entry.meaning.names_files and entry.value),
+                    f"data={self.source}")
 
     def check(self) -> None:
         """Refuse a dataset whose files are missing or whose sizes are impossible.

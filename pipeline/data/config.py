@@ -216,9 +216,6 @@ class FileConfig(DataConfig):
     label_type: str | None = label_type()
     hide_labelled: bool | None = hide_labelled()
 
-    def origin(self) -> str:
-        return self.path
-
     def check_edges(self) -> None:
         if self.split == "time" and self.edge_time is None:
             raise ValueError("task=edge with data.split=time needs data.edge_time, the attribute with a time for each "
@@ -275,9 +272,6 @@ class StoreConfig(DataConfig):
     def may_have_text_scores(self) -> bool:
         return True
 
-    def origin(self) -> str:
-        return self.path
-
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)
         if not files.is_there(Path(self.path) / "manifest.json"):
@@ -322,9 +316,6 @@ class GraphFilesConfig(ManyGraphsConfig):
     reading: int = reading()
     degrees: bool = degrees(True)
 
-    def origin(self) -> str:
-        return self.folder
-
     def sources(self) -> list[tuple[str, Path]]:
         return [("data.folder", Path(self.folder, split, f"*{suffix}"))
                 for split in ("", *SPLIT_NAMES) for suffix in (".pt", ".pth")]
@@ -349,9 +340,6 @@ class SmilesConfig(ManyGraphsConfig):
                                    shapes_graph=True)
     skip_invalid: bool = key(False, "Leave out molecules that RDKit cannot read, and log how many. false: stop with an "
                              "error.", shapes_graph=True)
-
-    def origin(self) -> str:
-        return self.path
 
     def check(self) -> None:
         super().check()
@@ -390,9 +378,6 @@ class EdgesConfig(DataConfig):
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
     reading: int = reading()
 
-    def origin(self) -> str:
-        return self.path
-
     def check(self) -> None:
         check_files(path=self.path, labels=self.labels)
         if self.path.endswith(".npy") and self.labels is not None:
@@ -419,9 +404,6 @@ class TriplesConfig(DataConfig):
                       "end in .tsv, .del or .csv, and be compressed (.gz).",
                       is_path=True, names_files=True)
     reading: int = reading()
-
-    def origin(self) -> str:
-        return self.folder
 
     def check(self) -> None:
         refuse_changes(self, "triples")
@@ -474,9 +456,6 @@ class VectorsConfig(DataConfig):
     labels: str | None = key(None, "Path of the labels: a text file with a label, or a name and a label, in each line; "
                              "a .npy array; or a file in IDX format.",
                              is_path=True, names_files=True)
-
-    def origin(self) -> str:
-        return self.path
 
     def check(self) -> None:
         refuse_changes(self, "vectors")

@@ -6,7 +6,7 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.graph import Graph
@@ -96,9 +97,9 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         known |= {name: sum(known[source] for source in near) for name, near in found.items()}
 
 
-def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray,
-               write: Callable[[int, int, Tensor], None]) -> None:
-    """Compute the features of types without features as means over their incoming edges, some destinations at a time.
+def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np.ndarray,
+               x: np.ndarray) -> None:
+    """Write the features of types without into `x`: means over their incoming edges, some destinations at a time.
 
     Of a block of destinations the edges are in memory, at most about :data:`EDGES_OF_BLOCK`, and the features of their
     sources.
@@ -106,11 +107,12 @@ def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np
     Args:
         edge_index: sorted by destination [2, num_edges].
         indptr: first edge of each destination [num_nodes + 1].
-        x: the features [num_nodes, columns]; those that `write` has written must be seen here.
-        write: called with the first node, the first column and their values [some nodes, columns].
+        x: the features [num_nodes, columns].
     """
     for name, near in plan.sources.items():
-        for first, last in _blocks_of(types.nodes_of(name), indptr):
+        nodes = types.nodes_of(name)
+        for begin, end in cut_into_blocks(torch.from_numpy(indptr[nodes.start:nodes.stop + 1]), EDGES_OF_BLOCK):
+            first, last = nodes.start + begin, nodes.start + end
             edges, column = np.array(edge_index[:, int(indptr[first]):int(indptr[last])]), 0
             for source in near:
                 of_source, width = types.nodes_of(source), plan.widths[source]
@@ -118,20 +120,9 @@ def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np
                 sources, place = np.unique(kept[0], return_inverse=True)
                 kept = np.stack([place.reshape(-1).astype(kept.dtype), kept[1] - first])
                 values = torch.from_numpy(np.array(x[:, :width][sources]))
-                write(first, column, update_all(torch.from_numpy(kept), "copy_u", "mean", u=values,
-                                                num_src=len(sources), num_dst=last - first))
+                x[first:last, column:column + width] = update_all(
+                    torch.from_numpy(kept), "copy_u", "mean", u=values, num_src=len(sources), num_dst=last - first)
                 column += width
-
-
-def _blocks_of(nodes: range, indptr: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Divide destinations into ranges of at most :data:`EDGES_OF_BLOCK` edges, or of one destination."""
-    first = nodes.start
-    while first < nodes.stop:
-        end = indptr.dtype.type(min(int(indptr[first]) + EDGES_OF_BLOCK, int(indptr[nodes.stop])))
-        last = first + int(np.searchsorted(indptr[first + 1:nodes.stop + 1], end, side="right"))
-        last = max(last, first + 1)
-        yield first, last
-        first = last
 
 
 def check_alike(known: Mapping[str, Any] | None, data: Graph) -> None:
@@ -362,11 +353,7 @@ def _join_features(types: GraphTypes, plan: Plan, parts: Mapping[str, NodesOfTyp
         order = edge_index[1].argsort(stable=True)
         indptr = torch.zeros(x.size(0) + 1, dtype=torch.int64)
         indptr[1:] = torch.bincount(edge_index[1], minlength=x.size(0)).cumsum(0)
-
-        def write(first: int, column: int, values: Tensor) -> None:
-            x[first:first + values.size(0), column:column + values.size(1)] = values
-
-        fill_means(plan, types, edge_index[:, order].numpy(), indptr.numpy(), x.numpy(), write)
+        fill_means(plan, types, edge_index[:, order].numpy(), indptr.numpy(), x.numpy())
     return x
 
 

@@ -535,10 +535,5 @@ def refill_means(types: GraphTypes, x: Float[Tensor, "num_nodes columns"], edges
     for name in types.averaged:
         nodes = types.nodes_of(name)
         out[nodes.start:nodes.stop, :max(types.widths)] = 0
-
-    def write(first: int, column: int, values: Tensor) -> None:
-        out[first:first + values.size(0), column:column + values.size(1)] = values
-
-    fill_means(plan_means(own, types.relations), types, edges.numpy(), indptr.numpy(), out.numpy(),
-               write)
+    fill_means(plan_means(own, types.relations), types, edges.numpy(), indptr.numpy(), out.numpy())
     return out

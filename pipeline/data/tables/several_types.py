@@ -442,15 +442,6 @@ def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNode
                     rows[:, :block.shape[1]], rows[:, width + place] = block, 1
                     opened["x"].write((begin + first) * shape[1], rows)
         if plan.sources and writer.entry("edges")["shape"][1]:
-            _fill_means(writer, np.memmap(opened["x"].path, np.float32, "r+", shape=shape), types, plan)
-
-
-def _fill_means(writer: StoreWriter, x: np.memmap, types: GraphTypes, plan: Plan) -> None:
-    """Write the features of types without features into ``x``."""
-    edges, indptr = tables_edges.map_array(writer, "edges"), tables_edges.map_array(writer, "indptr")
-
-    def write(first: int, column: int, values: Tensor) -> None:
-        x[first:first + values.size(0), column:column + values.size(1)] = values.numpy()
-
-    fill_means(plan, types, edges, indptr, x, write)
-    x.flush()
+            x = np.memmap(opened["x"].path, np.float32, "r+", shape=shape)
+            fill_means(plan, types, *(tables_edges.map_array(writer, name) for name in ("edges", "indptr")), x)
+            x.flush()
