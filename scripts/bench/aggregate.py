@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.machine import Machine
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    backward,
     beside,
     describe_extensions,
     extra_of_both,
@@ -87,8 +89,7 @@ def _in_float64(conv: pyg.GENConv, edge_index: Tensor, attr: Tensor | None, grad
         leaves |= {"weight": exact.lin_edge.weight, "bias": exact.lin_edge.bias}
     leaves |= {name: getattr(exact.aggr_module, name) for name in inputs if name in ("t", "p")}
     out = exact.propagate(edge_index, x=(x, x), edge_attr=attr, size=None)
-    gradients = torch.autograd.grad(out, list(leaves.values()), gradient.double())
-    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+    return backward(out, leaves, gradient.double())
 
 
 def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
@@ -110,16 +111,14 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
     gradient = graphs.exact(data.num_nodes, channels).to(place)
     (indptr, _), _ = data.edge_index.get_csc()
 
-    def backward(out):
-        gradients = torch.autograd.grad(out, list(inputs.values()), gradient)
-        return {"out": out.detach(), **dict(zip(inputs, gradients, strict=True))}
+    differentiate = partial(backward, leaves=inputs, gradient=gradient)
 
     def theirs():
-        return backward(conv.propagate(plain, x=(x, x), edge_attr=attr, size=None))
+        return differentiate(conv.propagate(plain, x=(x, x), edge_attr=attr, size=None))
 
     def ours(grad: bool = True):
         out = aggregate(x, data.edge_index, attr, weight, bias, aggr=case.aggr, eps=EPS, kernel="fused", **scalar)
-        return backward(out) if grad else out
+        return differentiate(out) if grad else out
 
     a, b, connected = ours(), theirs(), indptr.diff() > 0
     if plain.size(1) <= MAX_EXACT_EDGES:
@@ -133,12 +132,12 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
            "num_nodes": data.num_nodes, "num_edges": plain.size(1), "pyg_with": describe_extensions(),
            **side_by_side(theirs, ours, repeat, inner=9)}
     if not eager:
-        row |= _compiled(lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None), backward, ours, b, repeat,
-                         connected)
+        row |= _compiled(lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None), differentiate, ours, b,
+                         repeat, connected)
     return row | extra_of_both(theirs, ours) | _beside_the_machine(case, data, lambda: ours(grad=False))
 
 
-def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict[str, Tensor]],
+def _compiled(propagate: Callable[[], Tensor], differentiate: Callable[[Tensor], dict[str, Tensor]],
               ours: Callable[[], object], exact: dict[str, Tensor], repeat: int, connected: Tensor) -> dict:
     """Time PyG's layer as torch.compile makes it; without columns of numbers where that fails.
 
@@ -147,7 +146,7 @@ def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict
     """
     compiled = torch.compile(propagate)
     try:
-        found = backward(compiled())
+        found = differentiate(compiled())
     except Exception as error:  # of whatever kind the compiler raises
         say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
         return beside("compiled", None, ours, repeat, 9)
@@ -155,7 +154,7 @@ def _compiled(propagate: Callable[[], Tensor], backward: Callable[[Tensor], dict
     compared = ("out", "x", "weight")
     assert_close({name: found[name] for name in compared if name in found},
                  {name: exact[name] for name in compared if name in found}, tolerance=1e-4)
-    return beside("compiled", lambda: backward(compiled()), ours, repeat, 9)
+    return beside("compiled", lambda: differentiate(compiled()), ours, repeat, 9)
 
 
 def _numbers(case: Case, *shape: int, scale: float = 1.0) -> Tensor:

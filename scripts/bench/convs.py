@@ -28,6 +28,7 @@ from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    backward,
     beside,
     describe_extensions,
     extra_of_both,
@@ -137,10 +138,9 @@ def time_beside_neighbour(num_nodes: int, num_edges: int, channels: int, repeat:
     x, gradient = graphs.exact(num_nodes, channels).requires_grad_(), graphs.exact(num_nodes, channels)
 
     def run(conv: torch.nn.Module = ours) -> dict[str, Tensor]:
-        out = conv(x, data.edge_index, data.edge_attr)
-        return {"out": out.detach(), "x": torch.autograd.grad(out, [x, *conv.parameters()], gradient)[0]}
+        return backward(conv(x, data.edge_index, data.edge_attr), {"x": x, **dict(conv.named_parameters())}, gradient)
 
-    assert_close(run(), run(theirs), tolerance=1e-3)
+    assert_close(*({name: of[name] for name in ("out", "x")} for of in (run(), run(theirs))), tolerance=1e-3)
     rounds = []
     for round_ in range(repeat):
         quiet = statistics.median(seconds_of(run) for _ in range(15))
@@ -216,10 +216,7 @@ def _measure(case: Case, data: Data, channels: int, repeat: int, library: Module
     plain = data.edge_index.as_tensor().clone()
 
     def run(conv: torch.nn.Module, edge_index: Tensor | EdgeIndex, x: Tensor, *edges: Tensor) -> dict[str, Tensor]:
-        out = conv(x, edge_index, *edges)
-        names, leaves = zip(*conv.named_parameters())
-        gradients = torch.autograd.grad(out, [x, *leaves], gradient.to(out.dtype))
-        return dict(zip(("out", "x", *names), (out.detach(), *gradients), strict=True))
+        return backward(conv(x, edge_index, *edges), {"x": x, **dict(conv.named_parameters())}, gradient.to(x.dtype))
 
     setup = seconds_of(lambda: run(ours, plain, x, *edges)) - min(
         seconds_of(lambda: run(ours, plain, x, *edges)) for _ in range(3))

@@ -9,6 +9,7 @@ from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER, PROTEINS
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    backward,
     extra_mib,
     extra_of_both,
     resident_mib,
@@ -90,19 +91,15 @@ def _measure_relations(data: Data, channels: int, num_relations: int, num_featur
     h, table, weight = (graphs.exact(*shape).to(place).requires_grad_() for shape in (
         (data.num_nodes, channels), (num_relations, channels), (channels, num_features)))
     gradient = torch.randn(data.num_nodes, channels).to(place)
-    names = ["h", "table", *(["weight"] if num_features else []), *(name for name, _ in conv.named_parameters())]
-    leaves = [h, table, *([weight] if num_features else []), *conv.parameters()]
-
-    def backward(out):
-        return {"out": out.detach(), **dict(zip(names, torch.autograd.grad(out, leaves, gradient), strict=True))}
+    leaves = {"h": h, "table": table, **({"weight": weight} if num_features else {}), **dict(conv.named_parameters())}
 
     def ours():
         encoder = (weight, None) if num_features else None
-        return backward(conv(h, data.edge_index, attr, edge_encoder=encoder, edge_table=table))
+        return backward(conv(h, data.edge_index, attr, edge_encoder=encoder, edge_table=table), leaves, gradient)
 
     def theirs():
         wide = torch.cat([table.t(), weight], dim=1) if num_features else table.t()
-        return backward(conv(h, data.edge_index, columns, edge_encoder=(wide, None)))
+        return backward(conv(h, data.edge_index, columns, edge_encoder=(wide, None)), leaves, gradient)
 
     assert_close(ours(), theirs(), tolerance=1e-3)
     row = {"bench": "layer", "num_nodes": data.num_nodes, "num_edges": num_edges, "channels": channels,

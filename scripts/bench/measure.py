@@ -209,6 +209,12 @@ def train_to_the_end(build: Callable[[Part], Any], config: RunConfig,
     return time.perf_counter() - start, num_pairs, vectors
 
 
+def backward(out: Tensor, leaves: dict[str, Tensor], gradient: Tensor) -> dict[str, Tensor]:
+    """Return an output and the gradients of its leaves, by their names."""
+    gradients = torch.autograd.grad(out, list(leaves.values()), gradient)
+    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
 def make_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
     """Return a function that takes a step of Adam on a loss."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)

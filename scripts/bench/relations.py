@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
@@ -17,6 +18,7 @@ from parallel_epochs.scripts.bench.convs import import_dgl
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
+    backward,
     beside,
     describe_extensions,
     extra_of_both,
@@ -84,11 +86,12 @@ def bench_relations(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1] - 1
         num_bases: number of matrices of which those of relations are mixed.
     """
     library = import_dgl(dgl) if dgl else None
+    row = dict[str, Any]()
     thin_nodes, thin_edges = round(num_nodes * 7.545), round(num_edges * 0.3792)
     for graph in (TypedGraph.draw("one type", num_nodes, num_edges, num_relations, 1),
                   TypedGraph.draw("thin relations", thin_nodes, thin_edges, num_relations * 3 // 2, 4)):
         for measure in (_measure_rgcn, _measure_hgt):
-            row = measure(graph, channels, repeat, library, heads=heads, num_bases=num_bases)
+            row = dict.fromkeys(row, "") | measure(graph, channels, repeat, library, heads=heads, num_bases=num_bases)
             write_row(row)
 
 
@@ -106,10 +109,7 @@ def _measure_rgcn(graph: TypedGraph, channels: int, repeat: int, library: Module
     relations, setup = _expand(graph, lambda relations: ours(x, relations))
 
     def run(conv: torch.nn.Module, *given) -> dict[str, Tensor]:
-        out = conv(x, *given)
-        leaves = dict(conv.named_parameters())
-        return dict(zip(("out", "x", *leaves), (out.detach(), *torch.autograd.grad(out, [x, *leaves.values()],
-                                                                                   gradient)), strict=True))
+        return backward(conv(x, *given), {"x": x, **dict(conv.named_parameters())}, gradient)
 
     run_theirs = lambda: run(theirs, graph.edges, graph.relation)  # noqa: E731
     run_ours = lambda: run(ours, relations)  # noqa: E731
@@ -177,16 +177,12 @@ def _measure_hgt(graph: TypedGraph, channels: int, repeat: int, library: ModuleT
 
     def run_theirs() -> dict[str, Tensor]:
         out = torch.cat(list(theirs(dict(zip(names, x.split(graph.sizes))), by_type).values()))
-        grads = torch.autograd.grad(out, [x, *theirs.parameters()], gradient)
-        of = dict(zip((name for name, _ in theirs.named_parameters()), grads[1:], strict=True))
-        return {"out": out.detach(), "x": grads[0], "k_rel": of["k_rel.weight"].view(by_pair).transpose(0, 1),
-                "v_rel": of["v_rel.weight"].view(by_pair).transpose(0, 1)}
+        of = backward(out, {"x": x, **dict(theirs.named_parameters())}, gradient)
+        return {"out": of["out"], "x": of["x"], **{name: of[f"{name}.weight"].view(by_pair).transpose(0, 1)
+                                                   for name in ("k_rel", "v_rel")}}
 
     def run_ours() -> dict[str, Tensor]:
-        out = ours(x, relations, types)
-        leaves = dict(ours.named_parameters())
-        return {"out": out.detach(), **dict(zip(("x", *leaves), torch.autograd.grad(
-            out, [x, *leaves.values()], gradient), strict=True))}
+        return backward(ours(x, relations, types), {"x": x, **dict(ours.named_parameters())}, gradient)
 
     assert_close(run_ours(), run_theirs(), TOLERANCE)
     return _compare("HGTConv", graph, channels, setup, run_theirs, run_ours, repeat)

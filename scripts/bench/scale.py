@@ -24,7 +24,7 @@ from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import peak_gib, say, write_row
-from parallel_epochs.scripts.bench.processes import watch
+from parallel_epochs.scripts.bench.processes import peak_of
 
 # Nodes and edges of ogbn-mag, from its table of numbers.
 NODES = {"author": 1_134_649, "field_of_study": 59_965, "institution": 8_740, "paper": 736_389}
@@ -72,13 +72,11 @@ def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts
         path, run = Path(root, "graph.store"), Path(root, "run")
         types, num_edges = write_mag(path, share)
         say(f"{types}, {num_edges:,} edges")
-        largest = 0
-        for held in watch([sys.executable, "-m", "pipeline.train", "data=store", f"data.path={path}",
-                           "data.on_disk=false", "task.base=none", f"model={model}", f"model.num_layers={layers}",
-                           f"model.hidden_channels={channels}", "partition=random", f"partition.num_parts={num_parts}",
-                           "evaluation=exact", "train.epochs=2", "train.patience=0", "train.eval_every=1",
-                           f"cache_dir={root}/cache", f"hydra.run.dir={run}"]):
-            largest = max(largest, held.pss_kib)
+        largest, _ = peak_of([
+            sys.executable, "-m", "pipeline.train", "data=store", f"data.path={path}", "data.on_disk=false",
+            "task.base=none", f"model={model}", f"model.num_layers={layers}", f"model.hidden_channels={channels}",
+            "partition=random", f"partition.num_parts={num_parts}", "evaluation=exact", "train.epochs=2",
+            "train.patience=0", "train.eval_every=1", f"cache_dir={root}/cache", f"hydra.run.dir={run}"], every=0.2)
         rounds = [record for record in read_records(run / "metrics.jsonl") if record["kind"] == "round"]
         for record in rounds:
             write_row({"bench": "mag", "model": model, "num_nodes": sum(types.counts), "num_edges": num_edges,
