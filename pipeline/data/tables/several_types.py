@@ -443,5 +443,6 @@ def _write_features(db: Database, writer: StoreWriter, nodes: dict[str, ReadNode
                     opened["x"].write((begin + first) * shape[1], rows)
         if plan.sources and writer.entry("edges")["shape"][1]:
             x = np.memmap(opened["x"].path, np.float32, "r+", shape=shape)
-            fill_means(plan, types, *(tables_edges.map_array(writer, name) for name in ("edges", "indptr")), x)
+            edges, indptr = (tables_edges.map_array(writer, array) for array in ("edges", "indptr"))
+            fill_means(plan, types, edges, indptr, x)
             x.flush()
