@@ -12,7 +12,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.apart import apart_from_the_caller
 from parallel_epochs.pipeline.command import arguments, cli, folder as run_folder, schema
 from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.data.objects import Naming, keys_of, naming
+from parallel_epochs.pipeline.data.objects import Naming, is_table, keep_table, keys_of, naming
 from parallel_epochs.pipeline.model import Result
 from parallel_epochs.pipeline.run import rounds, words
 from parallel_epochs.pipeline.run.errors import Stopped  # noqa: F401 - what Ctrl-C raises
@@ -114,18 +114,28 @@ def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
     Raises:
         ValueError: what the command would print.
     """
+    if folder is not None and not isinstance(folder, (str, Path)):
+        raise ValueError(f"folder is of type {type(folder).__name__}: give the path of a run directory")
     if "RANK" in os.environ:
         raise ValueError(f"RANK={os.environ['RANK']} is set, as torchrun does, and pe.train starts the ranks itself. "
                          "Call it without torchrun, and give num_ranks")
-    if wrong := [text for text in overrides if text.startswith(("hydra", "-"))]:
+    if wrong := [text for text in (*overrides, *keys) if text.startswith(("hydra", "-"))]:
         raise ValueError(f"{wrong[0]} is for the command. Name the run directory by folder=")
     known, groups = schema.all_keys(), cli.config_groups()
     meant = {"seconds": "tune.seconds"} if keys.get("model") == "auto" else {}
     given = {_full_name(meant.get(name, name), known, groups): value for name, value in keys.items()}
+    _check_names(given, known, groups)
     caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
-    cache = Path(given.get("cache_dir", caches[-1] if caches else ".cache")).expanduser()
+    cache = given.get("cache_dir", caches[-1] if caches else ".cache")
+    if not isinstance(cache, (str, Path)):
+        raise ValueError(f"cache_dir is of type {type(cache).__name__}: give the path of a folder")
+    cache = Path(cache).expanduser()
+    names = {} if names is None else names
+    given = {key: keep_table(value, f"the table {key}", cache.absolute() / "given", names) if is_table(value) and
+             key.startswith("data.") else value for key, value in given.items()}
     given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}
-    data_keys = {name: _as_text(value) for name, value in keys_of(data, cache, {} if names is None else names).items()}
+    found = keys_of(data, cache, names)
+    data_keys = {name: _as_text(name, value) for name, value in found.items()}
     twice = data_keys.keys() & (given.keys() | {text.partition("=")[0] for text in overrides}) - {"data"}
     if twice:
         raise ValueError(f"{min(twice)} is given, and data too, which stands for it: leave one of them out")
@@ -153,6 +163,20 @@ def _full_name(name: str, names: set[str], groups: Mapping[str, Any]) -> str:
     return found[0] if found else name  # what is unknown is refused with the other arguments
 
 
+def _check_names(names: Iterable[str], known: set[str], groups: dict[str, list[str]]) -> None:
+    """Refuse what is the name of no key, before its value is looked at.
+
+    Raises:
+        ValueError: names it, and a key that looks like it.
+    """
+    for name in names:
+        if name not in groups and f"+{name}" not in groups:
+            try:
+                arguments.check(arguments.parse([f"{name}=0"], known), groups, known)
+            except HydraException as error:
+                raise ValueError(cli.explain(error)) from error
+
+
 def _describe_value(name: str, value: object) -> dict[str, str]:
     """Write a key and its value as on the command line; a class of a model becomes two keys.
 
@@ -162,21 +186,30 @@ def _describe_value(name: str, value: object) -> dict[str, str]:
     if name == "model" and isinstance(value, torch.nn.Module):
         raise ValueError(f"model= takes the name of a model or a class, not an object of {type(value).__name__}: each "
                          "rank builds its own. Give the class, and its arguments by **{'model.kwargs': {...}}")
-    if name == "model" and isinstance(value, type):
+    if name in ("model", "tracker") and isinstance(value, type):
         if value.__module__ == "__main__" or "." in value.__qualname__:
-            raise ValueError(f"model={value.__qualname__}: write the class into a module of its own, at its top, so "
+            raise ValueError(f"{name}={value.__qualname__}: write the class into a module of its own, at its top, so "
                              "that other processes can import it")
-        return {"model": "custom", "model.path": f"{value.__module__}.{value.__name__}"}
-    return {name: _as_text(value)}
+        return {name: "custom", f"{name}.path": f"{value.__module__}.{value.__name__}"}
+    return {name: _as_text(name, value)}
 
 
-def _as_text(value: object) -> str:
+def _as_text(name: str, value: object) -> str:
+    """Write the value of a key as on the command line.
+
+    Raises:
+        ValueError: no key takes an object of its type.
+    """
+    if isinstance(value, (np.generic, torch.Tensor)) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_as_text, value))}]"
+        return f"[{','.join(_as_text(name, item) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_as_text(item)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}:{_as_text(name, item)}' for key, item in value.items())}}}"
+    if not isinstance(value, (int, float, str, Path)):
+        raise ValueError(f"{name} is of type {type(value).__name__}: give a number, a text, a list or a dict of these")
     text = str(value)
     is_plain = not isinstance(value, (str, Path)) or re.fullmatch(r"[A-Za-z_][\w./+-]*", text, re.ASCII)
     return text if is_plain else arguments.quoted(text)

@@ -76,11 +76,11 @@ class ParallelConfig:
 class TrackerConfig:
     """The tracker that also gets the records of metrics.jsonl."""
 
-    name: str = key("none", "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb or "
-                    "mlflow.",
-                    changes_numbers=False)
+    name: str = key("none", "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb, mlflow "
+                    "or custom.", changes_numbers=False)
     project: str = key("parallel-epochs", "Name of the project in Weights & Biases, or of the experiment in "
                        "MLflow.", changes_numbers=False)
+    path: str | None = key(None, "Class of tracker=custom, as package.module.Class.", changes_numbers=False)
 
 
 @dataclass

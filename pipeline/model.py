@@ -4,20 +4,26 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.apart import apart_from_the_caller
 from parallel_epochs.pipeline.command import cli, schema
+from parallel_epochs.pipeline.config import EvaluateConfig
+from parallel_epochs.pipeline.data.objects import is_table
+from parallel_epochs.pipeline.keys import entries, replaced
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.log import read_records
@@ -26,6 +32,10 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 
 # A table of classes may hold these columns, as the key `columns` of the command has them.
 COLUMNS = ("all", "class", "top3")
+# Keys of `predict` and `evaluate` that are arguments here, or are for files.
+OWN_KEYS = ("run", "checkpoint", "device", "trust", "overwrite", "predictions", "output", "export", "embeddings",
+            "output_nodes", "output_type", "skip_unknown", "columns", "pairs", "top", "filtered", "candidates",
+            "neighbors", "triples")
 _OPEN: "weakref.WeakSet[Model]" = weakref.WeakSet()
 
 
@@ -76,7 +86,7 @@ class Model:
 
     def __init__(self, run: SavedRun):
         self.run, self._lock = run, threading.Lock()
-        self._warm: Any = None
+        self._warm: dict[str, Any] = {}
         _OPEN.add(self)
 
     @property
@@ -100,13 +110,14 @@ class Model:
         """The rounds of the run, see :attr:`Result.history`."""
         return self._result().history
 
-    def logits(self, data: object = None, *, pairs: Tensor | None = None, nodes: Sequence[Any] | None = None) -> Tensor:
+    def logits(self, data: object = None, *, pairs: Tensor | None = None, nodes: Sequence[Any] | None = None,
+               **keys: object) -> Tensor:
         """Predict logits, or values in their own unit, see :meth:`predict`."""
-        return self._rows(data, pairs, nodes)[0]
+        return self._rows(data, pairs, _ids("nodes", nodes), keys)[0]
 
     def predict(self, data: object = None, *, pairs: object = None, nodes: Sequence[Any] | None = None,
                 triples: object = None, top: int | None = None, filtered: bool = True, table: bool = False,
-                columns: str = "all") -> Any:
+                columns: str = "all", **keys: object) -> Any:
         """Predict the nodes of a graph, edges, graphs, links, or the answers to questions about a knowledge graph.
 
         Args:
@@ -122,6 +133,8 @@ class Model:
             filtered: leave out answers, or targets, that the training data hold.
             table: return a table with the ids and the names of classes.
             columns: "all", "class" or "top3": which columns classes have in a table, as on the command line.
+            keys: further keys of the command ``predict``, as ``calibrate=True``, ``smooth="none"`` or
+                ``known_labels="all"``. A key of a table takes a table too: ``label_table=rows``.
 
         Returns:
             [num_rows, columns], float32: probabilities of the classes, of 1 in each binary task, or values in their own
@@ -139,18 +152,18 @@ class Model:
         if columns != "all" and not table:
             raise ValueError(f"columns={columns!r} is for table=True. Leave it out")
         if triples is not None:
-            self._refuse_beside("triples", data=data, pairs=pairs, nodes=nodes)
+            self._refuse_beside("triples", data=data, pairs=pairs, nodes=nodes, **keys)
             return self._answers(triples, 10 if top is None else top, filtered)
         if top is not None:
-            self._refuse_beside("top", data=data, pairs=pairs)
+            self._refuse_beside("top", data=data, pairs=pairs, **keys)
             return self.top(top, sources=nodes, filtered=filtered)
         if not filtered:
             raise ValueError("filtered=False is for top= and triples=. Leave it out")
         if table:
-            warm = self._open_rows(data)
+            warm = self._open_rows(data, keys)
             with apart_from_the_caller(self.run.config):
                 return warm.table(nodes, columns) if pairs is None else warm.table_of_pairs(pairs)
-        rows, kind = self._rows(data, pairs, nodes)
+        rows, kind = self._rows(data, pairs, nodes, keys)
         if kind == "real values":
             return rows
         rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
@@ -170,8 +183,9 @@ class Model:
         if wrong := [other for other, value in others.items() if value is not None]:
             raise ValueError(f"{name}= and {wrong[0]}= exclude each other. Give one of them")
 
-    def _rows(self, data: object, pairs: object, nodes: Sequence[Any] | None) -> tuple[Tensor, str]:
-        warm = self._open_rows(data)
+    def _rows(self, data: object, pairs: object, nodes: Sequence[Any] | None,
+              keys: Mapping[str, object]) -> tuple[Tensor, str]:
+        warm = self._open_rows(data, keys)
         with apart_from_the_caller(self.run.config):
             return warm.rows(nodes, pairs)
 
@@ -203,11 +217,12 @@ class Model:
         with apart_from_the_caller(config):
             return warm.top(k, sources, candidates, filtered=filtered)
 
-    def vectors(self, *, table: bool = False) -> Any:
+    def vectors(self, data: object = None, *, table: bool = False) -> Any:
         """Return vectors: those that were learned of nodes or entities, the positions of a layout, or of a graph
         network what its head reads of each node with a label, or of each node for links.
 
         Args:
+            data: of a graph network, other data, as for :meth:`predict`.
             table: return a table with the column id and a column for each number, v0, v1, ...
 
         Returns:
@@ -216,24 +231,29 @@ class Model:
         Raises:
             ValueError: the model has no vectors.
         """
-        warm = self._open()
+        learns = product_of(self.run.config).learns_vectors
+        warm = self._open(data) if data is None or learns else product_of(self.run.config).open_warm(
+            self.run, data, {"embeddings": True})
         with apart_from_the_caller(self.run.config):
             ids, vectors = warm.ids, warm.vectors.numpy()
         return vectors if not table else pd.DataFrame(
             {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
 
-    def module(self) -> torch.nn.Module:
+    def module(self, data: object = None) -> torch.nn.Module:
         """Return the trained network alone, in evaluation mode, without the data of the training.
 
         ``module(x, edge_index, edge_attr)`` computes the logits of each node, or values in their own unit; of a model
         of graphs ``module(x, edge_index, edge_attr, ptr)``. :meth:`prepare` gives these. A simple method that has a
         part in what :meth:`predict` answers (the report names it) is not in the network.
 
+        Args:
+            data: of a file without data, those that the network is built for, as for :meth:`predict`.
+
         Raises:
             ValueError: the run predicts links, or learned vectors.
         """
         self._refuse_several("a network")
-        return self._open_rows().network
+        return self._open_rows(data).network
 
     def prepare(self, data: object = None) -> Data:
         """Prepare a graph as the training data were, for :meth:`module`.
@@ -248,7 +268,7 @@ class Model:
         self._refuse_several("inputs")
         return self._open_rows(data).inputs()
 
-    def _open_rows(self, data: object = None) -> Any:
+    def _open_rows(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
         """Open the data of the training, or others, of a model that predicts rows.
 
         Raises:
@@ -257,18 +277,22 @@ class Model:
         if product_of(self.run.config).learns_vectors:
             raise ValueError(f"{self.run.folder} was trained by trainer={self.run.config.trainer.name}: ask for its "
                              "vectors() or top()")
-        return self._open(data)
+        return self._open(data, given)
 
-    def _open(self, data: object = None) -> Any:
-        """Open the data of the training, once, or others."""
+    def _open(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
+        """Open the data of the training, once for each choice of keys, or others."""
         product = product_of(self.run.config)
+        options = product_keys(self.run.config.trainer.name).predict(str(self.run.folder))
+        named = _named_keys(options, given)
+        if self.run.shared is not None and data is None and not any(name.startswith("data.") for name in named):
+            raise ValueError(f"{self.run.folder} has no data of its own: give those to predict, as predict(data)")
         with apart_from_the_caller(self.run.config):
-            if data is not None:
-                return product.open_warm(self.run, data)
+            if data is not None or any(name.startswith("data.") for name in named):
+                return product.open_warm(self.run, data, named)
             with self._lock:
-                if self._warm is None:
-                    self._warm = product.open_warm(self.run, None)
-                return self._warm
+                if (key := repr(sorted(named.items()))) not in self._warm:
+                    self._warm[key] = product.open_warm(self.run, None, named)
+                return self._warm[key]
 
     def _refuse_several(self, what: str) -> None:
         if self.run.others:
@@ -323,11 +347,11 @@ def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", d
 
 
 def predict(path: str | Path | Sequence[str | Path], data: object = None, **asked: Any) -> pd.DataFrame:
-    """Predict with a trained model: :func:`load`, then :meth:`Model.predict` as a table."""
+    """Predict with a trained model: :func:`load`, then :meth:`Model.predict` as a table, with the same arguments."""
     return load(path).predict(data, table=True, **asked)
 
 
-def evaluate(path: str | Path | Sequence[str | Path], **keys: Any) -> dict[str, float]:
+def evaluate(path: str | Path | Sequence[str | Path], **keys: object) -> dict[str, float]:
     """Compute the metric of each split, as ``python -m pipeline.evaluate run=DIR`` does.
 
     Args:
@@ -335,10 +359,39 @@ def evaluate(path: str | Path | Sequence[str | Path], **keys: Any) -> dict[str, 
         keys: of the command, as ``method="exact"``.
     """
     run = load(path).run
-    asked = product_keys(run.config.trainer.name).evaluate(str(run.folder), **keys)
+    options = product_keys(run.config.trainer.name).evaluate(str(run.folder))
+    asked = replaced(options, _named_keys(options, keys))
     schema.check_options(asked)
     with apart_from_the_caller(run.config):
         return product_of(run.config).evaluate(run, asked)
+
+
+def _named_keys(options: EvaluateConfig, given: Mapping[str, object]) -> dict[str, object]:
+    """Return keys of `evaluate` or `predict` by their full names.
+
+    Args:
+        options: of the run.
+        given: keys and values; a key that no other ends with may be named by its end. Tables stay as they are.
+
+    Raises:
+        ValueError: there is no such key, or it takes no such value.
+    """
+    known = [entry.name for entry in entries(options) if entry.name not in OWN_KEYS]
+    schema_, found = OmegaConf.structured(options), {}
+    for name, value in given.items():
+        full = [key for key in (name, f"data.{name}") if key in known][:1] or [
+            key for key in known if key.rpartition(".")[2] == name]
+        if len(full) != 1:
+            raise ValueError(f"{name} is unknown; choose one of {', '.join(full or known)}")
+        if is_table(value) and not full[0].startswith("data."):
+            raise ValueError(f"{name} takes no table")
+        if not is_table(value):
+            try:
+                OmegaConf.update(schema_, full[0], str(value) if isinstance(value, Path) else value)
+            except (OmegaConfBaseException, ValueError) as error:
+                raise ValueError(f"{name}={shown(value)}: {cli.explain(error)}") from None
+        found[full[0]] = value
+    return found
 
 
 def _number(name: str, value: object) -> int:

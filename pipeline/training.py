@@ -48,7 +48,7 @@ def check(config: RunConfig) -> None:
         ValueError: names the key, the file or the environment variable.
     """
     check_simd()
-    find_tracker(config.tracker.name)
+    find_tracker(config.tracker.name, config.tracker.path)
     files.check_folder("cache_dir", Path(config.cache_dir))
     num_ranks, available = config.parallel.num_ranks, machine_memory()
     if num_ranks * BYTES_PER_RANK > available:
@@ -163,8 +163,8 @@ def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | Non
     parallel = config.parallel
     with StopRequest() as stop, beside(stop):
         ranks = rank_tools.from_environment()  # torchrun's, who has started the others as well
-        if (ranks is None or ranks.is_first) and (tracker := find_tracker(config.tracker.name)):
-            tracker.check()
+        if ranks is None or ranks.is_first:
+            getattr(find_tracker(config.tracker.name, config.tracker.path), "check", lambda: None)()
         if ranks is not None or parallel.num_ranks == 1:
             ranks = ranks or Ranks()
             with restored_threads(), _watched(parallel, folder, ranks):
@@ -346,7 +346,7 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
 def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
                   stop: StopRequest | None = None, began: float | None = None) -> Session:
     """Build what keeps a run in its directory; see :class:`Session`."""
-    config, tracker = part.config, find_tracker(part.config.tracker.name)
+    config, tracker = part.config, find_tracker(part.config.tracker.name, part.config.tracker.path)
     product = product_of(config)
     open_tracker = None if tracker is None else partial(
         tracker, folder, name="/".join(folder.resolve().parts[-2:]), project=config.tracker.project,

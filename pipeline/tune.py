@@ -127,7 +127,7 @@ class Worker:
             _, config = space.compose_with(self._search, overrides)
         except cli.USER_ERRORS:  # the trial fails with the same message, and the study goes on
             return
-        trust.check(config, self._folder / "study.journal", trust=self._trust or self._is_typed)
+        trust.check(config, self._folder / "study.journal", trust=self._trust or self._is_typed, trains=True)
 
     def _worker_folder(self, number: int) -> Path:
         return self._folder / ".workers" / str(number)

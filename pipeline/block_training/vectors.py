@@ -1,7 +1,7 @@
 """Vectors that a run has trained, in files: the formats of the field, nearest nodes, cosines of pairs."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -75,7 +75,7 @@ class OpenVectors:
 
     Args:
         run: the run.
-        data: none; the vectors are those of the training.
+        data, given: none; the vectors are those of the training.
         read: returns the vectors of the run, and their names.
 
     Attributes:
@@ -89,10 +89,12 @@ class OpenVectors:
 
     classes = None
 
-    def __init__(self, run: SavedRun, data: object, read: Callable[[SavedRun], tuple[Tensor, list[str]]]):
+    def __init__(self, run: SavedRun, data: object, given: Mapping[str, object],
+                 read: Callable[[SavedRun], tuple[Tensor, list[str]]]):
         self._title = f"{run.folder} was trained by trainer={run.config.trainer.name}"
-        if data is not None:
-            raise ValueError(f"{self._title}, and learned vectors of its own data. Leave data out")
+        if data is not None or given:
+            raise ValueError(f"{self._title}, and learned vectors of its own data. Leave "
+                             f"{'data' if data is not None else next(iter(given))} out")
         if run.others:
             raise ValueError(f"a mean of {1 + len(run.others)} runs has no vectors of its own: load one of them")
         check_device(run)

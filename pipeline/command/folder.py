@@ -116,8 +116,8 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
         if unknown := given - {entry.name for entry in keys.entries(saved)}:
             raise ValueError(f"{folder} was trained with {saved.describe_members()}, which have no "
                              f"{', '.join(sorted(unknown))}")
-        if "model.path" not in named:  # another one is refused below
-            trust.check(saved, folder / "config.yaml", trust=config.trust)
+        # Another class than that of the saved model is refused below.
+        trust.check(saved, folder / "config.yaml", trust=config.trust, trains=True, named=named)
         # Trust is said in a command, and never saved.
         config = keys.replaced(saved, {entry.name: entry.value for entry in keys.entries(config)
                                        if entry.name in given} | {"trust": False})

@@ -1,4 +1,4 @@
-"""Remembers the classes of model=custom that a user has named. A saved run or study may name no other.
+"""Remembers the classes that a user has named (model.path, tracker.path). A saved run or study may name no other.
 
 To import a class is to run code of its author's choice. So every class that a user names on the command line is
 remembered in a folder that only this user can write to, together with the arguments that it was called with. What
@@ -10,10 +10,14 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import RunConfig
+
+# The key that names the class of tracker=custom.
+TRACKER = "tracker.path"
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +28,13 @@ def register() -> Path:
 
 
 def remember(config: RunConfig) -> None:
-    """Remember the class that a configuration names, if it names one, for the user has asked for it."""
-    if (call := _call_of(config)) is None or _is_known(call):
-        return
+    """Remember the classes that a configuration names, for the user has asked for them."""
+    for call in _calls_of(config).values():
+        if not _is_known(call):
+            _remember(call)
+
+
+def _remember(call: str) -> None:
     folder = register()
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,32 +50,38 @@ def remember(config: RunConfig) -> None:
         log.warning("%s can be written to by others. You will need trust=true to resume or evaluate this run", folder)
 
 
-def check(config: RunConfig, origin: Path, *, trust: bool) -> None:
+def check(config: RunConfig, origin: Path, *, trust: bool, trains: bool = False, named: Collection[str] = ()) -> None:
     """Refuse a saved configuration that names a class which the user has not named.
 
     Args:
         origin: file of the configuration, for the message.
-        trust: the user has said that the class may be called. It is remembered.
+        trust: the user has said that the classes may be called. They are remembered.
+        trains: whether the tracker is called too.
+        named: keys that this command names.
 
     Raises:
         ValueError: names the class.
     """
-    call = _call_of(config)
-    if call is None or _is_known(call):
-        return
-    if not trust:
-        raise ValueError(f"{origin} names the class {json.loads(call)['path']} (model.path). You have not named it in "
-                         "a command with these model.kwargs, and importing it would run code that the author of this "
-                         "file chose. If you trust the author, add trust=true, once for each class")
-    remember(config)
+    for key, call in _calls_of(config).items():
+        if key in named or _is_known(call) or key == TRACKER and not trains:
+            continue
+        if not trust:
+            given = "in a command with these model.kwargs" if key != TRACKER else "in a command"
+            raise ValueError(f"{origin} names the class {json.loads(call)['path']} ({key}). You have not named it "
+                             f"{given}, and importing it would run code that the author of this file chose. If you "
+                             "trust the author, add trust=true, once for each class")
+        _remember(call)
 
 
-def _call_of(config: RunConfig) -> str | None:
-    """Write the class that a configuration names and its arguments as one text; none if it names no class."""
+def _calls_of(config: RunConfig) -> dict[str, str]:
+    """Write each class that a configuration names, with its arguments, as a text, by the key that names it."""
     found = {entry.name: entry.value for entry in keys.entries(config)}
-    if "model.path" not in found:  # which only model=custom has
-        return None
-    return json.dumps({"path": found["model.path"], "kwargs": found["model.kwargs"]}, sort_keys=True, default=repr)
+    calls = {}
+    if "model.path" in found:  # which only model=custom has
+        calls["model.path"] = {"path": found["model.path"], "kwargs": found["model.kwargs"]}
+    if found[TRACKER] is not None:
+        calls[TRACKER] = {"path": found[TRACKER], "is": "tracker"}
+    return {key: json.dumps(call, sort_keys=True, default=repr) for key, call in calls.items()}
 
 
 def _digest(call: str) -> str:

@@ -117,10 +117,8 @@ def write_schema(data: Mapping, folder: Path, names: dict[str, str]) -> Path:
         ValueError: a table cannot be written.
     """
     def plain(value: object, name: str) -> Any:
-        if _is_table(value):
-            path = str(_keep(_to_parquet(value, name), folder, ".parquet"))
-            names[path] = f"the table of {name}"
-            return path
+        if is_table(value):
+            return keep_table(value, f"the table of {name}", folder, names)
         if isinstance(value, Mapping):
             return {str(key): plain(item, str(key) if key != "path" else name) for key, item in value.items()}
         return str(value) if isinstance(value, Path) else value
@@ -131,6 +129,20 @@ def write_schema(data: Mapping, folder: Path, names: dict[str, str]) -> Path:
         return schema
     except yaml.YAMLError as error:
         raise ValueError(f"the schema holds what is neither a table nor a text, a number or a list: {error}") from None
+
+
+def keep_table(table: object, title: str, folder: Path, names: dict[str, str]) -> str:
+    """Write a table as Parquet, under a name that its content tells, and return its path.
+
+    Args:
+        names: gets the title by the path, see :func:`naming`.
+
+    Raises:
+        ValueError: it cannot be written as Parquet.
+    """
+    path = str(_keep(_to_parquet(table, title), folder, ".parquet"))
+    names[path] = title
+    return path
 
 
 def _keep(content: bytes, folder: Path, ending: str) -> Path:
@@ -150,10 +162,11 @@ def are_tables(data: Any) -> bool:
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         return False
     nodes, edges = data
-    return _is_table(edges) and (nodes is None or _is_table(nodes))
+    return is_table(edges) and (nodes is None or is_table(nodes))
 
 
-def _is_table(data: Any) -> bool:
+def is_table(data: Any) -> bool:
+    """Tell whether data are a table of pandas, Arrow or what exports to Arrow."""
     return isinstance(data, pd.DataFrame) or hasattr(data, "columns") and hasattr(data, "__arrow_c_stream__")
 
 
@@ -169,17 +182,15 @@ def write_tables(data: Any, folder: Path, names: dict[str, str]) -> dict[str, Pa
     Raises:
         ValueError: a table cannot be written as Parquet.
     """
-    paths = {name: _keep(_to_parquet(table, name), folder, ".parquet")
-             for name, table in zip(("nodes", "edges"), data, strict=True) if table is not None}
-    names |= {str(path): f"the table of {name}" for name, path in paths.items()}
-    return paths
+    return {name: Path(keep_table(table, f"the table of {name}", folder, names))
+            for name, table in zip(("nodes", "edges"), data, strict=True) if table is not None}
 
 
 def _write(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _to_parquet(table: Any, name: str) -> bytes:
+def _to_parquet(table: Any, title: str) -> bytes:
     """Return a table as the content of a file; categories of pandas become their values."""
     try:
         import pyarrow as pa
@@ -194,7 +205,7 @@ def _to_parquet(table: Any, name: str) -> bytes:
         parquet.write_table(found.cast(pa.schema(list(zip(found.column_names, plain, strict=True)))), buffer)
     except (pa.ArrowException, ValueError) as error:
         told = " ".join(" ".join(map(str, error.args)).split())
-        raise ValueError(f"the table of {name} cannot be written as Parquet: {told}") from None
+        raise ValueError(f"{title} cannot be written as Parquet: {told}") from None
     return buffer.getvalue()
 
 
@@ -219,7 +230,7 @@ def attributes_of(data: Any) -> dict[str, Any]:
     """
     if isinstance(data, (Data, HeteroData)):
         return {name: value for name, value in data.to_dict().items() if value is not None}
-    if isinstance(data, dict) and not any(map(_is_table, data.values())):
+    if isinstance(data, dict) and not any(map(is_table, data.values())):
         return data
     if scipy.sparse.issparse(data):
         if hasattr(data, "check_format"):
@@ -231,10 +242,10 @@ def attributes_of(data: Any) -> dict[str, Any]:
                 "num_nodes": num_nodes}
     if hasattr(data, "adjacency") and hasattr(data, "nodes"):  # of NetworkX, which need not be installed
         return _of_networkx(data)
-    if _is_table(data):
+    if is_table(data):
         raise ValueError("data is one table: give a pair (nodes, edges) of tables, or (None, edges)")
-    if isinstance(data, (dict, list, tuple)) and any(_is_table(item) or isinstance(item, dict) and any(
-            map(_is_table, item.values())) for item in (data.values() if isinstance(data, dict) else data)):
+    if isinstance(data, (dict, list, tuple)) and any(is_table(item) or isinstance(item, dict) and any(
+            map(is_table, item.values())) for item in (data.values() if isinstance(data, dict) else data)):
         raise ValueError('several tables are given as data.schema is, with a table as each path: {"nodes": {"user": '
                          '{"path": users, "id": "name"}, ...}, "edges": {"buys": {"path": bought, "source": {"type": '
                          '"user", "column": "by"}, "target": ...}}}. A pair (nodes, edges) is for one type of nodes')

@@ -1,9 +1,8 @@
 """A run that stays open: its data, its model, and one prediction of everything, of which each question takes its rows.
 """
 
-import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
@@ -37,6 +37,7 @@ class Warm:
     Args:
         run: the run. Its data are read, and everything is predicted, when it is opened.
         data: others than those of the training, as :meth:`pipeline.model.Model.predict` takes them.
+        given: keys of the command `predict`.
 
     Attributes:
         ids: of what is predicted: nodes of the type with labels, edges, rows or graphs; of links all nodes.
@@ -45,14 +46,17 @@ class Warm:
         ValueError: the data are not like those of the training.
     """
 
-    def __init__(self, run: SavedRun[GNNConfig], data: object = None):
-        self._run, self._asked = run, GNNPredictConfig(str(run.folder))
-        with contextlib.ExitStack() as stack:
+    def __init__(self, run: SavedRun[GNNConfig], data: object, given: Mapping[str, object]):
+        self._run = run
+        with written(data, run.config.data, run.folder, given) as found:
+            self._asked = keys.replaced(GNNPredictConfig(str(run.folder)), found)
+            keys.check(self._asked)
+            is_other = any(name.startswith("data.") for name in found)
             wanted = replace(self._asked)
-            if data is not None:
-                wanted.data = stack.enter_context(written(data, run.config.data, run.folder))
-                if kind_of(run.config).takes_pairs:  # other data have no pairs of their own
-                    wanted.top, wanted.output = 1, IN_MEMORY
+            if wanted.embeddings:
+                wanted.output = IN_MEMORY
+            if is_other and kind_of(run.config).takes_pairs:  # other data have no pairs of their own
+                wanted.top, wanted.output = 1, IN_MEMORY
             self._setup, predicted = predict_rows(run, wanted)
             self._kind = self._setup.kind
             names = ids_of(predicted.whole) if self._kind.takes_pairs else cast(LabelKind, self._kind).ids(predicted)
@@ -67,8 +71,11 @@ class Warm:
                              "data.skip_invalid=true leaves such out. Leave them out yourself")
 
     @cached_property
-    def _places(self) -> pd.Index:
-        return pd.Index(self.ids.astype(str))
+    def _places(self) -> tuple[pd.Index, np.ndarray, frozenset[str]]:
+        """The different ids, the row of the first of each, and the ids that several rows have."""
+        names = pd.Index(self.ids.astype(str))
+        again = names.duplicated()
+        return names[~again], np.flatnonzero(~again), frozenset(names[again])
 
     @property
     def classes(self) -> list[str] | None:
@@ -151,7 +158,9 @@ class Warm:
             return self._kind.tensors(replace(self._predicted, chosen=torch.empty(0, 2).long()))["embeddings"]
         if not self._kind.is_one_graph:
             raise ValueError(f"{self._run.folder} predicts graphs, which have no vectors: call predict()")
-        _, predicted = predict_rows(self._run, replace(self._asked, embeddings=True, output=IN_MEMORY))
+        predicted = self._predicted
+        if predicted.embeddings is None:
+            _, predicted = predict_rows(self._run, replace(self._asked, embeddings=True, output=IN_MEMORY))
         assert predicted.embeddings is not None
         return predicted.embeddings[self._own]
 
@@ -188,14 +197,15 @@ class Warm:
             ValueError: names the first id that no node has.
         """
         wanted = list(map(str, nodes))
-        if not self._places.is_unique:
-            raise ValueError(f"{self._run.folder} predicts {self._kind.unit} whose ids are not unique: leave nodes out")
-        found = self._places.get_indexer(wanted)
+        places, rows, repeated = self._places
+        if repeated and (several := [name for name in wanted if name in repeated]):
+            raise ValueError(f"nodes: several {self._kind.unit} have the id {several[0]!r}: leave nodes out")
+        found = places.get_indexer(wanted)
         if (found < 0).any():
             raise ValueError(f"nodes: none of the {len(self.ids):,} {self._kind.unit} has the id "
                              f"{wanted[int(np.argmax(found < 0))]!r}; they are called "
                              f"{', '.join(map(str, self.ids[:3]))}, ...")
-        return self._own.start + torch.from_numpy(found)
+        return self._own.start + torch.from_numpy(rows[found])
 
 
 class Network(torch.nn.Module):

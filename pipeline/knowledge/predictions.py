@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -159,15 +159,15 @@ class OpenTriples(vectors.OpenVectors):
 
     Args:
         run: the run.
-        data: none; others than those of the training have other entities.
+        data, given: none; other data than those of the training have other entities.
     """
 
-    def __init__(self, run: SavedRun[KnowledgeConfig], data: object):
+    def __init__(self, run: SavedRun[KnowledgeConfig], data: object, given: Mapping[str, object]):
         def read(opened: SavedRun) -> tuple[Tensor, list[str]]:
             self._restored = restore(opened)
             return self._restored.tables.entities.detach(), self._restored.names
 
-        super().__init__(run, data, read)
+        super().__init__(run, data, given, read)
 
     def answers(self, triples: object, *, top: int, filtered: bool) -> pd.DataFrame:
         """Answer questions, and score whole triples; see :meth:`pipeline.model.Model.predict`.

@@ -1,6 +1,6 @@
 """The functions of a product: what the entry points and the training ask of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -46,8 +46,8 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
         build: builds the trainer of a part of the opened data, given `ranks` and `stop`.
         evaluate: computes the metrics of a checkpoint, and saves its predictions if asked to.
         predict: saves what a checkpoint predicts, or the vectors that it holds.
-        open_warm: opens a run and its data, or others, to be asked many times; see :class:`pipeline.gnn.warm.Warm`
-            and :class:`pipeline.block_training.vectors.OpenVectors`.
+        open_warm: opens a run and its data, or others, to be asked many times, with keys of `predict`; see
+            :class:`pipeline.gnn.warm.Warm` and :class:`pipeline.block_training.vectors.OpenVectors`.
         check: refuses what the configuration and the machine rule out, before anything is opened or written.
         prepare: fills the caches that training would fill, in addition to the graph's.
         memory_of: says what memory a rank will take, and what it may use; None if it is not known before training.
@@ -68,7 +68,7 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     build: Callable[..., Trainer]
     evaluate: Callable[[SavedRun[Config], Evaluation], dict[str, float]]
     predict: Callable[[SavedRun[Config], Prediction], None]
-    open_warm: Callable[[SavedRun[Config], object], Any]
+    open_warm: Callable[[SavedRun[Config], object, Mapping[str, object]], Any]
     check: Callable[[Config], None] = do_nothing
     prepare: Callable[[OwnPart], object] = do_nothing
     memory_of: Callable[[OwnPart], str | None] = do_nothing

@@ -32,7 +32,8 @@ class Tracker(Protocol):
     epoch at which the run would have begun, had it never been stopped).
 
     Attributes:
-        last_epoch: epoch of the last record that it holds from an earlier start; 0 if it holds none.
+        last_epoch: epoch of the last record that it holds from an earlier start; 0 if it holds none. A class of a
+            user's need not have it, nor `check`.
     """
 
     last_epoch: int
@@ -87,7 +88,7 @@ class TrackerFeed:
                 waiting += [record] if record else []
                 tracker = tracker or self._open()
                 while waiting:
-                    if waiting[0]["epochs"] > tracker.last_epoch:
+                    if waiting[0]["epochs"] > getattr(tracker, "last_epoch", 0):
                         tracker.log(waiting[0])
                     del waiting[0]
                 if record is None:
@@ -302,16 +303,40 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id, self.STATUS[status])
 
 
+CUSTOM = "custom"
 TRACKERS: dict[str, Any] = {
     "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
 
 
-def find_tracker(name: str) -> Any:
+def find_tracker(name: str, path: str | None = None) -> Any:
     """Return the class of a tracker; None for none.
 
+    Args:
+        path: of the class of tracker=custom, as package.module.Class.
+
     Raises:
-        ValueError: there is no tracker of this name.
+        ValueError: there is no tracker of this name, or no such class.
     """
+    if name == CUSTOM:
+        return _import_tracker(path)
     if name not in TRACKERS:
-        raise ValueError(f"tracker.name={name} is unknown; choose one of {', '.join(TRACKERS)}")
+        raise ValueError(f"tracker.name={name} is unknown; choose one of {', '.join([*TRACKERS, CUSTOM])}")
+    if path is not None:
+        raise ValueError(f"tracker.path={path} is for tracker=custom. Leave it out, or set that")
     return TRACKERS[name]
+
+
+def _import_tracker(path: str | None) -> Any:
+    module, _, name = (path or "").rpartition(".")
+    if path is None or not module or not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"tracker.path={path} does not name a class: give it as package.module.Class")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"tracker.path={path} cannot be imported: {one_line(error)}") from error
+    if not isinstance(found, type):
+        raise ValueError(f"tracker.path={path}: {module} has no class {name}")
+    for method in ("log", "close"):
+        if not hasattr(found, method):
+            raise ValueError(f"tracker.path={path} is no tracker: it has no {method}()")
+    return found

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -62,10 +63,10 @@ def named(value: str) -> Callable[[Path], None]:
     return their_run(lambda config: config.replace("name: default", f"name: {value}", 1))
 
 
-def untrusted(origin: str, path: str) -> str:
-    return (f"{origin} names the class {path} (model.path). You have not named it in a command with these "
-            "model.kwargs, and importing it would run code that the author of this file chose. If you trust the "
-            "author, add trust=true, once for each class")
+def untrusted(origin: str, path: str, key: str = "model.path") -> str:
+    return (f"{origin} names the class {path} ({key}). You have not named it in a command"
+            f"{' with these model.kwargs' * (key == 'model.path')}, and importing it would run code that the author "
+            "of this file chose. If you trust the author, add trust=true, once for each class")
 
 
 TABLES = "data=tables cache_dir=cache data.nodes.path={} data.edges.path={}"
@@ -228,6 +229,10 @@ CASES = [
          untrusted("theirs/config.yaml", "tests.helpers.nets.Net"), custom("tests.helpers.nets.Net")),
     Case("a class with codes of the terminal", "pipeline.evaluate run=theirs",
          untrusted("theirs/config.yaml", r"\x1b[31mevil.Net"), custom('"\\e[31mevil.Net"')),
+    Case("resume a run whose tracker is a class", "pipeline.train resume=theirs",
+         untrusted("<*>theirs/config.yaml", "tests.helpers.nets.Net", "tracker.path"), their_run(
+             lambda config: re.sub(r"tracker:\n  name: none\n(.*)\n  path: null",
+                                   r"tracker:\n  name: custom\n\1\n  path: tests.helpers.nets.Net", config))),
     Case("trust in the configuration itself", "pipeline.evaluate run=theirs",
          untrusted("theirs/config.yaml", "os.system"), lambda folder: (OS_SYSTEM(folder), (
              folder / "theirs/config.yaml").write_text((folder / "theirs/config.yaml").read_text().replace(

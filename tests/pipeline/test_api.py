@@ -58,8 +58,11 @@ def test_a_model_in_one_file(result, tmp_path):
     result.model.export(tmp_path / "model.pe")
     model, new = pe.load(tmp_path / "model.pe"), graph(20, 90, seed=3, masks=False)
     assert torch.equal(model.predict(new), result.model.predict(new))
-    with pytest.raises(ValueError, match="has no data of its own: name those to predict by data.path"):
+    with pytest.raises(ValueError, match=r"model.pe has no data of its own: give those to predict, as predict\(data\)"):
         model.predict()
+    assert torch.equal(torch.from_numpy(model.vectors(new)), torch.from_numpy(result.model.vectors(new)))
+    inputs = model.prepare(new)
+    torch.testing.assert_close(model.module(new)(inputs.x, inputs.edge_index, inputs.edge_attr), model.logits(new))
     (tmp_path / "model.pe").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="is no run directory, and no model that export=FILE wrote"):
         pe.load(tmp_path / "model.pe")
@@ -128,10 +131,17 @@ def test_links(tmp_path):
     (dict(model="deepergcnn"), "did you mean deepergcn"), ({"train.lr": -1}, "train.lr must be more than 0, not -1"),
     (dict(model=torch.nn.Linear(1, 1)), "not an object of Linear: each rank builds its own"),
     (dict(model=type("Local", (torch.nn.Module,), {"__module__": "__main__"})), "write the class into a module"),
-    (dict(num_layers="two"), "model.num_layers must be"), (dict(epochs=[1, 2]), "train.epochs")])
+    (dict(num_layers="two"), "model.num_layers must be"), (dict(epochs=[1, 2]), "train.epochs"),
+    (dict(callbacks=[print]), "^callbacks is unknown; see --help"), (dict(on_epoch=print), "^on_epoch is unknown; did"),
+    (dict(num_layers=object()), "^model.num_layers is of type object: give a number, a text, a list or a dict of"),
+    ({"model.kwargs": {"heads": print}}, "^model.kwargs is of type builtin_function_or_method: give a number"),
+    ({"train.lr": pd.DataFrame({"lr": [1]})}, "^train.lr is of type DataFrame: give a number"),
+    (dict(folder=3), "^folder is of type int: give the path of a run directory"),
+    (dict(cache_dir=None), "^cache_dir is of type NoneType: give the path of a folder"),
+    ({"hydra.run.dir": "x"}, "^hydra.run.dir is for the command. Name the run directory by folder=")])
 def test_keys_are_refused_as_on_the_command_line(keys, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **keys)
+        pe.train(graph(), **{"folder": tmp_path / "run", "cache_dir": tmp_path / "cache", **keys})
     assert not (tmp_path / "run").exists()
 
 
@@ -276,7 +286,7 @@ def test_values_of_every_kind_reach_their_keys(tmp_path):
     torch.save(graph().to_dict(), path)
     config, told = _configure(path, ["partition=metis", "data.to_undirected=true"], {
         "model": "pyg", "conv": "GATv2Conv", "model.kwargs": {"heads": 2}, "patience": 3, "train.clip_grad_norm": 0.5,
-        "memory": None, "loader.num_neighbors": [5, 5]} | {"num_layers": 2})
+        "memory": None, "loader.num_neighbors": [5, np.int64(5)]} | {"num_layers": torch.tensor(2)})
     assert config.data.path == str(path) and config.partition.name == "metis" and config.model.kwargs == {"heads": 2}
     assert config.loader.num_neighbors == [5, 5] and config.train.patience == 3 and config.memory is None
     assert told[0] == "data=file" and "model.num_layers=2" in told

@@ -6,8 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 import parallel_epochs as pe
+from tests.helpers.building import EvaluateConfig, predict
+from tests.helpers.purchases import KEYS, SCHEMA, make_labels, make_orders
 from tests.pipeline.gnn.test_new_data import graph
 
 SMALL = {"num_layers": 2, "hidden_channels": 8, "epochs": 2, "verbose": False, "partition": "whole",
@@ -70,7 +73,45 @@ def test_other_tables_have_ids_too(result):
     assert found["id"].tolist() == nodes["id"][:30].tolist() and set(found["split"]) == {"unknown"}
 
 
+def test_keys_of_the_command_are_arguments(result, tmp_path):
+    nodes, edges = people()
+    predict(EvaluateConfig(run=str(result.folder), output=str(tmp_path / "own.csv"), calibrate=True))
+    found = result.model.predict(table=True, calibrate=True)
+    np.testing.assert_allclose(found.iloc[:, 3:], pd.read_csv(tmp_path / "own.csv").iloc[:, 3:], atol=1e-6)
+    assert not np.allclose(found.iloc[:, 3:], result.model.predict())
+    grown = pd.concat([nodes, pd.DataFrame({"id": ["new"], "age": [30], "town": [None]})])
+    known = result.model.predict((grown, edges), table=True, known_labels="all")
+    assert (known["split"] != "unknown").sum() == 60 and known["split"].iloc[-1] == "unknown"
+    pd.testing.assert_frame_equal(known, result.model.predict(table=True, known_labels="all", **{
+        "data.nodes.path": grown, "data.edges.path": edges}))
+
+
+def test_rows_of_a_label_table_come_from_memory(tmp_path):
+    orders = make_orders()
+    users, items = (pd.DataFrame({"id": sorted(orders[name].unique()), column: range(orders[name].nunique())})
+                    for name, column in (("user", "age"), ("item", "price")))
+    schema = yaml.safe_load(SCHEMA)
+    for kind, table in (("nodes", users), ("nodes", items), ("edges", orders)):
+        name = {id(users): "user", id(items): "item", id(orders): "orders"}[id(table)]
+        schema[kind][name]["path"] = table
+    labels = make_labels(orders)
+    labels = labels[labels["id"].isin(users["id"])]
+    keys = dict(key.split("=") for key in KEYS[2:])
+    model = pe.train(schema, folder=tmp_path / "run", cache_dir=tmp_path / "cache", verbose=False, evaluation="exact",
+                     **{**keys, "data.label_table": labels, "train.epochs": 1}).model
+    some = labels[labels["time"] == 100].drop(columns="label")
+    found = model.predict(table=True, label_table=some)
+    own = model.predict(table=True)
+    assert len(found) == len(some) and len(own) == len(labels)
+    np.testing.assert_allclose(found["probability_1"] if "probability_1" in found else found.iloc[:, -1],
+                               own[(labels["time"] == 100).to_numpy()].iloc[:, -1], atol=1e-5)
+
+
 @pytest.mark.parametrize("asked, message", [
+    ({"foo": 1}, "foo is unknown; choose one of data.path, "), ({"path": "x.pt", "nodes": ["p1"]}, "data.path=x.pt: "),
+    ({"known_labels": "some", "data": people()}, "data.known_labels=some is unknown; choose one of none, all, old"),
+    ({"known_labels": "all"}, "data.known_labels=all is for other tables than those of the training"),
+    ({"num_views": "many"}, "num_views='many': "), ({"calibrate": people()[0]}, "calibrate takes no table"),
     ({"nodes": ["p1", "nobody"]}, "nodes: none of the 60 nodes has the id 'nobody'; they are called p0, p1, p2, ..."),
     ({"nodes": "p1"}, r"nodes is a list of ids, as \['u1'\], and not of type str"),
     ({"nodes": 5}, r"nodes is a list of ids, as \['u1'\], and not of type int"),

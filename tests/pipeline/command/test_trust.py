@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from parallel_epochs.pipeline.command import trust
+from parallel_epochs.pipeline.config import TrackerConfig
 from parallel_epochs.pipeline.gnn.config import MODEL_SCHEMAS, GNNConfig
 
 ORIGIN = Path("theirs/config.yaml")
@@ -31,6 +32,17 @@ def test_a_class_is_known_by_its_arguments_in_any_order():
     trust.check(config(b=2, a=1), ORIGIN, trust=False)
     refuses(config(a=1, b=3))
     refuses(config())
+
+
+def test_the_class_of_a_tracker_counts_where_a_run_goes_on():
+    saved = GNNConfig(tracker=TrackerConfig("custom", path="a.Net"))
+    trust.check(saved, ORIGIN, trust=False)  # a prediction opens no tracker
+    trust.remember(config("a.Net"))  # as a model
+    with pytest.raises(ValueError, match=r"names the class a.Net \(tracker.path\). You have not named it"):
+        trust.check(saved, ORIGIN, trust=False, trains=True)
+    trust.check(saved, ORIGIN, trust=False, trains=True, named={"tracker.path"})
+    trust.remember(saved)
+    trust.check(saved, ORIGIN, trust=False, trains=True)
 
 
 def test_a_class_that_is_trusted_is_remembered():

@@ -165,6 +165,44 @@ def test_a_package_that_is_missing_is_named_before_any_work(configure, tmp_path,
         train(configure(*TOY, "tracker.name=neptune"), tmp_path / "run")
 
 
+class Own:
+    """A tracker of a user's: it has no more than it must have."""
+
+    def __init__(self, folder, **about):
+        self.folder = folder
+        (folder / "opened.txt").write_text(f"{about['project']} {about['settings']['seed']}")
+
+    def log(self, record):
+        with open(self.folder / "own.txt", "a") as file:
+            print(record["epochs"], file=file)
+
+    def close(self, status):
+        (self.folder / "closed.txt").write_text(status)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_tracker_of_a_users_gets_the_rounds(ranks, configure, tmp_path):
+    config = configure(*TOY, "tracker=custom", f"tracker.path={__name__}.Own", f"parallel.num_ranks={ranks}",
+                       "tracker.project=mine")
+    train(config, tmp_path / "run")
+    epochs = [record["epochs"] for record in rounds_of(tmp_path / "run")]
+    assert (tmp_path / "run" / "own.txt").read_text().split() == list(map(str, epochs))
+    assert (tmp_path / "run" / "opened.txt").read_text() == "mine 0"
+    assert (tmp_path / "run" / "closed.txt").read_text() == "finished"
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["tracker=custom"], "tracker.path=None does not name a class: give it as package.module.Class"),
+    (["tracker=custom", "tracker.path=nowhere.Own"], "tracker.path=nowhere.Own cannot be imported: .*No module named"),
+    (["tracker=custom", f"tracker.path={__name__}.Nobody"], "tracker.path=.* has no class Nobody"),
+    (["tracker=custom", "tracker.path=collections.Counter"], r"tracker.path=.* is no tracker: it has no log\(\)"),
+    (["tracker=csv", "tracker.path=a.B"], "tracker.path=a.B is for tracker=custom. Leave it out")])
+def test_a_class_that_is_no_tracker_is_refused(overrides, message, configure, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(configure(*TOY, *overrides), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 class Broken:
     """A tracker that fails at first, hangs in the end, or both."""
 
