@@ -108,6 +108,9 @@ def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degr
     if edges.is_held(edge_index):
         held = edges.held[edge_index]
         return Degrees(edge_index, None, held.indptr.diff(), held.find_loops(num_nodes))
+    if torch.compiler.is_exporting():  # the numbers of torch.bincount might be more than the nodes
+        degree = edge_index.new_zeros(num_nodes).index_add(0, edge_index[1], torch.ones_like(edge_index[1]))
+        return Degrees(edge_index, None, degree, _find_loops(edge_index))
     is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.sort_order == "col"
     if torch.compiler.is_compiling() or edge_index.is_inference() or not is_sorted and (
             isinstance(edge_index, EdgeIndex) or edge_index.device.type != "cpu" or sorting.LIBRARY.get() is None):

@@ -71,7 +71,7 @@ def aggregate(
     num_dst = x.size(0) if num_dst is None else num_dst
     aggr = replace_power_of_one(aggr, p)
     max_block_edges = MAX_BLOCK_EDGES if max_block_edges is None else max_block_edges
-    if edge_index.size(1) > max_block_edges and not is_transformed():
+    if not is_transformed() and edge_index.size(1) > max_block_edges:
         return _aggregate_in_blocks(x, edge_index, edge_attr, (weight, bias, table, t, p, y), aggr=aggr, eps=eps,
                                     num_dst=num_dst, max_block_edges=max_block_edges)
     src, dst = plain_edges(edge_index)

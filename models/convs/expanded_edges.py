@@ -105,15 +105,16 @@ class Relations:
         if edges.device.type == "cpu" and not is_transformed():
             _check_relations(relation, num_relations)
             sorting.check_ends(edges, num_src, num_dst)
-        most = max(num_src, num_dst) * num_relations
-        dtype = torch.int64 if edges.dtype == torch.int64 else choose_dtype(most + 1, edges.size(1))
+        self._most = max(num_src, num_dst) * num_relations
+        dtype = torch.int64 if edges.dtype == torch.int64 else choose_dtype(self._most + 1, edges.size(1))
         self.edges, self.relation = edges.to(dtype), relation.to(dtype)
-        self._may_be_dense = DENSE * most <= edges.size(1)
 
     @functools.cached_property
     def is_dense(self) -> bool:
-        """Tell whether nearly all pairs have edges, so that all are numbered."""
-        if not self._may_be_dense or not self.edges.size(1):
+        """Tell whether nearly all pairs have edges, so that all are numbered. An exported program numbers all."""
+        if torch.compiler.is_exporting():
+            return True
+        if DENSE * self._most > self.edges.size(1) or not self.edges.size(1):
             return False
         return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE
                    for ptr in (self._sorted.indptr, self._sorted.rowptr))
@@ -133,6 +134,8 @@ class Relations:
         """The edges, from the pairs of their sources to their destinations [2, num_edges]."""
         if not self.is_dense:
             return torch.stack([self._compact_sources[1], self.edges[1]])
+        if torch.compiler.is_exporting():
+            return torch.stack([self._pair_of(self.edges[0]), self.edges[1]])
         found = self._sorted
         indptr = found.indptr[::self.num_relations]
         if not torch.is_grad_enabled():  # the order by source is for a backward pass
@@ -140,8 +143,10 @@ class Relations:
         return as_edge_index(found._replace(indptr=indptr, dst=self._nodes_of(found.dst)))
 
     @functools.cached_property
-    def into_destinations(self) -> EdgeIndex:
+    def into_destinations(self) -> Tensor:
         """The edges, from their sources to the pairs of their destinations. For dense pairs."""
+        if torch.compiler.is_exporting():
+            return torch.stack([self.edges[0], self._pair_of(self.edges[1])])
         ptr = self._sorted.indptr
         return from_csc(torch.stack([self._nodes_of(self._sorted.src), expand(ptr)]), ptr, num_src=self.num_src)
 
@@ -165,7 +170,7 @@ class Relations:
     @functools.cached_property
     def _sorted(self) -> Structure:
         """The edges between dense pairs."""
-        src_pair, dst_pair = self.edges * self.num_relations + self.relation
+        src_pair, dst_pair = self._pair_of(self.edges)
         sizes = self.num_src * self.num_relations, self.num_dst * self.num_relations
         if self.edges.device.type == "cpu" and sorting.LIBRARY.get() is not None:
             return Structure(*sorting.sort_edges(torch.stack([src_pair, dst_pair]), *sizes))
@@ -174,6 +179,9 @@ class Relations:
         dtype = src_pair.dtype
         return Structure(indptr, src_pair[order], order.to(dtype), rowptr, dst_pair[order_by_src],
                          order_by_src.to(dtype))
+
+    def _pair_of(self, nodes: Tensor) -> Tensor:
+        return nodes * self.num_relations + self.relation
 
     def _nodes_of(self, dense_pairs: Tensor) -> Tensor:
         return torch.div(dense_pairs, self.num_relations, rounding_mode="floor")
@@ -344,7 +352,8 @@ def convolve(x: Float[Tensor, "num_src channels"], weight: Float[Tensor, "num_re
     if relations.is_dense and x.dtype == weight.dtype == torch.float32 and kernel != "reference":
         return DenseConvolution.apply(x, weight, relations, kernel)
     if relations.is_dense:
-        reduced = update_all(relations.into_destinations, "copy_u", "mean", u=x, kernel=kernel)
+        reduced = update_all(relations.into_destinations, "copy_u", "mean", u=x, kernel=kernel,
+                             num_dst=relations.destinations.num_pairs)
         return relations.destinations.add_up(reduced, weight, kernel)
     sides = relations.smaller
     reduced = update_all(sides.first, "copy_u", "mean", u=x, num_dst=sides.destinations.num_pairs, kernel=kernel)

@@ -104,7 +104,7 @@ class GCNConv(FusedConv, pyg.GCNConv):
             return 0.0
         # PyG reads `improved` only where there are weights.
         fill = 2.0 if self.improved and not (is_list and weight is None) else 1.0
-        if not graph.loops.numel() or not (is_list or replaces):
+        if not (is_list or replaces) or not torch.compiler.is_exporting() and not graph.loops.numel():
             return fill
         node = torch.as_tensor(graph.edge_index[0]).index_select(0, graph.loops)
         own = torch.ones_like(node, dtype=torch.float32) if weight is None else weight.index_select(0, graph.loops)

@@ -1,5 +1,6 @@
 """Linear maps of nodes of several types: one for each type."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,10 @@ class NodeTypes:
 
     @classmethod
     def of(cls, types: Int[Tensor, " num_nodes"], num_types: int) -> "NodeTypes":
-        """Sort nodes by their types, numbers in [0, num_types)."""
+        """Sort nodes by their types, numbers in [0, num_types). An exported program sorts nothing: see :meth:`choose`.
+        """
+        if torch.compiler.is_exporting():
+            return cls(types, types, types, (), True)
         order = types.argsort(stable=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
         return cls(order, place, types, tuple(torch.bincount(types, minlength=num_types).tolist()),
@@ -67,6 +71,13 @@ class NodeTypes:
     def put_back(self, values: Shaped[Tensor, "num_nodes *rest"]) -> Shaped[Tensor, "num_nodes *rest"]:
         """Put rows that are sorted by type into the order of the nodes."""
         return values if self.are_sorted else values.index_select(0, self.place)
+
+    def choose(self, of_types: Iterable[Float[Tensor, "num_nodes channels"]]) -> Float[Tensor, "num_nodes channels"]:
+        """Choose the row of each node from what the map of its type computed, given what those of all types did."""
+        found, *others = of_types
+        for number, rows in enumerate(others, 1):
+            found = torch.where((self.types == number).unsqueeze(1), rows, found)
+        return found
 
 
 class TypedLinear(torch.nn.Module):
@@ -95,4 +106,6 @@ class TypedLinear(torch.nn.Module):
         """Map nodes. `types` may be none if there is one type."""
         if types is None:
             return F.linear(x, self.weight[0].t(), self.bias[0])
+        if torch.compiler.is_exporting():
+            return types.choose(x @ weight + bias for weight, bias in zip(self.weight, self.bias, strict=True))
         return types.put_back(multiply_segments(types.sort(x), self.weight, types.sizes, self.bias))

@@ -55,11 +55,12 @@ class TypeEncoder(torch.nn.Module):
         if x.dim() != 2 or x.size(1) != self.in_channels + num_types:
             raise ValueError(f"x has shape {tuple(x.shape)}, but {num_types} node types were given columns of "
                              f"{self.in_channels} features and a one-hot type: {self.in_channels + num_types} columns")
-        types, parts = NodeTypes.read(x, num_types), []
+        types, parts, is_exporting = NodeTypes.read(x, num_types), [], torch.compiler.is_exporting()
         for number, (ranges, weight, bias) in enumerate(zip(self.type_columns, self.weights, self.bias, strict=True)):
-            own = [types.take(x[:, first:end], number) for first, end in ranges or [(0, 0)]]
+            own = [x[:, first:end] if is_exporting else types.take(x[:, first:end], number)
+                   for first, end in ranges or [(0, 0)]]
             parts.append(F.linear(torch.cat(own, dim=1), weight, bias))
-        return types.put_back(torch.cat(parts))
+        return types.choose(parts) if is_exporting else types.put_back(torch.cat(parts))
 
     def _check_columns(self) -> None:
         if not self.type_columns:

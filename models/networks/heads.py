@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.utils import segment
 
+from parallel_epochs.models.messages.reference import reduce_messages
+
 POOLS = ("none", "mean", "sum", "max")
 
 
@@ -25,8 +27,22 @@ def pool_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_g
     if pool == "none":
         return h
     ptr = torch.tensor([0, h.size(0)], device=h.device) if ptr is None else ptr
+    return reduce_graphs(h.to(torch.promote_types(h.dtype, torch.float32)), ptr, pool)
+
+
+def reduce_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"],
+                  reduce: str) -> Float[Tensor, "num_graphs channels"]:
+    """Reduce the rows of each graph's nodes by "mean", "sum" or "max"."""
+    if torch.compiler.is_exporting():  # ONNX has no reduction of segments
+        return reduce_messages(h, graph_of(ptr, h.size(0)), ptr.numel() - 1, reduce)
     # int64: torch_scatter, which PyG calls where it is installed, takes no other pointers.
-    return segment(h.to(torch.promote_types(h.dtype, torch.float32)), ptr.long(), reduce=pool)
+    return segment(h, ptr.long(), reduce=reduce)
+
+
+def graph_of(ptr: Int[Tensor, " num_graphs_plus_1"], num_nodes: int) -> Int[Tensor, " num_nodes"]:
+    """Return the number of each node's graph: how many graphs end in front of it."""
+    ends = ptr[1:].long()
+    return ptr.new_zeros(num_nodes + 1, dtype=torch.int64).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
 
 
 def find_head(model: torch.nn.Module) -> torch.nn.Linear | None:

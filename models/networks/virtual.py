@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.utils import segment
 
+from parallel_epochs.models.networks.heads import graph_of, reduce_graphs
 from parallel_epochs.models.residual import NORMS
 
 VIRTUAL_NODES = ("none", "add", "mean")
@@ -52,12 +52,13 @@ class VirtualNode(torch.nn.Module):
         if self.norm == "batch" and self.training and state.size(0) == 1:
             raise ValueError("batch norm needs several virtual nodes, but this batch has one graph and so one virtual "
                              "node: set model.norm=layer, or put more graphs into a batch")
-        # int64: torch_scatter, which PyG calls where it is installed, takes no other pointers.
-        pooled = segment(h, ptr.long(), reduce="sum" if self.pool == "add" else "mean")
+        pooled = reduce_graphs(h, ptr, "sum" if self.pool == "add" else "mean")
         return F.dropout(self.mlps[update](pooled + state), self.dropout, self.training)
 
 
 def spread(state: Float[Tensor, "num_graphs channels"], ptr: Int[Tensor, " num_graphs_plus_1"],
            num_nodes: int) -> Float[Tensor, "num_nodes channels"]:
     """Return, for every node, the virtual node of its graph."""
+    if torch.compiler.is_exporting():
+        return state.index_select(0, graph_of(ptr, num_nodes))
     return state.repeat_interleave(ptr.diff(), dim=0, output_size=num_nodes)
