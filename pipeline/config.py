@@ -27,6 +27,10 @@ from parallel_epochs.pipeline.run import files, outputs
 _A_OR_NOTHING = {"graph": "a "}
 # Keys of `evaluate` and `predict` that name files to write.
 OUTPUTS = ("predictions", "output", "export")
+# Ends of the names of exported files: of a model for this package, and of programs that run without it.
+EXPORTS = (".pe", ".onnx", ".pt2")
+# The name that programs carry inside.
+PROGRAM_MARK = "parallel_epochs"
 
 
 @dataclass
@@ -219,6 +223,9 @@ class EvaluateConfig:
         ours = is_shared_model if name == "export" else is_prediction
         outputs.check(name, path, ours=ours, reads=self.sources(config), cache=Path(config.cache_dir),
                       overwrite=self.overwrite)
+        if name == "export" and path.suffix not in EXPORTS:
+            raise ValueError(f"export={path}: the end of the name chooses the format, and must be one of "
+                             f"{', '.join(EXPORTS)}")
 
     def sources(self, config: RunConfig) -> list[tuple[str, Path]]:
         """List the files, folders and patterns that the command reads, each with the key that names it.
@@ -238,7 +245,11 @@ class EvaluateConfig:
 
 
 def is_shared_model(header: outputs.Header) -> bool:
-    """Tell by the header of a file whether it holds a model that export=FILE wrote."""
+    """Tell by the header of a file whether it holds a model or a program that export=FILE wrote."""
+    if header.kind == "files":
+        return any(PROGRAM_MARK in name for name in header.names)
+    if header.kind == "bytes":  # the producer is one of the first fields of a model of ONNX
+        return PROGRAM_MARK.encode() in header.start[:64]
     return header.kind == "keys" and {"shared", "config", "state", "learned"} <= set(header.names)
 
 

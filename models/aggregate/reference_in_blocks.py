@@ -52,6 +52,9 @@ def compute_in_blocks(formula: Formula, edge_index: Tensor, rows: Rows, *, num_d
     Returns:
         [num_dst, ...]
     """
+    if torch.compiler.is_exporting():  # nothing needs an order then
+        src, dst = edge_index
+        return formula(rows._replace(sources=[tensor.index_select(0, src) for tensor in rows.sources]), dst, num_dst)
     indptr, src, dst, position = sort_by_destination(edge_index, num_dst)
     structure = indptr, src, dst, position
     counts, tensors = [len(part) for part in rows], [tensor for part in rows for tensor in part]

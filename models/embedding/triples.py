@@ -91,6 +91,8 @@ def compare(queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*ba
     """Compare every query with every entity, by a matrix product or by distances. There may be one batch dimension."""
     if comparison == "dot":
         return queries @ entities.mT
+    if torch.compiler.is_exporting():
+        return match(queries.unsqueeze(-2), entities.unsqueeze(-3), comparison)
     if comparison in ("l1", "l2"):
         # A matrix product would leave no correct digit for points that are close to each other.
         return -torch.cdist(queries, entities, p=1.0 if comparison == "l1" else 2.0,

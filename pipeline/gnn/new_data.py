@@ -65,6 +65,17 @@ def _is_known(setup: Setup) -> bool:
     return "x_source" in setup.data and (not setup.config.data.propagate or setup.data.get("hop_moments") is not None)
 
 
+def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
+    """Return what the preparation of a run's data learned; none where it is not known.
+
+    Args:
+        setup: of the run's own data, if it has no file that holds this.
+    """
+    if run.shared is not None or files.is_there(run.folder / PREPROCESSING):
+        return _load(run, run.load())
+    return learn_of(setup) if _is_known(setup) else None
+
+
 def learn_of(setup: Setup) -> Learned:
     """Collect what the preparation of a run's data and its task learned of them."""
     config = setup.config.data

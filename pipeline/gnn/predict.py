@@ -88,14 +88,10 @@ def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
     Raises:
         ValueError: see :func:`predict_rows`; neither a file nor a table is asked for.
     """
-    if wanted.export is not None:
-        ensemble.check(run, wanted)
-        new_data.export(run, Path(wanted.export))
-    if wanted.predictions is not None or wanted.output is not None:
-        setup, predicted = predict_rows(run, wanted, whole=wanted.predictions is not None)
-        save(setup.kind, predicted, wanted)
-    elif wanted.export is None:
+    if wanted.predictions is None and wanted.output is None:
         raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
+    setup, predicted = predict_rows(run, wanted, whole=wanted.predictions is not None)
+    save(setup.kind, predicted, wanted)
 
 
 def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) -> tuple[Setup, Predicted]:

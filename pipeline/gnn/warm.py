@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
 from parallel_epochs.pipeline.gnn.kinds.links import ids_of
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
@@ -173,16 +174,8 @@ class Warm:
         return Network(self._setup.model, cast(NodeTask, self._setup.task))
 
     def inputs(self) -> Data:
-        """Return the inputs of the network: ``x``, ``edge_index``, ``edge_attr``, and of graphs ``ptr``."""
-        data, table, task = copy.copy(self._setup.data), self._setup.table, cast(NodeTask, self._setup.task)
-        data.n_id = torch.arange(data.num_nodes)
-        if table is not None:
-            data = table.attach(data, torch.device("cpu"))
-        x = task.inputs(data, data.train_mask) if self._kind.is_one_graph else data.x
-        found = Data(x=x, edge_index=torch.as_tensor(data.edge_index).long(), edge_attr=data.edge_attr)
-        if not self._kind.is_one_graph:
-            found.ptr = data.ptr
-        return found
+        """Return the inputs of the network; see :func:`inputs_of`."""
+        return inputs_of(self._setup)
 
     def _refuse_pairs(self, pairs: object) -> None:
         """Refuse pairs of nodes for a model of labels, and a model of links without them."""
@@ -231,12 +224,22 @@ class Network(torch.nn.Module):
             edge_attr: [num_edges, edge_dim]; none without features of edges.
             ptr: of a model of graphs, the first node of each graph, and the number of nodes [num_graphs + 1].
         """
-        num_rows = len(x) if ptr is None else len(ptr) - 1
-        every = torch.ones(num_rows, dtype=torch.bool, device=x.device)
-        rows = torch.arange(num_rows, device=x.device)
-        batch = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, ptr=ptr, target=every, train_mask=every,
-                     n_id=rows, graph_id=rows)
-        return self._task.predict(self.model, batch)[1]
+        batch = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, ptr=ptr)
+        return self._task.predict_all(self.model, batch)
+
+
+def inputs_of(setup: Setup) -> Data:
+    """Return the inputs of a network: ``x``, ``edge_index``, ``edge_attr``, and of graphs ``ptr``."""
+    data, table, task = copy.copy(setup.data), setup.table, setup.task
+    data.n_id = torch.arange(data.num_nodes)
+    if table is not None:
+        data = table.attach(data, torch.device("cpu"))
+    reads_labels = setup.kind.is_one_graph and isinstance(task, NodeTask)
+    x = cast(NodeTask, task).inputs(data, data.train_mask) if reads_labels else data.x
+    found = Data(x=x, edge_index=torch.as_tensor(data.edge_index).long(), edge_attr=data.edge_attr)
+    if not setup.kind.is_one_graph:
+        found.ptr = data.ptr
+    return found
 
 
 def frame_of(table: Table) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Graph networks (trainer=gnn) predict labels of nodes, graphs or links."""
 
-from parallel_epochs.pipeline.gnn import answers, build, candidates, label_scores, memory, new_data, placement, predict
+from parallel_epochs.pipeline.gnn import answers, build, candidates, export, label_scores, memory, new_data, placement, predict
 from parallel_epochs.pipeline.gnn.warm import Warm
 from parallel_epochs.pipeline.products.base import Product
 
@@ -8,6 +8,6 @@ PRODUCT: Product = Product(
     check=build.check, open_data=build.open_data, build=build.build_trainer, prepare=build.prepare,
     memory_of=memory.describe, report=placement.report, write_start=new_data.write_start,
     write_best=label_scores.write_best, finish=answers.finish, train_parts=candidates.train_parts,
-    evaluate=predict.evaluate, predict=predict.predict, open_warm=Warm,
-    export=new_data.export, learns_vectors=False,
+    evaluate=predict.evaluate, predict=export.predict, open_warm=Warm,
+    export=export.export, learns_vectors=False,
     baselines=lambda part: (part.task.metric, part.kind.baselines(part.data, part.task)))

@@ -9,6 +9,7 @@ import fnmatch
 import json
 import os
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from pathlib import Path
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.files import naming
 
+# What the names of a header are.
+KINDS = {"columns": "a table with the columns", "keys": "a file with the keys", "files": "a zip archive of"}
 # Bytes in which a header is looked for.
 HEAD_BYTES = 1 << 16
 # A file of JSON that is longer than this is described by its first bytes.
@@ -32,8 +35,9 @@ class Header:
     """The content of a file, as its beginning tells it.
 
     Attributes:
-        kind: "columns" of a table, "keys" of a torch.save or JSON file, "lines" of any other text, or "bytes".
-        names: the columns, the keys or the first two lines.
+        kind: "columns" of a table, "keys" of a torch.save or JSON file, "files" of another zip archive, "lines" of any
+            other text, or "bytes".
+        names: the columns, the keys, the files or the first two lines.
         start: the first bytes.
     """
 
@@ -43,8 +47,8 @@ class Header:
 
     def describe(self) -> str:
         """Say what the file is."""
-        if self.kind in ("columns", "keys"):
-            what = "a table with the columns" if self.kind == "columns" else "a file with the keys"
+        if self.kind in KINDS:
+            what = KINDS[self.kind]
             shown = ", ".join(ascii(name)[1:-1][:40] for name in self.names[:5])
             return f"{what} {shown}{', ...' * (len(self.names) > 5)}"
         if self.kind == "lines":
@@ -185,9 +189,17 @@ def _torch_header(path: Path, start: bytes) -> Header:
     try:
         value = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except UNREADABLE:
-        return Header("bytes", (), start)
+        return _archive_header(path, start)
     is_dict = isinstance(value, dict) and all(isinstance(key, str) for key in value)
     return Header("keys", tuple(value), start) if is_dict else Header("bytes", (), start)
+
+
+def _archive_header(path: Path, start: bytes) -> Header:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return Header("files", tuple(archive.namelist()), start)
+    except (zipfile.BadZipFile, OSError):
+        return Header("bytes", (), start)
 
 
 def _json_keys(path: Path, start: str) -> tuple[str, ...]:

@@ -128,10 +128,18 @@ class NodeTask:
         rows = self._predict(model, batch, batch.train_mask)
         if not batch.target.all():  # those of a whole graph are as large as it, and need no copy
             rows = rows[batch.target]
-        if self.label_loss is None:
-            mean, std = self._moments(rows.device)
-            rows = self.from_learned(rows.float() * std + mean)
-        return self._rows_of(batch)[batch.target], rows
+        return self._rows_of(batch)[batch.target], self._to_unit(rows)
+
+    def predict_all(self, model: torch.nn.Module, batch: Data) -> Float[Tensor, "num_rows out_channels"]:
+        """Predict every row of a batch whose ``x`` has the labels that are inputs already; see :meth:`predict`."""
+        return self._to_unit(self._predict(model, batch, torch.empty(0, dtype=torch.bool)))
+
+    def _to_unit(self, rows: Float[Tensor, "num_rows out_channels"]) -> Float[Tensor, "num_rows out_channels"]:
+        """Return logits as they are, and what is learned of real values in the unit of the labels."""
+        if self.label_loss is not None:
+            return rows
+        mean, std = self._moments(rows.device)
+        return self.from_learned(rows.float() * std + mean)
 
     def loss(self, model: torch.nn.Module, batch: Data,
              rng: torch.Generator) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:

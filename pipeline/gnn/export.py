@@ -1,0 +1,186 @@
+"""Exports a run: a file of its own for this package (.pe), or its network as a program of torch or of ONNX."""
+
+import logging
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import subgraph
+
+from parallel_epochs.models.networks.link_predictor import LinkModel
+from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.tables import fitted as tables
+from parallel_epochs.pipeline.gnn import ensemble, fusion, new_data
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
+from parallel_epochs.pipeline.gnn.predict import predict as save_predictions, predict_rows
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.gnn.warm import Network, inputs_of
+from parallel_epochs.pipeline.programs import Program, suffix_of, write
+from parallel_epochs.pipeline.run.saved import SavedRun
+from parallel_epochs.pipeline.run.seeds import stream
+
+log = logging.getLogger(__name__)
+
+# Nodes and edges, at most, of the part of a graph on which a program is compared with its network.
+MOST_NODES, MOST_EDGES = 20_000, 1 << 18
+# Nodes and edges of the graph that a program is traced with.
+TRACED = 7, 11
+# Arrays with more numbers are left out of the description.
+MOST_NUMBERS = 10_000
+# Sizes that vary, of each input.
+SIZES = {"x": {0: "nodes"}, "edge_index": {1: "edges"}, "edge_attr": {0: "edges"}, "ptr": {0: "graphs + 1"},
+         "pairs": {0: "pairs"}}
+MEANINGS = {"classes": "the softmax of a row holds the probabilities of the classes",
+            "binary tasks": "the sigmoid of a number is the probability of 1 in its task",
+            "real values": "the values, in the unit of the labels", "links": "the sigmoid of a number is the probability of a link"}
+
+
+class LinkNetwork(torch.nn.Module):
+    """The encoder and the predictor of a model of links, from a graph and pairs to logits [num_pairs]."""
+
+    def __init__(self, model: LinkModel):
+        super().__init__()
+        self.model = model.eval()
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, *, pairs: Tensor) -> Tensor:
+        """Compute the logits of pairs of nodes [num_pairs, 2]; the other arguments are those of the encoder."""
+        return self.model.decode(self.model(x, edge_index, edge_attr), pairs)
+
+
+def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
+    """Export a run if that is asked for, and save its predictions; see :func:`pipeline.gnn.predict.predict`."""
+    if wanted.export is not None:
+        ensemble.check(run, wanted)
+        export(run, Path(wanted.export), wanted)
+    if wanted.export is None or wanted.predictions is not None or wanted.output is not None:
+        save_predictions(run, wanted)
+
+
+def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None = None) -> None:
+    """Write a model to one file, without its data; the end of the file's name chooses what.
+
+    Args:
+        asked: names the data on which a program is compared with its network, if not those of the run.
+
+    Raises:
+        ValueError: the model cannot be exported, and the message says why.
+    """
+    if not suffix_of(path):
+        new_data.export(run, path)
+        return
+    if (share := fusion.share_of(run)) == 1:
+        raise ValueError(f"export={path}: {run.folder} answers by its simple method alone, and a program holds the "
+                         "network alone. A file that ends with .pe holds both")
+    wanted = GNNPredictConfig(str(run.folder))
+    wanted.data = wanted.data if asked is None else asked.data
+    setup, predicted = predict_rows(run, wanted)
+    model, is_link = setup.model.cpu(), setup.kind.takes_pairs
+    if is_link and cast(LinkModel, model).predictor.reads_index:
+        raise ValueError(f"export={path}: the predictor of {run.folder} reads common neighbours "
+                         "(task.common_neighbors=true), which a program cannot count")
+    network = LinkNetwork(cast(LinkModel, model)) if is_link else Network(model, cast(NodeTask, setup.task))
+    given, notes = inputs_of(setup), _differences(setup.config, share)
+    if is_link:
+        given.pairs = torch.from_numpy(stream("program", 0).integers(given.num_nodes, size=(100, 2)))
+    checks = _part_of(given)
+    inputs = {name: tensor for name, tensor in checks.items() if name in SIZES}
+    traced = _traced(inputs)
+    output = "network_" * bool(share) + ("values" if setup.task.kind == "real values" else "logits")
+    write(path, Program(_title(setup), network, traced, {name: SIZES[name] for name in inputs}, (output,), inputs,
+                        _describe(run, setup, predicted, inputs, output, notes)))
+    for note in notes:
+        log.warning("%s: %s", path, note)
+
+
+def _title(setup: Setup) -> str:
+    encoder = setup.kind.encoder(setup.model)
+    return str(getattr(encoder, "title", type(encoder).__name__))
+
+
+def _differences(config: GNNConfig, share: float) -> list[str]:
+    """Say why the answers of a run are not those of its network alone, if they are not."""
+    found = []
+    if share:
+        found.append(f"the run answers by a mixture of its network and a simple method, whose share is {share:g}. The "
+                     "simple method is not in the program, so its output is called network_logits or network_values")
+    if config.evaluation.method != "exact" and config.task.name != "graph":
+        found.append(f"the run predicts by evaluation={config.evaluation.method}, a part of the graph at a time. The "
+                     "program reads the graph that it is given at once, as evaluation=exact does")
+    return found
+
+
+def _part_of(given: Data) -> dict[str, Tensor]:
+    """Return the inputs of a network; of a large graph those of some nodes, or of the first graphs."""
+    inputs = {name: tensor for name, tensor in given.to_dict().items() if isinstance(tensor, Tensor)}
+    x, edge_index, edge_attr = inputs["x"], inputs["edge_index"], inputs.get("edge_attr")
+    if len(x) <= MOST_NODES and edge_index.size(1) <= MOST_EDGES:
+        return inputs
+    share = min(MOST_NODES / len(x), (MOST_EDGES / max(edge_index.size(1), 1)) ** 0.5)
+    count = max(2, int(len(x) * share))
+    if "ptr" in inputs:
+        ptr = inputs["ptr"]
+        inputs["ptr"] = ptr[:max(2, int(torch.searchsorted(ptr, count, right=True)))]
+        nodes = torch.arange(int(inputs["ptr"][-1]))
+    else:
+        nodes = torch.from_numpy(np.sort(stream("program", 0).permutation(len(x))[:count]))
+    inputs["edge_index"], kept = subgraph(nodes, edge_index, edge_attr, relabel_nodes=True, num_nodes=len(x))
+    inputs["x"] = x[nodes]
+    if kept is not None:
+        inputs["edge_attr"] = kept
+    if "pairs" in inputs:
+        inputs["pairs"] = inputs["pairs"] % len(nodes)
+    return inputs
+
+
+def _traced(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Make a small graph like another. A program of torch holds it, so it has nothing of the training data."""
+    nodes, edges = TRACED
+    found = {"edge_index": torch.arange(2 * edges).view(2, edges) * 5 % nodes, "ptr": torch.tensor([0, 3, nodes]),
+             "pairs": torch.tensor([[0, 1], [2, 3], [1, 5]])}
+    rows = {"x": nodes, "edge_attr": edges}
+    return {name: tensor.new_zeros(rows[name], *tensor.shape[1:]) if name in rows else found[name]
+            for name, tensor in inputs.items()}
+
+
+def _describe(run: SavedRun[GNNConfig], setup: Setup, predicted: Predicted, inputs: dict[str, Tensor], output: str,
+              notes: list[str]) -> dict[str, Any]:
+    """Describe a program, as JSON can hold it."""
+    task, names = setup.task, {"links": "pairs"}.get(setup.task.kind, setup.kind.unit)
+    columns = [] if setup.kind.takes_pairs else [setup.task.out_channels]
+    learned = new_data.learned_of_run(run, setup)
+    return {
+        "format": 1, "versions": {name: metadata.version(name) for name in ("parallel-epochs", "torch",
+                                                                            "torch_geometric")},
+        "model": {"name": setup.config.model.name, "title": _title(setup)},
+        "task": {"name": setup.config.task.name, "labels": task.kind, "metric": task.metric},
+        "classes": None if setup.kind.takes_pairs else labels_of(predicted.whole, task.out_channels),
+        "inputs": {name: {"shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
+                          "dtype": str(tensor.dtype).removeprefix("torch.")} for name, tensor in inputs.items()},
+        "output": {"name": output, "shape": [names, *columns], "meaning": MEANINGS[task.kind]},
+        "not_in_the_program": notes, "preprocessing": None if learned is None else _as_json(learned)}
+
+
+def _as_json(learned: Learned) -> dict[str, Any]:
+    """Return what the preparation of the data learned. Arrays with many numbers are left out."""
+    found = {entry.name: getattr(learned, entry.name) for entry in fields(Learned) if entry.name != "label_names"}
+    if (packed := learned.fitted) is not None:
+        found[FITTED] = tables.unpack_several(packed) if learned.schema is not None else tables.unpack(packed)
+    return _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.tolist() if np.prod(value.shape) <= MOST_NUMBERS else {"left_out": list(value.shape)}
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return _plain(vars(value)) if hasattr(value, "__dict__") else value
