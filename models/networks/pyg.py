@@ -145,8 +145,8 @@ class PyGModel(torch.nn.Module):
         h = start = F.dropout(h, self.input_dropout, self.training)
         edge_index = edge_index if self.takes_int32_edges else for_pyg(edge_index)
         most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
-        may_cut = not (torch.compiler.is_exporting() or self.training or torch.is_grad_enabled())
-        if may_cut and edge_index.size(1) > most and hasattr(edge_index, "get_csc") and self.splits() and self.builds_messages():
+        may_cut = hasattr(edge_index, "get_csc") and not self.training and not torch.is_grad_enabled()
+        if may_cut and edge_index.size(1) > most and self.splits() and self.builds_messages():
             blocks = cut(edge_index, most)
         outputs = []
         for layer in self.layers:

@@ -709,6 +709,6 @@ class GNNPredictConfig(GNNEvaluateConfig):
     filtered: bool = key(True, "Leave out targets that the source is linked to in the data (with top).")
     candidates: str | None = key(None, "Table with a column id: the nodes that can be targets. Default: all nodes of "
                                  "their side or type (with top).", is_path=True)
-    export: str | None = key(None, "File to write the model to, without the data. The end of its name chooses what: .pe "
-                             "holds the model for run=FILE, which then predicts other data; .onnx, .pt2 and .aoti.pt2 "
-                             "hold its network as a program that runs without this package.", is_path=True)
+    export: str | None = key(None, "File to write the model to, without the data. NAME.pe holds it for run=FILE, which "
+                             "then predicts other data. NAME.onnx, NAME.pt2 and NAME.aoti.pt2 hold its network as a "
+                             "program that runs without this package.", is_path=True)

@@ -4,7 +4,7 @@ import logging
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +12,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
-from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
-from parallel_epochs.pipeline.data.tables import fitted as tables
+from parallel_epochs.pipeline.data.tables.fitted import content_of
 from parallel_epochs.pipeline.gnn import ensemble, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.predict import predict as save_predictions, predict_rows
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.warm import Network, inputs_of
+from parallel_epochs.pipeline.gnn.warm import inputs_of
 from parallel_epochs.pipeline.programs import Program, suffix_of, write
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
@@ -38,21 +36,11 @@ MOST_NUMBERS = 10_000
 # Sizes that vary, of each input.
 SIZES = {"x": {0: "nodes"}, "edge_index": {1: "edges"}, "edge_attr": {0: "edges"}, "ptr": {0: "graphs + 1"},
          "pairs": {0: "pairs"}}
-MEANINGS = {"classes": "the softmax of a row holds the probabilities of the classes",
-            "binary tasks": "the sigmoid of a number is the probability of 1 in its task",
-            "real values": "the values, in the unit of the labels", "links": "the sigmoid of a number is the probability of a link"}
-
-
-class LinkNetwork(torch.nn.Module):
-    """The encoder and the predictor of a model of links, from a graph and pairs to logits [num_pairs]."""
-
-    def __init__(self, model: LinkModel):
-        super().__init__()
-        self.model = model.eval()
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, *, pairs: Tensor) -> Tensor:
-        """Compute the logits of pairs of nodes [num_pairs, 2]; the other arguments are those of the encoder."""
-        return self.model.decode(self.model(x, edge_index, edge_attr), pairs)
+# Name and meaning of what a network returns.
+RETURNED = {"classes": ("logits", "the softmax of a row holds the probabilities of the classes"),
+            "binary tasks": ("logits", "the sigmoid of a number is the probability of 1 in its task"),
+            "real values": ("values", "the values, in the unit of the labels"),
+            "links": ("logits", "the sigmoid of a number is the probability of a link")}
 
 
 def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
@@ -82,18 +70,14 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
     wanted = GNNPredictConfig(str(run.folder))
     wanted.data = wanted.data if asked is None else asked.data
     setup, predicted = predict_rows(run, wanted)
-    model, is_link = setup.model.cpu(), setup.kind.takes_pairs
-    if is_link and cast(LinkModel, model).predictor.reads_index:
-        raise ValueError(f"export={path}: the predictor of {run.folder} reads common neighbours "
-                         "(task.common_neighbors=true), which a program cannot count")
-    network = LinkNetwork(cast(LinkModel, model)) if is_link else Network(model, cast(NodeTask, setup.task))
-    given, notes = inputs_of(setup), _differences(setup.config, share)
-    if is_link:
+    network = setup.kind.network(setup.model.cpu(), setup.task)
+    given, notes = inputs_of(setup), _differences(setup, share)
+    if setup.kind.takes_pairs:
         given.pairs = torch.from_numpy(stream("program", 0).integers(given.num_nodes, size=(100, 2)))
     checks = _part_of(given)
     inputs = {name: tensor for name, tensor in checks.items() if name in SIZES}
     traced = _traced(inputs)
-    output = "network_" * bool(share) + ("values" if setup.task.kind == "real values" else "logits")
+    output = "network_" * bool(share) + RETURNED[setup.task.kind][0]
     write(path, Program(_title(setup), network, traced, {name: SIZES[name] for name in inputs}, (output,), inputs,
                         _describe(run, setup, predicted, inputs, output, notes)))
     for note in notes:
@@ -105,14 +89,15 @@ def _title(setup: Setup) -> str:
     return str(getattr(encoder, "title", type(encoder).__name__))
 
 
-def _differences(config: GNNConfig, share: float) -> list[str]:
+def _differences(setup: Setup, share: float) -> list[str]:
     """Say why the answers of a run are not those of its network alone, if they are not."""
     found = []
     if share:
         found.append(f"the run answers by a mixture of its network and a simple method, whose share is {share:g}. The "
                      "simple method is not in the program, so its output is called network_logits or network_values")
-    if config.evaluation.method != "exact" and config.task.name != "graph":
-        found.append(f"the run predicts by evaluation={config.evaluation.method}, a part of the graph at a time. The "
+    evaluation = setup.config.evaluation
+    if setup.kind.is_one_graph and not evaluation.is_exact:
+        found.append(f"the run predicts by evaluation={evaluation.method}, a part of the graph at a time. The "
                      "program reads the graph that it is given at once, as evaluation=exact does")
     return found
 
@@ -153,27 +138,24 @@ def _traced(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def _describe(run: SavedRun[GNNConfig], setup: Setup, predicted: Predicted, inputs: dict[str, Tensor], output: str,
               notes: list[str]) -> dict[str, Any]:
     """Describe a program, as JSON can hold it."""
-    task, names = setup.task, {"links": "pairs"}.get(setup.task.kind, setup.kind.unit)
-    columns = [] if setup.kind.takes_pairs else [setup.task.out_channels]
-    learned = new_data.learned_of_run(run, setup)
+    task, learned, has_columns = setup.task, new_data.learned_of_run(run, setup), not setup.kind.takes_pairs
+    columns = [task.out_channels] * has_columns
     return {
         "format": 1, "versions": {name: metadata.version(name) for name in ("parallel-epochs", "torch",
                                                                             "torch_geometric")},
         "model": {"name": setup.config.model.name, "title": _title(setup)},
-        "task": {"name": setup.config.task.name, "labels": task.kind, "metric": task.metric},
-        "classes": None if setup.kind.takes_pairs else labels_of(predicted.whole, task.out_channels),
+        "task": {"predicts": setup.kind.unit, "labels": task.kind, "metric": task.metric},
+        "classes": labels_of(predicted.whole, task.out_channels) if has_columns else None,
         "inputs": {name: {"shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
                           "dtype": str(tensor.dtype).removeprefix("torch.")} for name, tensor in inputs.items()},
-        "output": {"name": output, "shape": [names, *columns], "meaning": MEANINGS[task.kind]},
+        "output": {"name": output, "shape": [setup.kind.unit, *columns], "meaning": RETURNED[task.kind][1]},
         "not_in_the_program": notes, "preprocessing": None if learned is None else _as_json(learned)}
 
 
 def _as_json(learned: Learned) -> dict[str, Any]:
     """Return what the preparation of the data learned. Arrays with many numbers are left out."""
     found = {entry.name: getattr(learned, entry.name) for entry in fields(Learned) if entry.name != "label_names"}
-    if (packed := learned.fitted) is not None:
-        found[FITTED] = tables.unpack_several(packed) if learned.schema is not None else tables.unpack(packed)
-    return _plain(found)
+    return _plain(found | {FITTED: None if learned.fitted is None else content_of(learned.fitted)})
 
 
 def _plain(value: Any) -> Any:
@@ -183,4 +165,4 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
-    return _plain(vars(value)) if hasattr(value, "__dict__") else value
+    return value

@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
 from parallel_epochs.pipeline.gnn.kinds.links import ids_of
+from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.table import Table
@@ -166,7 +167,7 @@ class Warm:
         return predicted.embeddings[self._own]
 
     @property
-    def network(self) -> "Network":
+    def network(self) -> Network:
         """The trained network alone; see :meth:`pipeline.model.Model.module`."""
         if self._kind.takes_pairs:
             raise ValueError(f"{self._run.folder} predicts links, by a network and a predictor of pairs: call "
@@ -201,42 +202,14 @@ class Warm:
         return self._own.start + torch.from_numpy(rows[found])
 
 
-class Network(torch.nn.Module):
-    """The trained network of a run, without its data.
-
-    Args:
-        model: with its weights.
-        task: what it learned.
-    """
-
-    def __init__(self, model: torch.nn.Module, task: NodeTask):
-        super().__init__()
-        self.model, self._task = model, task.alone()
-        self.eval()
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None,
-                ptr: Tensor | None = None) -> Tensor:
-        """Compute logits, or values in their own unit [num_rows, columns].
-
-        Args:
-            x: [num_nodes, channels], as :meth:`Warm.inputs` has them.
-            edge_index: [2, num_edges], int64.
-            edge_attr: [num_edges, edge_dim]; none without features of edges.
-            ptr: of a model of graphs, the first node of each graph, and the number of nodes [num_graphs + 1].
-        """
-        batch = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, ptr=ptr)
-        return self._task.predict_all(self.model, batch)
-
-
 def inputs_of(setup: Setup) -> Data:
     """Return the inputs of a network: ``x``, ``edge_index``, ``edge_attr``, and of graphs ``ptr``."""
-    data, table, task = copy.copy(setup.data), setup.table, setup.task
+    data, table = copy.copy(setup.data), setup.table
     data.n_id = torch.arange(data.num_nodes)
     if table is not None:
         data = table.attach(data, torch.device("cpu"))
-    reads_labels = setup.kind.is_one_graph and isinstance(task, NodeTask)
-    x = cast(NodeTask, task).inputs(data, data.train_mask) if reads_labels else data.x
-    found = Data(x=x, edge_index=torch.as_tensor(data.edge_index).long(), edge_attr=data.edge_attr)
+    found = Data(x=setup.kind.inputs(data, setup.task), edge_index=torch.as_tensor(data.edge_index).long(),
+                 edge_attr=data.edge_attr)
     if not setup.kind.is_one_graph:
         found.ptr = data.ptr
     return found

@@ -80,5 +80,5 @@ class AnswersConfig(EvaluateConfig):
                               "asked. A line without ? is scored.", is_path=True)
     top: int = key(TOP, "Number of answers to each question.", minimum=1)
     filtered: bool = key(FILTERED, "Leave out answers that are training triples.")
-    export: str | None = key(None, "File to write the scores to as a program, .onnx or .pt2. It runs without this "
-                             "package.", is_path=True)
+    export: str | None = key(None, "File to write the scores to as a program, NAME.onnx or NAME.pt2, that runs without "
+                             "this package.", is_path=True)

@@ -1,6 +1,16 @@
 """Graph networks (trainer=gnn) predict labels of nodes, graphs or links."""
 
-from parallel_epochs.pipeline.gnn import answers, build, candidates, export, label_scores, memory, new_data, placement, predict
+from parallel_epochs.pipeline.gnn import (
+    answers,
+    build,
+    candidates,
+    export,
+    label_scores,
+    memory,
+    new_data,
+    placement,
+    predict,
+)
 from parallel_epochs.pipeline.gnn.warm import Warm
 from parallel_epochs.pipeline.products.base import Product
 

@@ -89,6 +89,11 @@ def unpack(packed: Tensor) -> Fitted:
     return _from_content(_from_bytes(packed))
 
 
+def content_of(packed: Tensor) -> Any:
+    """Return what was packed as nested dicts and lists of texts, numbers and tensors."""
+    return _from_bytes(packed)
+
+
 def pack_several(fitted: Sequence[Fitted], inputs: dict[str, Any]) -> Tensor:
     """Return what was learned of several tables as bytes, uint8.
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from parallel_epochs.pipeline.data.summaries import MARKS
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
 from parallel_epochs.pipeline.run.baseline_file import Baseline
@@ -195,6 +197,14 @@ class Kind(ABC):
     def encoder(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the configured model of what is trained."""
         return model
+
+    def network(self, model: torch.nn.Module, task: Task) -> torch.nn.Module:
+        """Return the module that answers from a graph alone, given the trained model."""
+        return Network(model, cast(NodeTask, task))
+
+    def inputs(self, data: Data, task: Task) -> Tensor:
+        """Return what the network reads of each node of a graph."""
+        return data.x
 
     def num_columns(self, model: torch.nn.Module, task: Task) -> int:
         """Return the number of columns of a row."""

@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
+from parallel_epochs.pipeline.gnn.network import LinkNetwork
 from parallel_epochs.pipeline.gnn.simple.links import of_links
 from parallel_epochs.pipeline.gnn.simple.rankings import of_rankings
 from parallel_epochs.pipeline.gnn.table import Table
@@ -88,6 +89,9 @@ class LinkKind(Kind):
 
     def encoder(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(LinkModel, model).encoder
+
+    def network(self, model: torch.nn.Module, task: Task) -> LinkNetwork:
+        return LinkNetwork(cast(LinkModel, model))
 
     def num_columns(self, model: torch.nn.Module, task: Task) -> int:
         return cast(LinkModel, model).out_channels

@@ -1,6 +1,7 @@
 """The labels of nodes."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.data.join_types import refuse_unread
 from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
 from parallel_epochs.pipeline.gnn.simple.base import of_labels
@@ -46,6 +48,9 @@ class NodeKind(LabelKind):
         if "n_id" in predicted.graph:
             found["n_id"] = predicted.graph.n_id[own]
         return found
+
+    def inputs(self, data: Data, task: Task) -> Tensor:
+        return cast(NodeTask, task).inputs(data, data.train_mask)
 
     def num_rows(self, data: Data) -> int:
         return data.num_nodes

@@ -132,7 +132,7 @@ class NodeTask:
 
     def predict_all(self, model: torch.nn.Module, batch: Data) -> Float[Tensor, "num_rows out_channels"]:
         """Predict every row of a batch whose ``x`` has the labels that are inputs already; see :meth:`predict`."""
-        return self._to_unit(self._predict(model, batch, torch.empty(0, dtype=torch.bool)))
+        return self._to_unit(self._predict(model, batch, batch.train_mask))
 
     def _to_unit(self, rows: Float[Tensor, "num_rows out_channels"]) -> Float[Tensor, "num_rows out_channels"]:
         """Return logits as they are, and what is learned of real values in the unit of the labels."""
