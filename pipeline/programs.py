@@ -164,7 +164,7 @@ def _to_package(traced: ExportedProgram, program: Program) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = torch._inductor.aoti_compile_and_package(
             traced, package_path=f"{folder}/{PROGRAM_MARK}.pt2", inductor_configs=description)
-        return Path(path).read_bytes()
+        return files.read_bytes(Path(path))
 
 
 def _run_package(content: bytes, program: Program) -> Any:
