@@ -202,7 +202,7 @@ def _run_onnx(content: bytes, program: Program) -> Any:
 
 
 Encode = Callable[[ExportedProgram, Program], bytes]
-# What writes a program and what runs one, by the end of the file's name. The first that fits counts.
+# Functions that write and run programs, by the end of the file's name. The first that fits counts.
 FORMATS: dict[str, tuple[Encode, Callable[[bytes, Program], Any]]] = {
     ".aoti.pt2": (_to_package, _run_package), ".pt2": (_to_torch, _run_torch), ".onnx": (_to_onnx, _run_onnx)}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.files import naming
 
-# What the names of a header are.
+# Meanings of the names of a header, by its kind.
 KINDS = {"columns": "a table with the columns", "keys": "a file with the keys", "files": "a zip archive of"}
 # Bytes in which a header is looked for.
 HEAD_BYTES = 1 << 16
