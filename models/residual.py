@@ -15,27 +15,12 @@ Map = Callable[[Tensor], Tensor]
 Result = TypeVar("Result")
 
 
-def add_preactivated(h: Tensor, convolve: Map, activate: Map) -> Tensor:
-    """``res+``: normalise and activate, convolve, and add the result to `h`."""
-    return h + convolve(activate(h))
-
-
-def add_activated(h: Tensor, convolve: Map, activate: Map) -> Tensor:
-    """``res``: convolve, normalise and activate, and add the result to `h`."""
-    return h + activate(convolve(h))
-
-
-def replace(h: Tensor, convolve: Map, activate: Map) -> Tensor:
-    """``plain``: convolve, normalise and activate."""
-    return activate(convolve(h))
-
-
-def concatenate(h: Tensor, convolve: Map, activate: Map) -> Tensor:
-    """``dense``: convolve, normalise and activate, and concatenate the result to `h`."""
-    return torch.cat([h, activate(convolve(h))], dim=1)
-
-
-BLOCKS = {"res+": add_preactivated, "res": add_activated, "plain": replace, "dense": concatenate}
+# A layer's output, of its input, its convolution, and its norm and activation, by `block`.
+BLOCKS: dict[str, Callable[[Tensor, Map, Map], Tensor]] = {
+    "res+": lambda h, convolve, activate: h + convolve(activate(h)),
+    "res": lambda h, convolve, activate: h + activate(convolve(h)),
+    "plain": lambda h, convolve, activate: activate(convolve(h)),
+    "dense": lambda h, convolve, activate: torch.cat([h, activate(convolve(h))], dim=1)}
 
 
 def recompute(model: torch.nn.Module, function: Callable[..., Result], *args, draws: bool = True) -> Result:

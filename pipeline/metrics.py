@@ -279,34 +279,6 @@ def _mean_over_targets(errors: Tensor, finish: Callable[[Tensor], Tensor] = lamb
     return float(finish(errors.nanmean(0)).nanmean())
 
 
-def hits(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, " num_negative"], k: int) -> float:
-    """Compute Hits@K as OGB defines it: the fraction of the positive pairs above the k-th best of all negative ones.
-
-    A tie does not count. OGB says 1 for fewer negatives than `k`; here that is a mistake of the caller's.
-
-    Args:
-        y_pred_pos, y_pred_neg: scores, of which more means more likely; at least one positive and `k` negatives.
-
-    Returns:
-        In [0, 1].
-    """
-    return float(values_of_pairs(f"hits@{k}", y_pred_pos, y_pred_neg).mean())
-
-
-def reciprocal_rank(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:
-    """Compute the mean reciprocal rank (MRR) of each positive pair among negative ones, as OGB defines it.
-
-    The rank of a pair among equal ones is the mean of the best and the worst that it could have.
-
-    Args:
-        y_pred_neg: scores of the negatives of all pairs [num_negative], or of each pair [num_positive, each].
-
-    Returns:
-        In (0, 1].
-    """
-    return float(values_of_pairs("mrr", y_pred_pos, y_pred_neg).mean())
-
-
 def values_of_pairs(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
                     y_pred_neg: Float[Tensor, "..."]) -> Float[Tensor, " num_positive"]:
     """Compute what each positive pair adds to a metric of links: the metric is the mean over these pairs, float64.
@@ -334,13 +306,13 @@ def values_of_pairs(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
 
 def link_ranking(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> dict[str, float]:
     """Compute MRR, and Hits@K for each K of RANKS that there are enough negatives for. Arguments as of
-    :func:`reciprocal_rank`.
+    :func:`link_metric`.
     """
     if y_pred_neg.dim() == 2:
         num_as_good = (y_pred_neg >= y_pred_pos.unsqueeze(1)).sum(1)
     else:
         num_as_good = len(y_pred_neg) - torch.searchsorted(y_pred_neg.sort().values, y_pred_pos)
-    return {"mrr": reciprocal_rank(y_pred_pos, y_pred_neg),
+    return {"mrr": link_metric("mrr", y_pred_pos, y_pred_neg),
             **{f"hits@{k}": float((num_as_good < k).double().mean()) for k in RANKS if k <= y_pred_neg.size(-1)}}
 
 
@@ -421,15 +393,18 @@ def values_of_sources(metric: str, ranks: Float[Tensor, " num_answers"],
 
 
 def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:
-    """Compute "hits@K", for any K, "mrr", or "rocauc" or "ap" of the pairs as one binary task.
+    """Compute "hits@K", for any K, or "mrr", as OGB defines them, or "rocauc" or "ap" of the pairs as one binary task.
+
+    Hits@K is the fraction of the positive pairs above the k-th best of all negative ones; a tie does not count. OGB
+    says 1 for fewer negatives than `k`; here that is a mistake of the caller's. MRR is the mean reciprocal rank of each
+    positive pair among negative ones; among equal ones that is the mean of the best and the worst that it could have.
 
     Args:
-        y_pred_neg: [num_negative]; for "mrr" perhaps [num_positive, each], see :func:`reciprocal_rank`.
+        y_pred_pos, y_pred_neg: scores, of which more means more likely. Those of negatives are [num_negative], or for
+            "mrr" perhaps those of each pair [num_positive, each].
     """
-    if k := hits_at(metric):
-        return hits(y_pred_pos, y_pred_neg, k)
-    if metric == "mrr":
-        return reciprocal_rank(y_pred_pos, y_pred_neg)
+    if metric == "mrr" or hits_at(metric):
+        return float(values_of_pairs(metric, y_pred_pos, y_pred_neg).mean())
     y_true = torch.cat([torch.ones_like(y_pred_pos), torch.zeros_like(y_pred_neg)]).unsqueeze(1)
     return TASK_METRICS[metric](y_true, torch.cat([y_pred_pos, y_pred_neg]).unsqueeze(1))
 

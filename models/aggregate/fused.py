@@ -88,8 +88,9 @@ def aggregate(
     if kind == "power":
         out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr, limits)
     if aggr == "mean" or aggr.endswith("_sum"):
+        exponent = _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
-        out = out / degree if aggr == "mean" else out * degree.pow(_exponent(y, num_dst))
+        out = out / degree if aggr == "mean" else out * degree.pow(exponent)
     return out.to(dtype)
 
 
@@ -117,10 +118,6 @@ def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor, aggr: str, limits: tuple[
     beneath = out < least * (1 - _ROUNDING)
     out = torch.where(beneath if aggr == "powermean" else beneath & ~empty, least, out)
     return torch.where(out > greatest * (1 + _ROUNDING), greatest, out)
-
-
-def _exponent(y: float | Tensor, num_dst: int) -> Tensor:
-    return _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
 
 
 def _spread(scalar: Tensor, num_dst: int) -> Tensor:

@@ -120,16 +120,6 @@ def _conjugate(rows: Tensor, parts: int) -> Tensor:
     return torch.cat([first, *(-part for part in others)], dim=-1)
 
 
-def _complex_back(tails: Tensor, relations: Tensor) -> Tensor:
-    # Re(h r conj(t)) = Re(h conj(conj(r) t))
-    return _complex_product(tails, _conjugate(relations, 2))
-
-
-def _complex_between(heads: Tensor, tails: Tensor) -> Tensor:
-    # Re(h r conj(t)) = Re(r conj(conj(h) t))
-    return _complex_product(_conjugate(heads, 2), tails)
-
-
 def _simple_tails(heads: Tensor, relations: Tensor) -> Tensor:
     """Make queries for half of <head as head, r, tail as tail> + <tail as head, inverse r, head as tail>."""
     (as_head, as_tail), (forth, back) = heads.chunk(2, -1), relations.chunk(2, -1)
@@ -150,10 +140,6 @@ def _rotate(heads: Tensor, phases: Tensor) -> Tensor:
     return _complex_product(heads, torch.cat([phases.cos(), phases.sin()], dim=-1))
 
 
-def _rotate_back(tails: Tensor, phases: Tensor) -> Tensor:
-    return _rotate(tails, -phases)
-
-
 def _hamilton(a: Tensor, b: Tensor) -> Tensor:
     """Multiply rows of quaternions."""
     (a1, ai, aj, ak), (b1, bi, bj, bk) = a.chunk(4, -1), b.chunk(4, -1)
@@ -165,28 +151,18 @@ def _unit(relations: Tensor) -> Tensor:
     return relations / modulus(relations, 4).repeat(*[1] * (relations.dim() - 1), 4)
 
 
-def _turn(heads: Tensor, relations: Tensor) -> Tensor:
-    return _hamilton(heads, _unit(relations))
-
-
-def _turn_back(tails: Tensor, relations: Tensor) -> Tensor:
-    # <h r, t> = <h, t conj(r)>
-    return _hamilton(tails, _conjugate(_unit(relations), 4))
-
-
-def _turn_between(heads: Tensor, tails: Tensor) -> Tensor:
-    # <h r, t> = <r, conj(h) t>
-    return _hamilton(_conjugate(heads, 4), tails)
-
-
 # Models by name.
 MODELS = {model.name: model for model in (
     TripleModel("transe", operator.add, operator.sub, "l1"),
     TripleModel("distmult", operator.mul, operator.mul, "dot", query_relations=operator.mul),
-    TripleModel("complex", _complex_product, _complex_back, "dot", 2, 2, _complex_between),
+    # Re(h r conj(t)) = Re(h conj(conj(r) t)) = Re(r conj(conj(h) t))
+    TripleModel("complex", _complex_product, lambda t, r: _complex_product(t, _conjugate(r, 2)), "dot", 2, 2,
+                lambda h, t: _complex_product(_conjugate(h, 2), t)),
     TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2, _simple_between),
-    TripleModel("rotate", _rotate, _rotate_back, "modulus", 2, 1),
-    TripleModel("quate", _turn, _turn_back, "dot", 4, 4, _turn_between, _unit))}
+    TripleModel("rotate", _rotate, lambda t, phases: _rotate(t, -phases), "modulus", 2, 1),
+    # <h r, t> = <h, t conj(r)> = <r, conj(h) t>
+    TripleModel("quate", lambda h, r: _hamilton(h, _unit(r)), lambda t, r: _hamilton(t, _conjugate(_unit(r), 4)), "dot",
+                4, 4, lambda h, t: _hamilton(_conjugate(h, 4), t), _unit))}
 
 
 def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: int, *, margin: float, scale: float,

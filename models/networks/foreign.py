@@ -5,7 +5,6 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +132,6 @@ def tiny_typed_graph(ends: Sequence[tuple[int, int]], num_types: int, num_column
     return x, edge_index[:, order].contiguous(), edge_attr[order]
 
 
-@dataclass(frozen=True)
-class Tried:
-    """The result of a first call.
-
-    Attributes:
-        bytes_per_edge: size of the largest tensor with a row for each edge, divided by the number of edges.
-    """
-
-    bytes_per_edge: int
-
-
 @contextlib.contextmanager
 def naming_failures(name: str, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Iterator[None]:
     """Turn what a foreign forward raises into one line. A lack of memory and errors of this program stay as they are.
@@ -201,8 +189,10 @@ def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_traine
 def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int, edge_dim: int | None,
                 node_tables: Sequence[int] | None = None, edge_tables: Sequence[int] | None = None,
                 num_categories: int = 0, num_relations: int = 0, ends: Sequence[tuple[int, int]] | None = None,
-                num_rows: int | None = None, trains: bool = False) -> Tried:
-    """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
+                num_rows: int | None = None, trains: bool = False) -> int:
+    """Call a model on a tiny graph; return the bytes of a row of the largest tensor with a row for each edge.
+
+    The call also gives lazy parameters their shapes.
 
     Args:
         name: name of the model in messages.
@@ -248,7 +238,7 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
                 call().sum().backward()
     finally:
         model.train(was_training)
-    return Tried(largest.bytes_per_row if ends is not None else largest.bytes // NUM_EDGES)
+    return largest.bytes_per_row if ends is not None else largest.bytes // NUM_EDGES
 
 
 def _tiny_inputs(num_columns: int, edge_dim: int | None, node_tables: Sequence[int] | None,

@@ -189,8 +189,9 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
     for value in values:
         if value.strip("'\"") not in members:
+            near = difflib.get_close_matches(value, members, n=1)
             raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}"
-                             f"{_did_you_mean(value, members)}")
+                             f"{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def shorten(members: list[str]) -> list[str]:
@@ -238,8 +239,3 @@ def _nearest(name: str, names: list[str]) -> list[str]:
 
     best = max((likeness(known) for known in names), default=(0.0, 0.0))
     return [known for known in names if likeness(known) == best] if best[0] > 0.7 else []
-
-
-def _did_you_mean(value: str, members: list[str]) -> str:
-    near = difflib.get_close_matches(value, members, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -71,7 +71,8 @@ def describe(folder: Path) -> str:
     if len(metrics) > 1:
         return f"{text}; their metrics differ: {', '.join(sorted(metrics))}"
     metric = metrics.pop()
-    if len({_without_seed(summary["command"]) for summary in results.values()}) == 1:
+    if len({tuple(argument for argument in shlex.split(summary["command"]) if not argument.startswith("seed="))
+            for summary in results.values()}) == 1:
         scores = [f"{name}{metric} {mean_and_std([summary[key] for summary in results.values()])}"
                   for name, key in _scores(next(iter(results.values())))]
         return f"{text}; {', '.join(scores)}{' (mean ± standard deviation)' if len(results) > 1 else ''}"
@@ -96,7 +97,3 @@ def _read_summary(folder: Path) -> dict | None:
     except DamagedFile:
         return None
     return summary if {"metric", "command"} <= summary.keys() else None
-
-
-def _without_seed(command: str) -> tuple[str, ...]:
-    return tuple(argument for argument in shlex.split(command) if not argument.startswith("seed="))

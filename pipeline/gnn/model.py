@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.aggregate import backend
 from parallel_epochs.models.networks import custom
 from parallel_epochs.models.networks.custom import CustomModel
-from parallel_epochs.models.networks.foreign import Tried, try_forward
+from parallel_epochs.models.networks.foreign import try_forward
 from parallel_epochs.models.networks.heads import find_head
 from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
@@ -120,13 +120,13 @@ def try_model(kind: Kind, data: Data, task: Task, machine: estimate.Machine) -> 
     """
     with torch.random.fork_rng():
         model = construct(kind.config, **_sizes(kind, data, task))
-        tried = _try(kind, model, data, task, trains=True)
+        bytes_per_edge = _try(kind, model, data, task, trains=True)
     if kind.config.evaluation.is_exact and kind.is_one_graph and not (
             isinstance(model, PyGModel) and model.splits()):
-        estimate.check_whole_graph(data.num_edges, tried.bytes_per_edge, machine)
+        estimate.check_whole_graph(data.num_edges, bytes_per_edge, machine)
 
 
-def _try(kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False) -> Tried:
+def _try(kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False) -> int:
     config = kind.config
     with naming_keys(config):
         return try_forward(model, str(model.title), out_channels=task.out_channels,

@@ -5,7 +5,8 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import RandomNodeLoader
 
+from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
 from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.graph import store
-from parallel_epochs.pipeline.graph.partition import random_partition
+from parallel_epochs.pipeline.graph.partition import Partition, random_partition
 from parallel_epochs.pipeline.graph.stream import LIBRARY, ClusterStream
 from parallel_epochs.pipeline.graph.subgraph import LIBRARY as SUBGRAPH, induced_subgraph
 from parallel_epochs.pipeline.names import MASKS
@@ -103,27 +105,25 @@ def _open(path: Path) -> Data:
     return data
 
 
-def _from_store(path: Path, num_parts: int) -> int:
+def _epoch(batches_of: Callable[[Data, Partition, Path], Iterable[Data]], path: Path, num_parts: int) -> int:
+    """Go through the batches of a random partition of the graph, and count their edges."""
     data = _open(path)
     partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
-    return _count(ClusterStream(data, spill=path.parent).induce(partition, range(num_parts)))
+    return sum(batch.num_edges for batch in batches_of(data, partition, path))
 
 
-def _in_memory(path: Path, num_parts: int) -> int:
-    data = _open(path)
-    partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
-    return _count(induced_subgraph(data, partition.nodes(part), dtype=torch.int64) for part in range(num_parts))
+def _from_store(data: Data, partition: Partition, path: Path) -> Iterable[Data]:
+    return ClusterStream(data, spill=path.parent).induce(partition, range(partition.num_parts))
 
 
-def _by_pyg(path: Path, num_parts: int) -> int:
-    data = _open(path)
+def _in_memory(data: Data, partition: Partition, _: Path) -> Iterable[Data]:
+    return (induced_subgraph(data, partition.nodes(part), dtype=torch.int64) for part in range(partition.num_parts))
+
+
+def _by_pyg(data: Data, partition: Partition, _: Path) -> Iterable[Data]:
     plain = Data(x=data.x, edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, y=data.y,
                  num_nodes=data.num_nodes)
-    return _count(RandomNodeLoader(plain, num_parts=num_parts, shuffle=True))
-
-
-def _count(batches: Iterable[Data]) -> int:
-    return sum(batch.num_edges for batch in batches)
+    return RandomNodeLoader(plain, num_parts=partition.num_parts, shuffle=True)
 
 
 def _read_all(path: Path, num_parts: int) -> int:
@@ -139,7 +139,8 @@ def _read_all(path: Path, num_parts: int) -> int:
 
 
 # The ways to read an epoch, and those of them that begin with files outside the system's cache.
-WAYS = {"bare read": _read_all, "store": _from_store, "memory": _in_memory, "pyg": _by_pyg}
+WAYS = {"bare read": _read_all, "store": partial(_epoch, _from_store), "memory": partial(_epoch, _in_memory),
+        "pyg": partial(_epoch, _by_pyg)}
 FROM_DISK = ("bare read", "store")
 
 
@@ -172,9 +173,8 @@ def write_random_graph(path: Path, num_nodes: int, num_edges: int, edge_channels
 
 def _write_edges(files: dict[str, store.ArrayFile], indptr: np.ndarray, rng: np.random.Generator, edge_channels: int,
                  num_edges: int, dtype: np.dtype) -> None:
-    row, num_nodes = 0, len(indptr) - 1
-    while row < num_nodes:
-        last = max(int(np.searchsorted(indptr, indptr[row] + DRAWN, side="right")) - 1, row + 1)
+    num_nodes = len(indptr) - 1
+    for row, last in cut_into_blocks(torch.from_numpy(indptr), DRAWN):
         begin, end = int(indptr[row]), int(indptr[last])
         dst = np.repeat(np.arange(row, last), np.diff(indptr[row:last + 1]))
         both = dst * num_nodes + rng.integers(num_nodes, size=end - begin)
@@ -182,7 +182,6 @@ def _write_edges(files: dict[str, store.ArrayFile], indptr: np.ndarray, rng: np.
         files["edges"].write(begin, (both % num_nodes).astype(dtype))
         files["edges"].write(num_edges + begin, dst.astype(dtype))
         files["edge_attr"].write(begin * edge_channels, rng.random((end - begin, edge_channels), dtype=np.float32))
-        row = last
 
 
 def _compare(path: Path, num_parts: int, spill: Path) -> None:

@@ -36,16 +36,10 @@ def bench_graphs(num_batches: int = 50, batch_size: int = 32, layers: int = 7, c
         assert_same_batch(next(loader.batches_of(drawn, [place])), graphs, drawn, place)
     common = {"num_graphs": len(learned), "batch_size": batch_size}
 
-    def load_theirs():
-        for _ in DataLoader(learned, batch_size=batch_size, shuffle=True):
-            pass
-
-    def load_ours():
-        for _ in loader.batches(0, Share()):
-            pass
-
-    write_row({"bench": "graphs", "what": "batches of an epoch", "num_batches": drawn.num_parts,
-               **common, **side_by_side(load_theirs, load_ours, repeat)})
+    theirs = DataLoader(learned, batch_size=batch_size, shuffle=True)
+    write_row({"bench": "graphs", "what": "batches of an epoch", "num_batches": drawn.num_parts, **common,
+               **side_by_side(lambda: [None for _ in theirs], lambda: [None for _ in loader.batches(0, Share())],
+                              repeat)})
     steps = _training_steps(data, graphs, loader, drawn, layers, channels, num_batches)
     write_row({"bench": "graphs", "what": f"training steps {layers}x{channels}",
                "num_batches": min(num_batches, drawn.num_parts), **common, **side_by_side(*steps, repeat)})

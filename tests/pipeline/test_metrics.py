@@ -10,7 +10,7 @@ from parallel_epochs.models.aggregate import reference
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import RANKS, check_finite, count_by_score, hits, link_ranking, rocauc
+from parallel_epochs.pipeline.metrics import RANKS, check_finite, count_by_score, link_metric, link_ranking, rocauc
 from parallel_epochs.scripts.report.curve_section import precision_recall, reliability, roc
 from tests.helpers import building as build
 from tests.helpers.graphs import random_graph, task_graph
@@ -152,6 +152,6 @@ def test_links_are_ranked_as_by_counting():
     positive, negative = (torch.randn(size, generator=rng).round(decimals=1) for size in (40, 60))
     found = link_ranking(positive, negative)
     assert list(found) == ["mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50"]
-    assert all(found[f"hits@{k}"] == hits(positive, negative, k) for k in RANKS if k <= 60)
+    assert all(found[f"hits@{k}"] == link_metric(f"hits@{k}", positive, negative) for k in RANKS if k <= 60)
     own = link_ranking(positive, negative.repeat(40, 1))  # each has its own, which are the same
     assert own == pytest.approx(found)
