@@ -8,8 +8,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs wheel \
-	gpu-packages
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs wheel sdist \
+	gpu-packages test-newest test-oldest
 
 # The default run, set-up included.
 train: $(VENV)/.installed
@@ -51,6 +51,22 @@ test-slurm: $(VENV)/.installed-test
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu
 
+# A fresh environment: the wheel, and what pip gives it without constraints. torch for CUDA comes along, 6 GB in all,
+# which are deleted in the end. After a failure they stay in build/newest.
+test-newest: wheel
+	rm -rf build/newest && $(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --quiet --no-cache-dir "parallel-epochs[test] @ file://$$(ls -t $(CURDIR)/dist/*.whl | head -n 1)"
+	cd build/newest && bin/parallel-epochs train hydra.run.dir=first && bin/parallel-epochs predict run=first predictions=first.pt
+	build/newest/bin/python -m pytest -n 2 --dist worksteal
+	rm -rf build/newest
+
+# The same tests with the oldest versions that pyproject.toml allows, in build/oldest.
+test-oldest:
+	rm -rf build/oldest && $(PYTHON) -m venv build/oldest
+	build/oldest/bin/python -m pip install --quiet -c .ci/oldest.txt -e .[test]
+	build/oldest/bin/python -m pytest -n 2 --dist worksteal
+	rm -rf build/oldest
+
 # The packages that a machine with a GPU, torch and PyG may lack, for its Python 3.12: 11 MB in build/gpu-packages.
 # One of them has no wheel, and is Python alone.
 GPU_PACKAGES := hydra-core omegaconf pymetis ogb outdated littleutils beartype pytest-timeout
@@ -88,6 +104,10 @@ wheel: $(VENV)/.installed-test
 	PARALLEL_EPOCHS_KERNELS=build/kernels PARALLEL_EPOCHS_TARGET=$(TARGET) $(BIN)/python -m pip wheel --quiet \
 		--disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls -l dist
+
+# The sources as a package, dist/*.tar.gz. pip compiles no kernel when it installs them; they are compiled on first use.
+sdist: $(VENV)/.installed-test
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; print(build_sdist('dist'))"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -14,12 +14,15 @@ They are imported when they are first used, as torch and PyG take seconds.
 """
 
 import os
+import warnings
 from typing import Any
 
 # How long (in turns of a loop, 0.2 ms in all) an OpenMP thread with nothing to do waits before it sleeps. libgomp's
 # own 300,000 make a model's step ten times slower as soon as another process takes a core. Read once, when torch is
 # imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# PyG calls torch.jit.script when it is imported. torch 2.14 warns that it is deprecated, which no user of PyG can mend.
+warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is ", FutureWarning)
 
 _MODULES = {"api": ("Stopped", "embed", "train"), "model": ("Model", "Result", "evaluate", "load", "predict"),
             "library": ("ClusterLoader", "GradientSync", "NeighborLoader", "partition")}

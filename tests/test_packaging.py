@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -52,6 +54,27 @@ def test_configurations_name_modules_by_the_packages_name():
     short = re.compile(r"^[^#\n]*[ :'\"](?:pipeline|models|scripts)\.\w.*$", re.MULTILINE)
     files = (ROOT / "conf").rglob("*.yaml")
     assert not {file.name: found for file in files if (found := short.findall(file.read_text()))}
+
+
+def test_containers_name_extras_and_folders_that_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    for file in sorted((ROOT / "deploy").glob("*.Dockerfile")):
+        text = file.read_text()
+        assert set(re.search(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)[1].split(",")) <= extras.keys()
+        assert f"-f deploy/{file.name} " in text and "constraints.txt" in text
+    needed = {"README.md", "LICENSE", "constraints.txt", "setup.py", "conf", "models", "parallel_epochs", "pipeline",
+              "scripts"}
+    assert not needed & set(ignored) and all((ROOT / name).exists() for name in needed)
+
+
+def test_a_release_has_the_tag_of_its_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    check = [sys.executable, "-I", ROOT / ".ci" / "version.py"]
+    assert subprocess.run([*check, f"v{version}"]).returncode == 0
+    wrong = subprocess.run([*check, "v0.0"], capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert wrong.stderr == f"the tag is v0.0, and pyproject.toml has version {version}: tag v{version}\n"
 
 
 @pytest.mark.slow
