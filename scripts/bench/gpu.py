@@ -18,9 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import yaml
@@ -32,6 +31,8 @@ from parallel_epochs.scripts.bench.measure import four_digits, say
 
 GROUPS = ("step", "vectors", "knowledge")
 ROOT = Path(__file__).resolve().parents[2]
+# Seconds of a row whose time does not count.
+FIRST = 90
 # Options of a row in miniature.
 FEW, TINY = ("--num-nodes", "300", "--num-edges", "3000"), ("data.num_nodes=1000", "data.num_edges=8000")
 # The numbers of a row that the table shows, if the row has them.
@@ -53,7 +54,8 @@ class Row:
         read: turns standard output and the folder of the run into dictionaries of numbers.
         compared: name of an earlier row; this one shows how many times as fast it is, and whether its
             weights are the same.
-        timed: whether its time counts. Neighbouring rows whose time does not count run at the same time.
+        turn: "first" for rows whose time does not count, which all run at the same time before the others; "alone";
+            or "beside" for a run on two cores, one after the other while the rows of the GPU run.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Row:
     instead: tuple[str, ...] = ()
     read: Callable[[str, Path], list[dict]] = lambda output, folder: []
     compared: str = ""
-    timed: bool = True
+    turn: str = "alone"
 
 
 def read_csv(output: str, folder: Path) -> list[dict]:
@@ -79,19 +81,27 @@ def read_csv(output: str, folder: Path) -> list[dict]:
 
 
 def read_run(output: str, folder: Path) -> list[dict]:
-    """Read the numbers of a training run: the fastest round counts, as the first one compiles kernels."""
-    summary = json.loads((folder / "summary.json").read_text())
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rounds = [record for record in records if record["kind"] == "round"]
+    """Read the numbers of a training run, also of one that was cut off: the fastest round counts, as the first one
+    compiles kernels.
+    """
+    found = folder / "summary.json"
+    summary = json.loads(found.read_text()) if found.exists() else {"peak_memory_bytes": 0}
+    rounds = [record for record in _read_metrics(folder) if record["kind"] == "round"]
     best = min(rounds, key=lambda record: record["seconds"])
     waited = 1 - best.get("hidden", 1.0)
     rates = {f"{name}_per_s": four_digits(best[f"num_{name}"] / best["seconds"]) for name in ("pairs", "triples")
              if f"num_{name}" in best}
     return [{"epoch_s": four_digits(best["seconds"]), "drawing_s": four_digits(best["draw_seconds"]), **rates,
-             "waited": round(waited * best["draw_seconds"] / best["seconds"], 4), "valid": summary["best_valid"],
-             "test": summary["test"],
-             "loss": best["loss"], "gpu_mib": round(summary["peak_memory_bytes"] / 2**20), "kernel": summary["kernel"],
-             "rounds": len(rounds), "weights_sha256": summary["weights_sha256"]}]
+             "waited": round(waited * best["draw_seconds"] / best["seconds"], 4), "loss": best["loss"],
+             "gpu_mib": round(summary["peak_memory_bytes"] / 2**20), "rounds": len(rounds),
+             **{name.removeprefix("best_"): summary.get(name) for name in (
+                 "best_valid", "test", "kernel", "weights_sha256")}}]
+
+
+def _read_metrics(folder: Path) -> list[dict]:
+    """Read the records of a run; the last one may be cut off."""
+    lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 def read_vectors(output: str, folder: Path) -> list[dict]:
@@ -104,14 +114,14 @@ def read_vectors(output: str, folder: Path) -> list[dict]:
 
 def read_minute(output: str, folder: Path) -> list[dict]:
     """Read a training run, and its validation metric after at most a minute."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    soon = [record["valid"] for record in records if "valid" in record and record["wall_seconds"] <= 60]
+    soon = [record["valid"] for record in _read_metrics(folder) if "valid" in record and record["wall_seconds"] <= 60]
     return [found | {"at_60_s": max(soon, default=0.0)} for found in read_run(output, folder)]
 
 
 def read_tests(output: str, folder: Path) -> list[dict]:
-    """Read the last line of pytest's."""
-    return [{"tests": next((line.strip("= ") for line in reversed(output.splitlines()) if " passed" in line), "none")}]
+    """Read the last line of pytest's; of tests that were cut off, count those that passed."""
+    lines = (line.strip("= ") for line in reversed(output.splitlines()) if " passed" in line)
+    return [{"tests": next(lines, f"{output.count('PASSED')} passed until it was ended")}]
 
 
 def _number(text: str) -> float | str:
@@ -135,15 +145,14 @@ def _train(name: str, seconds: int, *overrides: str, group: str = "step", comman
 
 
 def _test(name: str, file: str, chosen: str) -> Row:
-    tests = ("pytest", "-p", "no:cacheprovider", "-W", "ignore")
-    return Row(name, "step", 100, (*tests, "-m", "not exhaustive", "tests/helpers/" + file),
-               instead=(*tests, "-m", "not exhaustive", "tests/helpers/" + file, "-k", chosen, "--maxfail=1"),
-               read=read_tests, timed=False)
+    tests = "pytest", "-v", "-p", "no:cacheprovider", "-W", "ignore", "-m", "not exhaustive", "tests/helpers/" + file
+    return Row(name, "step", FIRST, tests, instead=(*tests, "-k", chosen, "--maxfail=1"), read=read_tests,
+               turn="first")
 
 
 def _data(name: str, *what: str, group: str = "vectors") -> Row:
-    return Row(name, group, 60, ("scripts.bench.gpu_data", "{cache}", *what, "--given", "{given}"), ("--scale", "0.02"),
-               timed=False)
+    return Row(name, group, FIRST, ("scripts.bench.gpu_data", "{cache}", *what, "--given", "{given}"),
+               ("--scale", "0.02"), turn="first")
 
 
 FLAGSHIP = ("+experiment=ogbn_proteins", "data=synthetic_proteins", f"data.num_nodes={PROTEINS[0]}",
@@ -154,52 +163,54 @@ POINTS = ("trainer=layout", "data=vectors", "trainer.neighbors=exact", "trainer.
           "trainer.perplexity=5", "train.epochs=5", "train.eval_every=5")
 TWO_CORES = ("device=cpu", "parallel.threads_per_rank=2")
 # An evaluation is not part of an epoch: there is one, at the end.
-EPOCHS = ("train.epochs=3", "train.eval_every=3")
+EPOCHS = ("train.epochs=2", "train.eval_every=2")
 TINY_FLAGSHIP = (*TINY, "model.num_layers=3")
+# Together with the longest of the first rows, those of the GPU take at most eight minutes.
 ROWS: tuple[Row, ...] = (
     _test("kernels of sums", "triton_cases.py", "nothing_to_aggregate"),
     _test("kernels of attention", "triton_attention_cases.py", "graphs_without_edges"),
     _test("kernels of messages", "triton_messages_cases.py", "ties_divide"),
     _test("kernels of pairs in tiles", "triton_tiles_cases.py", "stay_apart"),
-    Row("training, stopping and resuming", "step", 100,
-        ("pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "-k", "not cases"),
+    _test("kernels of rows far away", "triton_gather_cases.py", "bfloat16"),
+    Row("training, stopping and resuming", "step", FIRST,
+        ("pytest", "-v", "-n", "6", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "-k", "not cases"),
         instead=("pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "--collect-only"),
-        read=read_tests, timed=False),
-    _train("the graph of the flagship", 100, *FLAGSHIP, command="prepare", small=TINY, timed=False),
-    _bench("layers", 70, "convs", "--cases", "GCNConv", "SAGEConv", "GATv2Conv, 4 heads, features",
-           small=(*FEW, "--cases", "SAGEConv")),
-    _bench("step", 70, "step", "--pyg-layers", "14", "--layers", "112",
-           small=(*FEW, "--pyg-layers", "3", "--layers", "4")),
-    _train("epoch of the flagship", 60, *FLAGSHIP, *EPOCHS, small=TINY_FLAGSHIP),
-    _train("epoch of the flagship without CUDA graphs", 60, *FLAGSHIP, *EPOCHS, "train.cuda_graph=false",
-           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
-    _train("epoch of the flagship with clusters from the CPU", 60, *FLAGSHIP, *EPOCHS, "data.device=cpu",
-           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
-    _bench("aggregation", 60, "aggregate", small=(*FEW, "--eager")),
+        read=read_tests, turn="first"),
+    _train("the graph of the flagship", FIRST, *FLAGSHIP, command="prepare", small=TINY, turn="first"),
     _data("data of vectors", "blogcatalog", "million"),
-    _train("vectors of BlogCatalog", 40, "+experiment=deepwalk_blogcatalog", "data.path={cache}/blogcatalog.mat",
+    _data("data of knowledge and layouts", "triples", "points", group="knowledge"),
+    _train("relations of arithmetic", FIRST, "trainer=knowledge", "data=math", "train.epochs=2", group="knowledge",
+           small=("train.epochs=1",), turn="first"),
+    _bench("layers", 25, "convs", "--cases", "GCNConv", "SAGEConv", "GATv2Conv, 4 heads, features",
+           small=(*FEW, "--cases", "SAGEConv")),
+    _bench("step", 30, "step", "--pyg-layers", "14", "--layers", "112",
+           small=(*FEW, "--pyg-layers", "3", "--layers", "4")),
+    _train("epoch of the flagship", 35, *FLAGSHIP, *EPOCHS, small=TINY_FLAGSHIP),
+    _train("epoch of the flagship without CUDA graphs", 28, *FLAGSHIP, *EPOCHS, "train.cuda_graph=false",
+           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
+    _train("epoch of the flagship with clusters from the CPU", 33, *FLAGSHIP, *EPOCHS, "data.device=cpu",
+           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
+    _bench("aggregation", 22, "aggregate", small=(*FEW, "--eager")),
+    _train("vectors of BlogCatalog", 22, "+experiment=deepwalk_blogcatalog", "data.path={cache}/blogcatalog.mat",
            group="vectors", small=("train.epochs=1",), read=read_vectors),
-    _train("vectors of BlogCatalog on two cores", 40, "+experiment=deepwalk_blogcatalog", *TWO_CORES,
+    _train("vectors of BlogCatalog on two cores", 60, "+experiment=deepwalk_blogcatalog", *TWO_CORES,
            "data.path={cache}/blogcatalog.mat", group="vectors", small=("train.epochs=1",),
-           compared="vectors of BlogCatalog"),
-    _train("vectors of a million nodes", 80, *VECTORS, "data.path={cache}/million.npy", group="vectors",
+           compared="vectors of BlogCatalog", turn="beside"),
+    _train("vectors of a million nodes", 32, *VECTORS, "data.path={cache}/million.npy", group="vectors",
            small=("train.epochs=1", "trainer.episode_size=1000"), read=read_vectors),
-    Row("sampled batches from the CPU and the GPU", "vectors", 120,
+    Row("sampled batches from the CPU and the GPU", "vectors", 30,
         ("scripts.bench", "batches", "--device", "{device}"),
         (*FEW, "--steps", "3", "--channels", "8", "--batch-size", "20"), read=read_csv),
-    _train("relations of arithmetic", 40, "trainer=knowledge", "data=math", "train.epochs=2", group="knowledge",
-           small=("train.epochs=1",)),
-    _data("data of knowledge and layouts", "triples", "points", group="knowledge"),
-    _train("ComplEx of 1000 numbers on FB15k-237", 120, "+experiment=complex_fb15k237", "trainer.dim=2000",
+    _train("ComplEx of 1000 numbers on FB15k-237", 66, "+experiment=complex_fb15k237", "trainer.dim=2000",
            "data.folder={cache}/triples", "train.epochs=60", group="knowledge", read=read_minute,
            small=("train.epochs=5", "trainer.dim=8")),
     *(_train(f"layout of {name}{where}", seconds, *overrides, *device, group="knowledge", small=("train.epochs=1",),
-             compared=f"layout of {name}" if where else "")
-      for name, seconds, overrides in (
-          ("digits", 40, ("trainer=layout", "data=digits", "train.epochs=25")),
-          ("a million points", 120, (*POINTS, "data.path={cache}/points.npy")))
-      for where, device in (("", ()), (" on two cores", TWO_CORES))),
-    _train("epoch of the flagship in bf16", 60, *FLAGSHIP, *EPOCHS, "train.precision=bf16", group="knowledge",
+             **({"compared": f"layout of {name}", "turn": "beside"} if where else {}))
+      for name, seconds, slow, overrides in (
+          ("digits", 12, 30, ("trainer=layout", "data=digits", "train.epochs=25")),
+          ("a million points", 25, 150, (*POINTS, "data.path={cache}/points.npy")))
+      for where, device, seconds in (("", (), seconds), (" on two cores", TWO_CORES, slow))),
+    _train("epoch of the flagship in bf16", 28, *FLAGSHIP, *EPOCHS, "train.precision=bf16", group="knowledge",
            small=TINY_FLAGSHIP, compared="epoch of the flagship"),
 )
 
@@ -228,10 +239,19 @@ def bench_gpu(out: str = "build/gpu", group: tuple[str, ...] = (), rows: tuple[s
         raise ValueError(f"--rows {' '.join(rows)}: no row has such a name; there are "
                          f"{'; '.join(row.name for row in ROWS)}")
     table = Table(Path(out).absolute(), place.type, small, time.monotonic() + seconds, Path(given).absolute())
-    for timed, neighbours in groupby(chosen, lambda row: row.timed):
-        with ThreadPoolExecutor(1 if timed else 8) as pool:
-            for row, result in pool.map(lambda row: (row, table.run(row)), neighbours):
-                table.save(row, result)
+    with ThreadPoolExecutor(10) as pool:
+        runs = {row: pool.submit(table.run, row) for row in chosen if row.turn == "first"}
+        for run in as_completed(runs.values()):
+            table.save(next(row for row in runs if runs[row] is run), run.result())
+    with ThreadPoolExecutor(1) as pool:
+        runs = {row: pool.submit(table.run, row) for row in chosen if row.turn == "beside"}
+        for row in chosen:
+            if row.turn == "alone":
+                table.save(row, table.run(row))
+            for other in [other for other in runs if runs[other].done() and other.compared in table.results]:
+                table.save(other, runs.pop(other).result())
+        for row, run in runs.items():
+            table.save(row, run.result())
     if failed := [name for name, result in table.results.items() if "failed" in result[0]]:
         raise ValueError(f"{len(failed)} of {len(chosen)} rows failed: {', '.join(failed)}; see {out}/table.md")
 
@@ -317,8 +337,10 @@ class Table:
         """Return the environment of a row: tests of kernels see the GPU, or Triton interprets them."""
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         kernels = {"TESTS_SEE_GPUS": "1"} if self.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
-        if self.device == "cpu" and "pytest" in row.command:
-            kernels |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        if "pytest" in row.command:  # such a machine lacks packages of modules whose shapes would be checked
+            kernels |= {"CHECK_SHAPES": "0"}
+            if self.device == "cpu":
+                kernels |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **kernels}
 
 

@@ -148,16 +148,34 @@ def test_every_row_of_the_gpu_runs_in_miniature_without_one(tmp_path):
     assert all("passed" in row["tests"] for row in found if row["row"].startswith("kernels")), found
 
 
+def test_the_rows_of_the_gpu_fit_eight_minutes_():
+    assert gpu.FIRST + sum(row.seconds for row in gpu.ROWS if row.turn == "alone") <= 480
+    assert all(row.seconds == gpu.FIRST for row in gpu.ROWS if row.turn == "first")
+    assert {row.compared for row in gpu.ROWS} <= {"", *(row.name for row in gpu.ROWS if row.turn == "alone")}
+
+
+def test_a_run_that_was_cut_off_keeps_its_rounds(tmp_path):
+    rounds = [{"kind": "round", "seconds": 2.0, "draw_seconds": 1.0, "hidden": 0.5, "loss": 3.0, "wall_seconds": 9.0,
+               "valid": 0.25}, {"kind": "partition"}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rounds)) + '\n{"kind": "rou')
+    (found,) = gpu.read_minute("", tmp_path)
+    assert (found["epoch_s"], found["waited"], found["at_60_s"], found["test"]) == (2.0, 0.25, 0.25, None)
+
+
 def test_a_row_that_fails_says_why_and_the_next_one_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "ROWS", (
-        gpu.Row("slow", "step", 1, ("timeit", "-n", "1", "-s", "import time; print('begun')", "time.sleep(60)")),
+        gpu.Row("slow", "step", 1, ("timeit", "-n", "1", "-s", "import time; print('begun')", "time.sleep(60)"),
+                read=gpu.read_tests),
+        gpu.Row("on two cores", "step", 60, ("calendar", "2001", "1"), compared="good", turn="beside"),
         gpu.Row("broken", "vectors", 60, ("json.tool", "{out}/none.json")),
         gpu.Row("good", "vectors", 60, ("calendar", "2000", "2"), read=lambda output, folder: [{"valid": output[:8]}])))
-    with pytest.raises(ValueError, match=r"2 of 3 rows failed: slow, broken; see .*table\.md"):
+    with pytest.raises(ValueError, match=r"2 of 4 rows failed: slow, broken; see .*table\.md"):
         gpu.bench_gpu(str(tmp_path / "all"), device="cpu")
     table = (tmp_path / "all/table.md").read_text()
     assert "| slow |  | it took longer than 1 s |" in table and "| broken |  | exit status" in table
     assert "No such file or directory" in table and "| good |  | valid " in table
+    assert "| slow |  | tests 0 passed until it was ended" in table
+    assert table.index("| good |") < table.index("| on two cores |  | seconds ")
     gpu.bench_gpu(str(tmp_path / "part"), ("2",), ("good",), device="cpu")
     assert "slow" not in (tmp_path / "part/table.md").read_text()
     for options, message in (({"group": ("9",)}, "--group 9 is unknown"), ({"rows": ("none",)}, "no row has such"),
