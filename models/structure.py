@@ -179,6 +179,20 @@ def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: i
     return _remember(_looped, edge_index, (num_src, num_dst, num_loops), sort)
 
 
+def _sort_with_loops(edge_index: EdgeIndex, num_src: int, num_dst: int, num_loops: int) -> Structure:
+    """Compute :func:`find_structure_with_loops` of edges that are in order, without waiting for the device.
+
+    The removed self-loops lie behind the last edge that a pointer counts, by source too.
+    """
+    src, dst = append_loops(edge_index, num_dst, num_loops)
+    found: list[Tensor] = []
+    for key, other, size in ((dst, src, num_dst), (torch.where(dst < num_dst, src, num_src), dst, num_src)):
+        keys, position = key.sort(stable=True)
+        ptr = torch.searchsorted(keys, torch.arange(size + 1, device=key.device))
+        found += [part.to(key.dtype) for part in (ptr, other[position], position)]
+    return Structure(*found)
+
+
 def append_loops(edge_index: Int[Tensor, "2 num_edges"], num_dst: int,
                  num_loops: int) -> Int[Tensor, "2 num_edges_and_loops"]:
     """Append a self-loop of each of the first nodes; those that are there already get the destination `num_dst`."""
@@ -220,6 +234,8 @@ class StaticEdges:
     Args:
         edge_index: edges of a batch, sorted by destination, with CSC and CSR filled.
         num_edges: room for so many edges.
+        has_loops: whether a batch may have self-loops, for layers that want to know. None: each batch is asked, which
+            waits for the device.
 
     Attributes:
         edge_index: the edges, with `num_edges` columns; after the last edge they are zero.
@@ -228,13 +244,14 @@ class StaticEdges:
         ShapeVaries: the edges are not sorted.
     """
 
-    def __init__(self, edge_index: EdgeIndex, num_edges: int):
+    def __init__(self, edge_index: EdgeIndex, num_edges: int, has_loops: Callable[[], bool] | None = None):
         given = edges.read_orders(edge_index)
         self._tensors = [*(_room_for(tensor, num_edges) for tensor in given[:4]), *map(torch.empty_like, given[4:])]
         both, perm, src, dst, indptr, rowptr = self._tensors
         out = edges.from_csc(both, indptr, num_src=rowptr.numel() - 1)
         self.edge_index = edges.fill_csr(out, perm=perm, src=src, dst=dst, rowptr=rowptr)
-        self._derived = edges.held[self.edge_index] = Derived(num_edges, indptr, edge_index)
+        self._derived = Derived(num_edges, indptr, edge_index, has_loops or (lambda: True))
+        edges.held[self.edge_index] = self._derived
         self.load(edge_index)
 
     def load(self, edge_index: EdgeIndex) -> None:
@@ -246,6 +263,11 @@ class StaticEdges:
         self._derived.load(edge_index)
         _copy_all(self._tensors, edges.read_orders(edge_index))
 
+    def touch(self) -> None:
+        """Raise the versions of all pointers, without a change."""
+        for tensor in (*self._tensors[4:], *self._derived.pointers()):
+            tensor.add_(0)
+
 
 class Derived:
     """Keeps what layers derive from edges: it computes that from the edges of each batch, and copies it to one place.
@@ -254,10 +276,11 @@ class Derived:
         num_edges: room for so many edges.
         indptr: pointers of the static edges.
         edge_index: edges of the first batch.
+        has_loops: as for :class:`StaticEdges`.
     """
 
-    def __init__(self, num_edges: int, indptr: Tensor, edge_index: EdgeIndex):
-        self.indptr, self._num_edges, self._real = indptr, num_edges, edge_index
+    def __init__(self, num_edges: int, indptr: Tensor, edge_index: EdgeIndex, has_loops: Callable[[], bool]):
+        self.indptr, self._num_edges, self._real, self._has_loops = indptr, num_edges, edge_index, has_loops
         self._looped = dict[tuple[int, ...], Structure]()
         self._loops: Tensor | None = None
 
@@ -268,12 +291,17 @@ class Derived:
             self._loops = None
             self.find_loops(edge_index.get_sparse_size(1))
         for sizes, structure in self._looped.items():
-            _copy_all(structure, find_structure_with_loops(edge_index, *sizes))
+            _copy_all(structure, _sort_with_loops(edge_index, *sizes))
+
+    def pointers(self) -> list[Tensor]:
+        """Return the pointers of the edges with self-loops."""
+        return [ptr for looped in self._looped.values() for ptr in (looped.indptr, looped.rowptr) if ptr is not None]
 
     def find_loops(self, num_nodes: int) -> Tensor:
         """Return the positions of self-loops: none, as their number would vary."""
         if self._loops is None:
-            self._loops = find_degrees(self._real, num_nodes).loops
+            self._loops = (find_degrees(self._real, num_nodes).loops if self._has_loops() else
+                           self.indptr.new_empty(0))
             if self._loops.numel():
                 raise edges.ShapeVaries(f"a layer weighs self-loops, of which a batch has {self._loops.numel():,}")
         return self._loops
@@ -281,7 +309,7 @@ class Derived:
     def find_looped(self, *sizes: Any) -> Structure:
         """Return the edges with self-loops; see :func:`models.structure.find_structure_with_loops`."""
         if sizes not in self._looped:
-            found, room = find_structure_with_loops(self._real, *sizes), self._num_edges + sizes[2]
+            found, room = _sort_with_loops(self._real, *sizes), self._num_edges + sizes[2]
             self._looped[sizes] = Structure(*(  # type: ignore[arg-type]
                 tensor if tensor is None else _room_for(tensor, tensor.numel() if name.endswith("ptr") else room)
                 for name, tensor in zip(Structure._fields, found, strict=True)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relation_table
-from parallel_epochs.models.edge_index import INT32_END, check_range
+from parallel_epochs.models.edge_index import INT32_END, check_range, room_for
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.structure import Structure
 
@@ -80,7 +80,8 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     if num_rows >= INT32_END:
         raise ValueError(f"the GPU kernel counts nodes in int32, which {num_rows:,} nodes exceed: set kernel=reference")
     num_items = num_rows + other.numel()
-    chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
+    # Edges with and without the padding of a static batch are cut at the same places.
+    chunk_items = max(MIN_CHUNK, -(-(num_rows + room_for(other.numel())) // MAX_CHUNKS))
     begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
     # `other` may go on behind the last edge that `ptr` counts. The chunks there are empty.
     cuts = torch.arange(0, num_items, chunk_items, device=ptr.device).minimum(begins[-1])

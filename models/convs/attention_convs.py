@@ -13,7 +13,7 @@ from torch_geometric.utils import is_torch_sparse_tensor, scatter
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS
-from parallel_epochs.models.edge_index import for_pyg
+from parallel_epochs.models.edge_index import for_pyg, plain_edges, refuse_held
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.attention import attention
 from parallel_epochs.models.plain import is_plain
@@ -209,6 +209,7 @@ def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"
         fill_value: a number, the features of all or of each [num_loops, edge_dim], or how the features of a node's
             incoming edges are reduced: add, sum, mean, min, max or mul.
     """
+    refuse_held(edge_index, "the features of new self-loops")  # their numbers follow those of all edges
     shape = num_loops, edge_attr.size(1)
     if isinstance(fill_value, Tensor):
         return fill_value.to(edge_attr).expand(shape)
@@ -219,8 +220,21 @@ def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"
         if int(structure.indptr[-1]) == edge_index.size(1) + num_loops:  # there were no self-loops
             return update_all(edge_index, "copy_e", REDUCTIONS[fill_value], e=edge_attr, num_src=num_src,
                               num_dst=num_dst)[:num_loops]
+    if fill_value in ("add", "sum", "mean") and edge_attr.is_cuda:
+        return _sum_in_order(edge_index, edge_attr, num_loops, fill_value, num_src, num_dst)
     index = append_loops(edge_index, num_dst, 0)[1].long()
     return scatter(edge_attr, index, 0, num_dst + 1, fill_value)[:num_loops]
+
+
+def _sum_in_order(edge_index: Tensor, edge_attr: Tensor, num_loops: int, fill_value: str, num_src: int,
+                  num_dst: int) -> Tensor:
+    """Reduce the features of incoming edges as :func:`fill_loops` does, in one order, where a scatter has any order."""
+    src, dst = plain_edges(edge_index)
+    count = find_structure_with_loops(edge_index, num_src, num_dst, num_loops).indptr.diff().float()
+    count[:num_loops] -= 1
+    share = count.clamp(min=1).reciprocal() if fill_value == "mean" else torch.ones_like(count)
+    return update_all(edge_index, "e_mul_v", "sum", e=edge_attr * (src != dst).unsqueeze(1), v=share.unsqueeze(1),
+                      num_src=num_src, num_dst=num_dst)[:num_loops]
 
 
 def list_edges(edge_index: Tensor, num_dst: int, num_loops: int | None, weights: Tensor) -> tuple[Tensor, Tensor]:

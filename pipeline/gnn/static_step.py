@@ -1,6 +1,8 @@
 """A training step on tensors that stay where they are, which a GPU replays as CUDA graphs: see train.cuda_graph."""
 
+import contextlib
 import copy
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import ShapeVaries
+from parallel_epochs.models.edge_index import ShapeVaries, room_for
 from parallel_epochs.models.structure import StaticEdges
 from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.contract import StaticTask, autocast
@@ -39,6 +41,7 @@ class CudaRecorder:
     """Captures CUDA graphs, which share their memory, as one is replayed after the other."""
 
     def __init__(self, device: torch.device):
+        self._device, self._failed = device, list[torch.cuda.CUDAGraph]()
         self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def run(self, function: Callable[[], None]) -> None:
@@ -49,12 +52,29 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Capture the work of a function without doing it."""
-        graph = torch.cuda.CUDAGraph()
-        # The thread that makes batches may go on meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            function()
+        """Capture the work of a function without doing it. If that fails, eager work can go on."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        state = torch.cuda.get_rng_state(self._device)
+        try:
+            # The thread that makes batches may go on meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                function()
+        except BaseException:
+            self._failed.append(graph)  # torch's allocator of page-locked memory goes on asking it
+            self._end_capture(before, state)
+            raise
         return graph.replay
+
+    def _end_capture(self, stream: torch.cuda.Stream, state: Tensor) -> None:
+        """Do what torch 2.11 leaves undone where a capture cannot be ended: else its stream stays the current one, its
+        allocator keeps freed memory, and its random numbers fail.
+        """
+        torch.cuda.set_stream(stream)
+        with contextlib.suppress(RuntimeError):  # the capture itself was ended
+            torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+        fresh = torch.Generator(self._device)
+        fresh.set_state(state)
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 class StaticBatch:
@@ -64,10 +84,11 @@ class StaticBatch:
         batch: the first of them, on its device.
         room: number of edges that there is room for.
         drawn: random numbers of its nodes, or none.
+        has_loops: as for :class:`models.structure.StaticEdges`.
     """
 
-    def __init__(self, batch: Data, room: int, drawn: Tensor | None):
-        self._edges, self.data = StaticEdges(batch.edge_index, room), copy.copy(batch)
+    def __init__(self, batch: Data, room: int, drawn: Tensor | None, has_loops: Callable[[], bool]):
+        self._edges, self.data = StaticEdges(batch.edge_index, room, has_loops), copy.copy(batch)
         self.data.edge_index = self._edges.edge_index
         for name, value in batch:
             if isinstance(value, Tensor) and name != "edge_index":
@@ -86,6 +107,11 @@ class StaticBatch:
             self.drawn.copy_(drawn, non_blocking=True)
 
 
+    def touch(self) -> None:
+        """Let kernels plan anew: what they planned in a capture that failed was never computed."""
+        self._edges.touch()
+
+
 class StaticStep:
     """A step of Adam on static tensors: forward and backward of each batch, the ranks' sum, and the update.
 
@@ -98,11 +124,13 @@ class StaticStep:
         scaler: of the loss; disabled unless the precision is fp16.
         max_norm: largest norm of the gradient; infinite for no clipping.
         recorder: captures the parts of a step; none runs them eagerly.
+        graph: the batches are parts of it.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: StaticTask, *,
                  device: torch.device, precision: str, scaler: torch.amp.GradScaler, max_norm: float,
-                 average: WeightAverage | None, sync: GradientSync, num_ranks: int, recorder: Recorder | None):
+                 average: WeightAverage | None, sync: GradientSync, num_ranks: int, recorder: Recorder | None,
+                 graph: Data):
         self._model, self._optimizer, self._task, self._device = model, optimizer, task, device
         self._precision, self._scaler, self._max_norm, self._average = precision, scaler, max_norm, average
         self._sync, self._num_ranks, self._recorder = sync, num_ranks, recorder
@@ -116,6 +144,7 @@ class StaticStep:
         self._now, self._round = (torch.zeros(size, dtype=torch.float64, device=device) for size in (3, 6))
         self._lr = torch.zeros((), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
         self._places = dict[int, str]()
+        self._has_loops = functools.cache(lambda: graph.has_self_loops())
 
     def forget(self) -> None:
         """Forget what was captured, since the tensors of the model or the optimizer were replaced."""
@@ -176,7 +205,7 @@ class StaticStep:
             if key in self._batches:
                 self._batches[key].load(batch, drawn)
             else:
-                static = StaticBatch(batch, key[1], drawn)
+                static = StaticBatch(batch, key[1], drawn, self._has_loops)
                 if not self._batches:
                     self._try(static)
                 self._batches[key] = static
@@ -273,7 +302,8 @@ class StaticStep:
         optimizer = self._optimizer
         kept = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"], group["capturable"] = self._lr, self._device.type == "cuda"
+            group["lr"] = self._lr
+            group["capturable"] = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         optimizer.found_inf = stays.float()  # type: ignore[attr-defined]
         try:
             optimizer.step()
@@ -296,7 +326,6 @@ class StaticStep:
 
     def _capture(self, key: tuple, function: Callable[[], None]) -> None:
         assert self._recorder is not None
-        state = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         try:
             self._replays[key] = self._recorder.capture(function)
         except Exception as error:  # of whatever kind the driver or a layer raises
@@ -304,15 +333,9 @@ class StaticStep:
             self._recorder = None
             if self._scaler.is_enabled():
                 self._scaler._per_optimizer_states.clear()  # a part of what an update has done
-            if state is not None:
-                torch.cuda.set_rng_state(state, self._device)
+            for batch in self._batches.values():
+                batch.touch()
             self.forget()
             function()
             return
         self._replays[key]()
-
-
-def room_for(num_edges: int) -> int:
-    """Return the number of edges that there is room for in a batch: at most 3 % more, so that there are few sizes."""
-    step = 1 << max(num_edges.bit_length() - 6, 6)
-    return -(-num_edges // step) * step

@@ -80,7 +80,7 @@ class GNNTrainer:
             self._static = StaticStep(
                 model, optimizer, cast(StaticTask, task), device=device, precision=precision, scaler=self._scaler,
                 max_norm=clip_grad_norm or math.inf, average=average, sync=self._sync, num_ranks=ranks.num_ranks,
-                recorder=recorder or (CudaRecorder(device) if device.type == "cuda" else None))
+                recorder=recorder or (CudaRecorder(device) if device.type == "cuda" else None), graph=loader.data)
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self.numbers: RoundNumbers | None = None

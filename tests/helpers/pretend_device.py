@@ -37,6 +37,10 @@ class OnDevice(torch.Tensor):
     def __repr__(self, **options):
         return f"OnDevice({self.held})"
 
+    def tolist(self):
+        waited["tolist"] += 1
+        return self.held.tolist()
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return compute(func, args, kwargs or {})
@@ -73,7 +77,7 @@ def compute(func, args, kwargs):
         kwargs["device"] = torch.device("cpu")
     out = func(*args, **kwargs)
     if func._schema.is_mutable and ours:
-        return ours[0]
+        return ours[0] if func._schema.returns else None
     if name == "aten::_local_scalar_dense" or asked not in (None, DEVICE):
         return out
     return tree_map(lambda value: OnDevice(value) if isinstance(value, torch.Tensor) else value, out)

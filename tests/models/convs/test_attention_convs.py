@@ -139,6 +139,15 @@ def test_dropout_is_drawn_from_torchs_state_and_only_in_training(name):
     assert_same(ours, theirs, *inputs())
 
 
+@pytest.mark.parametrize("fill_value", ["mean", "add"])
+def test_a_gpu_fills_loops_in_one_order(fill_value):
+    edge_index = torch.tensor([[0, 1, 2, 2, 3, 1, 0], [0, 0, 0, 1, 1, 2, 2]])  # node 0 has a self-loop, 3 no edges
+    attr = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    given = edge_index, attr, 4, fill_value
+    expected = attention_convs.fill_loops(*given, num_src=4, num_dst=4)
+    torch.testing.assert_close(attention_convs._sum_in_order(*given, 4, 4), expected)
+
+
 @pytest.mark.parametrize("fill_value", ["mean", "add", "min", "max", "mul"])
 def test_loops_are_filled_from_edges_that_are_none(fill_value):
     x, edge_index, edge_attr = inputs()

@@ -2,13 +2,17 @@
 
 import contextlib
 import functools
+import itertools
 import math
+import types
 
 import pytest
 import torch
 
+from parallel_epochs.models import edge_index as edges
+from parallel_epochs.models.edge_index import room_for
 from parallel_epochs.pipeline.gnn import build, optimization, static_step
-from parallel_epochs.pipeline.gnn.static_step import WARM_UP, room_for
+from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers import building
@@ -42,9 +46,11 @@ class FakeRecorder:
 
 
 @contextlib.contextmanager
-def trainer_of(configure, monkeypatch, *overrides, everything=True, is_static=False, recorder=None):
+def trainer_of(configure, monkeypatch, *overrides, everything=True, is_static=False, recorder=None,
+               edit=lambda data: None):
     config = configure(*TOY, *overrides)
     data = building.open_graph(config).data
+    edit(data)
     if everything:  # so that the usual loss has the same rows, and adds them up in the same order
         data.train_mask = torch.ones_like(data.train_mask)
     with monkeypatch.context() as patch:
@@ -53,6 +59,13 @@ def trainer_of(configure, monkeypatch, *overrides, everything=True, is_static=Fa
         trainer = building.build_trainer(config, data, torch.device("cpu"))
     with contextlib.closing(trainer):
         yield trainer
+
+
+def give_loops(data) -> None:
+    """Turn the first edge into every second node into a self-loop, and drop the features of edges."""
+    (ptr, src), _ = data.edge_index.get_csc()
+    src[ptr[:-1:2][ptr[:-1:2] < ptr[1::2]].long()] = torch.arange(0, data.num_nodes, 2, dtype=src.dtype)
+    del data.edge_attr
 
 
 def train(trainer) -> tuple:
@@ -133,6 +146,58 @@ def test_a_failed_capture_is_said_once_and_changes_nothing(configure, monkeypatc
                      "stream is capturing"]
 
 
+def test_what_a_failed_capture_planned_is_planned_anew(configure, monkeypatch):
+    """The kernels of a GPU keep their chunks by the version of pointers, and what was captured was never computed."""
+    recorder, versions = FakeRecorder(fails=True), []
+    with trainer_of(configure, monkeypatch, "partition=whole", "model=pyg", "model.conv=GATConv", edit=give_loops,
+                    is_static=True, recorder=recorder) as trainer:
+        def note(model, batch, drawn):
+            looped = [ptr for each in edges.held[batch.edge_index]._looped.values() for ptr in (each[0], each[3])]
+            pointers = [batch.edge_index._indptr, batch.edge_index._T_indptr, *looped]
+            versions.append([ptr._version for ptr in pointers])
+            return loss(model, batch, drawn)
+
+        def capture(function):
+            function()
+            raise RuntimeError("of the driver's")
+
+        loss, trainer.task.static_loss, recorder.capture = trainer.task.static_loss, note, capture
+        list(itertools.islice(trainer.steps(), 1))
+        for _ in range(3):
+            list(trainer.steps())
+            trainer.evaluate()
+    *_, captured, again = versions[:5]
+    assert len(captured) == 4 and all(a < b for a, b in zip(captured, again, strict=True)), versions
+
+
+def test_after_a_failed_capture_eager_work_goes_on(monkeypatch):
+    """Torch 2.11 ends no capture that was invalidated: neither the stream nor its allocator nor random numbers."""
+    calls = []
+    graph = types.SimpleNamespace(replay=lambda: None)
+
+    @contextlib.contextmanager
+    def capture(given, *, pool, stream, capture_error_mode):
+        assert given is graph and (pool, stream, capture_error_mode) == ("pool", "side", "thread_local")
+        calls.append("capture")
+        with contextlib.suppress(RuntimeError):
+            yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    fake = types.SimpleNamespace(
+        Stream=lambda device: "side", graph_pool_handle=lambda: "pool", CUDAGraph=lambda: graph, graph=capture,
+        current_stream=lambda device: "main", set_stream=lambda stream: calls.append(stream),
+        get_rng_state=lambda device: torch.default_generator.get_state(),
+        default_generators=[types.SimpleNamespace(graphsafe_set_state=lambda state: calls.append("random"))])
+    monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: calls.append(given), raising=False)
+    monkeypatch.setattr(torch, "Generator", lambda device: types.SimpleNamespace(
+        set_state=lambda state: None, graphsafe_get_state=lambda: None))
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    with pytest.raises(RuntimeError, match="previous error"):
+        recorder.capture(lambda: calls.append("work"))
+    assert calls == ["capture", "work", "main", (0, "pool"), "random"] and recorder._failed == [graph]
+
+
 @pytest.mark.parametrize("override, reason", [
     ("model.edge_dropout=0.5", "edge dropout"), ("kernel=reference", "a list of all edges")])
 def test_shapes_that_vary_are_said_and_run_on_the_batches(override, reason, configure, monkeypatch, caplog):
@@ -170,6 +235,26 @@ def test_room_is_little_and_for_few_sizes():
     assert [room_for(num_edges) for num_edges in (1, 64, 65)] == [64, 64, 128]
     rooms = {room_for(num_edges) for num_edges in range(780_000, 800_000, 7)}
     assert len(rooms) <= 2 and max(rooms) < 800_000 * 1.03
+    assert all(room_for(room) == room for room in {*rooms, 64, 4096, room_for(4097), room_for(2**20 - 1)})
+
+
+def test_self_loops_of_the_layer_are_put_in_their_place(configure, monkeypatch):
+    """Half of the batches' nodes have a self-loop already, and dropout is drawn by the numbers of edges and loops."""
+    overrides, found = ["model=pyg", "model.conv=GATConv", "model.dropout=0.3", "model.kwargs={dropout:0.4}"], []
+    for is_static in (False, True):
+        with trainer_of(configure, monkeypatch, *overrides, is_static=is_static, edit=give_loops) as trainer:
+            found.append(train(trainer))
+            assert not is_static or trainer._static._batches and not trainer._static._varies
+    assert found[0][:2] == found[1][:2]
+
+
+def test_features_of_new_self_loops_follow_those_of_all_edges(configure, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    overrides, found = ["model=pyg", "model.conv=GATConv", "model.kwargs={fill_value:0.5}"], []
+    for is_static in (False, True):
+        with trainer_of(configure, monkeypatch, *overrides, is_static=is_static) as trainer:
+            found.append(train(trainer)[:2])
+    assert found[0] == found[1] and "the features of new self-loops would read the padding" in caplog.text
 
 
 @pytest.mark.parametrize("overrides, reason", [
