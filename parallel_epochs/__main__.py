@@ -6,7 +6,7 @@ import sys
 
 COMMANDS = {"train": "pipeline.train", "evaluate": "pipeline.evaluate", "predict": "pipeline.predict",
             "prepare": "pipeline.prepare", "check": "pipeline.check", "baselines": "pipeline.baselines",
-            "tune": "pipeline.tune", "report": "scripts.report", "bench": "scripts.bench"}
+            "tune": "pipeline.tune", "serve": "pipeline.serve", "report": "scripts.report", "bench": "scripts.bench"}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,9 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.read_back import shown
 from parallel_epochs.pipeline.run.saved import SavedRun
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.serving.app import App
 
 # A table of classes may hold these columns, as the key `columns` of the command has them.
 COLUMNS = ("all", "class", "top3")
@@ -267,6 +270,18 @@ class Model:
         """
         self._refuse_several("inputs")
         return self._open_rows(data).inputs()
+
+    def app(self, **limits: Any) -> "App":
+        """Return an application (ASGI) that answers requests about this model, to be mounted in another one.
+
+        It asks for no token unless it gets one; see the page "Serving".
+
+        Args:
+            limits: of :class:`pipeline.serving.limits.Limits`, such as ``max_rows=100`` or ``token="..."``.
+        """
+        from parallel_epochs.pipeline.serving.app import App
+        from parallel_epochs.pipeline.serving.limits import Limits
+        return App(self, Limits(**limits))
 
     def _open_rows(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
         """Open the data of the training, or others, of a model that predicts rows.

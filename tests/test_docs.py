@@ -121,7 +121,8 @@ def assert_sound(command: list[str]) -> None:
             if options:  # the head of a table names the command alone
                 build_parser().parse_args(options)
         elif module.startswith("pipeline."):
-            assert_composes(options, "evaluate" if module in ("pipeline.evaluate", "pipeline.predict") else "config")
+            names = {"pipeline.evaluate": "evaluate", "pipeline.predict": "evaluate", "pipeline.serve": "serve"}
+            assert_composes(options, names.get(module, "config"))
         else:
             (folder,) = spec.submodule_search_locations or [None]
             main = Path(spec.origin) if folder is None else Path(folder, "__main__.py")

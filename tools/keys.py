@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command.arguments import Parser, shorten
 from parallel_epochs.pipeline.command.cli import CONF, config_groups, format_entries, register_schema
+from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.products import PRODUCTS
@@ -100,6 +101,7 @@ def command_sections() -> Iterator[Section]:
         if own := [entry for entry in keys.entries(product.predict()) if entry.name not in usual]:
             commands = "predict" if product.evaluate is EvaluateConfig else "evaluate` and `predict"
             yield f"`{commands}` of a run of `trainer={name}`", product.predict, iter(own)
+    yield "`python -m pipeline.serve`", ServeConfig, keys.entries(ServeConfig())
     yield "`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())
 
 

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema, trust
+from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import OUTPUTS, EvaluateConfig, RunConfig, settings
 from parallel_epochs.pipeline.run import files, watchdog
@@ -64,6 +65,7 @@ def register_schema() -> None:
     store = ConfigStore.instance()
     store.store(name="config_schema", node=schema.open_schema())
     store.store(name="evaluate_schema", node=schema.AnyEvaluation)
+    store.store(name="serve_schema", node=ServeConfig)
     for part, schemas in schema.members().items():
         for name, keys_of_member in schemas.items():
             store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_node(keys_of_member))
@@ -314,12 +316,13 @@ def _check_readers(overrides: list[str]) -> None:
 def takes_a_run(module: str, given: list[str]) -> bool:
     """Tell whether a command, by the name of its module and its arguments, is about a run that was trained."""
     name = module.rpartition(".")[2]
-    return name in ("evaluate", "predict") or name == "baselines" and any(text.startswith("run=") for text in given)
+    return name in ("evaluate", "predict", "serve") or name == "baselines" and any(
+        text.startswith("run=") for text in given)
 
 
 def _entries_of_run(module: str) -> list[keys.Entry]:
     """Return the keys of a command that is about a run that was trained."""
-    return [entry for entry in keys.entries(schema.AnyEvaluation())
+    return [entry for entry in keys.entries(ServeConfig() if module.endswith("serve") else schema.AnyEvaluation())
             if not module.endswith("baselines") or entry.name in ("run", "trust")]
 
 
@@ -356,7 +359,7 @@ def read_config_of_run(cfg: DictConfig) -> RunConfig:
     Raises:
         ValueError: it is none.
     """
-    return load_run(_named_run(cfg, "baselines"), trusts=cfg.trust)[0]
+    return load_run(named_run(cfg, "baselines"), trusts=cfg.trust)[0]
 
 
 def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateConfig]:
@@ -368,7 +371,7 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateCo
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
     """
-    loaded = load_runs(members_of(_named_run(cfg, "predict" if predicts else "evaluate")), trusts=cfg.trust)
+    loaded = load_runs(members_of(named_run(cfg, "predict" if predicts else "evaluate")), trusts=cfg.trust)
     _, config, _ = loaded[0]
     options = schema.to_options(cfg, config, predicts=predicts)
     _check_files(options, config, predicts=predicts)
@@ -419,7 +422,7 @@ def saved_runs(options: EvaluateConfig, loaded: list[tuple[Path, RunConfig, "Con
     return dataclasses.replace(first, others=tuple(others))
 
 
-def _named_run(cfg: DictConfig, command: str) -> Path:
+def named_run(cfg: DictConfig, command: str) -> Path:
     """Return the run that a command names.
 
     Raises:

@@ -76,10 +76,10 @@ COMMANDS = {
 }
 
 
-def call(name: str) -> None:
-    """Be the command of that name."""
-    command = COMMANDS[name]
-    schema = "evaluate" if cli.takes_a_run(name, sys.argv[1:]) else command.schema
+def call(name: str, own: Command | None = None) -> None:
+    """Be the command of that name, or the given one."""
+    command = own or COMMANDS[name]
+    schema = "evaluate" if own is None and cli.takes_a_run(name, sys.argv[1:]) else command.schema
 
     def run(cfg: DictConfig) -> None:
         with cli.readable_errors():

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
 from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
@@ -355,7 +356,8 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
     return keys.expand_paths(asked)
 
 
-def check_options(asked: EvaluateConfig) -> None:
-    """Refuse values of keys of `evaluate` or `predict` that are not allowed; a ValueError names the first such key."""
+def check_options(asked: EvaluateConfig | ServeConfig) -> None:
+    """Refuse values of keys of `evaluate`, `predict` or `serve` that are not allowed; a ValueError names the first one.
+    """
     keys.check(asked)
     check_device(asked.device)

@@ -1,0 +1,32 @@
+"""The keys of `python -m pipeline.serve`. Nothing here imports torch."""
+
+from dataclasses import dataclass
+
+from parallel_epochs.pipeline.keys import key
+
+
+@dataclass
+class ServeConfig:
+    """Keys of `python -m pipeline.serve`, which answers requests about a run over HTTP."""
+
+    run: str = key(..., "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
+                   is_path=True)
+    checkpoint: str = key("best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last"))
+    device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
+    trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command of your "
+                      "own (model=custom). Importing the class runs its code.")
+    host: str = key("127.0.0.1", "Address on which the service listens. One that other machines reach needs token= or "
+                    "insecure=true.")
+    port: int = key(8000, "Port on which the service listens; 0 takes a free one.", minimum=0, below=65536)
+    token: str | None = key(None, "File with the token that clients must send (Authorization: Bearer TOKEN). Default: "
+                            "the environment variable PARALLEL_EPOCHS_TOKEN, if it is set.", is_path=True)
+    insecure: bool = key(False, "Listen on an address that other machines reach although no token is asked for.")
+    max_neighbors: int | None = key(None, "Largest number of incoming edges of a node that are read for the answer to "
+                                    "a new row. The answer says when it was reached. Default: all edges.", minimum=1)
+    max_body: int = key(8_000_000, "Largest number of bytes in the body of a request.", minimum=1)
+    max_rows: int = key(10_000, "Largest number of rows in a request.", minimum=1)
+    max_waiting: int = key(256, "Largest number of requests that wait for a computation. Further ones are answered by "
+                           "status 503.", minimum=1)
+    max_clients: int = key(1000, "Largest number of open connections.", minimum=1)
+    seconds: float = key(30.0, "Longest time for a client to send a request, and for an answer to be computed.",
+                         above=0.0)

@@ -1,0 +1,199 @@
+"""`python -m pipeline.serve` as a process: signals, clients that hang, ports in use, stores that are replaced."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
+
+import pytest
+
+import parallel_epochs as pe
+from tests.helpers.running import ROOT
+from tests.pipeline.test_model import SMALL, people
+
+TOKEN = "0123456789abcdef"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a run on people, and another one."""
+    folder = tmp_path_factory.mktemp("served")
+    for name, seed in (("run", 0), ("other", 1)):
+        pe.train(people(), folder=folder / name, cache_dir=folder / "cache", **SMALL, seed=seed, **{
+            "data.nodes.label": "town", "data.nodes.features": ["age"], "data.edges.features": ["sum"],
+            "task.base": "none"})
+    return folder
+
+
+def start(run, *arguments, **environment):
+    return subprocess.Popen([sys.executable, "-m", "pipeline.serve", f"run={run}", *arguments], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+
+
+@contextmanager
+def served(run, *arguments, **environment):
+    """Serve a run; yields the process and its port. It must end with status 0 and without a traceback."""
+    process = start(run, "port=0", *arguments, **environment)
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"serving .*, at http://[^ ]*:(\d+)", line):
+                break
+        else:
+            pytest.fail("".join(lines) + process.stderr.read())
+        yield process, int(found[1])
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in output + errors and "the service has ended" in output
+    finally:
+        process.kill()
+
+
+def ask(port, route="/predict", content=None, **headers):
+    body = json.dumps({"ids": ["p1"]} if content is None else content)
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("POST", route, body, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def test_hanging_clients_and_long_bodies_stop_nobody(folder):
+    with served(folder / "run", "seconds=1", "max_body=1000") as (_, port), ExitStack() as stack:
+        hanging = []
+        for begin in (b"", b"POST /predict HTTP/1.1\r\nHost: lo", b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+                      b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
+                      b"\x16\x03\x01nonsense\r\n\r\n"):
+            for _ in range(20):
+                hanging.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
+                hanging[-1].sendall(begin)
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        endless.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                        b"Transfer-Encoding: chunked\r\n\r\n")
+        sent = 0
+        with suppress(OSError):  # the service closes the connection long before 1 GB
+            while sent < 1 << 30:
+                sent += endless.send(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        assert sent < 100e6
+        assert ask(port)[0] == 200
+        time.sleep(2.5)
+        for connection in hanging:  # each was told, or its connection was closed
+            connection.settimeout(5)
+            with suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
+        assert ask(port)[0] == 200
+
+
+def test_a_request_under_way_is_answered_before_the_end(folder):
+    with served(folder / "run") as (process, port), socket.create_connection(("127.0.0.1", port)) as slow:
+        body = json.dumps({"ids": ["p1"]}).encode()
+        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: %d\r\n\r\n" % len(body))
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        slow.sendall(body)
+        assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+        with pytest.raises(OSError):
+            ask(port)
+
+
+def test_a_port_in_use_and_open_addresses_are_refused_in_one_line(folder, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cases = [([f"port={port}"], f"port={port} cannot be used: Address already in use"),
+                 (["host=0.0.0.0"], "host=0.0.0.0 can be reached from other machines"),
+                 (["host=no.such.host.invalid"], "host=no.such.host.invalid is no address"),
+                 ([f"token={tmp_path / 'none'}"], "none does not exist"), (["prt=1"], "did you mean port"),
+                 (["port=70000"], "port must be less than 65536, not 70000")]
+        for arguments, message in cases:
+            process = start(folder / "run", *arguments)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 1 and message in errors and errors.count("\n") == 1, errors
+
+
+def test_a_run_that_is_replaced_is_served_without_a_lost_request(folder, tmp_path):
+    link = tmp_path / "current"
+    link.symlink_to(folder / "run")
+    before, after = (pe.load(folder / name).predict(nodes=["p1"], table=True)["probability_Ulm"].item()
+                     for name in ("run", "other"))
+    found, failed, done = set(), [], threading.Event()
+
+    with served(link, PARALLEL_EPOCHS_TOKEN=TOKEN) as (process, port):
+        def client():
+            while not done.is_set():
+                status, answer = ask(port, Authorization=f"Bearer {TOKEN}")
+                failed.extend([answer] * (status != 200))
+                found.add(round(answer["rows"][0]["probability_Ulm"], 6))
+
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        os.replace(_linked(tmp_path, folder / "other"), link)
+        assert ask(port, "/reload", Authorization="Bearer wrong")[0] == 401
+        assert ask(port, "/reload", Authorization=f"Bearer {TOKEN}")[0] == 200
+        time.sleep(0.3)
+        os.replace(_linked(tmp_path, folder / "gone"), link)
+        process.send_signal(signal.SIGHUP)  # fails, and the model stays
+        time.sleep(2)
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert ask(port, Authorization=f"Bearer {TOKEN}")[1]["rows"][0]["probability_Ulm"] == pytest.approx(after, 1e-6)
+    assert not failed and found == {round(before, 6), round(after, 6)}
+
+
+def _linked(tmp_path, target):
+    new = tmp_path / "new"
+    new.symlink_to(target)
+    return new
+
+
+def test_two_services_share_a_store_that_may_be_removed(folder, tmp_path):
+    shutil.copytree(folder / "run", tmp_path / "run")
+    with served(tmp_path / "run") as (_, one), served(tmp_path / "run") as (_, other):
+        first = ask(one)
+        assert first == ask(other) and first[0] == 200
+        os.rename(folder / "cache", folder / "moved")
+        try:
+            assert ask(one) == first == ask(other)
+        finally:
+            os.rename(folder / "moved", folder / "cache")
+
+
+def test_64_clients_meet_no_error_and_memory_stays(folder):
+    with served(folder / "run") as (_, port):
+        failed, end = [], time.monotonic() + 4
+
+        def client():
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+                while time.monotonic() < end:
+                    connection.request("POST", "/predict", '{"ids":["p1","p2"]}', {"Content-Type": "application/json"})
+                    answer = connection.getresponse()
+                    answer.read()
+                    failed.extend([answer.status] * (answer.status != 200))
+
+        def resident():
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+                connection.request("GET", "/metrics")
+                return float(re.search(r"resident_memory_bytes (\d\S+)", connection.getresponse().read().decode())[1])
+
+        before = resident()
+        threads = [threading.Thread(target=client) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed and resident() - before < 30e6
