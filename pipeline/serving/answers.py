@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.words import listed
 from parallel_epochs.pipeline.serving.rows import Refused, Rows
 from parallel_epochs.pipeline.serving.worker import Compute
@@ -22,10 +21,10 @@ class Ask:
     """
 
     compute: Compute
-    item: Any
+    item: object
 
 
-def ask(function: Callable[..., Any], *arguments: Any) -> Ask:
+def ask(function: Callable[..., Any], *arguments: object) -> Ask:
     """Return a question that is answered by a call."""
     return Ask(one_by_one, (function, arguments))
 
@@ -45,7 +44,7 @@ class Answers:
     def __init__(self, model: Any, *, max_rows: int):
         self.model, self.folder, self._max_rows = model, str(model.run.folder), max_rows
         config = model.run.config
-        self.learns_vectors, self.trainer = product_of(config).learns_vectors, config.trainer.name
+        self.trainer, self.learns_vectors = config.trainer.name, not config.averages_runs
         self.predicts_links = not self.learns_vectors and config.predicts_links
         self.num_ids, self.classes = len(model.ids), model.classes
         self.known: Rows | None = None

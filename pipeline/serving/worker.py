@@ -16,11 +16,11 @@ class Busy(Exception):
 
 class _Waiting(NamedTuple):
     compute: Compute
-    item: Any
+    item: object
     future: asyncio.Future
     loop: asyncio.AbstractEventLoop
 
-    def settle(self, answer: Any) -> None:
+    def settle(self, answer: object) -> None:
         """Give the request its answer, from another thread."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(_settle, self.future, answer)
@@ -42,7 +42,7 @@ class Worker:
         """Return how many requests wait."""
         return len(self._waiting)
 
-    async def ask(self, compute: Compute, item: Any) -> Any:
+    async def ask(self, compute: Compute, item: object) -> Any:
         """Compute an answer, together with those of other requests that wait for `compute`.
 
         Raises:
@@ -82,7 +82,7 @@ class Worker:
         return [each for each in everyone if each.compute == first.compute and not each.future.cancelled()]
 
 
-def _settle(future: asyncio.Future, answer: Any) -> None:
+def _settle(future: asyncio.Future, answer: object) -> None:
     """Give a future its answer, unless nobody waits for it any more."""
     if future.done():
         return
