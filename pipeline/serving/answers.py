@@ -1,4 +1,4 @@
-"""What a trained model answers: from a table of all known rows, or by a computation."""
+"""Answers of a trained model: from a table of all known rows, or by a computation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

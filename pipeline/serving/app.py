@@ -96,7 +96,7 @@ class App:
 
     @property
     def title(self) -> str:
-        """What is served, for people."""
+        """The run that is served and the number of its ids, for people."""
         return f"{self.answers.folder}: {self.answers.num_ids:,} known ids"
 
     async def _respond(self, route: str, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes, list]:
