@@ -153,9 +153,8 @@ class LayerOptions(GraphOptions):
     """The options that PyGModel, RGCN and HGT have in common."""
 
     norm: str = option("layer", "Norm of each layer: layer, batch or none.", choices=(*NORMS, "none"))
-    dropout: float = option(0.1, "Probability, in [0, 1), that an activation is dropped in training.", **FRACTION)
-    input_dropout: float = option(0.0, "Probability, in [0, 1), that a channel of the encoded node features is dropped "
-                                  "in training.", **FRACTION)
+    dropout: float = _with_default(ModelOptions, "dropout", 0.1)
+    input_dropout: float = _with_default(ModelOptions, "input_dropout", 0.0)
     edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed in a training step, from all "
                                  "layers.", **FRACTION)
 

@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, Schedule
+from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, Plateau, Schedule
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def check_decay(config: GNNConfig, task: Task) -> None:
         ValueError: names the key.
     """
     schedule = config.train.schedule
-    if DECAYS[schedule].follows_metric and not task.is_defined("valid"):
+    if DECAYS[schedule] is Plateau and not task.is_defined("valid"):
         raise ValueError(f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
                          "undefined on the valid split, with no rows to score or rows of one kind alone. Leave "
                          "train.schedule out, or choose another split or task.metric")

@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -152,17 +153,21 @@ class DecayOptions:
     lower_is_better: bool = False
 
 
-class Decay:
-    """How the learning rate of one rank, without the warm-up, changes in the course of a run: here, not at all.
+# The factor of a learning rate, given the options, the fraction of the steps after the warm-up that are done, in
+# [0, 1], and the passes over the graph before the round.
+Factor = Callable[[DecayOptions, float, int], float]
 
-    Attributes:
-        follows_metric: whether it needs a validation metric.
+
+class Decay:
+    """How the learning rate of one rank, without the warm-up, changes in the course of a run.
+
+    Args:
+        factor: of the first learning rate; none: it stays.
+        text: what the log says of it, with the options by name, and the last learning rate as `last`.
     """
 
-    follows_metric = False
-
-    def __init__(self, options: DecayOptions):
-        self._options = options
+    def __init__(self, options: DecayOptions, factor: Factor = lambda options, done, epochs: 1.0, text: str = ""):
+        self._options, self._factor, self._text = options, factor, text
 
     def lr(self, step: int, epochs: int) -> float:
         """Return the learning rate of a step.
@@ -171,7 +176,9 @@ class Decay:
             step: its number since the run began.
             epochs: passes over the graph before its round.
         """
-        return self._options.lr
+        first, last = self._options.first_step, self._options.last_step
+        done = min(max(step - first, 0) / max(last - first, 1), 1)
+        return self._options.lr * self._factor(self._options, done, epochs)
 
     def observe(self, score: float) -> None:
         """Learn of the validation metric of an evaluation that follows the warm-up, the same on all ranks."""
@@ -184,50 +191,7 @@ class Decay:
         """Go on from what :meth:`state` returned."""
 
     def __str__(self) -> str:
-        return ""
-
-    def _done(self, step: int) -> float:
-        """Return the fraction of the steps after the warm-up that lie before a step, in [0, 1]."""
-        first, last = self._options.first_step, self._options.last_step
-        return min(max(step - first, 0) / max(last - first, 1), 1)
-
-
-class Linear(Decay):
-    """A learning rate that falls linearly from the end of the warm-up to the end of the run, as torch's LinearLR."""
-
-    def lr(self, step: int, epochs: int) -> float:
-        """Return the learning rate of a step."""
-        return fall_linearly(self._options.lr, self._options.last_lr, self._done(step))
-
-    def __str__(self) -> str:
-        return f", falls linearly to {self._options.lr * self._options.last_lr:g}"
-
-
-class Cosine(Decay):
-    """A learning rate that falls by half a cosine from the end of the warm-up to the end of the run.
-
-    As torch's CosineAnnealingLR; see "SGDR: Stochastic Gradient Descent with Warm Restarts"
-    (https://arxiv.org/abs/1608.03983), here without restarts.
-    """
-
-    def lr(self, step: int, epochs: int) -> float:
-        """Return the learning rate of a step."""
-        done = (1 - math.cos(math.pi * self._done(step))) / 2
-        return fall_linearly(self._options.lr, self._options.last_lr, done)
-
-    def __str__(self) -> str:
-        return f", falls by a cosine to {self._options.lr * self._options.last_lr:g}"
-
-
-class Stairs(Decay):
-    """A learning rate that is multiplied by a factor after every so many epochs, as by torch's StepLR."""
-
-    def lr(self, step: int, epochs: int) -> float:
-        """Return the learning rate of a step."""
-        return self._options.lr * self._options.step_factor ** (epochs // self._options.step_epochs)
-
-    def __str__(self) -> str:
-        return f", times {self._options.step_factor:g} every {self._options.step_epochs:,} epochs"
+        return self._text.format(**vars(self._options), last=self._options.lr * self._options.last_lr)
 
 
 class Plateau(Decay):
@@ -236,8 +200,6 @@ class Plateau(Decay):
     It is multiplied by `plateau_factor`, in (0, 1), after more than `plateau_patience` evaluations in a row without a
     better metric.
     """
-
-    follows_metric = True
 
     def __init__(self, options: DecayOptions):
         super().__init__(options)
@@ -272,11 +234,6 @@ class Plateau(Decay):
                 "better validation metric")
 
 
-# By train.schedule.
-DECAYS: dict[str, type[Decay]] = {"none": Decay, "linear": Linear, "cosine": Cosine, "step": Stairs,
-                                     "plateau": Plateau}
-
-
 def fall_linearly(lr: float, last: float, done: float) -> float:
     """Compute a learning rate that falls linearly to a fraction of its first value.
 
@@ -286,3 +243,17 @@ def fall_linearly(lr: float, last: float, done: float) -> float:
         done: fraction of the run.
     """
     return lr * (1 - (1 - last) * done)
+
+
+# By train.schedule. From the end of the warm-up to the end of the run, "linear" falls as torch's LinearLR and "cosine"
+# as its CosineAnnealingLR, see "SGDR: Stochastic Gradient Descent with Warm Restarts"
+# (https://arxiv.org/abs/1608.03983), here without restarts; "step" is torch's StepLR.
+DECAYS: dict[str, Callable[[DecayOptions], Decay]] = {
+    "none": Decay,
+    "linear": partial(Decay, factor=lambda options, done, _: fall_linearly(1.0, options.last_lr, done),
+                      text=", falls linearly to {last:g}"),
+    "cosine": partial(Decay, text=", falls by a cosine to {last:g}", factor=lambda options, done, _: fall_linearly(
+        1.0, options.last_lr, (1 - math.cos(math.pi * done)) / 2)),
+    "step": partial(Decay, factor=lambda options, _, epochs: options.step_factor ** (epochs // options.step_epochs),
+                    text=", times {step_factor:g} every {step_epochs:,} epochs"),
+    "plateau": Plateau}

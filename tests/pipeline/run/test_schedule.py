@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlat
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
 from parallel_epochs.pipeline.gnn.optimization import build_decay
 from parallel_epochs.pipeline.keys import meaning_of
-from parallel_epochs.pipeline.run.schedule import DECAYS, Cosine, DecayOptions, Linear, Plateau, Schedule, Stairs
+from parallel_epochs.pipeline.run.schedule import DECAYS, DecayOptions, Plateau, Schedule
 
 # Numbers of epochs, batches and ranks: few enough to try them all.
 ALL = list(itertools.product((1, 2, 5, 6), (1, 2, 3, 7), (1, 2, 3, 4)))
@@ -98,9 +98,9 @@ def test_learning_rates_by_hand(scaling, factors):
 
 
 @pytest.mark.parametrize("decay, torchs, last", [
-    (Linear, lambda optimizer: LinearLR(optimizer, 1.0, 0.1, total_iters=9), 0.1),
-    (Linear, lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=9), 0.0),
-    (Cosine, lambda optimizer: CosineAnnealingLR(optimizer, 9, eta_min=0.03), 0.1)])
+    (DECAYS["linear"], lambda optimizer: LinearLR(optimizer, 1.0, 0.1, total_iters=9), 0.1),
+    (DECAYS["linear"], lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=9), 0.0),
+    (DECAYS["cosine"], lambda optimizer: CosineAnnealingLR(optimizer, 9, eta_min=0.03), 0.1)])
 def test_a_falling_learning_rate_is_torchs_from_the_end_of_the_warm_up_on(decay, torchs, last):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     theirs, ours = torchs(optimizer), decay(DecayOptions(0.3, first_step=4, last_step=13, last_lr=last))
@@ -122,7 +122,7 @@ def test_a_run_gives_its_decay_the_steps_and_the_direction_of_its_metric(configu
 
 def test_stairs_are_torchs_and_count_the_epochs_before_a_round():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
-    theirs, ours = StepLR(optimizer, 3, gamma=0.5), Stairs(DecayOptions(0.3, step_epochs=3, step_factor=0.5))
+    theirs, ours = StepLR(optimizer, 3, gamma=0.5), DECAYS["step"](DecayOptions(0.3, step_epochs=3, step_factor=0.5))
     for epochs in range(8):
         assert ours.lr(99, epochs) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step(), theirs.step()
