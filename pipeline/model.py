@@ -297,8 +297,8 @@ class Model:
     def _open(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
         """Open the data of the training, once for each choice of keys, or others."""
         product = product_of(self.run.config)
-        options = product_keys(self.run.config.trainer.name).predict(str(self.run.folder))
-        named = _named_keys(options, given)
+        named = {} if not given else _named_keys(
+            product_keys(self.run.config.trainer.name).predict(str(self.run.folder)), given)
         if self.run.shared is not None and data is None and not any(name.startswith("data.") for name in named):
             raise ValueError(f"{self.run.folder} has no data of its own: give those to predict, as predict(data)")
         with apart_from_the_caller(self.run.config):

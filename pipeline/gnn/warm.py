@@ -73,11 +73,10 @@ class Warm:
                              "data.skip_invalid=true leaves such out. Leave them out yourself")
 
     @cached_property
-    def _places(self) -> tuple[pd.Index, np.ndarray, frozenset[str]]:
-        """The different ids, the row of the first of each, and the ids that several rows have."""
+    def _places(self) -> tuple[dict[str, int], frozenset[str]]:
+        """The row of each id, and the ids that several rows have."""
         names = pd.Index(self.ids.astype(str))
-        again = names.duplicated()
-        return names[~again], np.flatnonzero(~again), frozenset(names[again])
+        return dict(zip(names.tolist(), range(len(names)))), frozenset(names[names.duplicated()])
 
     @property
     def classes(self) -> list[str] | None:
@@ -191,15 +190,15 @@ class Warm:
             ValueError: names the first id that no node has.
         """
         wanted = list(map(str, nodes))
-        places, rows, repeated = self._places
+        places, repeated = self._places
         if repeated and (several := [name for name in wanted if name in repeated]):
             raise ValueError(f"nodes: several {self._kind.unit} have the id {several[0]!r}: leave nodes out")
-        found = places.get_indexer(wanted)
-        if (found < 0).any():
+        found = [places.get(name, -1) for name in wanted]
+        if -1 in found:
             raise ValueError(f"nodes: none of the {len(self.ids):,} {self._kind.unit} has the id "
-                             f"{wanted[int(np.argmax(found < 0))]!r}; they are called "
+                             f"{wanted[found.index(-1)]!r}; they are called "
                              f"{', '.join(map(str, self.ids[:3]))}, ...")
-        return self._own.start + torch.from_numpy(rows[found])
+        return self._own.start + torch.tensor(found, dtype=torch.int64)
 
 
 def inputs_of(setup: Setup) -> Data:
@@ -216,5 +215,14 @@ def inputs_of(setup: Setup) -> Data:
 
 
 def frame_of(table: Table) -> pd.DataFrame:
-    """Return a table of predictions in memory."""
-    return pd.DataFrame(table.columns(slice(0, table.num_rows)))
+    """Return a table of predictions in memory; probabilities lie in one block, as pandas takes its time for each."""
+    columns = table.columns(slice(0, table.num_rows))
+    numbers = {name: column for name, column in columns.items()
+               if isinstance(column, np.ndarray) and column.dtype == np.float32}
+    if len(numbers) < 2:
+        return pd.DataFrame(columns)
+    frame = pd.DataFrame(np.column_stack(list(numbers.values())), columns=list(numbers))
+    for place, (name, column) in enumerate(columns.items()):
+        if name not in numbers:
+            frame.insert(place, name, column)
+    return frame
