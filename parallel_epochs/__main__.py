@@ -4,9 +4,10 @@ import os
 import runpy
 import sys
 
-COMMANDS = {"train": "pipeline.train", "evaluate": "pipeline.evaluate", "predict": "pipeline.predict",
-            "prepare": "pipeline.prepare", "check": "pipeline.check", "baselines": "pipeline.baselines",
-            "tune": "pipeline.tune", "serve": "pipeline.serve", "report": "scripts.report", "bench": "scripts.bench"}
+COMMANDS = {"init": "pipeline.init", "train": "pipeline.train", "evaluate": "pipeline.evaluate",
+            "predict": "pipeline.predict", "prepare": "pipeline.prepare", "check": "pipeline.check",
+            "baselines": "pipeline.baselines", "tune": "pipeline.tune", "serve": "pipeline.serve",
+            "report": "scripts.report", "bench": "scripts.bench"}
 
 
 def main() -> None:

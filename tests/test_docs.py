@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from parallel_epochs.__main__ import COMMANDS
-from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline import init, keys
 from parallel_epochs.pipeline.command import cli, schema as configuration, space
 from parallel_epochs.pipeline.data.config import OGB_GRAPH_NAMES
 from parallel_epochs.pipeline.names import merit
@@ -114,7 +114,9 @@ def assert_sound(command: list[str]) -> None:
         module, *options = arguments[1:]
         spec = importlib.util.find_spec(module)
         assert spec is not None, f"{module} does not exist"
-        if module == "pipeline.tune" and options:
+        if module == "pipeline.init":
+            assert {option.partition("=")[0] for option in options if "=" in option} <= init.OPTIONS.keys()
+        elif module == "pipeline.tune" and options:
             _, search = space.read_command(options)
             assert not search.space or space.check_space(search) is not None
         elif module == "scripts.bench":

@@ -179,6 +179,7 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         log.info("left out, as the experiment means them for another %s: %s", " and ".join(replaced),
                  ", ".join(f"{name}={value}" for name, value in [*left_out.items(), *odd.items()]))
     config = keys.replaced(config, {name: read[name] for name in odd})
+    config = dataclasses.replace(config, data=config.data.completed())
     config.check()
     return keys.expand_paths(config)
 

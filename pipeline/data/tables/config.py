@@ -4,10 +4,12 @@ import importlib.util
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, cast
+
+import yaml
 
 from parallel_epochs.pipeline.data.base_config import (
     NO_FILE,
@@ -195,6 +197,8 @@ class TablesConfig(DataConfig):
                       ".parquet, or tables in a DuckDB or SQLite file.", shapes_graph=True)
     folder: str | None = key(None, "Folder to which the paths of the tables are relative. Default: the current folder.",
                              is_path=True, names_files=True)
+    label: str | None = key(None, "Column of the labels, as TABLE.COLUMN. A schema of the tables in data.folder is "
+                            "guessed, in place of data.schema. `parallel-epochs init` writes it to a file.")
     nodes: NodeColumns = field(default_factory=NodeColumns)
     edges: EdgeColumns = field(default_factory=EdgeColumns)
     schema: Any = key(None, "Schema of several tables of nodes and edges, in place of data.nodes and data.edges: a "
@@ -450,6 +454,25 @@ class TablesConfig(DataConfig):
         edges, nodes = (None if path is None else self.resolve(path) for path in (self.edges.path, self.nodes.path))
         return edges, nodes
 
+    def completed(self) -> "TablesConfig":
+        """Return the configuration with a guessed schema in place of data.label.
+
+        Raises:
+            ValueError: no folder is given, or something else names tables, too.
+        """
+        if self.label is None:
+            return self
+        check_packages()
+        other = next((name for name, value in (("data.schema", self.schema), ("data.nodes.path", self.nodes.path), (
+            "data.edges.path", self.edges.path)) if value is not None), None if self.folder else "no data.folder")
+        if other is not None:
+            raise ValueError(f"data.label={self.label} guesses a schema of the tables in data.folder, and this run has "
+                             f"{other}")
+        from parallel_epochs.pipeline.data.tables.guess import guess  # imports torch
+        found = guess(cast(str, self.folder), self.label)
+        return replace(self, label=None, schema=yaml.safe_load(found.schema),
+                       metric=self.metric or found.keys.get("data.metric"))
+
     def check(self) -> None:
         check_packages()
         if self.folder is not None:
@@ -668,7 +691,7 @@ class TablesConfig(DataConfig):
             raise ValueError("data.split=time needs data.time_column, a column of the table of nodes")
         if self.labelled() is None:
             refuse_without_labels(self.nodes.path or self.origin(), "name their column by " + (
-                "data.nodes.label" if self.schema is None else "label, below its type of nodes"))
+                "data.nodes.label or data.label" if self.schema is None else "label, below its type of nodes"))
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)

@@ -1,0 +1,143 @@
+"""What is guessed of folders of tables: kinds of columns, ids, links between tables, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from parallel_epochs.pipeline.data.tables.guess import guess
+from tests.helpers.composing import compose_config
+
+COUNTRIES = ("DE", "FR", "US")
+LINES = {
+    "customers": ["customer_id,age,country,signup,bio,email,tier", *(
+        f"C{i:03},{20 + i % 40},{COUNTRIES[i % 3]},2024-01-{1 + i % 28:02},likes {'tea' if i % 2 else 'coffee'} and "
+        f"walks in the hills,c{i}@example.org,{'gold' if i % 2 else 'plain'}" for i in range(60))],
+    "products": ["sku,price,title", *(f"SKU-{i},{(i + 1) ** 3 + .5},lamp{i % 25}" for i in range(40))],
+    "orders": ["order_id,customer_id,sku,time,paid,gift", *(
+        f"{1000 + i},C{i % 60:03},SKU-{i * 7 % 41},2025-03-{1 + i % 28:02} 12:00,{i % 9}.5,{i % 2}"
+        for i in range(200))],
+    "likes": ["customer_id,tag", *(f"C{i % 60:03},{'red' if i % 3 else 'blue'}" for i in range(90))],
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("tables") / "shop", LINES)
+
+
+def write(folder: Path, tables: dict[str, list[str]]) -> Path:
+    folder.mkdir()
+    for name, lines in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines))
+    return folder
+
+
+def test_a_shop_is_guessed(shop):
+    found = guess(shop, "customers.tier")
+    schema = yaml.safe_load(found.schema)
+    assert schema["nodes"] == {
+        "customers": {"path": "customers.csv", "id": "customer_id", "features": ["age"], "dates": ["signup"],
+                      "categories": ["country"], "text": ["bio"], "standardize": True, "label": "tier"},
+        "products": {"path": "products.csv", "id": "sku", "features": ["price"], "text_chars": ["title"],
+                     "standardize": True},
+        "tag": {}}
+    assert schema["edges"]["orders"] == {
+        "path": "orders.csv", "source": {"type": "customers", "column": "customer_id"},
+        "target": {"type": "products", "column": "sku"}, "features": ["paid", "gift"], "dates": ["time"],
+        "standardize": True, "time": "time"}
+    assert schema["edges"]["likes"]["target"] == {"type": "tag", "column": "tag"}
+    assert "# 60 different ones in 60 rows" in found.schema and "# 97.56 % of its values are ids there" in found.schema
+    assert "# email is left out: it has another value in almost every row" in found.schema
+    assert found.labels[0] == "customers.tier" and found.keys == {}
+
+
+def test_rows_with_labels_are_nodes_that_are_linked_to_each_table_they_name(shop):
+    schema = yaml.safe_load(guess(shop, "orders.gift").schema)
+    assert schema["nodes"]["orders"]["label"] == "gift" and schema["nodes"]["orders"]["id"] == "order_id"
+    assert {name: edges["target"]["type"] for name, edges in schema["edges"].items()} == {
+        "likes": "tag", "orders_customer_id": "customers", "orders_sku": "products"}
+
+
+def test_tables_are_linked_by_values_where_names_say_nothing(tmp_path):
+    people = [f"p{number}" for number in range(30)]
+    folder = write(tmp_path / "club", {
+        "people": ["name,grid,statusId,score", *(f"{name},{place},{place % 3},{place * 7}" for place, name in
+                                                  enumerate(people))],
+        "knows": ["from,to,years", *(f"{a},{b},{len(a)}" for a, b in zip(people, people[2:]))]})
+    found = guess(folder, "people.score")
+    schema = yaml.safe_load(found.schema)
+    assert schema["edges"]["knows"]["source"] == {"type": "people", "column": "from"}
+    assert schema["nodes"]["people"] | {"label": 0} == {
+        "path": "people.csv", "id": "name", "features": ["grid"], "categories": ["statusId"], "standardize": True,
+        "label": 0}
+    assert found.keys == {}
+    assert guess(folder, "knows.years").keys == {"task": "edge"}
+
+
+def test_parquet_ids_twice_and_many_numbers_to_predict(tmp_path):
+    rng, numbers = np.random.default_rng(0), np.arange(1, 121)
+    pd.DataFrame({"driverId": [*numbers, 5], "points": [*numbers, 5], "laps": [[1]] * 121}).to_parquet(
+        tmp_path / "dim_drivers.parquet")
+    pd.DataFrame({"resultId": range(300), "driverId": rng.integers(1, 121, 300), "won": rng.random(300) < 0.5,
+                  "circuitId": rng.integers(900, 999, 300)}).to_parquet(tmp_path / "results.parquet")
+    found = guess(tmp_path, "dim_drivers.points")
+    schema = yaml.safe_load(found.schema)
+    assert found.keys == {"data.metric": "rmse", "data.duplicates": "first"}
+    assert schema["nodes"]["results"] == {"path": "results.parquet", "id": "resultId", "categories": ["won"]}
+    assert schema["edges"]["results_driverId"]["target"] == {"type": "dim_drivers", "column": "driverId"}
+    assert "circuitId is left out: it holds ids of no table that is here" in found.schema
+    assert "laps is left out: it holds lists" in found.schema
+
+
+def test_odd_names_and_copies_of_the_label(tmp_path):
+    folder = write(tmp_path / "odd", {
+        "users": ["id,on,a: b,split", *(f"u{i},{i % 2},{i}.5,x{i % 3}" for i in range(20))],
+        "truth": ["id,user_id,on", *(f"t{i},u{i},{i % 2}" for i in range(20))],
+        "alone": ["a,b", "1.5,2"]})
+    found = guess(folder, "users.on")
+    assert yaml.safe_load(found.schema)["nodes"]["users"] | {"categories": []} == {
+        "path": "users.csv", "id": "id", "features": ["a: b"], "categories": [], "standardize": True, "label": "on"}
+    assert "# on is left out: it has the name of the label" in found.schema
+    assert "# alone.csv is left out: it has no column of ids that names each row once." in found.schema
+
+
+@pytest.mark.parametrize("tables, label, message", [
+    ({}, None, "is not a folder with tables: files that end in .csv"),
+    ({"users": ["id,a", "1,2", "2,3"]}, None, "no column names rows of another table, .* Columns of ids are users.id"),
+    (LINES, "customers.tear", "label=customers.tear is no column to predict; choose .* customers.tier"),
+    (LINES, "customers.customer_id", "label=customers.customer_id is no column to predict"),
+    ({**LINES, "visits": ["customer_id,sku,tag,stars", "C001,SKU-1,x,1", "C001,SKU-1,x,2"], "tags": ["tag", "x", "y"]},
+     "visits.stars", "visits.csv has no column of ids that names each row once"),
+    ({"men": ["id,a", "n1,2", "n2,3"], "women": ["id,a", "n1,2", "n2,3"], "calls": ["from,to", "n1,n2", "n2,n1"]}, None,
+     "calls.csv: the values of from are ids of men and women. Give the column a name .* as men_id does"),
+    ({"users": ["id,,b", "1,2,3"], "x": ["user_id", "1"]}, None, "users.csv: the first line names the column '' "),
+    ({"users": ["id,a", "1,2,3"], "x": ["user_id", "1"]}, None, "users.csv")])
+def test_what_is_no_graph_is_refused(tmp_path, tables, label, message):
+    with pytest.raises(ValueError, match=message):
+        guess(write(tmp_path / "folder", tables), label)
+
+
+def test_a_folder_that_is_none_and_two_tables_of_a_name_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="nowhere is not a folder with tables"):
+        guess(tmp_path / "nowhere", None)
+    write(tmp_path / "twice", {"users": ["id", "1"]})
+    (tmp_path / "twice" / "users.tsv").write_text("id\n1")
+    with pytest.raises(ValueError, match="users.csv and users.tsv are tables of the same name"):
+        guess(tmp_path / "twice", None)
+
+
+def test_a_label_alone_composes_the_guessed_schema(shop):
+    config = compose_config(("data=tables", f"data.folder={shop}", "data.label=customers.tier"))
+    assert config.data.label is None and config.data.schema == yaml.safe_load(guess(shop, "customers.tier").schema)
+    config.data.check()
+
+
+@pytest.mark.parametrize("keys, message", [
+    (["data.label=a.b"], "data.label=a.b guesses a schema .* and this run has no data.folder"),
+    (["data.label=a.b", "data.folder=.", "data.edges.path=x.csv"], "and this run has data.edges.path")])
+def test_a_label_does_not_go_with_other_tables(keys, message):
+    with pytest.raises(ValueError, match=message):
+        compose_config(("data=tables", *keys))
