@@ -66,7 +66,7 @@ class Table:
 
     @property
     def noun(self) -> str:
-        """What one row is, as its name says it: customer for dim_customers."""
+        """Return what one row is, as its name says it: customer for dim_customers."""
         return _singular("_".join(word for word in re.split(r"[\W_]+", self.name.lower()) if word not in FILLERS))
 
     def is_meant(self, column: str) -> bool:
@@ -162,6 +162,8 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
         for place, table in enumerate(tables):
             for column in table.columns.values():
                 _link(db, tables, place, column)
+            if table.id in table.links and len(table.columns) == 2:  # a tag of each item, say
+                table.id = None
     return tables
 
 

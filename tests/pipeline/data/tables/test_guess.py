@@ -19,6 +19,7 @@ LINES = {
     "orders": ["order_id,customer_id,sku,time,paid,gift", *(
         f"{1000 + i},C{i % 60:03},SKU-{i * 7 % 41},2025-03-{1 + i % 28:02} 12:00,{i % 9}.5,{i % 2}"
         for i in range(200))],
+    "lamps": ["sku,shade", *(f"SKU-{i},{'dark' if i % 3 else 'light'}" for i in range(40))],
     "likes": ["customer_id,tag", *(f"C{i % 60:03},{'red' if i % 3 else 'blue'}" for i in range(90))],
 }
 
@@ -43,7 +44,7 @@ def test_a_shop_is_guessed(shop):
                       "categories": ["country"], "text": ["bio"], "standardize": True, "label": "tier"},
         "products": {"path": "products.csv", "id": "sku", "features": ["price"], "text_chars": ["title"],
                      "standardize": True},
-        "tag": {}}
+        "shade": {}, "tag": {}}
     assert schema["edges"]["orders"] == {
         "path": "orders.csv", "source": {"type": "customers", "column": "customer_id"},
         "target": {"type": "products", "column": "sku"}, "features": ["paid", "gift"], "dates": ["time"],
@@ -58,7 +59,7 @@ def test_rows_with_labels_are_nodes_that_are_linked_to_each_table_they_name(shop
     schema = yaml.safe_load(guess(shop, "orders.gift").schema)
     assert schema["nodes"]["orders"]["label"] == "gift" and schema["nodes"]["orders"]["id"] == "order_id"
     assert {name: edges["target"]["type"] for name, edges in schema["edges"].items()} == {
-        "likes": "tag", "orders_customer_id": "customers", "orders_sku": "products"}
+        "lamps": "shade", "likes": "tag", "orders_customer_id": "customers", "orders_sku": "products"}
 
 
 def test_tables_are_linked_by_values_where_names_say_nothing(tmp_path):
