@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.data.tables.sql import Database, quote
 from parallel_epochs.pipeline.run.words import count, listed
 
 # The end of the name of a column of ids, and names of the ends of edges.
-ID = re.compile(r"(?:[_\s-]|^|(?<=[a-z])(?=[A-Z]))(?i:ids?|keys?|codes?|uuid|sku|ref|nr|no)$")
+ID = re.compile(r"(?:[_\s-]|^|(?<=[a-z])(?=[A-Z]))(?i:ids?|keys?|codes?|uuid|ref|nr|no)$")
 ENDS = re.compile(r"source|target|src|dst|from|to|head|tail|parent|child|sender|receiver", re.IGNORECASE)
 FILLERS = {"table", "tbl", "dim", "fact", "dataset", "data"}
 # Parts of the cells: different ones in a column of ids; known ids in a column with a name that is alike, or is not.
@@ -159,11 +159,14 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
         tables = [_profile(db, place, path) for place, (path, *_) in enumerate(stamp)]
         for table in tables:
             table.id = table.choose_id()
-        for place, table in enumerate(tables):
-            for column in table.columns.values():
-                _link(db, tables, place, column)
-            if table.id in table.links and len(table.columns) == 2:  # a tag of each item, say
-                table.id = None
+        for are_ids in (True, False):
+            for place, table in enumerate(tables):
+                for column in table.columns.values():
+                    if (column.name == table.id) == are_ids:
+                        _link(db, tables, place, column)
+    for table in tables:
+        if table.id in table.links and len(table.columns) == 2:  # a tag of each item, say
+            table.id = None
     return tables
 
 
@@ -212,8 +215,11 @@ def _link(db: Database, tables: list[Table], place: int, column: Column) -> None
         ValueError: it fits several tables; names them.
     """
     table, found = tables[place], dict[str, tuple[int, float]]()
+    parts = {other.name for other in tables if other.id in other.links}  # their ids are another table's
     for number, other in enumerate(tables):
-        is_own = column.name == table.id and (other is table or table.is_meant(column.name) or not _noun(column.name))
+        is_own = column.name == table.id and (
+            other is table or table.is_meant(column.name) or not _noun(column.name) or table.name in (
+                name for name, _ in other.links.values()) or len(other.columns) < len(table.columns))
         likeness = other.likeness(column)
         if is_own or not likeness:
             continue
@@ -225,6 +231,7 @@ def _link(db: Database, tables: list[Table], place: int, column: Column) -> None
         if num and known >= least * num:
             found[other.name] = likeness, known / num
     best = [name for name, (likeness, _) in found.items() if likeness == max(found.values())[0]]
+    best = [name for name in best if name not in parts] or best
     if len(best) > 1:
         raise ValueError(f"{table.file}: the values of {column.name} are ids of {listed(best)}. Give the column a name "
                          f"that says which, as {best[0]}_id does")
