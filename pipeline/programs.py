@@ -128,7 +128,7 @@ def _trace(program: Program) -> ExportedProgram:
     # Otherwise a graph of one node would be another program.
     with sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         found = torch.export.export(network, (), program.inputs, dynamic_shapes=dims)
-    found = found.run_decompositions({torch.ops.aten.index_add.default: _scatter})
+        found = found.run_decompositions({torch.ops.aten.index_add.default: _scatter})
     for node in found.graph.nodes:
         for name in ("stack_trace", "from_node"):  # which name files of this machine
             node.meta.pop(name, None)
@@ -231,4 +231,5 @@ def _reason(error: BaseException) -> str:
             return f"{found[1]} branches on values, which a program cannot"
         if "ONNX" in text and (found := re.search(r"OpOverload\(op='([\w.]+)'", text)):
             return f"ONNX has no operator for {found[1]}"
-    return f"{type(chain[0]).__name__}: {str(chain[0]).strip().partition(chr(10))[0][:300].rstrip('.')}"
+    own = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{own}{str(error).strip().partition(chr(10))[0][:300].rstrip('.')}"

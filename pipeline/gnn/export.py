@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables.fitted import content_of
 from parallel_epochs.pipeline.gnn import ensemble, fusion, new_data
@@ -103,8 +104,12 @@ def _differences(setup: Setup, share: float) -> list[str]:
 
 
 def _part_of(given: Data) -> dict[str, Tensor]:
-    """Return the inputs of a network; of a large graph those of some nodes, or of the first graphs."""
-    inputs = {name: tensor for name, tensor in given.to_dict().items() if isinstance(tensor, Tensor)}
+    """Return the inputs of a network; of a large graph those of some nodes, or of the first graphs.
+
+    They are plain and contiguous, since a compiled program reads their memory.
+    """
+    inputs = {name: plain_edges(tensor).contiguous() for name, tensor in given.to_dict().items()
+              if isinstance(tensor, Tensor)}
     x, edge_index, edge_attr = inputs["x"], inputs["edge_index"], inputs.get("edge_attr")
     if len(x) <= MOST_NODES and edge_index.size(1) <= MOST_EDGES:
         return inputs

@@ -1,6 +1,7 @@
 """Exported networks: they run without this package, with any number of nodes and edges, and equal the run."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,9 +12,25 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 
 import parallel_epochs as pe
+from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
+from parallel_epochs.models.kernels.sorting import sort_edges
+from parallel_epochs.models.networks.deepgcn import DeeperGCN
+from parallel_epochs.models.networks.equilibrium import EquilibriumGNN
+from parallel_epochs.models.networks.pyg import RECIPES, PyGModel, find
+from parallel_epochs.models.networks.relational import HGT, RGCN
+from parallel_epochs.models.networks.reversible import RevGNN
+from parallel_epochs.pipeline import programs
+from parallel_epochs.pipeline.gnn import export
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
+from parallel_epochs.pipeline.gnn.export import SIZES, _traced
+from parallel_epochs.pipeline.knowledge.export import SIZES as TRIPLES, TripleNetwork
+from parallel_epochs.pipeline.programs import Program
+from parallel_epochs.pipeline.run.files import FileError
+from tests.helpers.files import write_triples
 from tests.pipeline.gnn.test_new_data import graph
 from tests.pipeline.test_model import SMALL
 
@@ -143,5 +160,232 @@ def test_a_program_replaces_its_like_and_nothing_else(result, exported, tmp_path
 
 def programs_options(result):
     """Return the keys of the command for a run."""
-    from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
     return GNNPredictConfig(str(result.folder))
+
+
+# Models that can be exported, and the options that the table of docs/export.md needs to build them.
+NETWORKS = {
+    "deepergcn": (lambda: DeeperGCN(6, 8, 3, 3, edge_dim=2), {"edge_dim": 2}),
+    "deepergcn of categories": (lambda: DeeperGCN(6, 8, 3, 2, aggr="max", num_categories=2), {"types": 2}),
+    "deepergcn of power": (lambda: DeeperGCN(6, 8, 3, 2, aggr="power", learn_p=True, norm="batch"), {}),
+    "deepergcn of relations": (lambda: DeeperGCN(6, 8, 3, 2, edge_dim=1, num_relations=3), {"relations": 3}),
+    "deepergcn of graphs": (lambda: DeeperGCN(6, 8, 3, 3, edge_dim=2, pool="mean", virtual_node="add"),
+                            {"edge_dim": 2, "graphs": True}),
+    "deepergcn with a virtual node": (lambda: DeeperGCN(6, 8, 3, 3, virtual_node="mean"), {}),
+    "revgnn": (lambda: RevGNN(6, 8, 3, 3, edge_dim=2), {"edge_dim": 2}),
+    "rgcn": (lambda: RGCN(6, 8, 3, 2, edge_dim=1, num_relations=3, num_bases=2), {"relations": 3}),
+    "rgcn of types": (lambda: RGCN(6, 8, 3, 2, edge_dim=1, num_relations=3, num_categories=2,
+                                   type_columns=[[(0, 4)], [(2, 6)]]), {"relations": 3, "types": 2}),
+    "hgt": (lambda: HGT(6, 8, 3, 2, heads=2, edge_dim=1, num_relations=3, num_categories=2,
+                        type_columns=[[(0, 6)], []]), {"relations": 3, "types": 2}),
+    "max pooling": (lambda: PyGModel(6, 8, 3, 2, conv="SAGEConv", pool="max"), {"graphs": True})}
+# Constructors of layers of PyG need these.
+GIVEN = {"ChebConv": {"K": 2}, "FAConv": {}, "GCN2Conv": {"alpha": 0.1}, "GMMConv": {"kernel_size": 2},
+         "PNAConv": {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"],
+                     "deg": torch.tensor([0, 1, 2, 3, 4])}, "GatedGraphConv": {"num_layers": 2},
+         "APPNP": {"K": 2, "alpha": 0.1}, "PDNConv": {"hidden_channels": 4}, "SSGConv": {"alpha": 0.1},
+         "MixHopConv": {"powers": [1]}, "GATv2Conv": {"heads": 2}, "GATConv": {"heads": 2},
+         "TransformerConv": {"heads": 2}, "GIPAConv": {"heads": 2}}
+NEED_EDGES = ("CGConv", "GINEConv", "GMMConv", "NNConv", "PDNConv", "SplineConv", "GatedGCNConv")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
+
+
+def documented() -> dict[str, str]:
+    """Return the layers of the table of the document, each with the reason why it is not exported, or an empty text."""
+    rows = [line.strip("| \n").split(" | ") for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    return {name: "" if cell.startswith("yes") else cell for names, cell in rows
+            for name in names.replace("`", "").split(", ")}
+
+
+def network_of(name: str) -> tuple[torch.nn.Module, dict]:
+    """Build a network with random weights; return it and how its graphs are drawn."""
+    torch.manual_seed(0)
+    if name in NETWORKS:
+        build, options = NETWORKS[name]
+        return build().eval(), options
+    edge_dim = 2 if name in NEED_EDGES else 0
+    return PyGModel(6, 8, 3, 2, conv=name, kwargs=GIVEN.get(name), edge_dim=edge_dim or None).eval(), {
+        "edge_dim": edge_dim}
+
+
+def program_of(name: str, checks: dict[str, Tensor], network: torch.nn.Module) -> Program:
+    """Describe a network for :func:`programs.write`."""
+    return Program(name, network, _traced(checks), {part: SIZES[part] for part in checks}, ("logits",), checks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NETWORKS, *sorted(name for name, reason in documented().items()
+                                                     if not (reason or "=" in name))])
+def test_every_model_of_the_table_is_exported(name, tmp_path):
+    network, options = network_of(name)
+    program = program_of(name, drawn(40, 300, **options), network)
+    for suffix in (".onnx", ".pt2"):
+        programs.write(tmp_path / f"model{suffix}", program)
+    refuses_scatter_nd(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    module = torch.export.load(tmp_path / "model.pt2").module()
+    for nodes, edges in NODES if name != "hgt" else NODES[2:]:
+        given = drawn(nodes, edges, **options)
+        for column in (None, 0):
+            if column is not None:
+                given["x"][0, column] = torch.nan
+            with torch.no_grad():
+                expected = network(**given).numpy()
+            for found in (session.run(None, {part: given[part].numpy() for part in given})[0],
+                          module(**given).detach().numpy()):
+                np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5, err_msg=f"{nodes}, {edges}, {column}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepergcn", "deepergcn of graphs", "rgcn", "GCNConv", "SAGEConv", "GATConv",
+                                  "GATv2Conv", "revgnn"])
+def test_threads_of_onnxruntime_lose_no_term(name, tmp_path):
+    network, options = network_of(name)
+    checks = drawn(20_000, 120_000, **options)
+    checks["edge_index"][1, ::2] %= 300  # many edges end at few nodes
+    programs.write(tmp_path / "model.onnx", program_of(name, checks, network))
+    asked = onnxruntime.SessionOptions()
+    asked.intra_op_num_threads = 2
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", asked)
+    with torch.no_grad():
+        expected = network(**checks).numpy()
+    for _ in range(5):
+        found = session.run(None, {part: tensor.numpy() for part, tensor in checks.items()})[0]
+        np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.slow
+def test_the_table_has_every_layer(tmp_path):
+    layers = set(RECIPES)
+    for name in dir(pyg):
+        try:
+            find(name)
+            layers.add(name)
+        except ValueError:
+            pass
+    table = documented()
+    assert layers <= table.keys(), layers - table.keys()
+    for name in (name for name, reason in table.items() if reason and name in layers):
+        with pytest.raises(Exception) as refused:  # noqa: PT011 - layers of others raise what they like
+            network, options = network_of(name)
+            programs.write(tmp_path / "model.onnx", program_of(name, drawn(40, 300, **options), network))
+        assert refused.value is not None
+
+
+@pytest.mark.parametrize("build, reason", [
+    (lambda: EquilibriumGNN(6, 8, 3, 3), r"EquilibriumGNN cannot be written as a program: .*values"),
+    (lambda: Own(), r"Own cannot be written as a program: the operator parallel_epochs.sort_edges")])
+def test_what_cannot_be_exported_is_refused_in_one_line(build, reason, tmp_path):
+    network = build().eval()
+    with pytest.raises(ValueError, match=reason) as refused:
+        programs.write(tmp_path / "model.pt2", program_of(type(network).__name__, drawn(10, 30), network))
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+class Own(torch.nn.Module):
+    """Calls an operator of this package."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x + sort_edges(edge_index, x.size(0), x.size(0))[0][0]
+
+
+def test_a_program_that_differs_or_does_not_fit_is_not_written(result, tmp_path, monkeypatch):
+    checks = drawn(10, 30)
+    program = program_of("sum", checks, Sum())
+    monkeypatch.setattr(programs, "_scatter", lambda x, dim, index, source, alpha=1: x + 1)
+    with pytest.raises(ValueError, match="the program and sum differ by .*e.*, more than 1e-05"):
+        programs.write(tmp_path / "model.pt2", program)
+    monkeypatch.undo()
+    monkeypatch.setattr(programs.files, "write_atomically", fail)
+    with pytest.raises(FileError, match="no space left"):
+        programs.write(tmp_path / "model.pt2", program)
+    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs onnx and onnxscript and onnxruntime: pip install .*onnx"):
+        programs.write(tmp_path / "model.onnx", program)
+    monkeypatch.setattr(programs, "ONNX_BYTES", programs.ONNX_GRAPH_BYTES - 1)
+    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ValueError, match=r"a file of ONNX holds .* at most. Give a name that ends with .pt2"):
+        programs.write(tmp_path / "model.onnx", program)
+    assert not list(tmp_path.iterdir())
+
+
+def fail(path, write):
+    raise FileError(f"{path.parent} has no space left")
+
+
+class Sum(torch.nn.Module):
+    """Sums neighbours."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+@pytest.mark.slow
+def test_programs_of_torch_run_without_this_package(result, tmp_path):
+    inputs = result.model.prepare()
+    given = {name: inputs[name].as_subclass(Tensor) for name in ("x", "edge_index", "edge_attr")}
+    for suffix in (".pt2", ".aoti.pt2"):
+        for _ in range(2):  # the second replaces the first
+            result.model.export(tmp_path / f"model{suffix}")
+        found, about = alone(tmp_path / f"model{suffix}", given)
+        np.testing.assert_allclose(found, result.model.logits().numpy(), atol=1e-5)
+        assert about["output"]["shape"] == ["nodes", 3]
+
+
+@pytest.mark.slow
+def test_the_page_on_export_runs(tmp_path):
+    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    assert [language for language, _ in blocks] == ["python", "bash", "python", "python", "python"]
+    for language, block in blocks:
+        command = [sys.executable, "-c", block] if language == "python" else [
+            sys.executable, *block.replace("pipeline.", "parallel_epochs.pipeline.").split()[1:]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["transe", "distmult", "complex", "simple", "rotate", "quate"])
+def test_scores_of_triples_are_exported(model, tmp_path):
+    tables = TripleTables(MODELS[model], *first_rows(MODELS[model], 50, 6, 8, margin=9.0, scale=1.0,
+                                                     rng=torch.Generator().manual_seed(0)), reciprocal=True)
+    network = TripleNetwork(tables)
+    inputs = {"heads": torch.arange(5), "relations": torch.arange(5) % 3, "tails": torch.arange(5, 10),
+              "candidates": torch.arange(50)}
+    small = inputs | {"candidates": torch.arange(7)}
+    for suffix in (".onnx", ".pt2"):
+        programs.write(tmp_path / f"model{suffix}", Program(model, network, small, TRIPLES, (
+            "scores", "candidate_scores"), inputs))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for count, candidates in ((0, 50), (1, 50), (5, 0), (5, 50)):
+        given = {name: tensor[:count] for name, tensor in inputs.items()} | {"candidates": torch.arange(candidates)}
+        scores, of_all = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+        heads, relations, tails, _ = given.values()
+        np.testing.assert_allclose(scores, tables.score(heads, relations, tails), atol=1e-5, rtol=1e-5)
+        expected = tables.score_all(heads, relations, True)[:, :candidates]
+        np.testing.assert_allclose(of_all, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_of_a_knowledge_graph_is_exported(tmp_path):
+    write_triples(tmp_path / "triples")
+    common = {"cache_dir": tmp_path / "cache", "verbose": False}
+    facts = pe.train(None, "trainer=knowledge", "data=triples", folder=tmp_path / "facts", epochs=2, **common,
+                     **{"data.folder": str(tmp_path / "triples"), "trainer.dim": 8})
+    facts.model.export(tmp_path / "facts.onnx")
+    given = {name: torch.zeros(1, dtype=torch.int64) for name in TRIPLES}
+    found, about = alone(tmp_path / "facts.onnx", given, "torch")
+    assert found.shape == (1,) and about["relations"] and len(about["entities"]) > 5
+    with pytest.raises(ValueError, match="learned vectors, which a file for this package would hold no better"):
+        facts.model.export(tmp_path / "facts.pe")
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_not_the_networks_is_refused_or_named(result, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(export.fusion, "share_of", lambda run: 1)
+    with pytest.raises(ValueError, match="answers by its simple method alone"):
+        result.model.export(tmp_path / "model.onnx")
+    monkeypatch.setattr(export.fusion, "share_of", lambda run: 0.3)
+    result.model.export(tmp_path / "model.onnx")
+    assert "whose share is 0.3" in caplog.text
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [output.name for output in session.get_outputs()] == ["network_logits"]
