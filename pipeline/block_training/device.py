@@ -13,17 +13,21 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 log = logging.getLogger(__name__)
 
 
-def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: Ranks, in_triton: bool) -> torch.device:
+def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: Ranks, in_triton: bool,
+           why_cpu: str = "") -> torch.device:
     """Return the device of a run: device=auto takes a GPU from a size on, where there is one and it has room.
+
+    The CPU trains, and the log says so, where a GPU cannot train this at all.
 
     Args:
         size: of what is learned, in `what`, "nodes" for example.
         least: the smallest size for which device=auto takes a GPU.
         needed: bytes that training takes on a GPU.
         in_triton: whether kernels in Triton train on a GPU; they train on one GPU alone.
+        why_cpu: reason why no GPU trains this, or an empty text.
 
     Raises:
-        ValueError: the run asks for a GPU that cannot train this.
+        ValueError: the run asks for a GPU that has no room for it.
     """
     asked, is_auto = part.config.device, part.config.device == "auto"
     stays = size < least or ranks.num_ranks > 1 or not torch.cuda.is_available()
@@ -31,15 +35,17 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
         return part.device
     device, name = rank_tools.choose_device("cuda", ranks) if is_auto else part.device, part.config.trainer.name
     free = torch.cuda.mem_get_info(device)[0]
-    reason = ""
-    if in_triton and importlib.util.find_spec("triton") is None:
+    reason = why_cpu
+    if not reason and in_triton and importlib.util.find_spec("triton") is None:
         reason = f"trainer={name} needs Triton there, which is not installed (pip install triton)"
-    elif in_triton and ranks.num_ranks > 1:
+    elif not reason and in_triton and ranks.num_ranks > 1:
         reason = f"trainer={name} trains on one GPU, and this run has {ranks.num_ranks} ranks"
-    elif needed > free:
+    elif not reason and needed > free:
         reason = f"{size:,} {what} take {format_bytes(needed)}, but {format_bytes(free)} of the GPU are free"
+        if not is_auto:
+            raise ValueError(f"device={asked}: {reason}. Set device=cpu")
     if reason and not is_auto:
-        raise ValueError(f"device={asked}: {reason}. Set device=cpu")
-    if is_auto:
+        log.warning("device=%s: the CPU trains, as %s", asked, reason)
+    elif is_auto:
         log.info("device=auto: %s", f"the CPU: {reason}" if reason else f"a GPU, taken from {least:,} {what} on")
-    return part.device if reason else device
+    return torch.device("cpu") if reason else device

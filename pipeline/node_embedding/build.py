@@ -182,11 +182,9 @@ def _settle_device(part: Part, plan: Plan, ranks: Ranks) -> torch.device:
         return part.device
     episode = min(plan.walks_per_episode, plan.num_walks) * plan.pairs_of_walk
     needed = PAIR_BYTES * episode + 8 * Table.numbers_per_row(options.dim, options.optimizer) * num_nodes
-    device = settle(part, size=num_nodes, least=AUTO_NODES, what="nodes", needed=needed, ranks=ranks, in_triton=True)
-    if is_wide and device.type == "cuda":
-        raise ValueError(f"trainer.dim={options.dim}: a GPU trains vectors of up to {MOST_NUMBERS} numbers. Lower it, "
-                         "or set device=cpu")
-    return device
+    why_cpu = f"a GPU trains vectors of up to {MOST_NUMBERS} numbers, and trainer.dim={options.dim}" if is_wide else ""
+    return settle(part, size=num_nodes, least=AUTO_NODES, what="nodes", needed=needed, ranks=ranks, in_triton=True,
+                  why_cpu=why_cpu)
 
 
 def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor) -> Tensor:
