@@ -257,16 +257,21 @@ class StaticStep:
         if has_batch:
             self._give_gradients()
         agreed = self._sync(*(self._now[0], self._now[1]) if has_batch else (None, None))
-        torch._foreach_copy_(self._grads, self._find_gradients())
+        grads = self._find_gradients()
+        torch._foreach_copy_(self._grads, grads)
         self._now[:2].copy_(torch.tensor([agreed.loss_sum, agreed.count], dtype=torch.float64))
         return agreed
 
     def _find_gradients(self) -> list[Tensor]:
-        """Return the gradients that backward has left; the first time there is room made for them."""
+        """Return the gradients that backward has left; the first time there is room made for them.
+
+        Several ranks have one for every parameter, also where a rank has no batch.
+        """
         if not self._grads:
-            self._trained = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+            self._trained = [parameter for parameter in self._model.parameters() if parameter.grad is not None
+                             or self._num_ranks > 1 and parameter.requires_grad]
             self._grads = [torch.zeros_like(parameter) for parameter in self._trained]
-        return [cast(Tensor, parameter.grad) for parameter in self._trained]
+        return [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self._trained]
 
     def _give_gradients(self) -> None:
         for parameter, grad in zip(self._trained, self._grads, strict=True):

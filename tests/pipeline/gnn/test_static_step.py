@@ -8,13 +8,16 @@ import types
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from parallel_epochs.models import edge_index as edges
 from parallel_epochs.models.edge_index import room_for
 from parallel_epochs.pipeline.gnn import build, optimization, static_step
-from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder
+from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder, StaticStep
 from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.contract import Progress
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.sync import GradientSync
 from tests.helpers import building
 from tests.helpers.running import TOY
 
@@ -134,6 +137,28 @@ def test_the_ranks_sum_gradients_between_two_replays(configure, monkeypatch):
     assert found[:2] == expected[:2]
     torch.testing.assert_close(torch.tensor(found[2]), torch.tensor(expected[2]))
     assert "replay replay sum sum replay" in " ".join(recorder.calls)
+
+
+def test_what_ranks_do_not_use_has_a_gradient_that_stays_in_its_place():
+    """A capture reads the gradients where they lie; the sum over ranks makes new ones, for all parameters."""
+    class Twins(Ranks):
+        def sum_(self, tensor):
+            tensor.mul_(2)
+
+    model, batch = torch.nn.Linear(2, 1), Data(x=torch.ones(3, 2), edge_index=torch.zeros(2, 0, dtype=torch.long))
+    model.unused, batch.cluster = torch.nn.Parameter(torch.ones(3)), 0
+    task = types.SimpleNamespace(draw=lambda *args: None, static_loss=lambda model, batch, drawn: (
+        model(batch.x).sum(), torch.tensor(3)))
+    cpu = torch.device("cpu")
+    step = StaticStep(model, torch.optim.Adam(model.parameters(), fused=True), task, device=cpu, precision="fp32",
+                      scaler=torch.amp.GradScaler("cpu", enabled=False), max_norm=math.inf, average=None,
+                      sync=GradientSync(model, Twins(0, 2)), num_ranks=2, recorder=None, graph=batch)
+    step._varies = True
+    for batches in ([batch], [None], [batch]):
+        step.begin(Progress())
+        step.take(batches, 0.1, torch.Generator(), 0)
+        assert [weight.grad.data_ptr() for weight in model.parameters()] == [grad.data_ptr() for grad in step._grads]
+    assert torch.equal(model.unused, torch.ones(3))
 
 
 def test_a_failed_capture_is_said_once_and_changes_nothing(configure, monkeypatch, caplog):
