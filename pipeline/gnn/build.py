@@ -33,6 +33,7 @@ from parallel_epochs.pipeline.gnn.optimization import (
     build_optimizer,
     build_schedule,
     check_decay,
+    check_precision,
     choose_static,
     settle,
 )
@@ -205,6 +206,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
         ValueError: the configuration does not fit the graph.
     """
     config, device, loader, train = setup.config, setup.device, setup.loader, setup.config.train
+    check_precision(train.precision, device)
     schedule = build_schedule(config, loader.num_batches, ranks)
     # Compiled and kept here, on first use, rather than in the middle of the first step.
     pulse.beat("preparing the batches", pulse.State.LONG)

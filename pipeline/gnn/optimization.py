@@ -85,6 +85,17 @@ def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
         train.plateau_factor, train.plateau_patience, task.metric in LOWER_IS_BETTER))
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that a GPU does not have.
+
+    Raises:
+        ValueError: names the key and the GPU.
+    """
+    if device.type == "cuda" and precision == "bf16" and (found := torch.cuda.get_device_capability(device)) < (8, 0):
+        raise ValueError("train.precision=bf16 needs a GPU of compute capability 8.0 or more; "
+                         f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}. Set train.precision=fp16")
+
+
 def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.device) -> bool:
     """Choose whether steps run on static tensors, and say in the log why not.
 

@@ -143,7 +143,7 @@ class StaticStep:
         # gradient, and then number, loss and norm of the first step that is not finite, or -1.
         self._now, self._round = (torch.zeros(size, dtype=torch.float64, device=device) for size in (3, 6))
         self._lr = torch.zeros((), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
-        self._places = dict[int, str]()
+        self._places, self._said = dict[int, str](), {""}
         self._has_loops = functools.cache(lambda: graph.has_self_loops())
 
     def forget(self) -> None:
@@ -201,7 +201,7 @@ class StaticStep:
         key = batch.num_nodes, room_for(batch.num_edges)
         try:
             if self._varies or key not in self._batches and len(self._batches) >= MAX_SIZES:
-                raise ShapeVaries
+                raise ShapeVaries("" if self._varies else f"batches have more than {MAX_SIZES} sizes")
             if key in self._batches:
                 self._batches[key].load(batch, drawn)
             else:
@@ -210,8 +210,9 @@ class StaticStep:
                     self._try(static)
                 self._batches[key] = static
         except ShapeVaries as error:
-            if not self._varies and str(error):
+            if str(error) not in self._said:
                 log.info("training steps run without a CUDA graph: %s", error)
+            self._said.add(str(error))
             self._varies = self._varies or not self._batches
             self._add(batch, None if drawn is None else drawn.to(self._device), is_first)
             return

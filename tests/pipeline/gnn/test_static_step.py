@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import math
 import types
@@ -11,7 +12,9 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.models import edge_index as edges
+from parallel_epochs.models.aggregate import cpu
 from parallel_epochs.models.edge_index import room_for
+from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.pipeline.gnn import build, optimization, static_step
 from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder, StaticStep
 from parallel_epochs.pipeline.run import checkpoint
@@ -95,7 +98,8 @@ def test_the_numbers_are_those_of_the_usual_step(overrides, configure, monkeypat
 
 
 @pytest.mark.parametrize("overrides", [[], ["task.class_weights=balanced"]])
-def test_padding_changes_no_bit_where_some_nodes_have_no_label(overrides, configure, monkeypatch):
+def test_padding_changes_no_bit_where_some_nodes_have_no_label(overrides, configure, monkeypatch, caplog):
+    caplog.set_level("INFO")
     found = []
     for most in (8, 0):  # without room for a single size, steps run on the batches themselves
         monkeypatch.setattr(static_step, "MAX_SIZES", most)
@@ -103,6 +107,7 @@ def test_padding_changes_no_bit_where_some_nodes_have_no_label(overrides, config
             found.append(train(trainer))
             assert bool(trainer._static._batches) == bool(most)
     assert found[0] == found[1]
+    assert caplog.messages.count("training steps run without a CUDA graph: batches have more than 0 sizes") == 1
     with trainer_of(configure, monkeypatch, *overrides, everything=False) as trainer:
         numbers = train(trainer)[2]
     torch.testing.assert_close(torch.tensor(numbers), torch.tensor(found[0][2]), rtol=1e-4, atol=1e-5)
@@ -305,6 +310,31 @@ def test_what_has_no_static_step_says_why(overrides, reason, configure, caplog):
             optimization.choose_static(config, task, kernel, gpu)
     config.train.cuda_graph = "false"
     assert not optimization.choose_static(config, task, kernel, gpu)
+
+
+@pytest.mark.parametrize("asked", ["true", "auto"])
+def test_without_triton_steps_are_not_captured(asked, configure, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    reason = Fused("aggregation", cpu, "gpu").missing("cuda")
+    config = configure(*TOY, f"train.cuda_graph={asked}")
+    task, given = types.SimpleNamespace(has_static_loss=True), (f"reference ({reason})", torch.device("cuda"))
+    with pytest.raises(ValueError, match="kernel=reference .the GPU kernel needs Triton .pip install triton... Leave "
+                       ) if asked == "true" else contextlib.nullcontext():
+        assert not optimization.choose_static(config, task, *given)
+    assert asked == "true" or "not captured in CUDA graphs, as this run has kernel=reference (the GPU k" in caplog.text
+
+
+def test_an_old_gpu_without_bf16_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    gpu = torch.device("cuda", 0)
+    for found in ((7, 5), (8, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=found: found)
+        with pytest.raises(ValueError, match=r"8.0 or more; Tesla T4 has 7.5. Set train.precision=fp16"
+                           ) if found == (7, 5) else contextlib.nullcontext():
+            optimization.check_precision("bf16", gpu)
+        optimization.check_precision("fp16", gpu)
+        optimization.check_precision("bf16", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("value", ["true", "false", "auto"])
