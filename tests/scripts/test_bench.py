@@ -124,9 +124,10 @@ def test_nothing_is_timed_where_outputs_differ():
 
 
 @pytest.mark.exhaustive
-def test_a_long_run_holds_no_more_and_more():
+@pytest.mark.parametrize("overrides", [[], ["loader=neighbor", "loader.num_neighbors=[10,5]", "loader.batch_size=256"]])
+def test_a_long_run_holds_no_more_and_more(overrides):
     table = measure("steady", "--epochs", "80", "data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=2",
-                    "train.eval_every=3")
+                    "train.eval_every=3", *overrides)
     assert table[0]["epoch"] == "10" and table[-1]["epoch"] == "70"
     for row in table:
         assert float(row["ratio"]) <= 1.02, table

@@ -1,7 +1,5 @@
 """Layouts on tiles by torch operations against autograd, and as a trainer in place of C++."""
 
-import contextlib
-import importlib.util
 
 import numpy as np
 import pytest
@@ -10,9 +8,10 @@ import torch
 from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.pipeline.graph import neighbors
 from parallel_epochs.pipeline.layout import tiled
-from tests.helpers import building as build, layout_tiles
+from tests.helpers import layout_tiles
 from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import train
+from tests.models.embedding.test_skipgram_tiles import train_on_both
 from tests.pipeline.layout.test_trainer import folder, graph, points_of, small  # noqa: F401 (fixtures)
 
 
@@ -52,20 +51,9 @@ def test_tiles_part_the_clouds(overrides, small, configure, tmp_path, monkeypatc
 def test_tensors_lie_on_the_gpu(small, configure, monkeypatch):  # noqa: F811
     """The trainer of a GPU that is not there ends with the bits of the one that computes the same on the CPU."""
     monkeypatch.setattr(tiled, "load_kernel", lambda: layout_tiles.train)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # Triton need not be there
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 2 * 10**9))
     monkeypatch.setattr(tiled, "trains_tiles", lambda device: True)
-    config, found = configure(*small, "train.epochs=4", "train.eval_every=4"), []
-    data = build.open_graph(config).data
-    for mode, device in ((contextlib.nullcontext(), torch.device("cpu")), (PretendGPU(), GPU)):
-        config.device = device.type
-        with mode, contextlib.closing(build.build_trainer(config, data, device)) as trainer:
-            for _ in range(2):
-                list(trainer.steps())
-                trainer.evaluate()
-            assert trainer.positions.device == device
-            found.append(trainer.embedding())
-    assert torch.equal(*found)
+    config = configure(*small, "train.epochs=4", "train.eval_every=4")
+    assert torch.equal(*train_on_both(config, lambda trainer: trainer.positions, monkeypatch))
 
 
 @pytest.mark.parametrize("dim", [4, 30])

@@ -223,9 +223,14 @@ def test_a_gpu_and_tables_on_the_disk_are_refused(small, configure):
 
 def test_tensors_lie_on_the_gpu(small, configure, torch_trains, monkeypatch):
     """The trainer of a GPU that is not there ends with the bits of the one that computes the same on the CPU."""
+    config = configure(*small, "train.epochs=4", "train.eval_every=4", "trainer.episode_size=3000")
+    assert torch.equal(*train_on_both(config, lambda trainer: trainer.heads.rows, monkeypatch))
+
+
+def train_on_both(config, rows_of, monkeypatch):
+    """Train vectors on the CPU and on a pretended GPU, which must hold their rows, and return both."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # Triton need not be there
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
-    config, found = configure(*small, "train.epochs=4", "train.eval_every=4", "trainer.episode_size=3000"), []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 2 * 10**9))
     data = build.open_graph(config).data
     for mode, device in ((contextlib.nullcontext(), torch.device("cpu")), (PretendGPU(), GPU)):
         config.device = device.type
@@ -233,6 +238,5 @@ def test_tensors_lie_on_the_gpu(small, configure, torch_trains, monkeypatch):
             for _ in range(2):
                 list(trainer.steps())
                 trainer.evaluate()
-            assert trainer.heads.rows.device == device and math.isfinite(trainer.numbers.loss)
-            found.append(trainer.embedding())
-    assert torch.equal(*found)
+            assert rows_of(trainer).device == device and math.isfinite(trainer.numbers.loss)
+            yield trainer.embedding()

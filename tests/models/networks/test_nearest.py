@@ -10,11 +10,9 @@ from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks import nearest
 from parallel_epochs.models.networks.nearest import dilated_neighbors
 from tests.helpers import building as build
-from tests.helpers.running import TOY, kill_after_rounds, rounds_of, train
+from tests.helpers.running import TOY
 
 H = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)) + 100
-DIGITS = ["data=digits", "data.train_fraction=0.3", "model.num_layers=3", "model.hidden_channels=8", "model.knn=4",
-          "model.knn_dilation=2", "model.knn_epsilon=0.3", "model.norm=batch", "partition.num_parts=6"]
 STAGES = dict(in_channels=5, hidden_channels=5, out_channels=2, num_layers=3, dropout=0.0, knn=4)
 
 
@@ -128,15 +126,3 @@ def test_what_is_refused(configure):
         build.check(configure("data=digits", "model.knn=2", "evaluation=neighbor"))
     with pytest.raises(ValueError, match="the 8 features of the edges of data=synthetic_proteins would"):
         build.open_graph(configure("model.knn=2", *TOY[:5]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("evaluation", ["exact", pytest.param("views", marks=pytest.mark.exhaustive)])
-def test_two_ranks_killed_in_an_uneven_run_end_with_the_same_bits(evaluation, configure, tmp_path):
-    overrides = [*DIGITS, "parallel.num_ranks=2", "train.epochs=9", f"evaluation={evaluation}"]
-    config, folder = configure(*overrides), tmp_path / "killed"
-    whole = train(config, tmp_path / "whole")
-    kill_after_rounds(2, overrides, folder, tmp_path / "cache")
-    assert len(rounds_of(folder)) < 5
-    resumed = train(config, folder)
-    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]

@@ -19,21 +19,14 @@ from tests.helpers.building import EvaluateConfig
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import TOY, rounds_of, summary_of, train
 from tests.helpers.typed_graphs import write_hetero
+from tests.pipeline.gnn import test_baselines
+from tests.pipeline.gnn.test_baselines import NUM_NODES
 
 MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2", "train.epochs=2"]
-NUM_NODES = 150
 
 
-def write_graph(path, **changes) -> list[str]:
-    """Save a graph whose edges join nodes of a class far more often than features tell it."""
-    g, node = torch.Generator().manual_seed(0), torch.arange(NUM_NODES)
-    y = node % 3
-    edges = torch.randint(NUM_NODES, (2, 3000), generator=g)
-    edges = edges[:, (y[edges[0]] == y[edges[1]]) | (torch.rand(3000, generator=g) < 0.1)]
-    x = torch.eye(3)[y] + torch.randn(NUM_NODES, 3, generator=g)
-    masks = {f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))}
-    torch.save({"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": x, "y": y, **masks, **changes}, path)
-    return ["data=file", f"data.path={path}", *MODEL]
+def write_graph(path, y=torch.arange(NUM_NODES) % 3, **changes) -> list[str]:
+    return [*test_baselines.write_graph(path, y, **changes), "train.epochs=2"]
 
 
 @pytest.fixture
