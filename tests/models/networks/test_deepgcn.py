@@ -221,6 +221,12 @@ def test_dropout_drops_in_training_only():
     assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
 
 
+@pytest.mark.parametrize("block, out", [("res+", 6.0), ("res", 5.0), ("plain", 4.0), ("dense", [1.0, 4.0])])
+def test_a_block_joins_the_output_of_a_layer_with_its_input(block, out):
+    found = BLOCKS[block](torch.ones(1, 1), lambda h: 2 * h + 1, lambda h: h + 1)
+    assert found.tolist() == [out if isinstance(out, list) else [out]]
+
+
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("block", ["res+", "dense"])
 def test_gradient_checkpointing_changes_no_bit(block, norm):
