@@ -31,7 +31,7 @@ from tests.helpers.running import ROOT, TOY, shell
 from tools.keys import write_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVERYWHERE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+EVERYWHERE = [*PAGES, ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 START = ROOT / "docs" / "start.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
@@ -343,7 +343,7 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 
 # The commands of the other pages run in the exhaustive suite; in the slow one they are only checked, by the test above.
 RUN = ("README.md", "start.md", "data.md", "edges.md", "embeddings.md", "knowledge.md", "reliability.md", "report.md",
-       "tables.md", "time.md")
+       "tables.md", "time.md", "tutorial.md")
 
 
 @pytest.mark.parametrize("page", [

@@ -11,6 +11,8 @@ import threading
 
 import pytest
 
+import parallel_epochs as pe
+from parallel_epochs import models
 from tests.helpers.browser import Browser
 from tests.helpers.running import ROOT
 from tests.test_docs import EVERYWHERE, prose_of
@@ -59,10 +61,27 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
              json.loads((site / "search" / "search_index.json").read_text())["docs"]}
     pages = {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"}
     assert found == pages | {"index.html", "notebook.html"}
+    listed = (site / "llms.txt").read_text()
     for page in site.glob("*.html"):
+        if page.name != "404.html":
+            text = page.with_suffix(".md")
+            assert f"]({text.name})" in listed and "# " in text.read_text(), page.name
         loaded = re.findall(r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
                             page.read_text())
         assert not loaded, f"{page.name}: {loaded}"
+
+
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text()
+    for name in (*pe._API, *models.__all__):
+        assert re.search(rf"^::: parallel_epochs\.[\w.]+\.{name}$", text, re.MULTILINE), name
+
+
+@pytest.mark.system
+def test_the_reference_has_docstrings(site):
+    text = (site / "api.html").read_text()
+    for words in ("Cut a graph into clusters", "num_parts", "set_epoch", "GENConv"):
+        assert words in text, words
 
 
 @pytest.mark.system

@@ -7,7 +7,8 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+TOP = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")}}
+TEXTS: dict[str, tuple[str, str]] = {}
 
 
 def on_files(files, config):
@@ -40,10 +41,21 @@ def _draw_cell(cell: dict) -> str:
     return "\n\n".join(blocks)
 
 
-def on_page_markdown(markdown, **_):
-    """Lead links to the pages of the top there, and leave out links to files that are no pages."""
+def on_page_markdown(markdown, page, **_):
+    """Lead links to the pages of the top there, leave out links to files that are no pages, and keep the text."""
     def mend(link: re.Match) -> str:
         page = TOP.get(link[2].partition("#")[0])
         return f"[{link[1]}]({page})" if page else link[1]
 
-    return re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", mend, markdown)
+    text = re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", mend, markdown)
+    TEXTS[page.file.src_uri] = str(page.title), text
+    return text
+
+
+def on_post_build(config):
+    """Write the Markdown of each page beside it, and llms.txt, which lists them for programs that read."""
+    site = Path(config["site_dir"])
+    lines = [f"- [{title}]({name})" for name, (title, _) in sorted(TEXTS.items())]
+    (site / "llms.txt").write_text("\n".join([f"# {config['site_name']}", "", *lines, ""]))
+    for name, (_, text) in TEXTS.items():
+        (site / name).write_text(text)
