@@ -24,6 +24,9 @@ PAIR_BYTES = 160
 TILE = 16
 # Numbers of a row that a GPU trains, at most, as the rows of a tile lie in registers.
 MOST_NUMBERS = 512
+# Rows of tails and negatives of a tile times numbers of a row, both rounded up to powers of two, that a multiprocessor
+# of an H100 holds at most.
+MOST_HELD = 2**14
 # A part has at least so many rows, a block so many pairs on average, and there are at most so many parts.
 LEAST_ROWS, LEAST_PAIRS, MOST_PARTS = 64, 64, 1024
 # Sum of the weights by which negatives are drawn, as whole numbers: sums of these have the same bits in any order.
@@ -96,6 +99,12 @@ def choose_num_parts(num_rows: int, num_pairs: int) -> int:
     """Choose P for a table and the pairs of a round: a power of two, at least 2."""
     most = min(MOST_PARTS, num_rows / LEAST_ROWS, (num_pairs / LEAST_PAIRS) ** 0.5)
     return 1 << max(int(most).bit_length() - 1, 1)
+
+
+def fits_tile(dim: int, num_negatives: int) -> bool:
+    """Tell whether a tile of vectors of this many numbers, with this many negatives, fits into a multiprocessor."""
+    slots, width = (1 << (size - 1).bit_length() for size in (TILE + num_negatives, dim))
+    return dim <= MOST_NUMBERS and slots * width <= MOST_HELD
 
 
 def whole_weights(weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
-from parallel_epochs.models.embedding.pair_tiles import MOST_NUMBERS, PAIR_BYTES
+from parallel_epochs.models.embedding.pair_tiles import PAIR_BYTES, fits_tile
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
 from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.open import label_columns
@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, de
 from parallel_epochs.pipeline.graph.structure import draw_lots, inspect
 from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, NodeEmbeddingTrainerConfig
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
-from parallel_epochs.pipeline.node_embedding.tiled import TiledTrainer
+from parallel_epochs.pipeline.node_embedding.tiled import OF_TILE, TiledTrainer
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.log import format_score
@@ -177,12 +177,13 @@ def trains_tiles(device: torch.device) -> bool:
 
 def _settle_device(part: Part, plan: Plan, ranks: Ranks) -> torch.device:
     options, num_nodes = part.config.trainer, part.data.num_nodes
-    is_auto, is_wide = part.config.device == "auto", options.dim > MOST_NUMBERS
+    is_auto, is_wide = part.config.device == "auto", not fits_tile(options.dim, options.num_negatives // OF_TILE)
     if options.tables == "disk" or is_auto and (is_wide or options.model == "spectral"):
         return part.device
     episode = min(plan.walks_per_episode, plan.num_walks) * plan.pairs_of_walk
     needed = PAIR_BYTES * episode + 8 * Table.numbers_per_row(options.dim, options.optimizer) * num_nodes
-    why_cpu = f"a GPU trains vectors of up to {MOST_NUMBERS} numbers, and trainer.dim={options.dim}" if is_wide else ""
+    why_cpu = f"tiles of trainer.dim={options.dim} and trainer.num_negatives={options.num_negatives} are too large " \
+              "for a GPU" if is_wide else ""
     return settle(part, size=num_nodes, least=AUTO_NODES, what="nodes", needed=needed, ranks=ranks, in_triton=True,
                   why_cpu=why_cpu)
 

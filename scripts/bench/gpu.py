@@ -171,7 +171,7 @@ ROWS: tuple[Row, ...] = (
     _test("kernels of attention", "triton_attention_cases.py", "graphs_without_edges"),
     _test("kernels of messages", "triton_messages_cases.py", "ties_divide"),
     _test("kernels of pairs in tiles", "triton_tiles_cases.py", "stay_apart"),
-    _test("kernels of rows far away", "triton_gather_cases.py", "bfloat16"),
+    _test("kernels of rows far away", "triton_gather_cases.py", "no_rows"),
     Row("training, stopping and resuming", "step", FIRST,
         ("pytest", "-v", "-n", "6", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "-k", "not cases"),
         instead=("pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "--collect-only"),
@@ -280,7 +280,8 @@ class Table:
     def run(self, row: Row) -> list[dict]:
         """Run the process of a row; returns its numbers, or the reason why there are none."""
         name, start = row.name.replace(" ", "_"), time.monotonic()
-        limit = min(row.seconds, self.end - start)
+        # Rows in miniature only show that they run, perhaps on a busy machine.
+        limit = min(row.seconds * (10 if self.small else 1), self.end - start)
         if limit < 1:
             return [{"failed": "no time was left"}]
         run = self.folder / "runs" / name

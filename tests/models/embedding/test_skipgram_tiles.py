@@ -240,3 +240,10 @@ def train_on_both(config, rows_of, monkeypatch):
                 trainer.evaluate()
             assert rows_of(trainer).device == device and math.isfinite(trainer.numbers.loss)
             yield trainer.embedding()
+
+
+@pytest.mark.parametrize("dim, num_negatives, fits", [
+    (512, 16, True), (512, 17, False), (128, 112, True), (128, 113, False), (513, 1, False), (16, 500, True)])
+def test_tiles_that_a_multiprocessor_does_not_hold_are_known(dim, num_negatives, fits):
+    """A kernel of 512 numbers takes 192 KiB of the 227 KiB of an H100 with 16 negatives, and 320 KiB with 17."""
+    assert pair_tiles.fits_tile(dim, num_negatives) == fits
