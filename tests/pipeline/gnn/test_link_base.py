@@ -348,7 +348,7 @@ def test_items_are_recommended_from_a_table_and_from_python(tmp_path):
     found = model.top(2, sources=["u7", "u1"], candidates=["i3", "i4", "i5", "i6"], filtered=False)
     assert found["source"].tolist() == ["u7", "u7", "u1", "u1"] and set(found["target"]) <= {"i3", "i4", "i5", "i6"}
     for wrong in ("3", 0):
-        with pytest.raises(ValueError, match=f"k must be a whole number of targets, 1 or more, not {wrong!r}"):
+        with pytest.raises(ValueError, match=f"k must be a whole number, 1 or more, not {wrong!r}"):
             model.top(wrong)
     with pytest.raises(ValueError, match="sources is a list of ids"):
         model.top(2, sources="u7")
