@@ -187,7 +187,7 @@ GIVEN = {"ChebConv": {"K": 2}, "FAConv": {}, "GCN2Conv": {"alpha": 0.1}, "GMMCon
          "MixHopConv": {"powers": [1]}, "GATv2Conv": {"heads": 2}, "GATConv": {"heads": 2},
          "TransformerConv": {"heads": 2}, "GIPAConv": {"heads": 2}}
 # The maximum of onnxruntime leaves out NaN, as the document says.
-TAKE_MAXIMA = ("deepergcn of categories", "max pooling", "EdgeConv")
+TAKE_MAXIMA = ("deepergcn of categories", "revgnn", "max pooling", "EdgeConv")
 NEED_EDGES = ("CGConv", "GINEConv", "GMMConv", "NNConv", "PDNConv", "SplineConv", "GatedGCNConv")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
 
