@@ -25,6 +25,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "parallel_epochs"  # where the sources lie in a checkout, by links, and in a package of the sources
 VARIABLE = "PARALLEL_EPOCHS_KERNELS"
 TARGET_VARIABLE = "PARALLEL_EPOCHS_TARGET"
 # The oldest glibc that a manylinux tag of this form names.
@@ -41,7 +42,7 @@ COMPILERS = {
 
 def load_shipped():
     """Load models/kernels/shipped.py by its path, since importing the package needs torch."""
-    spec = importlib.util.spec_from_file_location("shipped", ROOT / "models" / "kernels" / "shipped.py")
+    spec = importlib.util.spec_from_file_location("shipped", PACKAGE / "models" / "kernels" / "shipped.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -78,7 +79,7 @@ def compile_kernels(folder: Path) -> list[Path]:
     """
     system, machine = find_target()
     folder = folder / system
-    sources = sorted(path for package in ("models", "pipeline") for path in (ROOT / package).rglob("*.cpp"))
+    sources = sorted(path for package in ("models", "pipeline") for path in (PACKAGE / package).rglob("*.cpp"))
     paths = {(source, level): SHIPPED.path_of(source, level, folder, machine) for source in sources
              for level in SHIPPED.LEVEL_FLAGS[machine]}
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import RunConfig
+from parallel_epochs.pipeline.run import files
 
 # The key that names the class of tracker=custom.
 TRACKER = "tracker.path"
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def register() -> Path:
     """Return the folder with a file for each class."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "trusted"
+    return files.user_records() / "trusted"
 
 
 def remember(config: RunConfig) -> None:

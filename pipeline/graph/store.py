@@ -333,7 +333,7 @@ def write_rows(writer: StoreWriter, name: str, values: Tensor, rows: Tensor) -> 
 def check_once(path: Path, names: Iterable[str], check: Callable[[], object]) -> None:
     """Call a check of arrays of a store, unless this user has called it before on this machine for the same files."""
     record = _record_of(path, names)
-    if record.exists():
+    if os.path.exists(record):  # False where the system does not tell
         return
     check()
     with contextlib.suppress(OSError):  # without a place to note it, they are checked again the next time
@@ -348,4 +348,4 @@ def _record_of(path: Path, names: Iterable[str]) -> Path:
     known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns]
              for file in found]
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parallel-epochs" / "stores" / digest
+    return files.user_records() / "stores" / digest

@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def user_records() -> Path:
+    """Return the folder of this user's small records.
+
+    Without a home folder it is a path where none can be made: a relative one would lie in any folder.
+    """
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.devnull if cache.startswith("~") else cache) / "parallel-epochs"
+
+
 @contextlib.contextmanager
 def naming(path: Path, doing: str, *, size: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Turn an error of the system into one that names the file.

@@ -108,6 +108,17 @@ def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tm
         open_graph(tmp_path / "graph")
 
 
+def test_without_a_home_folder_edges_are_checked_each_time(path, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", str)  # as for a user whom the system does not know
+    monkeypatch.chdir(tmp_path)
+    before, checked = set(tmp_path.iterdir()), []
+    monkeypatch.setattr(ranges, "check_graph", lambda *args: checked.append(args))
+    for _ in range(2):
+        open_graph(path)
+    assert len(checked) == 2 and set(tmp_path.iterdir()) == before
+
+
 def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     checked = []
