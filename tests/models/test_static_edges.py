@@ -58,7 +58,7 @@ def test_what_would_see_the_padding_is_refused():
     attr, x = torch.zeros(ROOM, 3), torch.zeros(NUM_NODES, WIDTH)
     for conv, features, reason in (
             (GENConv(WIDTH, WIDTH), torch.zeros(ROOM, WIDTH, requires_grad=True), "the gradient of edge features"),
-            (GATConv(WIDTH, WIDTH, edge_dim=3), attr, "a list of all edges"),
+            (GATConv(WIDTH, WIDTH, edge_dim=3), attr, "the features of new self-loops"),
             (SAGEConv(WIDTH, WIDTH, aggr="std", kernel="auto"), None, "PyG's own code")):
         with pytest.raises(ShapeVaries, match=f"{reason} would read the padding"):
             conv(x, static.edge_index, *(() if features is None else (features,)))

@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_nodes_with_labels(run, tmp_path):
     saved = torch.load(tmp_path / "out.pt")["logits"]
     assert len(restored.rows) == 68 and torch.equal(saved, restored.rows[:40])
     assert saved.untyped_storage().nbytes() == saved.nbytes
-    assert torch.equal(Warm(run).rows(None, None)[0], saved)
+    assert torch.equal(Warm(run, None, {}).rows(None, None)[0], saved)
 
 
 def test_vectors_of_other_types(run, tmp_path):

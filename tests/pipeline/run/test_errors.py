@@ -15,7 +15,7 @@ from tests.helpers.running import ROOT
 
 # The extras that errors name. The ones of trackers are named like the trackers.
 NAMED = {"optuna", "kaminpar", "layout", "parquet", "slurm", "tables", "molecules", "report", "tensorboard", "wandb",
-         "mlflow", "notebook", "ray"}
+         "mlflow", "notebook", "ray", "onnx", "serve"}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
