@@ -5,8 +5,8 @@ import runpy
 import sys
 
 COMMANDS = {"init": "pipeline.init", "train": "pipeline.train", "evaluate": "pipeline.evaluate",
-            "predict": "pipeline.predict", "prepare": "pipeline.prepare", "check": "pipeline.check",
-            "baselines": "pipeline.baselines", "tune": "pipeline.tune", "serve": "pipeline.serve",
+            "predict": "pipeline.predict", "explain": "pipeline.explain", "prepare": "pipeline.prepare",
+            "check": "pipeline.check", "baselines": "pipeline.baselines", "tune": "pipeline.tune", "serve": "pipeline.serve",
             "report": "scripts.report", "bench": "scripts.bench"}
 
 

@@ -6,6 +6,7 @@ Nothing here imports torch, so that ``--help`` answers at once.
 import contextlib
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -100,6 +101,8 @@ class RunConfig:
     takes: ClassVar[tuple[str, ...]] = ()
     # It tells whether the predictions of several runs can be averaged.
     averages_runs: ClassVar[bool] = False
+    # The command `explain` takes predictions of its runs.
+    explains: ClassVar[bool] = False
     # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu", unless the size of the data
     # speaks for a GPU (:func:`pipeline.block_training.device.settle`).
     auto_device: ClassVar[str] = "auto"
@@ -183,16 +186,12 @@ class RunConfig:
 
 
 @dataclass
-class EvaluateConfig:
-    """The keys of `python -m pipeline.evaluate` that every product reads."""
+class AskConfig:
+    """The keys of every command that asks a run that was trained."""
 
     run: str = key(..., "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
                    is_path=True)
     checkpoint: str = key("best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last"))
-    predictions: str | None = key(None, "File for the predictions. Logits, in the order of nodes, graphs or pairs, are "
-                                  "saved as .pt. Vectors and positions are saved as .pt, .npy, .parquet, or .txt in "
-                                  "word2vec's format. Answers are saved as .tsv, .parquet, .json or .pt.",
-                                  is_path=True)
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
     trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command of your "
                       "own (model=custom). Importing the class runs its code.")
@@ -220,12 +219,15 @@ class EvaluateConfig:
         Raises:
             ValueError: names the key, the file, and what it is.
         """
-        ours = is_shared_model if name == "export" else is_prediction
-        outputs.check(name, path, ours=ours, reads=self.sources(config), cache=Path(config.cache_dir),
+        outputs.check(name, path, ours=self.ours(name), reads=self.sources(config), cache=Path(config.cache_dir),
                       overwrite=self.overwrite)
         if name == "export" and path.suffix not in EXPORTS:
             raise ValueError(f"export={path}: the end of the name chooses the format, and must be one of "
                              f"{', '.join(EXPORTS)}")
+
+    def ours(self, name: str) -> Callable[[outputs.Header], bool]:
+        """Return what tells by the header of a file that the command wrote it, given the key that names the file."""
+        return is_shared_model if name == "export" else is_prediction
 
     def sources(self, config: RunConfig) -> list[tuple[str, Path]]:
         """List the files, folders and patterns that the command reads, each with the key that names it.
@@ -242,6 +244,63 @@ class EvaluateConfig:
             with contextlib.suppress(ValueError):
                 found += keys.replaced(config, new).data.sources()
         return found
+
+
+@dataclass
+class EvaluateConfig(AskConfig):
+    """The keys of `python -m pipeline.evaluate` that every product reads."""
+
+    predictions: str | None = key(None, "File for the predictions. Logits, in the order of nodes, graphs or pairs, are "
+                                  "saved as .pt. Vectors and positions are saved as .pt, .npy, .parquet, or .txt in "
+                                  "word2vec's format. Answers are saved as .tsv, .parquet, .json or .pt.",
+                                  is_path=True)
+
+
+@dataclass
+class ExplainConfig(AskConfig):
+    """The keys of `python -m pipeline.explain`."""
+
+    node: str | None = key(None, "Id of the node, edge or graph whose prediction is explained.")
+    pair: str | None = key(None, "Ids of the two nodes of a link, as A,B (task=link).")
+    label: str | None = key(None, "Class or task whose score is explained. Default: the likeliest.")
+    top: int = key(10, "Largest number of columns, of neighbours and of edges that are named.", minimum=1, below=10_000)
+    output: str | None = key(None, "File to write. A page ends with .html. A table has all parts below each other, and "
+                             "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",
+                             is_path=True)
+    check: bool = key(False, "Measure, for nodes of the test, what the prediction loses without the edges that are "
+                      "named, and without as many at random.")
+    num_checked: int = key(100, "Number of nodes (check=true).", minimum=1)
+
+    def ours(self, name: str) -> Callable[[outputs.Header], bool]:
+        return lambda header: header.names[:2] == ("of", "part") or b'<section class="why">' in header.start
+
+    def check_question(self, path: str, *, takes_pairs: bool) -> None:
+        """Refuse a question that does not fit a run, before any long work.
+
+        Args:
+            path: of the run.
+            takes_pairs: whether it predicts links.
+
+        Raises:
+            ValueError: names the key.
+        """
+        wanted, other = ("pair", "node") if takes_pairs else ("node", "pair")
+        if getattr(self, other) is not None:
+            raise ValueError(f"{other}={getattr(self, other)}: {path} predicts {'links' if takes_pairs else 'no links'}"
+                             f". Give {wanted}={'A,B' if takes_pairs else 'ID'}")
+        if self.check and (takes_pairs or self.node is not None or self.output is not None):
+            raise ValueError("check=true takes nodes of the test, of a run that predicts labels, and prints what it "
+                             "finds: leave node, pair and output out")
+        if not self.check and getattr(self, wanted) is None:
+            raise ValueError(f"One argument is missing: {wanted}={'A,B' if takes_pairs else 'ID'}"
+                             + "; or check=true" * (not takes_pairs))
+        if self.pair is not None and (len(self.pair.split(",")) != 2 or not all(self.pair.split(","))):
+            raise ValueError(f"pair={self.pair} does not name two nodes. Give their ids as pair=A,B")
+        if self.output is not None and not self.output.endswith(".html"):
+            from parallel_epochs.pipeline.run import tables  # imports pandas
+            if not self.output.endswith(tables.FORMATS):
+                raise ValueError(f"output={self.output}: explanations are one of .html, {', '.join(tables.FORMATS)}")
+            tables.format_of("output", self.output)
 
 
 def is_shared_model(header: outputs.Header) -> bool:

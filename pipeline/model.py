@@ -242,6 +242,29 @@ class Model:
         return vectors if not table else pd.DataFrame(
             {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
 
+    def explain(self, id: object, *, top: int = 10, label: str | None = None) -> Any:
+        """Say which columns, neighbours and edges carry a prediction, as the command ``explain`` does.
+
+        Args:
+            id: of a node, an edge or a graph; of a model of links the two ids of a pair.
+            top: rows of each table, at most.
+            label: the class or task whose score is explained. None: the likeliest.
+
+        Returns:
+            An :class:`~pipeline.gnn.explain.answer.Explanation`: ``print`` shows it, ``columns``, ``neighbours`` and
+            ``edges`` are tables, ``to_dict`` gives what JSON can hold, ``to_html`` a page, and ``write`` a file.
+
+        Raises:
+            ValueError: the id names nothing, `top` is no whole number, or the run learned vectors.
+        """
+        self._refuse_several("an explanation")
+        cli.refuse_explanation([(self.run.folder, self.run.config, self.run.shared)])
+        if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
+            raise ValueError(f"top must be a whole number of rows, 1 or more, not {top!r}")
+        warm = self._open()
+        with apart_from_the_caller(self.run.config), torch.enable_grad():
+            return warm.explain(id, int(top), label)
+
     def module(self, data: object = None) -> torch.nn.Module:
         """Return the trained network alone, in evaluation mode, without the data of the training.
 

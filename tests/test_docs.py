@@ -123,7 +123,8 @@ def assert_sound(command: list[str]) -> None:
             if options:  # the head of a table names the command alone
                 build_parser().parse_args(options)
         elif module.startswith("pipeline."):
-            names = {"pipeline.evaluate": "evaluate", "pipeline.predict": "evaluate", "pipeline.serve": "serve"}
+            names = {"pipeline.evaluate": "evaluate", "pipeline.predict": "evaluate", "pipeline.serve": "serve",
+                     "pipeline.explain": "explain"}
             assert_composes(options, names.get(module, "config"))
         else:
             (folder,) = spec.submodule_search_locations or [None]

@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.command.arguments import Parser, shorten
 from parallel_epochs.pipeline.command.cli import CONF, config_groups, format_entries, register_schema
 from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
+from parallel_epochs.pipeline.config import EvaluateConfig, ExplainConfig, RunConfig
 from parallel_epochs.pipeline.products import PRODUCTS
 from parallel_epochs.pipeline.run import files, outputs
 
@@ -102,6 +102,7 @@ def command_sections() -> Iterator[Section]:
             commands = "predict" if product.evaluate is EvaluateConfig else "evaluate` and `predict"
             yield f"`{commands}` of a run of `trainer={name}`", product.predict, iter(own)
     yield "`python -m pipeline.serve`", ServeConfig, keys.entries(ServeConfig())
+    yield "`python -m pipeline.explain`", ExplainConfig, keys.entries(ExplainConfig())
     yield "`python -m pipeline.tune`", TuneConfig, keys.entries(TuneConfig())
 
 

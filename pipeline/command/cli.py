@@ -29,7 +29,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import arguments, folder as run_folder, schema, trust
 from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
-from parallel_epochs.pipeline.config import OUTPUTS, EvaluateConfig, RunConfig, settings
+from parallel_epochs.pipeline.config import OUTPUTS, AskConfig, ExplainConfig, RunConfig, settings
 from parallel_epochs.pipeline.run import files, watchdog
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
 from parallel_epochs.pipeline.run.memory import format_bytes
@@ -66,6 +66,7 @@ def register_schema() -> None:
     store.store(name="config_schema", node=schema.open_schema())
     store.store(name="evaluate_schema", node=schema.AnyEvaluation)
     store.store(name="serve_schema", node=ServeConfig)
+    store.store(name="explain_schema", node=ExplainConfig)
     for part, schemas in schema.members().items():
         for name, keys_of_member in schemas.items():
             store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_node(keys_of_member))
@@ -316,13 +317,14 @@ def _check_readers(overrides: list[str]) -> None:
 def takes_a_run(module: str, given: list[str]) -> bool:
     """Tell whether a command, by the name of its module and its arguments, is about a run that was trained."""
     name = module.rpartition(".")[2]
-    return name in ("evaluate", "predict", "serve") or name == "baselines" and any(
+    return name in ("evaluate", "predict", "serve", "explain") or name == "baselines" and any(
         text.startswith("run=") for text in given)
 
 
 def _entries_of_run(module: str) -> list[keys.Entry]:
     """Return the keys of a command that is about a run that was trained."""
-    return [entry for entry in keys.entries(ServeConfig() if module.endswith("serve") else schema.AnyEvaluation())
+    own = {"serve": ServeConfig, "explain": ExplainConfig}.get(module.rpartition(".")[2], schema.AnyEvaluation)
+    return [entry for entry in keys.entries(own())
             if not module.endswith("baselines") or entry.name in ("run", "trust")]
 
 
@@ -362,8 +364,8 @@ def read_config_of_run(cfg: DictConfig) -> RunConfig:
     return load_run(named_run(cfg, "baselines"), trusts=cfg.trust)[0]
 
 
-def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateConfig]:
-    """Read the configuration of the run that `evaluate` or `predict` is asked about.
+def open_run(cfg: DictConfig, command: str) -> tuple["SavedRun", Any]:
+    """Read the configuration of the run that `evaluate`, `predict` or `explain` is asked about.
 
     Returns:
         The run, and the keys that its product reads.
@@ -371,10 +373,14 @@ def open_run(cfg: DictConfig, *, predicts: bool) -> tuple["SavedRun", EvaluateCo
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
     """
-    loaded = load_runs(members_of(named_run(cfg, "predict" if predicts else "evaluate")), trusts=cfg.trust)
+    loaded = load_runs(members_of(named_run(cfg, command)), trusts=cfg.trust)
     _, config, _ = loaded[0]
-    options = schema.to_options(cfg, config, predicts=predicts)
-    _check_files(options, config, predicts=predicts)
+    options = schema.to_options(cfg, config, command)
+    if isinstance(options, ExplainConfig):
+        if config.explains:
+            options.check_question(options.run, takes_pairs=getattr(config, "predicts_links", False))
+        refuse_explanation(loaded)
+    _check_files(options, config, predicts=command == "predict")
     return saved_runs(options, loaded), options
 
 
@@ -410,7 +416,24 @@ def load_runs(paths: list[Path], *, trusts: bool) -> list[tuple[Path, RunConfig,
     return loaded
 
 
-def saved_runs(options: EvaluateConfig, loaded: list[tuple[Path, RunConfig, "Content | None"]]) -> "SavedRun":
+def refuse_explanation(loaded: list[tuple[Path, RunConfig, "Content | None"]]) -> None:
+    """Refuse to explain what a run does not predict, or cannot without its data.
+
+    Raises:
+        ValueError: there are several runs, they learned vectors, or one is a file without data.
+    """
+    path, config, content = loaded[0]
+    if len(loaded) > 1:
+        raise ValueError(f"a mean of {len(loaded)} runs has not an explanation of its own. Name one, such as "
+                         f"run={path}")
+    if not config.explains:
+        raise ValueError(f"{path} has trainer={config.trainer.name}, which learns vectors, and only predictions of "
+                         "trainer=gnn are explained")
+    if content is not None:
+        raise ValueError(f"{path} is a model without data. Name the directory of its run, where the neighbours are")
+
+
+def saved_runs(options: AskConfig, loaded: list[tuple[Path, RunConfig, "Content | None"]]) -> "SavedRun":
     """Return the first of several runs, with the others.
 
     Args:
@@ -430,7 +453,8 @@ def named_run(cfg: DictConfig, command: str) -> Path:
     """
     if OmegaConf.is_missing(cfg, "run") or not cfg.run:
         raise ValueError("One argument is missing: run=DIR, a run directory. For example: "
-                         f"{command_of(command)} run=DIR{' output=FILE.csv' * (command == 'predict')}")
+                         f"{command_of(command)} run=DIR{' output=FILE.csv' * (command == 'predict')}"
+                         f"{' node=ID' * (command == 'explain')}")
     return Path(cfg.run).expanduser()
 
 
@@ -457,7 +481,7 @@ def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
     return config, content
 
 
-def saved_run(options: EvaluateConfig, config: RunConfig,
+def saved_run(options: AskConfig, config: RunConfig,
               shared: "Content | None" = None) -> "SavedRun":
     """Return a run that was trained.
 
@@ -471,7 +495,7 @@ def saved_run(options: EvaluateConfig, config: RunConfig,
                     check_output=functools.partial(options.check_output, config=config), shared=shared)
 
 
-def _check_files(options: EvaluateConfig, config: RunConfig, *, predicts: bool) -> None:
+def _check_files(options: AskConfig, config: RunConfig, *, predicts: bool) -> None:
     """Check the files that a command names, before torch is imported and the run is opened.
 
     Raises:

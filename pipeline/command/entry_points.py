@@ -58,13 +58,18 @@ def _find_baselines(cfg: DictConfig) -> None:
 
 
 def _evaluate(cfg: DictConfig) -> None:
-    run, asked = cli.open_run(cfg, predicts=False)
+    run, asked = cli.open_run(cfg, "evaluate")
     product_of(run.config).evaluate(run, asked)
 
 
 def _predict(cfg: DictConfig) -> None:
-    run, asked = cli.open_run(cfg, predicts=True)
+    run, asked = cli.open_run(cfg, "predict")
     product_of(run.config).predict(run, asked)
+
+
+def _explain(cfg: DictConfig) -> None:
+    run, asked = cli.open_run(cfg, "explain")
+    product_of(run.config).explain(run, asked)
 
 
 COMMANDS = {
@@ -73,13 +78,14 @@ COMMANDS = {
     "baselines": Command(_find_baselines, check=check, needs_data=True),
     "evaluate": Command(_evaluate, "evaluate"),
     "predict": Command(_predict, "evaluate"),
+    "explain": Command(_explain, "explain"),
 }
 
 
 def call(name: str, own: Command | None = None) -> None:
     """Be the command of that name, or the given one."""
     command = own or COMMANDS[name]
-    schema = "evaluate" if own is None and cli.takes_a_run(name, sys.argv[1:]) else command.schema
+    schema = "evaluate" if name == "baselines" and cli.takes_a_run(name, sys.argv[1:]) else command.schema
 
     def run(cfg: DictConfig) -> None:
         with cli.readable_errors():

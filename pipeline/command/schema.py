@@ -19,7 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command.service import ServeConfig
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
+from parallel_epochs.pipeline.config import AskConfig, ExplainConfig, RunConfig, TrainerConfig
 from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
 from parallel_epochs.pipeline.names import check_device
@@ -326,19 +326,20 @@ def _refuse_interpolations(value: object, name: str = "") -> None:
                          "Write its value instead")
 
 
-def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> EvaluateConfig:
-    """Turn the composed configuration of `evaluate` or `predict` into the dataclass of a run's product.
+def to_options(cfg: DictConfig, config: RunConfig, command: str) -> Any:
+    """Turn the composed configuration of `evaluate`, `predict` or `explain` into the dataclass of a run's product.
 
     Args:
         config: of the run.
-        predicts: whether it is that of `predict`.
+        command: one of the three.
 
     Raises:
         ValueError: a key is of the wrong type, not allowed, or read for other runs only; the message names it.
     """
     product = config.trainer.name
-    kind = keys_of(product).predict if predicts else keys_of(product).evaluate
-    own, usual = ({entry.name: entry.value for entry in keys.entries(schema())} for schema in (kind, AnyEvaluation))
+    kind = ExplainConfig if command == "explain" else getattr(keys_of(product), command)
+    own, usual = ({entry.name: entry.value for entry in keys.entries(schema())}
+                  for schema in (kind, ExplainConfig if command == "explain" else AnyEvaluation))
     given = _flatten(cast(dict[str, Any], OmegaConf.to_container(cfg)), usual)
     for name in (name for name in usual if name not in own):
         if (value := given.pop(name)) != usual[name]:
@@ -352,13 +353,12 @@ def to_options(cfg: DictConfig, config: RunConfig, *, predicts: bool) -> Evaluat
     for name, value in given.items():
         if value != usual[name]:  # whose usual value may be that of another product
             OmegaConf.update(options, name, value)
-    asked = cast(EvaluateConfig, OmegaConf.to_object(options))
+    asked = cast(AskConfig, OmegaConf.to_object(options))
     check_options(asked)
     return keys.expand_paths(asked)
 
 
-def check_options(asked: EvaluateConfig | ServeConfig) -> None:
-    """Refuse values of keys of `evaluate`, `predict` or `serve` that are not allowed; a ValueError names the first one.
-    """
+def check_options(asked: AskConfig | ServeConfig) -> None:
+    """Refuse values of keys that are not allowed, of a command that asks a run; a ValueError names the first one."""
     keys.check(asked)
     check_device(asked.device)

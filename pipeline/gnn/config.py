@@ -428,6 +428,7 @@ class GNNConfig(RunConfig):
 
     takes: ClassVar[tuple[str, ...]] = ("graph", "graphs")
     averages_runs: ClassVar[bool] = True
+    explains: ClassVar[bool] = True
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {
         **RunConfig.members, "model": ("name", MODEL_SCHEMAS)}  # type: ignore[dict-item]
     rules: ClassVar[tuple[Rule, ...]] = (*RunConfig.rules, *RULES)

@@ -17,6 +17,9 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.explain.answer import Explanation
+from parallel_epochs.pipeline.gnn.explain.shares import Explainer
+from parallel_epochs.pipeline.gnn.fusion import read_kept
 from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
@@ -164,6 +167,32 @@ class Warm:
             _, predicted = predict_rows(self._run, replace(self._asked, embeddings=True, output=IN_MEMORY))
         assert predicted.embeddings is not None
         return predicted.embeddings[self._own]
+
+    def explain(self, asked: object, top: int, label: str | None) -> Explanation:
+        """Explain the prediction of an id, or of a pair of ids; see :meth:`pipeline.model.Model.explain`.
+
+        Raises:
+            ValueError: an id names no node, or there is no such class.
+        """
+        is_pair = self._kind.takes_pairs
+        if isinstance(asked, (list, tuple)) != is_pair or isinstance(asked, (list, tuple)) and len(asked) != 2:
+            raise ValueError(f"{self._run.folder} predicts {self._kind.unit}: name " + (
+                "the two ids of a pair, as pair=A,B" if is_pair else "one id, as node=ID"))
+        if not isinstance(asked, (list, tuple)):
+            return self.explainer.explain(int(self._find([asked])), str(asked), top=top, label=label)
+        table = pd.DataFrame([list(map(str, asked))], columns=list(PAIR_COLUMNS))
+        (pair,) = cast(Tensor, self._kind.find(table, self._predicted.graph, self._predicted.whole, self._asked))
+        return self.explainer.explain(pair.tolist(), ", ".join(map(str, asked)), top=top, label=label)
+
+    @property
+    def test_rows(self) -> np.ndarray:
+        """The numbers of the rows of the test."""
+        return cast(Data, self._predicted.graph).test_mask.nonzero().squeeze(1).numpy()
+
+    @cached_property
+    def explainer(self) -> Explainer:
+        """Explains predictions."""
+        return Explainer(self._setup, read_kept(self._run), cast(np.ndarray, self._predicted.ids))
 
     @property
     def network(self) -> Network:

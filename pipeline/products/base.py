@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
+from parallel_epochs.pipeline.config import AskConfig, EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.contract import Trainer
@@ -29,6 +29,11 @@ def finish_nothing(part: Part, trainer: Trainer, folder: Path, **_: object) -> d
 def train_one_part(train_one: Callable[[Part, Path], dict], opened: OpenData, folder: Path, **_: object) -> dict:
     """Train a model on all of the data."""
     return train_one(opened.parts[0], folder)
+
+
+def refuse_explanation(run: SavedRun, asked: AskConfig) -> None:
+    """Refuse to explain vectors; the command has said so before."""
+    raise ValueError(f"{run.folder} learned vectors, which are not explained")
 
 
 def refuse_export(run: SavedRun, path: Path) -> None:
@@ -61,6 +66,7 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
         baselines: returns the metric of the runs on some data, and the simple methods that they should be better than,
             each scored when it is reached. None: there are none.
         export: writes a model to one file, without its data.
+        explain: says which columns, neighbours and edges carry a prediction.
         learns_vectors: whether a run learns vectors of its data, and not a model that predicts rows.
     """
 
@@ -80,4 +86,5 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     train_parts: Callable[..., dict] = train_one_part
     baselines: Callable[[OwnPart], tuple[str, Iterator[Baseline]]] | None = None
     export: Callable[[SavedRun[Config], Path], None] = refuse_export
+    explain: Callable[[SavedRun[Config], Any], None] = refuse_explanation
     learns_vectors: bool = True

@@ -108,7 +108,7 @@ class LinkTask:
         """
         h = model(batch.x, batch.edge_index, batch.edge_attr)
         decoder = cast(LinkModel, model)
-        paths = decoder.find_paths(self._links_of(batch, decoder), batch.num_nodes)
+        paths = decoder.find_paths(self.links_of(batch, decoder), batch.num_nodes)
         positive, negative = (decoder.decode(h, pairs, paths).float()
                               for pairs in (batch.pairs, batch.negatives))
         each = len(positive) / max(len(negative), 1)
@@ -231,9 +231,9 @@ class LinkTask:
         device, width = next(decoder.parameters()).device, decoder.out_channels
         rows = (rows[:, -width:] if of_test else rows[:, :width]).to(device)
         data = self.test_data if of_test and self.test_data is not None else self._data
-        return decoder, rows, decoder.find_paths(self._links_of(data, decoder).to(device), data.num_nodes)
+        return decoder, rows, decoder.find_paths(self.links_of(data, decoder).to(device), data.num_nodes)
 
-    def _links_of(self, data: Data, decoder: LinkModel) -> Tensor:
+    def links_of(self, data: Data, decoder: LinkModel) -> Tensor:
         """Return the edges of a graph that a decoder finds paths in: with three hops, those of the relation."""
         if not decoder.three_hops or self.own is None:
             return data.edge_index

@@ -20,7 +20,7 @@ IMPORTED = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow", "hydra-submitit-lau
 # Each entry point, and a word of its help; the first answer before torch is imported.
 QUICK = {"pipeline.train": "train.lr=", "pipeline.prepare": "train.lr=", "pipeline.check": "train.lr=",
          "pipeline.baselines": "train.lr=", "pipeline.evaluate": "checkpoint=", "pipeline.predict": "predictions=",
-         "pipeline.tune": "study=",
+         "pipeline.explain": "node=", "pipeline.tune": "study=",
          "tools.keys": "docs/keys.md"}
 SLOW = {"scripts.report": "--figure", "tools.faults": "--times", "tools.simulate_scaling": "--network-us",
         "tools.reference_runs": "--threads", "scripts.bench": "ingest"}

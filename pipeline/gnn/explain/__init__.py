@@ -1,0 +1,1 @@
+"""Explanations of single predictions: shares of columns, neighbours, edges and the simple method."""

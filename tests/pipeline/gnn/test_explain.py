@@ -1,0 +1,177 @@
+"""Explanations against exact references: closed forms of linear models, and graphs that are rebuilt without an edge."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import parallel_epochs as pe
+from parallel_epochs.pipeline.data.column_names import ATOMS
+from parallel_epochs.pipeline.gnn.explain.scene import Removed
+from parallel_epochs.pipeline.gnn.explain.shares import Scoring
+from tests.pipeline.test_model import SMALL, people
+
+OPTIONS = {**SMALL, "base": "none", "epochs": 3, "data.nodes.label": "town", "data.nodes.features": ["age"],
+           "data.nodes.categories": ["job"], "data.edges.features": ["sum"]}
+
+
+def tables():
+    nodes, edges = people()
+    return nodes.assign(job=np.random.default_rng(1).choice(["cook", "smith"], 60)), edges
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Trains runs on people, and keeps them."""
+    folder, known = tmp_path_factory.mktemp("explain"), {}
+
+    def get(**options):
+        name = str(sorted(options.items()))
+        if name not in known:
+            known[name] = pe.train(tables(), folder=folder / str(len(known)), cache_dir=folder / "cache",
+                                   **(OPTIONS | options)).model
+        return known[name]
+
+    return get
+
+
+@pytest.mark.parametrize("model", [{"model": "deepergcn"}, *(pytest.param(more, marks=pytest.mark.slow) for more in (
+    {"model": "pyg", "conv": "GATConv"}, {"model": "pyg", "conv": "SAGEConv"}, {"model": "pyg", "conv": "GCNConv"},
+    {"model": "rgcn"}, {"model": "hgt"}))])
+def test_a_copy_without_an_edge_is_the_graph_rebuilt_without_it(train, model):
+    opened = train(**model)
+    warm, inputs, network = opened._open(), opened.prepare(), opened.module()
+    scene = warm.explainer.scene(7)
+    found = scene.without([Removed(), *(Removed(links=[link]) for link in range(scene.num_links)),
+                           Removed(nodes=[int(scene.edges[0, 0])])])
+    names = scene.data.n_id
+    for link, row in enumerate(found[:-1], start=-1):
+        pairs = {tuple(pair) for pair in names[scene.edges[:, scene.link == link]].t().tolist()}
+        pairs |= {pair[::-1] for pair in pairs}
+        kept = torch.tensor([tuple(pair) not in pairs for pair in inputs.edge_index.t().tolist()])
+        rebuilt = network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])
+        torch.testing.assert_close(row, rebuilt[7], rtol=1e-5, atol=1e-6)
+    kept = (inputs.edge_index != names[scene.edges[0, 0]]).all(0)
+    torch.testing.assert_close(found[-1], network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])[7],
+                               rtol=1e-5, atol=1e-6)
+
+
+def test_shares_of_a_linear_model_are_weights_times_differences(train):
+    opened = train(model="pyg", conv="SAGEConv", num_layers=1, norm_last=False)
+    explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
+    scene, mean = explainer.scene(7), inputs.x.double().mean(0).float()
+
+    class Linear(Scoring):
+        def of(self, rows, base):
+            return rows[:, self._column]  # a logit is linear in the features; log odds are not
+
+    nodes, _, _, (end, start) = explainer._integrate(scene, None, Linear(explainer, scene, None, "Ulm"))
+    x = inputs.x.clone().requires_grad_()
+    logit = network(x, inputs.edge_index, inputs.edge_attr)[7, 2]
+    weight, = torch.autograd.grad(logit, x)
+    torch.testing.assert_close(nodes, ((inputs.x - mean) * weight)[scene.data.n_id], rtol=1e-3, atol=1e-5)
+    assert end == pytest.approx(float(logit.detach()), abs=1e-5)
+    assert float(nodes.sum()) == pytest.approx(end - start, abs=1e-4)
+
+
+def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
+    opened, before = train(model="deepergcn"), torch.get_rng_state()
+    found, again = opened.explain("p7", top=4), opened.explain("p7", top=4)
+    assert torch.equal(before, torch.get_rng_state()) and str(found) == str(again)
+    nodes, edges = tables()
+    shown = dict(found.columns[["column", "value"]].to_numpy())
+    assert shown["age"] == str(nodes["age"][7]) and shown["job"] == nodes["job"][7] and set(shown) <= {
+        "age", "job", "degree"}
+    linked = {frozenset(pair) for pair in edges[["source", "target"]].to_numpy()}
+    named = {frozenset(pair) for pair in found.edges[["source", "target"]].to_numpy()}
+    assert len(found.edges) == 4 and named <= linked
+    assert found.neighbours["label"].tolist() == [nodes.set_index("id")["town"][id] for id in found.neighbours["id"]]
+    assert list(found.edges["drop"]) == sorted(found.edges["drop"], reverse=True)
+    probabilities = opened.predict(nodes=["p7"])[0]
+    assert found.prediction == pytest.approx(float(probabilities.max()), abs=1e-5) and found.is_complete
+    assert found.label == opened.classes[int(probabilities.argmax())]
+    other = opened.explain("p7", label="Ulm")
+    assert other.prediction == pytest.approx(float(probabilities[2]), abs=1e-5)
+    assert "complete: their sum misses the difference" in str(found)
+    content = json.loads(json.dumps(found.to_dict()))
+    assert content["edges"][0]["source"] == found.edges["source"][0] and content["is_complete"] is True
+    found.write(tmp_path / "why.csv")
+    parts = pd.read_csv(tmp_path / "why.csv")["part"].value_counts()
+    assert parts["edges"] == 4 and parts["columns"] == len(found.columns)
+    found.write(tmp_path / "why.html")
+    assert "<td>age</td>" in (tmp_path / "why.html").read_text()
+    model = opened._open()._setup.model
+    assert not [conv.pygs_reason for conv in model.convs if conv.pygs_reason]  # fused, also afterwards
+
+
+@pytest.mark.parametrize("asked, message", [
+    ({"id": "nobody"}, "nodes: none of the 60 nodes has the id 'nobody'"),
+    ({"id": ("p1", "p2")}, "predicts nodes: name one id, as node=ID"),
+    ({"id": "p1", "top": 0}, "top must be a whole number of rows, 1 or more, not 0"),
+    ({"id": "p1", "label": "Rome"}, "label=Rome is no class or task of this run; choose one of Bonn, Jena, Ulm")])
+def test_wrong_questions_are_refused(train, asked, message):
+    with pytest.raises(ValueError, match=message):
+        train(model="deepergcn").explain(**asked)
+
+
+def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
+    nodes, edges = tables()
+    edges = edges[(edges["source"] != "p7") & (edges["target"] != "p7")]
+    model = pe.train((nodes, edges), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS).model
+    found = model.explain("p7")
+    assert not len(found.edges) and not len(found.neighbours) and len(found.columns) and found.is_complete
+    assert "it has no neighbours: only its own columns carry the prediction" in str(found)
+    assert found.without is None and found.totals["neighbours"] == 0
+
+
+def test_what_has_no_explanation_says_so(train, tmp_path):
+    opened = train(model="deepergcn")
+    opened.export(tmp_path / "model.pe")
+    for model, message in ((pe.load(tmp_path / "model.pe"), "is a model without data. Name the directory of its run"),
+                           (pe.load([opened.run.folder] * 2), "a mean of 2 runs has not an explanation of its own")):
+        with pytest.raises(ValueError, match=message):
+            model.explain("p1")
+
+
+@pytest.mark.slow
+def test_links_have_explanations(tmp_path):
+    _, edges = people()
+    model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache",
+                     **SMALL, base="none", **{"data.edges.features": ["sum"]}).model
+    found = model.explain(("p1", "p2"), top=3)
+    (score,) = model.predict(pairs=[("p1", "p2")], table=True)["score"]
+    assert found.prediction == pytest.approx(score, abs=1e-5)
+    assert found.is_complete and len(found.edges) == 3 and found.label is None
+    with pytest.raises(ValueError, match="predicts pairs: name the two ids of a pair, as pair=A,B"):
+        model.explain("p1")
+
+
+def test_graphs_of_categories_have_explanations(tmp_path):
+    pytest.importorskip("rdkit")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"smiles": rng.choice(["CCO", "CCN", "c1ccccc1O", "CC(=O)O", "CCCl"], 60)})
+    table["y"] = table["smiles"].str.contains("O").astype(int)
+    table.to_csv(tmp_path / "molecules.csv", index=False)
+    model = pe.train(None, "data=smiles", "task=graph", "loader=graph", folder=tmp_path / "run",
+                     cache_dir=tmp_path / "cache", num_layers=2, hidden_channels=8, epochs=3, verbose=False,
+                     base="none", **{"data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"]}).model
+    warm = model._open()
+    found = warm.explainer.explain(2, "molecule", top=5)
+    assert found.is_complete and set(found.columns["column"]) < {*ATOMS, "place in the graph"} and len(found.edges)
+    assert found.neighbours["id"].tolist() and found.prediction == pytest.approx(
+        float(model.predict()[2].max()), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_task_of_many_and_a_file_without_names(tmp_path):
+    torch.manual_seed(0)
+    data = Data(x=torch.randn(50, 3), edge_index=torch.randint(50, (2, 300)), y=torch.rand(50, 2), metric="rmse")
+    data.train_mask = torch.arange(50) < 30
+    data.val_mask, data.test_mask = ~data.train_mask & (torch.arange(50) < 40), torch.arange(50) >= 40
+    model = pe.train(data, folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL, base="none").model
+    found = model.explain(3, label="1")
+    assert found.unit == "value" and found.prediction == pytest.approx(float(model.predict()[3, 1]), abs=1e-5)
+    assert {"x[0]", "x[1]", "x[2]"} <= set(found.columns["column"]) and found.is_complete
