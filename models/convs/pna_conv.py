@@ -52,7 +52,7 @@ class PNAConv(FusedConv, pyg.PNAConv):
             of_attr = of_edge[0] @ self.edge_encoder.weight
             bias = bias + of_edge[0] @ self.edge_encoder.bias
         degree = find_degrees(edges, num_nodes).in_degree.to(x.dtype).view(-1, 1, 1)
-        parts = self._collect(edges, _multiply(x, of_src), edge_attr, of_attr, degree)
+        parts = self._reduce_parts(edges, _multiply(x, of_src), edge_attr, of_attr, degree)
         out = self._scale(self._combine(parts, _multiply(x, of_dst) + bias, degree), degree)
         out = torch.cat([x, out], dim=-1)
         return self.lin(torch.cat([nn(out[:, i]) for i, nn in enumerate(self.post_nns)], dim=1))
@@ -71,8 +71,8 @@ class PNAConv(FusedConv, pyg.PNAConv):
                   "max": {"max"}}
         return [name for name, readers in wanted.items() if readers & kinds]
 
-    def _collect(self, edges: Tensor, sent: Tensor, attr: OptTensor, of_attr: OptTensor,
-                 degree: Tensor) -> dict[str, Tensor]:
+    def _reduce_parts(self, edges: Tensor, sent: Tensor, attr: OptTensor, of_attr: OptTensor,
+                      degree: Tensor) -> dict[str, Tensor]:
         """Reduce what the sources send [num_nodes, towers, F_in], and the edges add, in each way that is needed."""
         names, num_nodes = self._primitives(), degree.size(0)
         if KERNEL.why_reference(self.kernel, sent.device.type, lambda: (
