@@ -6,8 +6,8 @@ import sys
 
 COMMANDS = {"init": "pipeline.init", "train": "pipeline.train", "evaluate": "pipeline.evaluate",
             "predict": "pipeline.predict", "explain": "pipeline.explain", "prepare": "pipeline.prepare",
-            "check": "pipeline.check", "baselines": "pipeline.baselines", "tune": "pipeline.tune", "serve": "pipeline.serve",
-            "report": "scripts.report", "bench": "scripts.bench"}
+            "check": "pipeline.check", "baselines": "pipeline.baselines", "tune": "pipeline.tune",
+            "serve": "pipeline.serve", "report": "scripts.report", "bench": "scripts.bench"}
 
 
 def main() -> None:
