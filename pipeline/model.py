@@ -294,6 +294,17 @@ class Model:
         self._refuse_several("inputs")
         return self._open_rows(data).inputs()
 
+    def newcomers(self) -> Any:
+        """Return what predicts new rows with edges to known nodes: ``newcomers().predict(rows, edges)`` is a table.
+
+        Rows and edges are lists of dicts with the columns of the tables of the training. The tables are not read again.
+
+        Raises:
+            ValueError: the model cannot do this, and the message says why.
+        """
+        with apart_from_the_caller(self.run.config):
+            return self._open_rows().newcomers
+
     def app(self, **limits: Any) -> "App":
         """Return an application (ASGI) that answers requests about this model, to be mounted in another one.
 

@@ -110,7 +110,7 @@ def build(asked: ServeConfig, token: str | None) -> "App":
         return load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
 
     is_local = asked.host in (*LOOPBACK, "::1") and token is None and not asked.insecure
-    limits = Limits(asked.max_body, asked.max_rows, asked.max_waiting, asked.seconds, asked.max_neighbors, token,
+    limits = Limits(asked.max_body, asked.max_rows, asked.max_waiting, asked.seconds, token,
                     LOOPBACK if is_local else None)
     return App(reopen(), limits, reopen)
 

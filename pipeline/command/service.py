@@ -21,8 +21,6 @@ class ServeConfig:
     token: str | None = key(None, "File with the token that clients must send (Authorization: Bearer TOKEN). Default: "
                             "the environment variable PARALLEL_EPOCHS_TOKEN, if it is set.", is_path=True)
     insecure: bool = key(False, "Listen on an address that other machines reach although no token is asked for.")
-    max_neighbors: int | None = key(None, "Largest number of incoming edges of a node that are read for the answer to "
-                                    "a new row. The answer says when it was reached. Default: all edges.", minimum=1)
     max_body: int = key(8_000_000, "Largest number of bytes in the body of a request.", minimum=1)
     max_rows: int = key(10_000, "Largest number of rows in a request.", minimum=1)
     max_waiting: int = key(256, "Largest number of requests that wait for a computation. Further ones are answered by "

@@ -206,6 +206,11 @@ def _name_of(like: Learned | None) -> str:
     return f"-like-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
 
 
+def load_own(config: DataConfig, cache_dir: str | Path) -> Graph:
+    """Open the graph that :func:`load` opens, without columns of degrees, averages over hops and summaries."""
+    return _load(config, cache_dir)
+
+
 def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
                relation: object = None, like: Learned | None = None) -> Graph:
     """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.

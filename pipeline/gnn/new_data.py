@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.degrees import add_degrees
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED, PREPROCESSING, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
@@ -72,7 +73,7 @@ def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
         setup: of the run's own data, if it has no file that holds this.
     """
     if run.shared is not None or files.is_there(run.folder / PREPROCESSING):
-        return _load(run, run.load())
+        return read_learned(run, run.load())
     return learn_of(setup) if _is_known(setup) else None
 
 
@@ -159,13 +160,26 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     Raises:
         ValueError: the data are wrong, or are not like those of the training.
     """
-    source, learned = config.data, _load(run, state)
-    origin, kind = source.origin(), kind_of(config)
+    source, learned = config.data, read_learned(run, state)
+    kind = kind_of(config)
     if source.is_stored:
         data = open_other(source, learned, config.cache_dir)
     else:
         data = prepare_as(source, read(source, needs_labels=kind.has_labels and config.train.label_input > 0),
                           learned=learned)
+    data.content_hash = hash_graph(source)
+    return OpenData(config, data, [complete(config, run, state, learned, data, device, known_labels=known_labels)])
+
+
+def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, data: Graph, device: torch.device, *,
+             known_labels: str) -> Setup:
+    """Give a prepared graph the features that are made of its edges, its labels and the scores of the simple method.
+
+    Args:
+        learned: what the preparation of the training data told.
+        data: other data than those of the training.
+    """
+    source, origin, kind = config.data, config.data.origin(), kind_of(config)
     if learned.schema is not None:  # other data need not say which type has labels
         data.types = replace(data.types, labelled=learned.schema["labelled"])
     check_columns(learned, data, origin, source.propagate)
@@ -175,7 +189,6 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
         data.x, _ = propagate(data, source.propagate, learned.hops)
     if learned.summaries is not None:
         summarise(data, source.summaries, plan=Summaries(**learned.summaries))
-    data.content_hash = hash_graph(source)
     data, base = kind.accept(data, learned), cast(Any, None)
     if known_labels == OLD:
         _hide_new(data, run, state)
@@ -190,7 +203,7 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
         log.warning("the model reads labels of neighbours (train.label_input), and none of %s are known%s", origin,
                     "; data.known_labels=all reads those of the tables" if known_labels == "none" else "")
     log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
-    return OpenData(config, data, [setup])
+    return setup
 
 
 def _hide_new(data: Data, run: SavedRun, state: dict) -> None:
@@ -208,7 +221,7 @@ def _hide_new(data: Data, run: SavedRun, state: dict) -> None:
              words.count(int(data.train_mask.sum()), "row"), f"{int(data.test_mask.sum()):,}")
 
 
-def _load(run: SavedRun, state: dict) -> Learned:
+def read_learned(run: SavedRun, state: dict) -> Learned:
     """Read what was learned of the training data. A run of an earlier version kept nothing, so it is learned again.
 
     Args:
@@ -269,7 +282,7 @@ def export(run: SavedRun, path: Path) -> None:
         **_without_labels(run.config)})
     checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
                            "state": {"model": weights, "round": round_, "epoch": epoch},
-                           "learned": _load(run, state).to_dict(), **({} if (
+                           "learned": read_learned(run, state).to_dict(), **({} if (
                                found := label_scores.read_thresholds(run)) is None else {"thresholds": found.tolist()}),
                            **({} if (kept := fusion.read_kept(run)) is None else {
                                "base": vars(kept) | {"fitted": dict(kept.fitted)}})})

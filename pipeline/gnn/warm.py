@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
 from parallel_epochs.pipeline.gnn.kinds.links import ids_of
 from parallel_epochs.pipeline.gnn.network import Network
+from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.table import Table
@@ -106,6 +107,11 @@ class Warm:
         elif nodes is not None:
             return predicted.rows[self._find(nodes)], predicted.task.kind
         return main_of(self._kind.tensors(predicted))[1], predicted.task.kind
+
+    @cached_property
+    def newcomers(self) -> Newcomers:
+        """An object that predicts new rows; see :meth:`pipeline.model.Model.newcomers`."""
+        return Newcomers(self._run)
 
     def table(self, nodes: Sequence[Any] | None, columns: str) -> pd.DataFrame:
         """Return what `predict output=TABLE` writes, of some nodes or of all; see :meth:`pipeline.model.Model.predict`.

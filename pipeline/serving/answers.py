@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.words import listed
 from parallel_epochs.pipeline.serving.rows import Refused, Rows
 from parallel_epochs.pipeline.serving.worker import Compute
@@ -39,6 +40,7 @@ class Answers:
     Attributes:
         known: the rows of the training data; none for links, whose pairs are predicted.
         num_ids: number of the ids that can be asked for.
+        columns: of new rows and edges; none where no new rows are answered, and `no_newcomers` says why.
     """
 
     def __init__(self, model: Any, *, max_rows: int):
@@ -53,6 +55,14 @@ class Answers:
             self.known = Rows(pd.DataFrame({"id": model.ids, "vector": list(model.vectors())}), model.ids)
         elif not self.predicts_links:
             self.known = self._tables["all"] = Rows(model.predict(table=True), model.ids)
+        self._newcomers: Any = None
+        self.no_newcomers = f"{self.folder} answers no new rows: only models of the labels of nodes do"
+        if self.known is not None and not self.learns_vectors:
+            try:
+                self._newcomers = model.newcomers()
+            except ValueError as error:
+                self.no_newcomers = one_line(error)
+        self.columns: dict[str, list[str]] = {} if self._newcomers is None else self._newcomers.columns
 
     def predict(self, request: Mapping[str, Any]) -> list[bytes] | Ask:
         """Answer /predict: rows of ids at once; pairs and triples by a computation.
@@ -66,7 +76,9 @@ class Answers:
             check_names(request, "pairs")
             pairs = lists_of(request, "pairs", 2, self._max_rows)
             return ask(self._score_pairs, pairs)
-        check_names(request, "ids", *["columns"] * (not self.learns_vectors))
+        if "rows" in request:
+            return self._predict_new(request)
+        check_names(request, "ids", *["columns"] * (not self.learns_vectors), *["rows", "edges"] * bool(self.columns))
         ids, columns = texts_of(request, "ids", self._max_rows), request.get("columns", "all")
         if columns == "all" or self.learns_vectors:
             assert self.known is not None
@@ -112,6 +124,17 @@ class Answers:
             raise Refused(413, f"k={k} for {len(triples):,} triples are more than the {self._max_rows:,} rows of a "
                           "request")
         return ask(self._answer, k, triples, filtered)
+
+    def _predict_new(self, request: Mapping[str, Any]) -> Ask:
+        check_names(request, "rows", "edges")
+        if self._newcomers is None:
+            raise ValueError(self.no_newcomers)
+        rows = _list_of(request, "rows", self._max_rows)
+        edges = _list_of(request, "edges", 100 * self._max_rows) if request.get("edges", []) != [] else []
+        return ask(self._new_rows, rows, edges)
+
+    def _new_rows(self, rows: list, edges: list) -> list[bytes]:
+        return Rows(self._newcomers.predict(rows, edges)).all()
 
     def _score_pairs(self, pairs: list[list[str]]) -> list[bytes]:
         return Rows(self.model.predict(pairs=pairs, table=True)).all()

@@ -17,6 +17,5 @@ class Limits:
     max_rows: int = 10_000
     max_waiting: int = 256
     seconds: float = 30.0
-    max_neighbors: int | None = None
     token: str | None = None
     hosts: frozenset[str] | None = None

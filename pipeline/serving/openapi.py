@@ -24,6 +24,12 @@ def describe(answers: Answers, limits: Limits) -> dict[str, Any]:
         if not answers.learns_vectors:
             known["columns"] = {"enum": ["all", "class", "top3"], "default": "all"}
         paths["/predict"] = _post("Predictions or vectors of known rows", known, ["ids"])
+        if answers.columns:
+            cell = {"type": ["string", "number", "boolean", "null"]}
+            new = {name: {"type": "array", "items": _object(dict.fromkeys(columns, cell), columns)}
+                   for name, columns in answers.columns.items()}
+            content = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]
+            content["schema"] = {"oneOf": [content["schema"], _object(new, ["rows"])]}
     if answers.learns_vectors or answers.predicts_links:
         paths["/top"] = _post("The likeliest targets, or the nearest vectors", {
             "ids": ids, "k": COUNT, "candidates": ids, "filtered": {"type": "boolean", "default": True}}, ["ids"])

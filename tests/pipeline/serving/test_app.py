@@ -56,6 +56,16 @@ def test_known_rows_are_those_of_predict(app, model):
     assert ask(app, "/predict", {"ids": ["p7"], "columns": "class"})[1]["rows"][0]["class"] == table["class"][7]
 
 
+def test_new_rows_are_predicted_from_the_columns_of_the_user(app, model):
+    rows, edges = [{"id": "n1", "age": 40}], [{"source": "n1", "target": "p3", "sum": 0.5}]
+    status, found = ask(app, "/predict", {"rows": rows, "edges": edges})
+    assert status == 200 and found["rows"][0]["id"] == "n1"
+    expected = model.newcomers().predict(rows, edges)
+    np.testing.assert_allclose(found["rows"][0]["probability_Ulm"], expected["probability_Ulm"][0], atol=1e-6)
+    status, told = ask(app, "/predict", {"rows": [{"id": "n1"}]})
+    assert status == 400 and told["error"].startswith("rows[0] lacks the column 'age'")
+
+
 WRONG = [
     (404, "/predict", {"ids": ["nobody"]}, "ids: nothing has the id 'nobody'; there are 60, such as p0, p1, p2"),
     (400, "/predict", {"ids": []}, "ids must be a list with one item at least, and is []"),
