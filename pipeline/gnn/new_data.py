@@ -15,7 +15,6 @@ from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.degrees import add_degrees
-from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED, PREPROCESSING, Learned, check_columns, learn
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
@@ -171,7 +170,7 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     return OpenData(config, data, [complete(config, run, state, learned, data, device, known_labels=known_labels)])
 
 
-def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, data: Graph, device: torch.device, *,
+def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, data: Data, device: torch.device, *,
              known_labels: str) -> Setup:
     """Give a prepared graph the features that are made of its edges, its labels and the scores of the simple method.
 
