@@ -19,6 +19,8 @@ FILLERS = {"table", "tbl", "dim", "fact", "dataset", "data"}
 # Parts of the cells: different ones in a column of ids; known ids in a column with a name that is alike, or is not.
 UNIQUE, ALIKE, OTHERS = 0.95, 0.5, 0.9
 MOST_CATEGORIES, FEWEST_WORDS = 256, 2.5
+# Numbers that one query counts. Its time grows with their square.
+COUNTED = 200
 # More whole numbers than these are values to predict, and no classes.
 MOST_CLASSES = 50
 KINDS = {"features": "numbers", "dates": "dates", "categories": "few different values", "text": "prose",
@@ -183,7 +185,9 @@ def _profile(db: Database, place: int, path: Path) -> Table:
         f"count(TRY_CAST({cell} AS TIMESTAMPTZ))", f"count(*) FILTER (contains({cell}, '|'))",
         f"avg(len(string_split_regex(trim({cell}), '\\s+')))", f"min(TRY_CAST({cell} AS DOUBLE))",
         f"median(TRY_CAST({cell} AS DOUBLE))", f"max(TRY_CAST({cell} AS DOUBLE))")]
-    ((num_rows, *found),) = db.execute(f"SELECT count(*), {', '.join(parts)} FROM t{place}", "counting cells")
+    ((num_rows,),) = db.execute(f"SELECT count(*) FROM t{place}", "counting rows")
+    found = [value for start in range(0, len(parts), COUNTED) for value in db.execute(
+        f"SELECT {', '.join(parts[start:start + COUNTED])} FROM t{place}", "counting cells")[0]]
     counts = zip(source.columns, nested, *(found[number::10] for number in range(10)))
     columns = {name: _describe(name, num_rows, "holds lists" if is_nested else "", [value or 0 for value in values])
                for name, is_nested, *values in counts}
@@ -254,14 +258,15 @@ def _write(folder: Path, tables: list[Table], own: Table | None, label: Column |
                           and 1 < own.distinct <= table.num_rows / 2), None)
             if other is not None:
                 ends.append((other.name, ID.sub("", other.name) or table.name, 1.0))
-                nodes.append(f"  {_name(ends[1][1])}: {{}}  # the values of {other.name} in {table.file}")
+                nodes.append(f"  {_name(ends[1][1])}: {{}}  # the values of {_escape(other.name)} in "
+                             f"{_escape(table.file)}")
         start = [f"    path: {_name(table.file)}"]
         if len(ends) == 2 and table.name not in named and (table.id is None or table is not own):
             edges += [f"  {_name(table.name)}:", *start, *map(_write_end, ("source", "target"), *zip(*ends)),
                       *_write_columns(table, {name for name, *_ in ends}, own, label, is_edges=True)]
         elif table.id is None or not ends and table.name not in named:
             why = "has no column of ids that names each row once" if table.id is None else "is linked to no table"
-            notes.append(f"# {table.file} is left out: it {why}.")
+            notes.append(f"# {_escape(table.file)} is left out: it {why}.")
         else:
             num_ids = table.columns[table.id].distinct
             repeats |= num_ids < table.num_rows
@@ -272,8 +277,8 @@ def _write(folder: Path, tables: list[Table], own: Table | None, label: Column |
             for end in ends:
                 edges += [f"  {_name(f'{table.name}_{end[0]}')}:", *start,
                           _write_end("source", table.id, table.name, 1.0), _write_end("target", *end)]
-    return "\n".join([f"# A guess of parallel-epochs init from the tables in {folder.absolute().name}. Correct what is "
-                      "wrong.", "# docs/tables.md and docs/typed.md describe the keys.",
+    return "\n".join([f"# A guess of parallel-epochs init from the tables in {_escape(folder.absolute().name)}. Correct "
+                      "what is wrong.", "# docs/tables.md and docs/typed.md describe the keys.",
                       *notes, *nodes, *edges, ""]), repeats
 
 
@@ -286,10 +291,11 @@ def _write_columns(table: Table, ids: set[str], own: Table | None, label: Column
         if column.name in ids or has_label and column is label:
             continue
         why = "has the name of the label" if label is not None and column.name == label.name else (
+            "has a name with ${, which a schema cannot hold" if "${" in column.name else
             "names edges" if column.name == table.id else column.kind if column.kind not in KINDS else
             f"holds {KINDS[column.kind]}, which edges do not read" if column.kind not in readable else "")
         found.setdefault("left" if why else column.kind, []).append(column.name)
-        left += [f"    # {column.name} is left out: it {why}"] * bool(why)
+        left += [f"    # {_escape(column.name)} is left out: it {why}"] * bool(why)
     lines = [f"    {key}: {_list(found[key])}  # {KINDS[key]}" for key in KINDS if key in found]
     if skewed := [name for name in found.get("features", []) if table.columns[name].is_skewed]:
         lines.append(f"    log1p: {_list(skewed)}  # the largest value is over 100 times the median")
@@ -311,7 +317,12 @@ def _name(text: str) -> str:
     """Write a name in YAML, quoted where YAML would read something else."""
     is_plain = re.fullmatch(r"[A-Za-z_][\w.-]*( [\w.-]+)*", text, re.ASCII) and text.lower() not in (
         "true", "false", "null", "yes", "no", "on", "off", "y", "n")
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+    return text if is_plain else _escape(json.dumps(text, ensure_ascii=False))
+
+
+def _escape(text: str) -> str:
+    """Write a text in one line of YAML, which may be a comment."""
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
 
 
 def _list(names: list[str]) -> str:

@@ -105,6 +105,27 @@ def test_odd_names_and_copies_of_the_label(tmp_path):
     assert "# alone.csv is left out: it has no column of ids that names each row once." in found.schema
 
 
+def test_names_cannot_break_out_of_the_schema(tmp_path):
+    bad = ["x\nnodes: {evil: {}}", "\x85", " \u2028", "\ufffe", "a\x7f", "${oc.env:HOME}"]
+    frame = pd.DataFrame({"id": [f"u{i}" for i in range(20)], "on": np.arange(20) % 2} | {
+        name: np.arange(20) / 2 for name in bad} | {f"{name} empty": None for name in bad})
+    frame.to_parquet(tmp_path / "users.parquet")
+    (tmp_path / "truth\nnodes: {}.csv").write_text("a,b\n1.5,2\n")
+    (tmp_path / "orders.csv").write_text("order_id,user_id\n" + "".join(f"o{i},u{i % 20}\n" for i in range(40)))
+    found = yaml.safe_load(guess(tmp_path, "users.on").schema)
+    assert found["nodes"].keys() == {"users", "orders"}
+    assert found["nodes"]["users"]["features"] == bad[:-1]
+
+
+def test_many_columns_are_counted_by_several_queries(tmp_path):
+    folder = write(tmp_path / "wide", {
+        "users": ["id,on," + ",".join(f"c{j}" for j in range(45)), *(
+            f"u{i},{i % 2}," + ",".join(str(i * j / 2 + j) for j in range(45)) for i in range(1, 21))],
+        "orders": ["order_id,user_id", *(f"o{i},u{i % 20 + 1}" for i in range(40))]})
+    found = yaml.safe_load(guess(folder, "users.on").schema)
+    assert found["nodes"]["users"]["features"] == [f"c{j}" for j in range(1, 45)]
+
+
 @pytest.mark.parametrize("tables, label, message", [
     ({}, None, "is not a folder with tables: files that end in .csv"),
     ({"users": ["id,a", "1,2", "2,3"]}, None, "no column names rows of another table, .* Columns of ids are users.id"),
