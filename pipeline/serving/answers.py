@@ -80,6 +80,8 @@ class Answers:
             return self._predict_new(request)
         check_names(request, "ids", *["columns"] * (not self.learns_vectors), *["rows", "edges"] * bool(self.columns))
         ids, columns = texts_of(request, "ids", self._max_rows), request.get("columns", "all")
+        if type(columns) is not str:
+            raise ValueError(f"columns must be a text, such as all, and is {columns!r:.50}")
         if columns == "all" or self.learns_vectors:
             assert self.known is not None
             return self.known.find(ids)

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -126,7 +127,7 @@ class App:
         """Refuse a request by its path and headers."""
         headers = dict(scope["headers"])
         if self.limits.hosts is not None:
-            host = headers.get(b"host", b"").decode("latin-1").rpartition(":")[0] or headers.get(b"host", b"").decode()
+            host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1").lower())
             if host not in self.limits.hosts:
                 return 403, f"the host {host!r:.100} is not a name of this service".encode(), JSON, []
         if route not in ROUTES:
@@ -207,7 +208,7 @@ def _parse(body: bytes) -> dict[str, Any]:
         ValueError: it is none, holds NaN or infinity, or is not an object.
     """
     try:
-        found = json.loads(body.decode(), parse_constant=_refuse_constant)
+        found = json.loads(body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise ValueError(f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
@@ -216,6 +217,14 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise ValueError("the body is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("the body must be an object of JSON, such as {\"ids\": [\"a\"]}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object, each of whose names may be there once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object of the body has a name twice, and only one of its values could be answered")
     return found
 
 

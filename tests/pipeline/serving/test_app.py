@@ -75,6 +75,8 @@ WRONG = [
     (400, "/predict", {}, "ids must be a list with one item at least"),
     (400, "/predict", {"nodes": ["p1"]}, "'nodes' is unknown here"),
     (400, "/predict", {"ids": ["p1"], "columns": "best"}, "columns='best' is unknown"),
+    (400, "/predict", {"ids": ["p1"], "columns": ["top3"]}, "columns must be a text, such as all, and is ['top3']"),
+    (400, "/predict", b'{"ids": ["p1"], "ids": ["p2"]}', "an object of the body has a name twice"),
     (413, "/predict", {"ids": ["p1"] * 101}, "ids has 101 items, and 100 are allowed"),
     (413, "/predict", b"[" + b" " * 5000 + b"]", "the body has more than 5,000 bytes"),
     (400, "/predict", b"{\"ids\": [NaN]}", "NaN is no number of JSON; write null for an empty cell"),
@@ -132,10 +134,12 @@ def ask_raw(app, path, body, headers=((b"content-type", b"application/json"),)):
 
 
 def test_other_content_is_refused_and_a_page_of_a_browser_too(model):
-    app = model.app(hosts=frozenset({"localhost"}))
+    app = model.app(hosts=frozenset({"localhost", "[::1]"}))
     assert ask(app, "/predict", {"ids": ["p1"]}, **{"content-type": "text/plain"})[0] == 415
     assert ask(app, "/predict", {"ids": ["p1"]}, host="evil.example:80")[0] == 403
     assert ask(app, "/predict", {"ids": ["p1"]}, host="localhost:80")[0] == 200
+    for host, status in (("[::1]", 200), ("[::1]:80", 200), ("LocalHost", 200), ("evil.example:80:80", 403)):
+        assert ask(app, "/predict", {"ids": ["p1"]}, host=host)[0] == status
 
 
 def test_a_token_is_asked_for_everywhere_but_by_health(model):
