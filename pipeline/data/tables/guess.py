@@ -277,8 +277,8 @@ def _write(folder: Path, tables: list[Table], own: Table | None, label: Column |
             for end in ends:
                 edges += [f"  {_name(f'{table.name}_{end[0]}')}:", *start,
                           _write_end("source", table.id, table.name, 1.0), _write_end("target", *end)]
-    return "\n".join([f"# A guess of parallel-epochs init from the tables in {_escape(folder.absolute().name)}. Correct "
-                      "what is wrong.", "# docs/tables.md and docs/typed.md describe the keys.",
+    return "\n".join([f"# A guess of parallel-epochs init from the tables in {_escape(folder.absolute().name)}. "
+                      "Correct what is wrong.", "# docs/tables.md and docs/typed.md describe the keys.",
                       *notes, *nodes, *edges, ""]), repeats
 
 
