@@ -91,26 +91,31 @@ def assert_composes(overrides: list[str], name: str = "config") -> None:
             compose(name, overrides)
 
 
-def assert_sound(command: list[str]) -> None:
-    """Check a command without running it."""
-    program, *arguments = command
+def assert_installs(program: str, *arguments: str) -> None:
+    """Check a command that installs the project or builds what runs it."""
     if program == "make":
         assert subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True).returncode == 0
     elif program == "pip":
         assert arguments[0] == "install"
-        for extra in re.findall(r"\[(.*)\]", command[-1]):
+        for extra in re.findall(r"\[(.*)\]", arguments[-1]):
             assert set(extra.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
     elif program == "export":
-        assert all(re.fullmatch(r"[A-Z_]+=\S+", argument) for argument in arguments), command
-    elif program == "docker":
-        if arguments[0] == "build":
-            assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
-        else:
-            assert arguments[0] == "run"
-            image = next(i for i, argument in enumerate(arguments) if argument.startswith("parallel-epochs:"))
-            assert_sound(["parallel-epochs", *arguments[image + 1:]])
+        assert all(re.fullmatch(r"[A-Z_]+=\S+", argument) for argument in arguments), arguments
     elif program == ".":
-        assert arguments == [".venv/bin/activate"] and "VENV ?= .venv\n" in (ROOT / "Makefile").read_text()
+        assert arguments == (".venv/bin/activate",) and "VENV ?= .venv\n" in (ROOT / "Makefile").read_text()
+    elif arguments[0] == "build":
+        assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
+    else:
+        image = next(i for i, argument in enumerate(arguments) if argument.startswith("parallel-epochs:"))
+        assert arguments[0] == "run"
+        assert_sound(["parallel-epochs", *arguments[image + 1:]])
+
+
+def assert_sound(command: list[str]) -> None:
+    """Check a command without running it."""
+    program, *arguments = command
+    if program in ("make", "pip", "export", ".", "docker"):
+        assert_installs(*command)
     elif program == "sbatch":
         script = next(i for i, argument in enumerate(arguments) if argument.endswith(".sbatch"))
         assert (ROOT / arguments[script]).is_file()
