@@ -29,12 +29,16 @@ KINDS = {"to Integer": "a whole number in digits", "to Float": "a number", "vali
 def complete(arguments: list[str], groups: Iterable[str]) -> list[str]:
     """Put the plus before groups that are not part of every run: ``experiment=digits`` is ``+experiment=digits``.
 
+    Values of the keys of ids are put in quotes: ``pair=A,B`` would be a list, and ``node=007`` a number.
+
     Args:
         groups: names of groups, those with a plus as they must be given.
     """
     added = tuple(f"{group[1:]}=" for group in groups if group.startswith("+"))
-    return [f"+{argument.lstrip('+')}" if argument.lstrip("+").startswith(added) else argument
-            for argument in arguments]
+    found = [f"+{argument.lstrip('+')}" if argument.lstrip("+").startswith(added) else argument
+             for argument in arguments]
+    return [_quoted(argument) if re.match(r"(node|pair|label)=(?!['\"]|null$|$)", argument) else argument
+            for argument in found]
 
 
 class Parser(argparse.ArgumentParser):

@@ -40,7 +40,6 @@ class Explanation:
         totals: the sums of the shares of all columns of the node, of all neighbours, of all edges and of the method.
         without: the prediction without all of the edges that are named; none without edges.
         notes: what the reader has to know.
-        drawing: of a molecule, SVG; empty for others.
     """
 
     id: str
@@ -56,7 +55,6 @@ class Explanation:
     totals: dict[str, float]
     without: float | None
     notes: list[str] = field(default_factory=list)
-    drawing: str = ""
 
     @property
     def gap(self) -> float:
@@ -103,12 +101,12 @@ class Explanation:
             {"of": [], "part": []})
 
     def to_html(self) -> str:
-        """Return the tables as a part of a page, with the drawing of a molecule."""
+        """Return the tables as a part of a page."""
         parts = [f"<p>{escape(line)}</p>" for line in [*self.summary.split("\n"), *self.notes]]
         for name, table in self._parts():
             if len(table):
                 parts.append(f"<h3>{name.capitalize()}</h3>{table.to_html(index=False, float_format='{:.4g}'.format)}")
-        return f'<section class="why"><h2>{escape(self.id)}</h2>{self.drawing}{"".join(parts)}</section>'
+        return f'<section class="why"><h2>{escape(self.id)}</h2>{"".join(parts)}</section>'
 
     def write(self, path: str | Path) -> None:
         """Write the tables to a file: a page for ``.html``, and :meth:`table` for tables."""

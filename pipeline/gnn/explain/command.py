@@ -63,7 +63,7 @@ def compare(explainer: Explainer, row: int, top: int, rng: np.random.Generator) 
     scene = explainer.scene(row)
     if scene.num_links < 2 * top:
         return None
-    score = Scoring(explainer, scene, explainer.base_of(row), None)
+    score = Scoring(explainer, scene, row, None)
     links = explainer.name_links(scene, score, row, top)
     drawn = [rng.choice(scene.num_links, top, replace=False).tolist() for _ in range(DRAWS)]
     named, *others = (one.lowered for one in score.without(scene, [Removed(links=one) for one in (links, *drawn)]))

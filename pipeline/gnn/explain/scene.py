@@ -227,18 +227,7 @@ def _scene(setup: Setup, local: Data, edges: Tensor, nodes: list[int], rows: Cal
 
 def _links_of(setup: Setup, local: Data, edges: Tensor, *, is_undirected: bool) -> Tensor:
     """Number the links, in the order in which their first edges enter the nodes; reverse edges belong to their link."""
-    types, (src, dst) = setup.data.types, edges
-    relation = torch.zeros_like(src)
-    if not types.homogeneous:
-        reverse = reverses_of(types.relations)
-        relation = local.edge_attr[:, 0].long()
-        forward = torch.tensor([reverse.get(number, number) for number in range(len(types.relations))],
-                               device=src.device)[relation]
-        turned = forward != relation
-        src, dst, relation = torch.where(turned, dst, src), torch.where(turned, src, dst), forward
-    elif is_undirected:
-        src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
-    key = (relation * local.num_nodes + src) * local.num_nodes + dst
+    key = key_links(setup.data, edges, local.edge_attr, local.num_nodes, is_undirected=is_undirected)
     _, number = key.unique(return_inverse=True)
     first = torch.full((len(key),), len(key), device=key.device).scatter_reduce(
         0, number, torch.arange(len(key), device=key.device), "amin")
@@ -246,6 +235,23 @@ def _links_of(setup: Setup, local: Data, edges: Tensor, *, is_undirected: bool) 
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     return rank[number]
+
+
+def key_links(data: Data, edges: Tensor, edge_attr: Tensor | None, num_nodes: int, *,
+              is_undirected: bool) -> Int[Tensor, " num_edges"]:
+    """Return a number for the link of each edge, which an edge shares with its reverse edge."""
+    src, dst = edges
+    relation = torch.zeros_like(src)
+    if not data.types.homogeneous:
+        reverse = reverses_of(data.types.relations)
+        relation = cast(Tensor, edge_attr)[:, 0].long()
+        forward = torch.tensor([reverse.get(number, number) for number in range(len(data.types.relations))],
+                               device=src.device)[relation]
+        turned = forward != relation
+        src, dst, relation = torch.where(turned, dst, src), torch.where(turned, src, dst), forward
+    elif is_undirected:
+        src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
+    return (relation * num_nodes + src) * num_nodes + dst
 
 
 def _hops(edges: Tensor, targets: Tensor, num_nodes: int) -> Tensor:

@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.gnn import fusion
 from parallel_epochs.pipeline.gnn.explain import scene as scenes
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
 from parallel_epochs.pipeline.gnn.explain.scene import Removed, Scene
+from parallel_epochs.pipeline.gnn.explain.simple import SimpleMethod
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.base import Base
@@ -46,6 +47,10 @@ class Explainer:
         self._base = setup.base.rows if isinstance(setup.base, Base) else None
         self.part = 0.0 if kept is None or self._base is None or (
             kept.reads_labels and not bool(setup.data.train_mask.any())) else kept.share
+        self.simple = None if kept is None or not self.part else SimpleMethod(
+            setup, kept, is_undirected=self.is_undirected)
+        # Copies of which the simple method is computed again.
+        self.num_copies = 0 if self.simple is None else self.simple.num_copies
 
     def scene(self, number: int | Sequence[int]) -> Scene:
         """Take what the prediction of a node, a graph or a pair reads."""
@@ -69,19 +74,19 @@ class Explainer:
         """
         scene = self.scene(number)
         base = self.base_of(number)
-        score = Scoring(self, scene, base, label)
+        score = Scoring(self, scene, number, label)
         nodes, edges, of_base, ends = self._integrate(scene, base, score)
         tried = self.try_links(scene, score, nodes.sum(1), top)
         links = [one.number for one in tried]
-        found = {"columns": self._columns(scene, nodes)[:top], "edges": self._edges(scene, tried[:top], edges),
+        columns = self._columns(scene, nodes) if self.part < 1 else self._columns_of_simple(scene, score, number)
+        found = {"columns": columns[:top], "edges": self._edges(scene, tried[:top], edges),
                  "neighbours": self._neighbours(scene, score, links, nodes, top)}
         own = torch.isin(torch.arange(len(nodes), device=nodes.device), scene.targets)
         totals = {"columns": float(nodes[own].sum()), "neighbours": float(nodes[~own].sum()),
                   "edges": float(edges.sum())}
         method = {}
-        if self._kept is not None and (self.part or not self._has_labels):
+        if self._kept is not None and self.part:
             method = {"method": self._kept.title, "part": self._kept.share, "share": of_base}
-        if self.part:
             totals["simple method"] = of_base
         without = score.without(scene, [Removed(links=links[:top])])[0].lowered if links else None
         return Explanation(title, score.label, score.unit, score.prediction, *ends, base=method,
@@ -102,6 +107,13 @@ class Explainer:
             return rows
         return fusion.mix(rows, cast(Any, self.setup.task).from_learned(base).expand_as(rows), self.part)
 
+    def base_without(self, number: int | Sequence[int], scene: Scene, removed: Sequence[Removed]) -> Tensor | None:
+        """Return the scores of the simple method on graphs that lack something; as they are where it takes too long."""
+        base = self.base_of(number)
+        if base is None or self.simple is None or not self.num_copies:
+            return base
+        return base + self.simple.changes(cast(int, number), scene, removed).to(base)
+
     def try_links(self, scene: Scene, score: "Scoring", share: Tensor, top: int) -> list["Tried"]:
         """Take links out one by one; returns those that were tried, that without which the score loses most first.
 
@@ -114,10 +126,13 @@ class Explainer:
             return []
         src, dst = scene.edges
         strength, hop = share.abs() + share.abs().mean() * 1e-3, scene.hop[dst]
+        if self.part == 1:  # no node has a share; labels count more than others
+            strength = 1.0 + torch.isin(scene.data.n_id, self.setup.data.train_mask.nonzero().to(src)).float()
         promise = torch.where(hop == 0, 1.0, strength[dst] / strength.max()) * strength[src] / (1.0 + hop)
         best = promise.new_zeros(scene.num_links).scatter_reduce(0, scene.link, promise, "amax")
         entering = best.new_zeros(scene.num_links).scatter_reduce(0, scene.link, (hop == 0).to(best), "amax")
         most = max(LEAST_TRIED * top, min(BUDGET // (len(src) + len(share)), MOST_TRIED))
+        most = min(most, self.num_copies // 2) if self.num_copies else most
         order = np.lexsort((-best.cpu().numpy(), -entering.cpu().numpy()))
         first = order[:int(entering.sum())][:-(-most * 2 // 3) if len(order) > most else most]
         tried = np.concatenate([first, np.setdiff1d(np.argsort(-best.cpu().numpy(), kind="stable"), first,
@@ -272,6 +287,25 @@ class Explainer:
         found = found.groupby(["column", "value"], as_index=False, sort=False)["share"].sum()
         return found.sort_values("share", key=lambda own: -own.abs(), kind="stable", ignore_index=True)
 
+    def _columns_of_simple(self, scene: Scene, score: "Scoring", number: int | Sequence[int]) -> pd.DataFrame:
+        """Say what the score of the simple method loses if a column of the node has its mean."""
+        rows, base = list[tuple[str, str, float]](), self.base_of(number)
+        if base is not None and self.simple is not None and self.num_copies and isinstance(number, int):
+            data, kind = self.setup.bare or self.setup.data, int(self._types_of(torch.tensor([number])))
+            channels = name_nodes(self.setup.config.data, data)[kind]
+            nodes = data.types.nodes_of(data.types.names[kind])
+            mean = data.x[nodes.start:nodes.stop].float().mean(0)
+            values = data.x[number].tolist()
+            for name in list(dict.fromkeys(one.column for one in channels if one.column))[:self.num_copies]:
+                own = [place for place, one in enumerate(channels) if one.column == name]
+                lowered = base + self.simple.without_column(number, own, mean).to(base)
+                whole, changed = (float(score.of(one.unsqueeze(0), one)) for one in (base, lowered))
+                (_, text, _), = sum_by_column([channels[place] for place in own], [values[place] for place in own],
+                                              [1.0] * len(own))
+                rows.append((name, text, whole - changed))
+        found = pd.DataFrame([row for row in rows if row[2]], columns=["column", "value", "drop"])
+        return found.sort_values("drop", key=lambda own: -own.abs(), kind="stable", ignore_index=True)
+
     def _named(self, scene: Scene, node: int, shares: Tensor) -> list[tuple[str, str, float]]:
         """Return each column of a node with its value, where that is known, and its share."""
         channels = self._channels[int(self._types_of(scene.data.n_id[node]))]
@@ -285,6 +319,7 @@ class Explainer:
         order = torch.argsort(-strength.abs(), stable=True).cpu()
         ends = [end for link in links[:2 * top] for end in scene.edges[:, scene.link == link][:, 0].tolist()]
         tried = [node for node in dict.fromkeys([*ends, *order[:2 * top].tolist()]) if bool(may[node])]
+        tried = tried[:self.num_copies // 2] if self.num_copies else tried
         best = sorted(score.without(scene, [Removed(nodes=[node]) for node in tried]), key=score.rank)[:top]
         rows, data, types = [], self.setup.data, self.setup.data.types
         for node, drop, lowered in best:
@@ -350,10 +385,19 @@ class Explainer:
         elif num_tried < scene.num_links:
             found.append(f"{num_tried:,} of the {scene.num_links:,} edges that the prediction reads were taken out, "
                          "those with the largest shares")
-        if self.part == 1:
-            found.append("the simple method alone answers, and its own inputs are not divided")
-        elif self.part:
+        if self.part == 1 and self.num_copies:
+            found.append("the simple method alone answers: its columns, neighbours and edges have no shares, and each "
+                         "drop is what its score loses without them")
+        elif self.part == 1:
+            found.append("the simple method alone answers, and it cannot be computed again here in a short time: "
+                         "neither its columns nor its neighbours are told apart, and every drop is 0. Train with "
+                         "task.base=none for an explanation of the network")
+        elif self.part and not self.num_copies:
             found.append("the scores of the simple method stay as they are when an edge is taken out")
+        if scene.is_pair and self._kept is not None and self._kept.share:
+            part = "alone" if self._kept.share == 1 else f"for {self._kept.share:.0%} of its score"
+            found.append("this explains the network alone, and its probability is not that of the run, which answers "
+                         f"with the simple method {part}: {self._kept.title}")
         return found
 
 
@@ -362,7 +406,7 @@ class Scoring:
 
     Args:
         explainer: mixes in the simple method.
-        scene, base: of the prediction.
+        scene, number: of the prediction.
         label: as of :meth:`Explainer.explain`.
 
     Attributes:
@@ -374,8 +418,9 @@ class Scoring:
         ValueError: there is no such class or task.
     """
 
-    def __init__(self, explainer: Explainer, scene: Scene, base: Tensor | None, label: str | None):
-        self._explainer, self._base, setup = explainer, base, explainer.setup
+    def __init__(self, explainer: Explainer, scene: Scene, number: int | Sequence[int], label: str | None):
+        self._explainer, self._number, setup = explainer, number, explainer.setup
+        base = explainer.base_of(number)
         self._kind, self._column = setup.task.kind, 0
         whole = scene.without([Removed()])
         rows = explainer.answer(whole, base)
@@ -415,7 +460,8 @@ class Scoring:
         """Predict without each of these, and say what the score loses."""
         if not removed:
             return []
-        scores = self.of(scene.without([Removed(), *removed]), self._base)
+        every = [Removed(), *removed]
+        scores = self.of(scene.without(every), self._explainer.base_without(self._number, scene, every))
         drops, lowered = (scores[0] - scores[1:]).tolist(), self.shown(scores[1:]).tolist()
         return [Tried([*one.links, *one.nodes][0], drop, low) for one, drop, low in zip(removed, drops, lowered)]
 

@@ -159,21 +159,23 @@ def check(inputs: Inputs, name: str) -> None:
                          "Set task.base=none, or choose another split")
 
 
-def apply(fitted: dict[str, Any], data: Data, task: NodeTask) -> Float[Tensor, "num_rows out_channels"]:
+def apply(fitted: dict[str, Any], data: Data, task: NodeTask,
+          asked: Tensor | None = None) -> Float[Tensor, "num_rows out_channels"]:
     """Score other data of the same form, or the same: every row by what was fitted to training rows.
 
     Args:
         fitted: of a :class:`Base`.
+        asked: marks the rows that are read; others may have any scores. None: all.
 
     Raises:
         ValueError: the data have other columns than those that it was fitted to.
     """
-    return _predict(Inputs(data, task), fitted)
+    return _predict(Inputs(data, task), fitted, asked)
 
 
-def _predict(inputs: Inputs, fitted: dict) -> Tensor:
+def _predict(inputs: Inputs, fitted: dict, asked: Tensor | None) -> Tensor:
     predict = PREDICT[fitted["name"]]
-    found = torch.stack([predict(inputs, model, inputs.labels.train, None) for model in fitted["models"]]).mean(0)
+    found = torch.stack([predict(inputs, model, inputs.labels.train, asked) for model in fitted["models"]]).mean(0)
     return to_logits(found, fitted["logits"])
 
 

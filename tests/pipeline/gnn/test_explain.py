@@ -1,6 +1,8 @@
 """Explanations against exact references: closed forms of linear models, and graphs that are rebuilt without an edge."""
 
+import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,9 +11,12 @@ import torch
 from torch_geometric.data import Data
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline.command import arguments
 from parallel_epochs.pipeline.data.column_names import ATOMS
+from parallel_epochs.pipeline.gnn import fusion
 from parallel_epochs.pipeline.gnn.explain.scene import Removed
-from parallel_epochs.pipeline.gnn.explain.shares import Scoring
+from parallel_epochs.pipeline.gnn.explain.shares import Explainer, Scoring
+from parallel_epochs.pipeline.graph.pairs import keep_edges
 from tests.pipeline.test_model import SMALL, people
 
 OPTIONS = {**SMALL, "base": "none", "epochs": 3, "data.nodes.label": "town", "data.nodes.features": ["age"],
@@ -68,7 +73,7 @@ def test_shares_of_a_linear_model_are_weights_times_differences(train):
         def of(self, rows, base):
             return rows[:, self._column]  # a logit is linear in the features; log odds are not
 
-    nodes, _, _, (end, start) = explainer._integrate(scene, None, Linear(explainer, scene, None, "Ulm"))
+    nodes, _, _, (end, start) = explainer._integrate(scene, None, Linear(explainer, scene, 7, "Ulm"))
     x = inputs.x.clone().requires_grad_()
     logit = network(x, inputs.edge_index, inputs.edge_attr)[7, 2]
     weight, = torch.autograd.grad(logit, x)
@@ -127,6 +132,35 @@ def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
     assert found.without is None and found.totals["neighbours"] == 0
 
 
+@pytest.mark.parametrize("base", ["propagation", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "diffusion", "linear", "trees"))])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_simple_method_is_scored_again_on_the_graph_without_an_edge(train, base, share):
+    opened = train(model="deepergcn", base=base)
+    warm = opened._open()
+    setup, kept = warm._setup, fusion.read_kept(opened.run)
+    explainer = Explainer(setup, replace(kept, share=share), warm._predicted.ids)
+    row = int(setup.data.test_mask.nonzero()[0, 0])
+    found = explainer.explain(row, "it", top=60)
+    assert found.is_complete and not any("stay as they are" in note for note in found.notes)
+    assert ("the simple method alone answers: its columns" in str(found)) == (share == 1)
+    rows, scene = opened.module(), explainer.scene(row)
+    for edge in found.edges.head(3).itertuples():
+        ends = [int(np.flatnonzero(warm._predicted.ids == name)[0]) for name in (edge.source, edge.target)]
+        src, dst = setup.data.edge_index.as_tensor()
+        kept_edges = ~torch.isin(src * 60 + dst, torch.tensor([ends[0] * 60 + ends[1], ends[1] * 60 + ends[0]]))
+        data = copy.copy(setup.data)
+        data.edge_index = keep_edges(setup.data.edge_index, kept_edges.nonzero().squeeze(1))
+        data.edge_attr = setup.data.edge_attr[kept_edges]
+        network = rows(data.x, data.edge_index.as_tensor(), data.edge_attr)[row]
+        answer = fusion.mix(network, fusion.score_other(kept, data, setup.task).rows[row], share)
+        place = opened.classes.index(found.label)
+        assert edge.prediction == pytest.approx(float(answer.detach().softmax(0)[place]), abs=1e-4)
+    assert scene.num_links >= len(found.edges) > 3 and abs(found.edges["drop"]).max() > 0
+    if share == 1 and base in ("linear", "trees"):
+        assert set(found.columns["column"]) <= {"age", "job", "degree"} and abs(found.columns["drop"]).max() > 0
+
+
 def test_what_has_no_explanation_says_so(train, tmp_path):
     opened = train(model="deepergcn")
     opened.export(tmp_path / "model.pe")
@@ -147,6 +181,15 @@ def test_links_have_explanations(tmp_path):
     assert found.is_complete and len(found.edges) == 3 and found.label is None
     with pytest.raises(ValueError, match="predicts pairs: name the two ids of a pair, as pair=A,B"):
         model.explain("p1")
+    explainer = model._open().explainer
+    explainer._kept = fusion.Kept("walk", "common neighbours", 1.0, [1.0, 0.0], False, {})
+    assert "the run, which answers with the simple method alone: common neighbours" in str(model.explain(("p1", "p2")))
+
+
+@pytest.mark.parametrize("given, argument", [
+    ("pair=A,B", 'pair="A,B"'), ("node=007", 'node="007"'), ("node=null", "node=null"), ("label='A'", "label='A'")])
+def test_ids_on_the_command_line_are_texts(given, argument):
+    assert arguments.complete([given], []) == [argument]
 
 
 def test_graphs_of_categories_have_explanations(tmp_path):
