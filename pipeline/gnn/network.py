@@ -47,7 +47,7 @@ class LinkNetwork(torch.nn.Module):
     def __init__(self, model: LinkModel):
         if model.predictor.reads_index:
             raise ValueError("the predictor reads common neighbours (task.common_neighbors=true), which are no "
-                             "input of a network")
+                             "input of a network alone; train without them, or export a file that ends with .pe")
         super().__init__()
         self.model = model.eval()
 

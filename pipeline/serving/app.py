@@ -51,7 +51,7 @@ class App:
         self.answers = Answers(model, max_rows=limits.max_rows)
         self._worker, self._metrics, self._opened = Worker(limits.max_waiting), Metrics(), time.time()
         self._reloading = asyncio.Lock()
-        self._token = None if limits.token is None else f"Bearer {limits.token}".encode()
+        self._token = None if limits.token is None else limits.token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; its errors become answers, too."""
@@ -134,8 +134,9 @@ class App:
             return 404, f"there is no {route[:100]!r}; there are {', '.join(ROUTES)}".encode(), JSON, []
         if scope["method"] not in (method := ROUTES[route], *["HEAD"] * (method == "GET")):
             return 405, f"{route} takes {method}".encode(), JSON, [(b"allow", method.encode())]
-        if self._token is not None and route != "/health" and not hmac.compare_digest(
-                headers.get(b"authorization", b""), self._token):
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if self._token is not None and route != "/health" and not (
+                hmac.compare_digest(token, self._token) and scheme.lower() == b"bearer"):
             message = b"this service needs the header Authorization: Bearer TOKEN, with the right token"
             return 401, message, JSON, [(b"www-authenticate", b"Bearer")]
         if route == "/reload" and self._token is None:

@@ -471,7 +471,8 @@ class TablesConfig(DataConfig):
         from parallel_epochs.pipeline.data.tables.guess import guess  # imports torch
         found = guess(cast(str, self.folder), self.label)
         return replace(self, label=None, schema=yaml.safe_load(found.schema),
-                       metric=self.metric or found.keys.get("data.metric"))
+                       metric=self.metric or found.keys.get("data.metric"),
+                       duplicates=found.keys.get("data.duplicates", self.duplicates))
 
     def check(self) -> None:
         check_packages()

@@ -147,8 +147,10 @@ def test_a_token_is_asked_for_everywhere_but_by_health(model):
     right = {"authorization": f"Bearer {TOKEN}"}
     for route in ("/predict", "/reload", "/metrics", "/schema"):
         content = {"ids": ["p1"]} if route in ("/predict", "/reload") else None
-        for headers in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN}):
+        for headers in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN},
+                        {"authorization": f"Basic {TOKEN}"}):
             assert ask(app, route, content, **headers)[0] == 401
+        assert ask(app, route, content, authorization=f"bearer {TOKEN}")[0] != 401
         assert ask(app, route, content, **right)[0] == (403 if route == "/reload" else 200)
     assert ask(app, "/health")[0] == 200
 

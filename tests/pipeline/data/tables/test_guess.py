@@ -87,6 +87,8 @@ def test_parquet_ids_twice_and_many_numbers_to_predict(tmp_path):
     found = guess(tmp_path, "dim_drivers.points")
     schema = yaml.safe_load(found.schema)
     assert found.keys == {"data.metric": "rmse", "data.duplicates": "first"}
+    alone = compose_config(("data=tables", f"data.folder={tmp_path}", "data.label=dim_drivers.points")).data
+    assert alone.metric == "rmse" and alone.duplicates == "first"
     assert schema["nodes"]["results"] == {"path": "results.parquet", "id": "resultId", "categories": ["won"]}
     assert schema["edges"]["results_driverId"]["target"] == {"type": "dim_drivers", "column": "driverId"}
     assert "circuitId is left out: it holds ids of no table that is here" in found.schema
