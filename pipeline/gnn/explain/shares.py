@@ -335,7 +335,8 @@ class Explainer:
         found = pd.DataFrame(rows, columns=["id", "type", "hops", "relation", "label", "share", "drop", "prediction",
                                             "columns"])
         return found.drop(columns=["type"] * types.homogeneous + ["label"] * (not self._has_labels or is_graph)
-                          + ["hops"] * is_graph + ["relation"] * (is_graph or not any(found["relation"])))
+                          + ["hops"] * is_graph + ["columns", "share"] * (self.part == 1)
+                          + ["relation"] * (is_graph or not any(found["relation"])))
 
     def _edges(self, scene: Scene, tried: list["Tried"], shares: Tensor) -> pd.DataFrame:
         rows, of_relation = [], name_edges(self.setup.config.data, self.setup.data)
@@ -384,7 +385,8 @@ class Explainer:
             found.append("it has no neighbours: only its own columns carry the prediction")
         elif num_tried < scene.num_links:
             found.append(f"{num_tried:,} of the {scene.num_links:,} edges that the prediction reads were taken out, "
-                         "those with the largest shares")
+                         + ("those nearest to it, with known labels first" if self.part == 1 else
+                            "those with the largest shares"))
         if self.part == 1 and self.num_copies:
             found.append("the simple method alone answers: its columns, neighbours and edges have no shares, and each "
                          "drop is what its score loses without them")
