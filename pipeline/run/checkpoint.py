@@ -9,7 +9,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 
            b"\x93NUMPY": "a numpy array", b"\x89HDF": "an HDF5 file", b"PAR1": "a Parquet file", b"\x80": "a pickle"}
 # Checkpoints of this size and larger are memory-mapped, so that their content is not in memory twice.
 LARGE = 1 << 26
+
+# The function by which torch checks the sparse tensors that it loaded.
+_VALIDATE = "_validate_loaded_sparse_tensors"
+_validate = getattr(torch._utils, _VALIDATE, None)
 
 
 class Content(dict):
@@ -133,10 +137,25 @@ def load(path: Path, *, mmap: bool | None = False, verify: bool = True) -> Conte
     return Content(path, state)
 
 
+def load_safely(file: IO[bytes] | Path, *, mmap: bool | None = None) -> Any:
+    """Load what torch.save wrote into this machine's memory, without running code of the file.
+
+    torch 2.14 and newer check every sparse tensor that they load. An index that is expanded would be read for days
+    before :func:`check_expanded` saw it. So that check is left out: who reads sparse tensors checks them.
+    """
+    if _validate:
+        setattr(torch._utils, _VALIDATE, lambda *_, **__: torch._utils._sparse_tensors_to_validate.clear())
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    finally:
+        if _validate:
+            setattr(torch._utils, _VALIDATE, _validate)
+
+
 def _map(path: Path) -> dict:
     """Memory-map a checkpoint. If that fails, read the whole file, which tells whether its content is damaged."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = load_safely(path, mmap=True)
         state["sha256"]
     except UNREADABLE as error:
         state = _parse(path, files.read_bytes(path))
@@ -148,7 +167,7 @@ def _map(path: Path) -> dict:
 def _parse(path: Path, content: bytes) -> dict:
     """Load the content of a file. A failure means that the content is damaged, or that there is not enough memory."""
     try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        state = load_safely(io.BytesIO(content))
         state["sha256"]
     except (MemoryError, *UNREADABLE) as error:
         # torch's allocator speaks of memory, also when a damaged size asks for too much of it.
@@ -180,7 +199,7 @@ def read_tensors(path: Path, name: str) -> object:
     content = files.read_bytes(path)
     limits.check_zip(path)
     try:
-        tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        tensors = load_safely(io.BytesIO(content))
     except UNREADABLE as error:
         raise ValueError(f"{name} holds no tensors that torch.save wrote: {explain_content(path)}") from error
     check_expanded(name, tensors)

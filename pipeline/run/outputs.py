@@ -183,11 +183,10 @@ def _parquet_header(path: Path, start: bytes) -> Header:
 
 
 def _torch_header(path: Path, start: bytes) -> Header:
-    import torch  # takes seconds, and is needed for such files alone
-
-    from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
+    # imports torch, which takes seconds, and is needed for such files alone
+    from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, load_safely
     try:
-        value = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+        value = load_safely(path, mmap=True)
     except UNREADABLE:
         return _archive_header(path, start)
     is_dict = isinstance(value, dict) and all(isinstance(key, str) for key in value)

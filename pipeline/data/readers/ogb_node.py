@@ -31,7 +31,7 @@ from parallel_epochs.pipeline.data.readers.ogb_names import (
 )
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, load_safely
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
@@ -343,7 +343,7 @@ def load_arrays(path: Path, otherwise: str) -> Any:
     content = files.read_bytes(path)
     try:
         with torch.serialization.safe_globals(allowed):
-            saved = torch.load(io.BytesIO(content), weights_only=True)
+            saved = load_safely(io.BytesIO(content))
     except UNREADABLE as error:
         raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
     check_expanded(str(path), saved)

@@ -32,7 +32,7 @@ from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import limits
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, explain_content
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, explain_content, load_safely
 from parallel_epochs.pipeline.run.read_back import shown
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ def _load(path: Path) -> object:
     try:
         with warnings.catch_warnings(), _safe_classes(), readable(path) as file:
             warnings.simplefilter("ignore")  # of what is refused below
-            saved = torch.load(file, map_location="cpu", weights_only=True)
+            saved = load_safely(file)
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None

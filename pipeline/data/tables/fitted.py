@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables.scores import TextScores
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, load_safely
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line
 from parallel_epochs.pipeline.run.read_back import build, check_values
 
@@ -119,7 +119,7 @@ def _to_bytes(content: object) -> Tensor:
 
 def _from_bytes(packed: Tensor) -> Any:
     with _naming():
-        return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+        return load_safely(io.BytesIO(packed.numpy().tobytes()))
 
 
 def _from_content(content: dict) -> Fitted:

@@ -82,6 +82,12 @@ def test_what_is_no_matrix_is_refused(tmp_path, x, message):
         load(tmp_path, x)
 
 
+def test_our_check_comes_before_that_of_torch(tmp_path):
+    """With invariants checked, every version of torch checks what it loads; since 2.14 it always does."""
+    with torch.sparse.check_sparse_tensor_invariants(), pytest.raises(ValueError, match="x is no sparse matrix"):
+        load(tmp_path, outside(torch.sparse_coo))
+
+
 def test_a_disk_that_holds_the_rows_once_is_refused(tmp_path, monkeypatch):
     """The rows are written twice: to a file without a name, and to the graph that is kept."""
     monkeypatch.setattr(sparse, "free_space", lambda folder: 96)
