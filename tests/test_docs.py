@@ -365,7 +365,7 @@ RUN = ("README.md", "start.md", "data.md", "edges.md", "embeddings.md", "knowled
 
 @pytest.mark.parametrize("page", [
     pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in RUN else pytest.mark.exhaustive)
-    for page in PAGES if blocks_of(page) and page.name not in ("install.md", "slurm.md")])
+    for page in PAGES if blocks_of(page) and page.name not in ("install.md", "serving.md", "slurm.md")])
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0
