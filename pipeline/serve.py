@@ -88,7 +88,8 @@ def bind(host: str, port: int, *, is_open: bool) -> socket.socket:
     if is_open and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ValueError(f"host={host} can be reached from other machines, and no token is asked for. Give token=FILE, "
                          "or insecure=true if everyone may ask")
-    listening = socket.socket(family)
+    # asyncio sends an answer's body at once (TCP_NODELAY) where the protocol is named; else it waits some 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)

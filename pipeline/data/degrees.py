@@ -140,7 +140,8 @@ def _count(data: Graph, num_columns: int | None) -> tuple[np.ndarray, list[int]]
         counts[first:first + num_rows] += found.reshape(num_rows, width).astype(np.int32)
         column = outgoing[relation]
         leaving = column >= 0
-        np.add.at(counts.reshape(-1), src[leaving].astype(np.int64) * width + column[leaving], 1)
+        places = src[leaving].astype(np.int64) * width + column[leaving]
+        np.add.at(counts.reshape(-1), places, np.int32(1))  # a number of another type makes numpy slow
     if not types.homogeneous:
         return counts, slots.widths
     if num_columns is None:

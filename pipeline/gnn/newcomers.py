@@ -1,5 +1,7 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -8,7 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
+from parallel_epochs.models.edge_index import choose_dtype, from_csc
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import load_own, open_other
 from parallel_epochs.pipeline.data.graph import Graph
@@ -19,6 +23,7 @@ from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.names import MASKS, TERMS
 from parallel_epochs.pipeline.run.checkpoint import fitting
@@ -26,6 +31,8 @@ from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 Row = Mapping[str, Any]
+# The system's folder in memory, and the bytes that must be free there.
+IN_MEMORY, LEAST_FREE = "/dev/shm", 1 << 28
 
 
 class Newcomers:
@@ -76,13 +83,27 @@ class Newcomers:
         Raises:
             ValueError: names the row, the column or the id that is wrong.
         """
+        setup = self.grow(rows, edges)
+        new = torch.arange(len(self._names), setup.data.num_nodes)
+        round_, epoch = new_data.place_of(self._state, is_best=self._run.is_best)
+        found_rows = predict_nodes(setup, new)
+        predicted = Predicted(setup.data, setup.data, setup.task, setup.model, torch.empty(0), epoch, new,
+                              is_whole=found_rows is None, ids=np.concatenate([self._names, [
+                                  str(row[self.columns["rows"][0]]) for row in rows]]))
+        predicted = replace(predicted, rows=build_predictor(setup)(round_) if found_rows is None else found_rows)
+        predicted = answers.answer(setup, predicted, self._run)
+        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
+        return pd.DataFrame(table.columns(slice(0, table.num_rows)))
+
+    def grow(self, rows: Sequence[Row], edges: Sequence[Row] = ()) -> Setup:
+        """Set up the graph of the training with new rows behind its own, and the trained model; see :meth:`predict`."""
         frames = self._frames(rows, edges)
         with written(frames, self._run.config.data, self._run.folder, {}) as found:
             asked = keys.replaced(GNNPredictConfig(str(self._run.folder)), {**found, "data.unknown": "error"})
             config = keys.replaced(self._run.config, new_data.choose(self._run, cast(NewDataConfig, asked.data)))
             config.data.leave_labels()
             config.data.check()
-            part = open_other(config.data, self._learned, config.cache_dir)
+            part = open_other(config.data, self._learned, _scratch(config.cache_dir))
         setup = new_data.complete(self._run.config, self._run, self._state, self._learned, self._grow(part, len(rows)),
                                   self._device, known_labels="all")
         if self._model is None:
@@ -91,16 +112,7 @@ class Newcomers:
             self._model = setup.model
         setup.__dict__["model"] = self._model  # in place of one with first weights
         setup.__dict__["table"] = None
-        new = torch.arange(len(self._names), setup.data.num_nodes)
-        round_, epoch = new_data.place_of(self._state, is_best=self._run.is_best)
-        found_rows = predict_nodes(setup, new)
-        predicted = Predicted(setup.data, setup.data, setup.task, self._model, torch.empty(0), epoch, new,
-                              is_whole=found_rows is None, ids=np.concatenate([self._names, [
-                                  str(row[self.columns["rows"][0]]) for row in rows]]))
-        predicted = replace(predicted, rows=build_predictor(setup)(round_) if found_rows is None else found_rows)
-        predicted = answers.answer(setup, predicted, self._run)
-        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
-        return pd.DataFrame(table.columns(slice(0, table.num_rows)))
+        return setup
 
     def _frames(self, rows: Sequence[Row], edges: Sequence[Row]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Make small tables of the new rows, the known nodes that edges name, and the edges.
@@ -139,11 +151,12 @@ class Newcomers:
         numbers = torch.tensor([*range(num_known, num_known + num_new), *others])
         ends = part.edge_index.as_tensor().long()
         joins = (ends < num_new).any(0)  # the others are loops that were added to known nodes
-        edge_index, order = sort_edges(torch.cat([own.edge_index.as_tensor().long(), numbers[ends[:, joins]]], 1),
-                                       num_known + num_new)
+        new, order = sort_edges(numbers[ends[:, joins]], num_known + num_new)
+        edge_index, is_new = _insert(own.edge_index, new, num_known)
         grown = Graph(edge_index=edge_index, x=torch.cat([own.x, part.x[:num_new]]), num_nodes=num_known + num_new)
         if own.edge_attr is not None:
-            grown.edge_attr = torch.cat([own.edge_attr, part.edge_attr[joins]])[order]
+            grown.edge_attr = own.edge_attr.new_empty(len(is_new), own.edge_attr.size(1))
+            grown.edge_attr[is_new], grown.edge_attr[~is_new] = part.edge_attr[joins][order], own.edge_attr
         empty = torch.zeros(num_new, own.y.size(1), dtype=own.y.dtype)
         grown.y = torch.cat([own.y, empty.fill_(torch.nan) if own.y.is_floating_point() else empty])
         for mask in MASKS:
@@ -155,6 +168,31 @@ class Newcomers:
                                                   "text_ptr", "text_terms", "text_weights", "on_disk", "types"):
                 grown[name] = value
         return grown
+
+
+def _insert(own: EdgeIndex, new: EdgeIndex, num_known: int) -> tuple[EdgeIndex, Tensor]:
+    """Insert sorted edges that have a new node at an end, whose number is above all others, into sorted edges.
+
+    Returns:
+        All edges, sorted by destination, then source, and which of them are new [num_edges].
+    """
+    (indptr, _), _ = own.get_csc()
+    (others, _), _ = new.get_csc()  # of all nodes
+    is_new = torch.zeros(own.size(1) + new.size(1), dtype=torch.bool)
+    # Sources that are new stand behind the others of their destination.
+    is_new[indptr[(new.as_tensor()[1].long() + 1).clamp(max=num_known)].long() + torch.arange(new.size(1))] = True
+    edges = torch.empty(2, len(is_new), dtype=choose_dtype(len(others) - 1, len(is_new)))
+    for row in (0, 1):
+        edges[row, is_new] = new.as_tensor()[row].to(edges.dtype)
+        edges[row, ~is_new] = own.as_tensor()[row].to(edges.dtype)
+    ends = torch.cat([indptr, indptr[-1:].expand(len(others) - len(indptr))])
+    return from_csc(edges, ends + others.to(ends.dtype)), is_new
+
+
+def _scratch(cache_dir: str) -> str:
+    """Choose the folder in which a few rows are prepared: in memory, where nothing waits for a disk, if it has room."""
+    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= LEAST_FREE
+    return IN_MEMORY if has_room else cache_dir
 
 
 def _why_not(run: SavedRun[GNNConfig]) -> str | None:

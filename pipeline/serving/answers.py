@@ -1,9 +1,11 @@
 """Answers of a trained model: from a table of all known rows, or by a computation."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from parallel_epochs.pipeline.run.errors import one_line
@@ -109,14 +111,13 @@ class Answers:
         """Answer /explain: which columns, neighbours and edges carry the prediction of a row.
 
         Raises:
-            Refused: this version explains nothing.
+            ValueError: the request is wrong.
         """
-        if not hasattr(self.model, "explain"):
-            raise Refused(501, "/explain: this version does not explain predictions")
         check_names(request, "id", "top")
         top = whole_of(request, "top", 10, 1000)
-        (one,) = texts_of({"id": [request.get("id")]}, "id", 1)
-        return ask(self._explain, one, top)
+        if self.predicts_links:
+            return ask(self._explain, *lists_of({"id": [request.get("id")]}, "id", 2, 1), top)
+        return ask(self._explain, *texts_of({"id": [request.get("id")]}, "id", 1), top)
 
     def _triples(self, request: Mapping[str, Any]) -> Ask:
         check_names(request, "triples", "k", "filtered")
@@ -153,9 +154,13 @@ class Answers:
             self._tables[columns] = Rows(self.model.predict(table=True, columns=columns), self.model.ids)
         return self._tables[columns].find(ids)
 
-    def _explain(self, one: str, top: int) -> list[bytes]:
-        found = self.model.explain(one, top=top)
-        return Rows(found if isinstance(found, pd.DataFrame) else found.table()).all()
+    def _explain(self, one: str | list[str], top: int) -> list[bytes]:
+        return [json.dumps(self.model.explain(one, top=top).to_dict(), default=_plain).encode()]
+
+
+def _plain(value: Any) -> object:
+    """Return a number of numpy as one of Python."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def one_by_one(asked: Sequence[tuple[Callable[..., Any], tuple]]) -> Iterator[Any]:

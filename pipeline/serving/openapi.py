@@ -37,7 +37,7 @@ def describe(answers: Answers, limits: Limits) -> dict[str, Any]:
         paths["/top"]["post"]["requestBody"]["content"]["application/json"]["schema"] = {"oneOf": [
             paths["/top"]["post"]["requestBody"]["content"]["application/json"]["schema"],
             _object({"triples": triples, "k": COUNT, "filtered": {"type": "boolean", "default": True}}, ["triples"])]}
-    if hasattr(answers.model, "explain"):
+    if not answers.learns_vectors:
         paths["/explain"] = _post("Why a row is predicted so", {"id": ID, "top": COUNT}, ["id"])
     for route, what in (("/health", "Whether the service answers"), ("/metrics", "Numbers for Prometheus"),
                         ("/schema", "This description")):

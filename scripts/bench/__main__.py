@@ -17,7 +17,7 @@ from parallel_epochs.scripts.bench.convs import INSTALL_DGL
 # The modules whose functions bench_NAME are the benchmarks. The signature of one gives its options.
 MODULES = ("partition", "cut", "sampling", "molecules", "scale", "aggregate", "convs", "growth", "relations", "layer",
            "step", "depth", "inference", "embedding", "tables", "walks", "triples", "layout", "disk", "tables_to_store",
-           "links", "top", "ranks", "steady", "batches", "gpu")
+           "links", "top", "ranks", "steady", "batches", "gpu", "serve")
 # Texts of options that several benchmarks have, where their docstrings do not say more.
 TEXTS = {
     "num_nodes": "number of nodes", "num_edges": "number of directed edges", "layers": "number of layers",

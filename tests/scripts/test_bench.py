@@ -78,6 +78,15 @@ def test_the_likeliest_targets_are_those_of_numpy(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_a_service_is_asked_beside_a_bare_one():
+    table = measure("serve", "--num-nodes", "300", "--num-edges", "2000", "--num-targets", "200", "--classes", "3",
+                    "--requests", "20", "--soak", "0.5")
+    assert [row["what"] for row in table] == [
+        *["bare", "known", "new"] * 3, "new x1000", "soak", *["top 10 of 200"] * 3]
+    assert all(float(row["p50_ms"]) > 0 and int(row["resident_mib"]) > 0 for row in table)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_growth_is_drawn_as_far_as_memory_lasts(tmp_path, monkeypatch, capsys):
     assert growth.run_apart(growth.Point("ours", "GCN", 300, 0.02, 8), 1, 2, "") > 0

@@ -3,13 +3,17 @@
 import asyncio
 import json
 import random
+import socket
 import time
 
 import httpx
 import numpy as np
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline.serve import bind
 from parallel_epochs.pipeline.serving.answers import Answers
 from parallel_epochs.pipeline.serving.app import App
 from parallel_epochs.pipeline.serving.limits import Limits
@@ -232,3 +236,25 @@ def test_a_reload_swaps_the_model_and_keeps_it_where_it_fails(model):
     status, told = ask(app, "/reload", {}, **right)
     assert status == 409 and "goes on answering, since runs/gone is not a run" in told["error"] and app.answers is now
     assert ask(app, "/predict", {"ids": ["p1"]}, **right)[0] == 200
+
+
+def test_an_explanation_is_that_of_the_model(app, model):
+    status, found = ask(app, "/explain", {"id": "p7", "top": 3})
+    expected = model.explain("p7", top=3)
+    assert status == 200 and found["rows"][0]["columns"] and len(found["rows"][0]["neighbours"]) == len(
+        expected.neighbours) <= 3
+    assert found["rows"][0]["id"] == "p7" and found["rows"][0]["gap"] == pytest.approx(expected.gap, abs=1e-4)
+    assert ask(app, "/explain", {"id": "p99"})[0] == 400 and "/explain" in ask(app, "/schema")[1]["paths"]
+
+
+def test_an_application_of_starlette_may_hold_it(app, model):
+    outer = Starlette(routes=[Mount("/model", app=app)])
+    status, found = ask(outer, "/model/predict", {"ids": ["p7"]})
+    assert status == 200 and found["rows"][0]["class"] == model.predict(table=True)["class"][7]
+    assert ask(outer, "/model/nothing")[0] == 404
+
+
+def test_the_body_of_an_answer_does_not_wait_for_an_acknowledgement():
+    """asyncio sets TCP_NODELAY for sockets of this protocol alone."""
+    with bind("127.0.0.1", 0, is_open=True) as listening:
+        assert listening.proto == socket.IPPROTO_TCP
