@@ -158,7 +158,7 @@ class Answers:
         return [json.dumps(self.model.explain(one, top=top).to_dict(), default=_plain).encode()]
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     """Return a number of numpy as one of Python."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
