@@ -80,7 +80,9 @@ class Explanation:
         parts = [self.summary]
         for name, table in self._parts():
             if len(table):
-                parts.append(f"{name}\n{table.head(SHOWN).to_string(index=False, float_format='{:+.4f}'.format)}")
+                plain = {"prediction": "{:.4f}".format} if "prediction" in table else {}
+                parts.append(f"{name}\n" + table.head(SHOWN).to_string(
+                    index=False, float_format="{:+.4f}".format, formatters=plain))
         if self.without is not None:
             parts.append(f"without the {len(self.edges)} edges together: {self.without:.4g}")
         return "\n\n".join([*parts, *self.notes])
