@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_node
 from parallel_epochs.scripts.bench.graphs import heavy_tailed
 from parallel_epochs.scripts.bench.measure import four_digits, import_peer, say, seconds_of, write_row
 
-CLIENTS = (1, 8, 64)
+CLIENTS, SERVICE = (1, 8, 64), "parallel_epochs.pipeline.serve"
 # A server that answers every request with a short text, on a free port that it prints as our service does.
 BARE = """
 import socket, uvicorn
@@ -70,7 +70,7 @@ def bench_serve(num_nodes: int = 63_436, num_edges: int = 290_000, num_targets: 
             "task.base": "none", "evaluation": "exact"}).model
         pe.train((None, _table(num_targets, num_edges)), "task=link", folder=f"{scratch}/links", **keys)
         one, many, whole = _seconds_alone(model, rows, joins)
-        with _started("-c", BARE) as (_, bare), _started("-m", "pipeline.serve", f"run={scratch}/nodes", "port=0") as (
+        with _started("-c", BARE) as (_, bare), _started("-m", SERVICE, f"run={scratch}/nodes", "port=0") as (
                 pid, port):
             for clients in CLIENTS:
                 for name, asked, number, at, alone in (
@@ -81,7 +81,7 @@ def bench_serve(num_nodes: int = 63_436, num_edges: int = 290_000, num_targets: 
             say(f"1,000 new rows alone, in this process: {many:.3f} s; one pass over the graph: {whole:.3f} s")
             if soak:
                 _measure("soak", port, "/predict", {"ids": ["n1"]}, 64, sys.maxsize, pid, "", soak)
-        with _started("-m", "pipeline.serve", f"run={scratch}/links", "port=0") as (pid, port):
+        with _started("-m", SERVICE, f"run={scratch}/links", "port=0") as (pid, port):
             for clients in CLIENTS:
                 _measure(f"top 10 of {num_targets:,}", port, "/top", {"ids": ["n1"]}, clients, few, pid, "")
 
