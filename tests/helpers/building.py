@@ -101,7 +101,7 @@ def predicted(run, **asked) -> Restored:
 
 def restore(options) -> Restored:
     """Load a checkpoint of a run of trainer=gnn."""
-    run, asked = _of_run(options, predicts=False)
+    run, asked = _of_run(options, "evaluate")
     setup, found = predict_rows(run, GNNPredictConfig(**vars(asked)))
     return Restored(**vars(found), setup=setup)
 
@@ -113,19 +113,19 @@ def save(found: Restored, options) -> None:
 
 def evaluate(options) -> dict[str, float]:
     """Evaluate a run as `python -m pipeline.evaluate` does."""
-    run, asked = _of_run(options, predicts=False)
+    run, asked = _of_run(options, "evaluate")
     return product_of(run.config).evaluate(run, asked)
 
 
 def predict(options) -> None:
     """Predict with a run as `python -m pipeline.predict` does."""
-    run, asked = _of_run(options, predicts=True)
+    run, asked = _of_run(options, "predict")
     product_of(run.config).predict(run, asked)
 
 
-def _of_run(options, *, predicts: bool):
+def _of_run(options, command: str):
     config = schema.load(Path(options.run) / "config.yaml")
-    asked = schema.to_options(OmegaConf.structured(options), config, predicts=predicts)
+    asked = schema.to_options(OmegaConf.structured(options), config, command)
     return cli.saved_run(asked, config), asked
 
 
