@@ -37,7 +37,8 @@ ASKS_FOR_KIND = re.compile(
 # Files that define a kind of graph, or the keys by which a user chooses one.
 OWN_KINDS = ("pipeline.gnn.kinds", "pipeline.gnn.config")
 # Functions and parameters that a reader follows: the first module that exists counts.
-FOLLOWED = {"predict from run": (("pipeline.gnn.predict", "pipeline.gnn.predictions"), "predict", "run"),
+FOLLOWED = {"predict from run": (("pipeline.gnn.export", "pipeline.gnn.predict", "pipeline.gnn.predictions"), "predict",
+                                 "run"),
             "open_data from config": (("pipeline.gnn.build",), "open_data", "config")}
 PRODUCT_CODE, PACKAGES = (".py", ".cpp", ".h", ".js", ".css"), ("pipeline", "models", "scripts", "tools")
 
