@@ -120,4 +120,4 @@ def test_modules_run_from_another_folder(install, tmp_path):
 def test_the_console_command_explains_itself(install, tmp_path, arguments, status):
     result = subprocess.run([install / "parallel-epochs", *arguments], cwd=tmp_path, capture_output=True, text=True)
     said = result.stderr if status else result.stdout
-    assert result.returncode == status and "usage: parallel-epochs train | evaluate" in said
+    assert result.returncode == status and "usage: parallel-epochs init | train | evaluate" in said

@@ -36,6 +36,11 @@ def refuse_explanation(run: SavedRun, asked: AskConfig) -> None:
     raise ValueError(f"{run.folder} learned vectors, which are not explained")
 
 
+def refuse_to_open(run: SavedRun, data: object, given: Mapping[str, object]) -> None:
+    """Refuse to keep a run open."""
+    raise ValueError(f"runs of trainer={run.config.trainer.name} cannot be asked from Python: use the commands")
+
+
 def refuse_export(run: SavedRun, path: Path) -> None:
     """Refuse to write vectors to a file without their data."""
     raise ValueError(f"{run.folder} learned vectors, which belong to its data: save vectors() instead")
@@ -74,7 +79,6 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     build: Callable[..., Trainer]
     evaluate: Callable[[SavedRun[Config], Evaluation], dict[str, float]]
     predict: Callable[[SavedRun[Config], Prediction], None]
-    open_warm: Callable[[SavedRun[Config], object, Mapping[str, object]], Any]
     check: Callable[[Config], None] = do_nothing
     prepare: Callable[[OwnPart], object] = do_nothing
     memory_of: Callable[[OwnPart], str | None] = do_nothing
@@ -85,6 +89,7 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     finish: Callable[..., dict[str, Any]] = finish_nothing
     train_parts: Callable[..., dict] = train_one_part
     baselines: Callable[[OwnPart], tuple[str, Iterator[Baseline]]] | None = None
+    open_warm: Callable[[SavedRun[Config], object, Mapping[str, object]], Any] = refuse_to_open
     export: Callable[[SavedRun[Config], Path], None] = refuse_export
     explain: Callable[[SavedRun[Config], Any], None] = refuse_explanation
     learns_vectors: bool = True
