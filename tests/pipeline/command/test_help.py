@@ -129,7 +129,7 @@ def test_the_help_of_a_run_fits_into_a_terminal_and_begins_with_ten_keys(columns
 
 @pytest.mark.slow
 def test_help_and_the_default_run_need_no_extra(tmp_path):
-    missing = [name for name in extras() if name != "onnx"]  # torch asks for its spec, which must not raise
+    missing = [name for name in extras() if not name.startswith("onnx")]  # torch looks for their specs
     assert {"duckdb", "faiss", "kaminpar", "matplotlib", "mlflow", "optuna", "plotly", "pyarrow", "rdkit", "submitit",
             "tensorboard", "torch_scatter", "torch_sparse", "triton", "wandb"} <= set(missing)
     run = ["pipeline.train", "hydra.run.dir=run", f"cache_dir={tmp_path / 'cache'}", *TOY]
