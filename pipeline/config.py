@@ -186,8 +186,8 @@ class RunConfig:
 
 
 @dataclass
-class AskConfig:
-    """The keys of every command that asks a run that was trained."""
+class OpenConfig:
+    """The keys of every command that opens a run that was trained."""
 
     run: str = key(..., "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
                    is_path=True)
@@ -195,6 +195,12 @@ class AskConfig:
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
     trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command of your "
                       "own (model=custom). Importing the class runs its code.")
+
+
+@dataclass
+class AskConfig(OpenConfig):
+    """The keys of the commands that write what they are asked about a run."""
+
     overwrite: bool = key(False, "Replace existing files that python -m pipeline.predict did not write. Files that the "
                           "command reads, and files of runs, stores and caches, are never replaced.")
 

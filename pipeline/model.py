@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.apart import apart_from_the_caller
 from parallel_epochs.pipeline.command import cli, schema
-from parallel_epochs.pipeline.config import EvaluateConfig
-from parallel_epochs.pipeline.data.objects import is_table
-from parallel_epochs.pipeline.keys import entries, replaced
+from parallel_epochs.pipeline.keys import replaced
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.log import read_records
@@ -331,8 +327,8 @@ class Model:
     def _open(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
         """Open the data of the training, once for each choice of keys, or others."""
         product = product_of(self.run.config)
-        named = {} if not given else _named_keys(
-            product_keys(self.run.config.trainer.name).predict(str(self.run.folder)), given)
+        named = {} if not given else schema.named_keys(
+            product_keys(self.run.config.trainer.name).predict(str(self.run.folder)), given, OWN_KEYS)
         if self.run.shared is not None and data is None and not any(name.startswith("data.") for name in named):
             raise ValueError(f"{self.run.folder} has no data of its own: give those to predict, as predict(data)")
         with apart_from_the_caller(self.run.config):
@@ -409,38 +405,10 @@ def evaluate(path: str | Path | Sequence[str | Path], **keys: object) -> dict[st
     """
     run = load(path).run
     options = product_keys(run.config.trainer.name).evaluate(str(run.folder))
-    asked = replaced(options, _named_keys(options, keys))
+    asked = replaced(options, schema.named_keys(options, keys, OWN_KEYS))
     schema.check_options(asked)
     with apart_from_the_caller(run.config):
         return product_of(run.config).evaluate(run, asked)
-
-
-def _named_keys(options: EvaluateConfig, given: Mapping[str, object]) -> dict[str, object]:
-    """Return keys of `evaluate` or `predict` by their full names.
-
-    Args:
-        options: of the run.
-        given: keys and values; a key that no other ends with may be named by its end. Tables stay as they are.
-
-    Raises:
-        ValueError: there is no such key, or it takes no such value.
-    """
-    known = [entry.name for entry in entries(options) if entry.name not in OWN_KEYS]
-    schema_, found = OmegaConf.structured(options), {}
-    for name, value in given.items():
-        full = [key for key in (name, f"data.{name}") if key in known][:1] or [
-            key for key in known if key.rpartition(".")[2] == name]
-        if len(full) != 1:
-            raise ValueError(f"{name} is unknown; choose one of {', '.join(full or known)}")
-        if is_table(value) and not full[0].startswith("data."):
-            raise ValueError(f"{name} takes no table")
-        if not is_table(value):
-            try:
-                OmegaConf.update(schema_, full[0], str(value) if isinstance(value, Path) else value)
-            except (OmegaConfBaseException, ValueError) as error:
-                raise ValueError(f"{name}={shown(value)}: {cli.explain(error)}") from None
-        found[full[0]] = value
-    return found
 
 
 def _number(name: str, value: object) -> int:

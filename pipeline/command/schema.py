@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command.service import ServeConfig
-from parallel_epochs.pipeline.config import AskConfig, ExplainConfig, RunConfig, TrainerConfig
+from parallel_epochs.pipeline.command import arguments
+from parallel_epochs.pipeline.config import AskConfig, ExplainConfig, OpenConfig, RunConfig, TrainerConfig
 from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
 from parallel_epochs.pipeline.names import check_device
@@ -358,7 +358,39 @@ def to_options(cfg: DictConfig, config: RunConfig, command: str) -> Any:
     return keys.expand_paths(asked)
 
 
-def check_options(asked: AskConfig | ServeConfig) -> None:
+def check_options(asked: OpenConfig) -> None:
     """Refuse values of keys that are not allowed, of a command that asks a run; a ValueError names the first one."""
     keys.check(asked)
     check_device(asked.device)
+
+
+def named_keys(options: OpenConfig, given: Mapping[str, object], own: Collection[str]) -> dict[str, object]:
+    """Return keys of `evaluate` or `predict` that Python was given, by their full names.
+
+    Args:
+        options: of the run.
+        given: keys and values; a key that no other ends with may be named by its end. Tables stay as they are.
+        own: keys that are arguments of their own there.
+
+    Raises:
+        ValueError: there is no such key, or it takes no such value.
+    """
+    from parallel_epochs.pipeline.data.objects import is_table  # imports torch
+    from parallel_epochs.pipeline.run.read_back import shown
+
+    known = [entry.name for entry in keys.entries(options) if entry.name not in own]
+    config, found = OmegaConf.structured(options), {}
+    for name, value in given.items():
+        full = [key for key in (name, f"data.{name}") if key in known][:1] or [
+            key for key in known if key.rpartition(".")[2] == name]
+        if len(full) != 1:
+            raise ValueError(f"{name} is unknown; choose one of {', '.join(full or known)}")
+        if is_table(value) and not full[0].startswith("data."):
+            raise ValueError(f"{name} takes no table")
+        if not is_table(value):
+            try:
+                OmegaConf.update(config, full[0], str(value) if isinstance(value, Path) else value)
+            except (OmegaConfBaseException, ValueError) as error:
+                raise ValueError(f"{name}={shown(value)}: {arguments.explain(error) or one_line(error)}") from None
+        found[full[0]] = value
+    return found

@@ -2,19 +2,14 @@
 
 from dataclasses import dataclass
 
+from parallel_epochs.pipeline.config import OpenConfig
 from parallel_epochs.pipeline.keys import key
 
 
 @dataclass
-class ServeConfig:
+class ServeConfig(OpenConfig):
     """Keys of `python -m pipeline.serve`, which answers requests about a run over HTTP."""
 
-    run: str = key(..., "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
-                   is_path=True)
-    checkpoint: str = key("best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last"))
-    device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
-    trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command of your "
-                      "own (model=custom). Importing the class runs its code.")
     host: str = key("127.0.0.1", "Address on which the service listens. One that other machines reach needs token= or "
                     "insecure=true.")
     port: int = key(8000, "Port on which the service listens; 0 takes a free one.", minimum=0, below=65536)

@@ -92,8 +92,7 @@ class Newcomers:
                                   str(row[self.columns["rows"][0]]) for row in rows]]))
         predicted = replace(predicted, rows=build_predictor(setup)(round_) if found_rows is None else found_rows)
         predicted = answers.answer(setup, predicted, self._run)
-        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
-        return pd.DataFrame(table.columns(slice(0, table.num_rows)))
+        return setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder))).frame()
 
     def grow(self, rows: Sequence[Row], edges: Sequence[Row] = ()) -> Setup:
         """Set up the graph of the training with new rows behind its own, and the trained model; see :meth:`predict`."""

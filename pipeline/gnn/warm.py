@@ -28,7 +28,6 @@ from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -125,7 +124,7 @@ class Warm:
         chosen = torch.arange(self._own.start, self._own.stop) if nodes is None else self._find(nodes)
         smoothed = None if predicted.smoothed is None else predicted.smoothed[chosen]
         part = replace(predicted, rows=predicted.rows[chosen], smoothed=smoothed, chosen=chosen, is_whole=False)
-        return frame_of(self._kind.table(part, asked))
+        return self._kind.table(part, asked).frame()
 
     def table_of_pairs(self, pairs: object) -> pd.DataFrame:
         """Return the probabilities of pairs of ids, in columns source, target and score.
@@ -144,18 +143,17 @@ class Warm:
         except (KeyError, TypeError, ValueError):
             raise ValueError("pairs is a list of pairs of ids, or a table with the columns source and target") from None
         chosen = self._kind.find(table.map(str), predicted.graph, predicted.whole, self._asked)
-        return frame_of(self._kind.table(replace(predicted, chosen=cast(Tensor, chosen)), self._asked))
+        return self._kind.table(replace(predicted, chosen=cast(Tensor, chosen)), self._asked).frame()
 
-    def top(self, k: int, sources: Sequence[Any] | None, candidates: Sequence[Any] | None, *,
+    def top(self, k: int, sources: list[str] | None, candidates: list[str] | None, *,
             filtered: bool) -> pd.DataFrame:
         """Rank the likeliest targets; see :meth:`pipeline.model.Model.top`."""
         predicted, asked = self._predicted, replace(self._asked, top=k, filtered=filtered)
         for name, ids in (("sources", sources), ("candidates", candidates)):
-            if ids is not None and (not len(ids) or len(set(map(str, ids))) < len(ids)):
+            if ids is not None and (not ids or len(set(ids)) < len(ids)):
                 raise ValueError(f"{name} must hold ids, each once")
-        given = top.Asked(*(None if ids is None else list(map(str, ids)) for ids in (sources, candidates)))
-        question = top.find(given, predicted.graph, cast(np.ndarray, predicted.ids), asked)
-        return frame_of(self._kind.table(replace(predicted, question=question), asked))
+        question = top.find(top.Asked(sources, candidates), predicted.graph, cast(np.ndarray, predicted.ids), asked)
+        return self._kind.table(replace(predicted, question=question), asked).frame()
 
     @cached_property
     def vectors(self) -> Tensor:
@@ -247,17 +245,3 @@ def inputs_of(setup: Setup) -> Data:
     if not setup.kind.is_one_graph:
         found.ptr = data.ptr
     return found
-
-
-def frame_of(table: Table) -> pd.DataFrame:
-    """Return a table of predictions in memory; probabilities lie in one block, as pandas takes its time for each."""
-    columns = table.columns(slice(0, table.num_rows))
-    numbers = {name: column for name, column in columns.items()
-               if isinstance(column, np.ndarray) and column.dtype == np.float32}
-    if len(numbers) < 2:
-        return pd.DataFrame(columns)
-    frame = pd.DataFrame(np.column_stack(list(numbers.values())), columns=list(numbers))
-    for place, (name, column) in enumerate(columns.items()):
-        if name not in numbers:
-            frame.insert(place, name, column)
-    return frame

@@ -37,6 +37,7 @@ class SimpleMethod:
     def __init__(self, setup: Setup, kept: fusion.Kept, *, is_undirected: bool):
         self._is_undirected = is_undirected
         self._data, self._task, self._kept = setup.bare or setup.data, cast(NodeTask, setup.task), kept
+        self._known: dict[int, Tensor] = {}
 
     @cached_property
     def num_copies(self) -> int:
@@ -68,8 +69,14 @@ class SimpleMethod:
         return self._known[row]
 
     @cached_property
-    def _known(self) -> dict[int, Tensor]:
-        return {}
+    def _edges(self) -> Tensor:
+        return plain_edges(self._data.edge_index).long()
+
+    @cached_property
+    def _links(self) -> Tensor:
+        """The link of each edge of the graph, as :func:`key_links` tells them apart."""
+        data = self._data
+        return key_links(data, self._edges, data.edge_attr, data.num_nodes, is_undirected=self._is_undirected)
 
     def _score(self, row: int, data: Data) -> Tensor:
         asked = torch.zeros(len(data.y), dtype=torch.bool)
@@ -81,12 +88,10 @@ class SimpleMethod:
         data, n_id, edges = copy.copy(self._data), scene.data.n_id.cpu(), scene.edges.cpu()
         lacks = torch.isin(scene.link.cpu(), torch.tensor(removed.links, dtype=torch.int64))
         nodes = n_id[torch.tensor(removed.nodes, dtype=torch.int64)]
-        every = plain_edges(data.edge_index).long()
         attr = None if scene.data.edge_attr is None else scene.data.edge_attr.cpu()[lacks]
         # At the border of the scene, only one of an edge and its reverse edge is in it.
-        whole, gone = (key_links(data, pairs, own, data.num_nodes, is_undirected=self._is_undirected)
-                       for pairs, own in ((every, data.edge_attr), (n_id[edges[:, lacks]], attr)))
-        kept = (~(torch.isin(whole, gone) | torch.isin(every, nodes).any(0))).nonzero().squeeze(1)
+        gone = key_links(data, n_id[edges[:, lacks]], attr, data.num_nodes, is_undirected=self._is_undirected)
+        kept = (~(torch.isin(self._links, gone) | torch.isin(self._edges, nodes).any(0))).nonzero().squeeze(1)
         data.edge_index = keep_edges(data.edge_index, kept)
         for key in ("edge_attr", "edge_time"):
             if data.get(key) is not None:
