@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,8 @@ from parallel_epochs.pipeline.run.read_back import shown
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.explain.answer import Explanation
+    from parallel_epochs.pipeline.gnn.newcomers import Newcomers
     from parallel_epochs.pipeline.serving.app import App
 
 # A table of classes may hold these columns, as the key `columns` of the command has them.
@@ -114,9 +116,22 @@ class Model:
         """Predict logits, or values in their own unit, see :meth:`predict`."""
         return self._rows(data, pairs, _ids("nodes", nodes), keys)[0]
 
+    @overload
+    def predict(self, data: object = ..., *, table: Literal[True], **keys: Any) -> pd.DataFrame: ...
+
+    @overload
+    def predict(self, data: object = ..., *, triples: object, **keys: Any) -> pd.DataFrame: ...
+
+    @overload
+    def predict(self, data: object = ..., *, top: int, **keys: Any) -> pd.DataFrame: ...
+
+    @overload
+    def predict(self, data: object = ..., *, pairs: object = ..., nodes: Sequence[Any] | None = ...,
+                **keys: Any) -> Tensor: ...
+
     def predict(self, data: object = None, *, pairs: object = None, nodes: Sequence[Any] | None = None,
                 triples: object = None, top: int | None = None, filtered: bool = True, table: bool = False,
-                columns: str = "all", **keys: object) -> Any:
+                columns: str = "all", **keys: object) -> Tensor | pd.DataFrame:
         """Predict the nodes of a graph, edges, graphs, links, or the answers to questions about a knowledge graph.
 
         Args:
@@ -216,7 +231,13 @@ class Model:
         with apart_from_the_caller(config):
             return warm.top(k, sources, candidates, filtered=filtered)
 
-    def vectors(self, data: object = None, *, table: bool = False) -> Any:
+    @overload
+    def vectors(self, data: object = ..., *, table: Literal[False] = ...) -> np.ndarray: ...
+
+    @overload
+    def vectors(self, data: object = ..., *, table: Literal[True]) -> pd.DataFrame: ...
+
+    def vectors(self, data: object = None, *, table: bool = False) -> np.ndarray | pd.DataFrame:
         """Return vectors: those that were learned of nodes or entities, the positions of a layout, or of a graph
         network what its head reads of each node with a label, or of each node for links.
 
@@ -238,7 +259,7 @@ class Model:
         return vectors if not table else pd.DataFrame(
             {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
 
-    def explain(self, id: object, *, top: int = 10, label: str | None = None) -> Any:
+    def explain(self, id: object, *, top: int = 10, label: str | None = None) -> "Explanation":
         """Say which columns, neighbours and edges carry a prediction, as the command ``explain`` does.
 
         Args:
@@ -290,7 +311,7 @@ class Model:
         self._refuse_several("inputs")
         return self._open_rows(data).inputs()
 
-    def newcomers(self) -> Any:
+    def newcomers(self) -> "Newcomers":
         """Return what predicts new rows with edges to known nodes: ``newcomers().predict(rows, edges)`` is a table.
 
         Rows and edges are lists of dicts with the columns of the tables of the training. The tables are not read again.

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PATHS = ("data.path", "data.nodes.path", "data.edges.path", "data.folder", "data.root", "data.schema", "data.labels")
 
 # The folder of a checkout and of an installation alike.
-CONF = str(Path(__file__).resolve().parents[2] / "conf")
+CONF: str = str(Path(__file__).resolve().parents[2] / "conf")
 # The parts of a configuration that hold the keys of one of several members, whichever is chosen.
 OPEN_PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "trainer": TrainerConfig}
 

@@ -1,5 +1,7 @@
+
 """Training and prediction from Python."""
 
+import ast
 import os
 import shutil
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import networkx
@@ -355,6 +358,11 @@ def test_an_import_is_silent_and_loads_no_torch():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.strip().endswith("module 'parallel_epochs' has no attribute 'no'")
+
+
+def test_type_checkers_see_every_public_name():
+    stub = ast.parse(Path(pe.__file__).with_name("__init__.pyi").read_text())
+    assert {name.name for line in stub.body for name in line.names} == pe._API.keys()
 
 
 # Not guarded by __name__: the processes of ranks must not run it again.
