@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs wheel sdist \
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs site-version wheel sdist \
 	gpu-packages test-newest test-oldest
 
 # The default run, set-up included.
@@ -94,6 +94,11 @@ format: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "built build/site; its search needs a server: $(BIN)/python -m http.server --directory build/site"
+
+# Puts the pages of a version, make site-version VERSION=1.2.3, on the branch gh-pages, beside those of others.
+site-version: $(VENV)/.installed-docs
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases "$(basename $(VERSION))" latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" mike set-default latest
 
 # A wheel, dist/*.whl, with every kernel compiled for each level of vector instructions: for this machine, or for
 # TARGET=linux-aarch64 (which needs g++-aarch64-linux-gnu) or TARGET=darwin-aarch64 (which needs the package ziglang).

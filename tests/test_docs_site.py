@@ -79,9 +79,10 @@ def test_the_reference_has_every_public_name():
 
 @pytest.mark.system
 def test_the_reference_has_docstrings(site):
-    text = (site / "api.html").read_text()
-    for words in ("Cut a graph into clusters", "num_parts", "set_epoch", "GENConv"):
-        assert words in text, words
+    for page in ("api.html", "api.md"):
+        text = (site / page).read_text()
+        for words in ("Cut a graph into clusters", "num_parts", "set_epoch", "GENConv"):
+            assert words in text, (page, words)
 
 
 @pytest.mark.system

@@ -4,10 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")}}
+PACKAGE = griffe.load("parallel_epochs", search_paths=[str(ROOT)])
 TEXTS: dict[str, tuple[str, str]] = {}
 
 
@@ -48,8 +50,17 @@ def on_page_markdown(markdown, page, **_):
         return f"[{link[1]}]({page})" if page else link[1]
 
     text = re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", mend, markdown)
-    TEXTS[page.file.src_uri] = str(page.title), text
+    TEXTS[page.file.src_uri] = str(page.title), re.sub(r"^::: ([\w.]+)$", _describe, text, flags=re.MULTILINE)
     return text
+
+
+def _describe(mark: re.Match) -> str:
+    """Write out the class or function that a mark of the reference names, and the public methods of a class."""
+    found = PACKAGE[mark[1].partition(".")[2]]
+    public = [member for name, member in found.members.items() if member.is_function and not name.startswith("_")]
+    return "\n\n".join(part for one in [found, *public] if one.docstring for part in (
+        f"### {one.path.removeprefix(found.parent.path + '.')}", f"```python\n{one.signature()}\n```",
+        one.docstring.value))
 
 
 def on_post_build(config):
