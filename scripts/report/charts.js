@@ -36,6 +36,7 @@ const report = (() => {
   const around = (element) => element.closest(".block") || element.closest(".card");
   const blockOf = (chart) => around(document.getElementById(chart.id));
   const blockName = (block) => `${[...document.querySelectorAll(".block, .card")].indexOf(block)}`;
+  const isMap = (chart) => chart.data.at(-1).meta.role === "found";
   const isCurve = (chart) => chart.data.some((trace) => trace.meta.x);
   const hiddenIn = (block) => state.hidden[blockName(block)] || [];
   const seedsIn = (block) => state.seeds[blockName(block)] || [];
@@ -59,6 +60,15 @@ const report = (() => {
       out.marker = { color: colours.card, size: 7, symbol: "circle", line: { color: own, width: 1.8 } };
     if (role === "bar") out.marker = { color: own };
     if (role === "area") Object.assign(out, { line: { width: 0.5, color: own }, fillcolor: faint(own, 0.75) });
+    if (role === "point")
+      Object.assign(out, {
+        marker: { ...trace.marker, color: trace.meta.colours[theme() === "dark" ? 1 : 0] },
+        showlegend: true,
+      });
+    if (role === "found") {
+      out.marker = { ...trace.marker, color: colours.ink, line: { ...trace.marker.line, color: colours.ink } };
+      out.textfont = { color: colours.ink, size: 14 };
+    }
     if (role === "band")
       Object.assign(out, polygon(xs, trace.meta), {
         fill: "toself",
@@ -120,7 +130,7 @@ const report = (() => {
       hovermode: "x unified",
       hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink, size: 12 } },
       barcornerradius: 2,
-      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      dragmode: given.scene ? "orbit" : matchMedia("(pointer: coarse)").matches ? false : isMap(chart) ? "pan" : "zoom",
       modebar: { color: colours.muted, activecolor: colours.accent, bgcolor: "rgba(0,0,0,0)" },
       ...given,
       xaxis: merge(given.xaxis),
@@ -173,6 +183,7 @@ const report = (() => {
         font: { size: 11.5, color: colours.muted },
       });
     }
+    if (isMap(chart) && innerWidth < 700) layout.legend = { ...given.legend, orientation: "h" };
     if (given.height) document.getElementById(chart.id).style.height = `${given.height}px`;
     if (state.printing)
       Object.assign(layout, {
@@ -189,7 +200,12 @@ const report = (() => {
     const config = {
       responsive: true,
       displaylogo: false,
-      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+      scrollZoom: isMap(chart),
+      modeBarButtons: [
+        chart.layout.scene
+          ? ["toImage", "orbitRotation", "pan3d", "zoom3d", "resetCameraDefault3d"]
+          : ["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"],
+      ],
       displayModeBar: true,
       toImageButtonOptions: { format: "png", scale: 3, filename: `${document.title} ${chart.id}` },
     };

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
 from parallel_epochs.scripts.report.elements import NUM_COLOURS, escape, swatch
-from parallel_epochs.scripts.report.layout import Layout
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.words import SPLITS, duration, metric_name, score, score_name
 
@@ -49,14 +48,14 @@ class Figures:
         xs: horizontal positions that traces share: epochs, steps and seconds.
         num_points: largest number of points of a curve.
         axes: names of the horizontal positions.
-        layout: layout of points on the page, drawn by its own scripts.
+        draws_by_eval: whether a chart needs WebGL, for which Plotly compiles functions from text.
     """
 
     num_points: int = 1000
     axes: dict[str, str] = field(default_factory=lambda: dict(AXES))
     charts: list[dict] = field(default_factory=list)
     xs: dict[str, dict[str, list]] = field(default_factory=dict)
-    layout: Layout | None = None
+    draws_by_eval: bool = False
 
     def add(self, title: str, traces: list[dict], layout: dict, *, label: str, legend: str = "",
             marks: list[dict] | None = None) -> str:

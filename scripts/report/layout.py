@@ -1,5 +1,6 @@
 """The layout that a finished run has written: positions, names and classes of its points."""
 
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -52,11 +53,18 @@ class Layout:
         """Return the points in the first view, float64 [num_points, 2 or 3]: right, up and towards the reader."""
         return self.position @ TURN.T if self.dimensions == 3 else self.position
 
-    def crowding(self) -> float:
-        """Return the mean, over points, of the number of points in a cell of 1/200 of the picture's width."""
+    def brush(self, width: float, height: float) -> tuple[float, float]:
+        """Return the radius of points in units of 1/72 inch, and how opaque they are: the denser they lie, the less.
+
+        Args:
+            width, height: size of the picture in inches.
+        """
         cells = np.floor((self.flat()[:, :2] + 2) * 100).astype(np.int64)
         _, numbers = np.unique(cells[:, 0] * 1000 + cells[:, 1], return_counts=True)
-        return float((numbers.astype(np.float64) ** 2).sum() / numbers.sum())
+        crowding = float((numbers.astype(np.float64) ** 2).sum() / numbers.sum())
+        radius = min(max(math.sqrt(0.22 * 72**2 * width * height / (math.pi * len(self.names))), 0.5), 4.0)
+        covered = (crowding - 1) * math.pi * (radius + 0.2)**2 / (72 * max(width, height) / 200)**2
+        return radius, min(max((covered or 1)**-0.3, 0.35), 0.92)
 
 
 def read_layout(folder: Path) -> Layout:

@@ -33,7 +33,7 @@ def draw_layout(layout: Layout):
     figure = Figure(figsize=(width + beside, height))
     axes = figure.add_axes((0, 0, width / (width + beside), 1))
     axes.set_axis_off()
-    radius, opacity = _brush(len(flat), layout.crowding(), width, height)
+    radius, opacity = layout.brush(width, height)
     colours = np.array([*class_colours(counts), grey(counts)])[layout.labels]
     order = np.argsort(flat[:, 2], kind="stable") if layout.dimensions == 3 else _scattered(len(flat))
     axes.scatter(flat[order, 0], flat[order, 1], s=4 * radius**2, c=colours[order], alpha=opacity, linewidths=0,
@@ -45,13 +45,6 @@ def draw_layout(layout: Layout):
     elif counts.any():
         _draw_names(axes, layout, counts, 2 * reach[0] / (72 * width))
     return figure
-
-
-def _brush(num_points: int, crowding: float, width: float, height: float) -> tuple[float, float]:
-    """The radius of points in units of 1/72 inch, and how opaque they are: the denser they lie the less."""
-    radius = min(max(math.sqrt(0.22 * 72**2 * width * height / (math.pi * num_points)), 0.5), 4.0)
-    covered = (crowding - 1) * math.pi * (radius + 0.2)**2 / (72 * max(width, height) / 200)**2
-    return radius, min(max((covered or 1)**-0.3, 0.35), 0.92)
 
 
 def _scattered(num_points: int) -> np.ndarray:

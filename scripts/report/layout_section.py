@@ -1,76 +1,51 @@
-"""The section of a page with a layout, and a compact encoding of its points."""
+"""The section of a page with a layout: a map that Plotly draws, and a field that searches the names of its points."""
 
 import base64
-import json
-import zlib
+import html
 
 import numpy as np
 
+from parallel_epochs.scripts.report.charts import Figures
 from parallel_epochs.scripts.report.elements import escape
 from parallel_epochs.scripts.report.layout import TURN, Layout
 from parallel_epochs.scripts.report.layout_colours import class_colours, grey, legend_order
 from parallel_epochs.scripts.report.words import count
 
-HELP = ("Wheel or pinch to zoom, drag to move, double click for the whole. With the keyboard: arrows, + and -, "
-        "0 for the whole, Escape to clear.")
-TURNING = " Hold Shift and drag, or press Shift and an arrow, to turn."
-HINT = "Click to hide or show this class. Double click, or press Shift and Enter, to show only this class."
+SEARCH = ('<div class="toolbar"><input type="search" id="layout-search" placeholder="Search names" autocomplete="off" '
+          'aria-label="Search names; Enter goes to the next match"><output id="layout-found" for="layout-search">'
+          "</output></div>")
+LONGEST_NAME, LONGEST_CLASS = 300, 40  # characters that are shown
+INCHES = (8.0, 7.0)  # the usual size of the map, at 96 pixels each
+LEAST = 2.5  # pixels of a point
 
 
-def layout_section(layout: Layout) -> str:
-    """Build the elements of the section, which layout.js draws into."""
+def layout_section(layout: Layout, figures: Figures) -> str:
+    """Add the map to the charts of a page: one trace for each class, and a last one that marks what is searched for."""
+    classes = classes_of(layout)
     told = count(len(layout.names), "point")
-    if classes := legend_order(layout.counts()):
-        told += f" in {count(len(classes), 'class', 'classes')}"
-    turn = _button("turn", "Turn", "Turn by dragging, instead of moving", ' aria-pressed="false"') \
-        if layout.dimensions == 3 else ""
-    help = HELP + (TURNING if turn else "")
-    kind = f"layout card{'' if classes_of(layout) else ' plain'}{' many' if len(classes) > 24 else ''}"
-    return (
-        f'<div class="{kind}" id="layout-card"><div class="toolbar">'
-        '<div class="finding"><input type="search" id="layout-search" placeholder="Search names" '
-        'aria-label="Search names; Enter goes to the next match" autocomplete="off" spellcheck="false">'
-        f'{_button("previous", "&lsaquo;", "Previous match", " disabled")}'
-        f'{_button("next", "&rsaquo;", "Next match", " disabled")}'
-        '<output id="layout-found" for="layout-search"></output></div><div class="looking">'
-        f'{_button("in", "+", "Zoom in")}{_button("out", "&minus;", "Zoom out")}'
-        f'{_button("whole", "Whole", "Show the whole")}{turn}</div></div>'
-        '<div class="map"><div class="picture" id="layout-picture" tabindex="0" role="application" '
-        f'aria-label="{escape(layout.title)}: a map of {escape(told)}" aria-describedby="layout-help">'
-        '<canvas id="layout-canvas"></canvas><div class="ring" id="layout-ring" hidden></div>'
-        '<div class="tip" id="layout-tip" hidden><bdi class="name"></bdi><bdi class="class"></bdi></div></div>'
-        f'{_legend(layout)}</div>'
-        f'<p class="note" id="layout-help">{escape(f"{layout.title}: {told}. {help}")}</p></div>')
-
-
-def layout_data(layout: Layout) -> str:
-    """Return the points as JSON for an element of the page.
-
-    Positions are 24-bit integers, stored as separate planes of low, middle and high bytes. zlib compresses them, the
-    labels (32 bits) and the names (a JSON list).
-    """
-    steps = np.rint(layout.position * (2**23 - 1)).astype(np.int64) + 2**23
-    planes = [((steps[:, axis] >> shift) & 255).astype(np.uint8) for axis in range(layout.dimensions)
-              for shift in (0, 8, 16)]
-    counts = layout.counts()
-    return json.dumps({
-        "num_points": len(layout.names), "dimensions": layout.dimensions, "turn": TURN.reshape(-1).tolist(),
-        "crowding": layout.crowding(), "classes": layout.label_names,
-        "colours": {theme: [*class_colours(counts, dark=dark), grey(counts, dark=dark)]
-                    for theme, dark in (("light", False), ("dark", True))},
-        "positions": _packed(np.concatenate(planes).tobytes()),
-        "labels": _packed(layout.labels.astype("<i4").tobytes()),
-        "names": _packed(json.dumps(layout.names, separators=(",", ":")).encode()),
-    }, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _button(name: str, face: str, label: str, state: str = "") -> str:
-    return (f'<button type="button" class="toggle" id="layout-{name}" aria-label="{label}" title="{label}"{state}>'
-            f"{face}</button>")
-
-
-def _packed(content: bytes) -> str:
-    return base64.b64encode(zlib.compress(content, 9)).decode()
+    if layout.label_names and (named := legend_order(layout.counts())):
+        told += f" in {count(len(named), 'class', 'classes')}"
+    # Points of no class and of large classes are drawn first, and hide no others; the legend has an order of its own.
+    ranked = sorted(enumerate(classes or [(-1, "points", len(layout.names))]),
+                    key=lambda entry: (entry[1][0] >= 0, -entry[1][2]))
+    traces = [_points(layout, label, f"{_shorten(name, LONGEST_CLASS)} ({number:,})", rank)
+              for rank, (label, name, number) in ranked]
+    traces.append(traces[0] | {"x": [], "y": [], "z": [], "text": [], "showlegend": False, "hoverinfo": "skip",
+                               "mode": "markers+text", "textposition": "top center", "legendrank": len(traces),
+                               "marker": {"size": 12, "symbol": "circle-open", "line": {"width": 2}},
+                               "meta": {"role": "found", "key": ""}})
+    hidden = {"visible": False}
+    if layout.dimensions == 3:
+        (eye, up), axes = ({axis: float(part) for axis, part in zip("xyz", row)} for row in (1.6 * TURN[2], TURN[1])), {
+            "xaxis": hidden, "yaxis": hidden, "zaxis": hidden}
+        view: dict = {"scene": axes | {"aspectmode": "data", "camera": {
+            "eye": eye, "up": up, "projection": {"type": "orthographic"}}}}
+    else:
+        view = {"xaxis": hidden, "yaxis": hidden | {"scaleanchor": "x"}}
+        figures.draws_by_eval = True
+    view |= {"height": 720, "hovermode": "closest", "showlegend": bool(classes), "uirevision": "map",
+             "legend": {"itemsizing": "constant"}, "margin": {"l": 4, "r": 4, "t": 34, "b": 4}}
+    return figures.add(f"{layout.title}: {told}", traces, view, legend=SEARCH, label=f"{layout.title}: a map of {told}")
 
 
 def classes_of(layout: Layout) -> list[tuple[int, str, int]]:
@@ -81,15 +56,20 @@ def classes_of(layout: Layout) -> list[tuple[int, str, int]]:
     return [*shown, *([(-1, "no class", none)] if none else [])] if shown else []
 
 
-def _legend(layout: Layout) -> str:
-    entries = classes_of(layout)
-    if not entries:
-        return ""
-    items = "".join(
-        f'<li><button type="button" class="of-class" data-label="{label}" aria-pressed="true" '
-        f'title="{escape(name[:200])}&#10;{HINT}"><i></i><bdi>{escape(name)}</bdi>'
-        f'<span class="number">{number:,}</span></button></li>'
-        for label, name, number in entries)
-    number = count(len(legend_order(layout.counts())), "class", "classes")
-    return (f'<div class="classes"><div class="above"><span class="note">{number}</span><button type="button" '
-            f'class="toggle" id="layout-all" hidden>Show all</button></div><ul aria-label="Classes">{items}</ul></div>')
+def _points(layout: Layout, label: int, name: str, rank: int) -> dict:
+    """Make the trace of a class. Plotly reads names as HTML, and arrays as base64."""
+    chosen, counts = np.flatnonzero(layout.labels == label), layout.counts()
+    radius, opacity = layout.brush(*INCHES)
+    axes = {axis: {"dtype": "f4", "bdata": base64.b64encode(values.astype("<f4").tobytes()).decode()}
+            for axis, values in zip("xyz", layout.position[chosen].T)}
+    return axes | {
+        "type": "scatter3d" if layout.dimensions == 3 else "scattergl", "mode": "markers", "legendrank": rank,
+        "name": escape(name), "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
+        "text": [html.escape(_shorten(layout.names[i], LONGEST_NAME), quote=False) for i in chosen],
+        "marker": {"size": max(2 * radius * 96 / 72, LEAST), "opacity": opacity},
+        "meta": {"role": "point", "key": "", "colours": [
+            [*class_colours(counts, dark=dark), grey(counts, dark=dark)][label] for dark in (False, True)]}}
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most - 1]}\u2026"

@@ -9,10 +9,8 @@ from parallel_epochs.scripts.report import single
 from parallel_epochs.scripts.report.charts import Figures, Line, points_for
 from parallel_epochs.scripts.report.comparison import compare
 from parallel_epochs.scripts.report.elements import escape
-from parallel_epochs.scripts.report.layout_section import layout_data
 from parallel_epochs.scripts.report.runs import Run, groups
 
-LAYOUT_SCRIPTS = ("layout_points.js", "layout_raster.js", "layout.js", "layout_gestures.js", "layout_choices.js")
 FOLDER = Path(__file__).resolve().parent
 GENERATOR = '<meta name="generator" content="parallel_epochs.scripts.report">'
 # How pages begin that were written before there was GENERATOR.
@@ -57,20 +55,19 @@ def _document(title: str, body: str, figures: Figures, live: float) -> str:
     """Build the document. Its content security policy allows only these scripts, and loads nothing."""
     from plotly.offline import get_plotlyjs
 
-    names = ("charts.js", "page.js", *(LAYOUT_SCRIPTS if figures.layout else ()))
+    names = ("charts.js", "page.js", *(("layout_search.js",) if 'id="layout-search"' in body else ()))
     scripts = [get_plotlyjs(), *((FOLDER / name).read_text() for name in names)]
-    styles = [(FOLDER / name).read_text() for name in ("page.css", *(("layout.css",) if figures.layout else ()))]
-    data = {"charts": figures.data(), **({"layout-data": layout_data(figures.layout)} if figures.layout else {})}
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
                       for script in scripts)
-    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    by_eval = " 'unsafe-eval'" if figures.draws_by_eval else ""
+    policy = f"default-src 'none'; script-src {hashes}{by_eval}; style-src 'unsafe-inline'; img-src data: blob:"
     reload = f'<noscript><meta http-equiv="refresh" content="{live:g}"></noscript>' if live else ""
     return (f'<!doctype html><html lang="en"{f" data-live={live:g}" if live else ""}><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             f'{GENERATOR}<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>{reload}'
-            f"<style>{''.join(styles)}</style></head><body>{body}"
+            f"<style>{(FOLDER / 'page.css').read_text()}</style></head><body>{body}"
             '<noscript><p class="warning">The charts need JavaScript; the tables do not.</p></noscript>'
             '<p id="announce" class="unseen" aria-live="polite"></p>'
-            + "".join(f'<script type="application/json" id="{name}">{text}</script>' for name, text in data.items())
+            f'<script type="application/json" id="charts">{figures.data()}</script>'
             + "".join(f"<script>{script}</script>" for script in scripts) + "</body></html>")

@@ -34,11 +34,11 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
     """Describe a run by a title and sections, of which the first stands above the others."""
     if run.settings["num_ranks"] == 1:
         figures.axes = {"epochs": "epochs", "step": "optimizer steps", "wall_seconds": AXES["wall_seconds"]}
-    (figures.layout, problem), (scores, of_scores) = run.layout, run.scores
+    (layout, problem), (scores, of_scores) = run.layout, run.scores
     problems = [*run.problems, *filter(None, [problem, of_scores])]
     return run.name, [
         ("", "", _state(run) + warnings(problems) + _tiles(run) + _command(run)),
-        ("layout", "Layout", layout_section(figures.layout) if figures.layout else ""),
+        ("layout", "Layout", layout_section(layout, figures) if layout else ""),
         ("curves", "Curves", _curves(run, figures)),
         ("scores", "Further scores", _further_scores(run)),
         ("settings", "Settings compared", _trials(run)),
