@@ -25,9 +25,7 @@ TEXTS = {
     "batch_size": "number of nodes of a batch", "channels": "number of channels of a layer",
     "edge_channels": "number of edge features", "dim": "dimension of a vector", "epochs": "number of epochs",
     "steps": "number of training steps", "seeds": "number of seeds", "repeat": "number of rounds",
-    "memory_gib": "memory limit in GiB", "device": "cpu, cuda or auto", "dgl": f"folder of DGL, from {INSTALL_DGL}",
-    "figure": "draw the measurements into this .svg or .png",
-    "overwrite": "replace an existing file of --figure that is no such figure"}
+    "memory_gib": "memory limit in GiB", "device": "cpu, cuda or auto", "dgl": f"folder of DGL, from {INSTALL_DGL}"}
 
 
 def build_parser() -> Parser:

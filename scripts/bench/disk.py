@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.scripts.bench.graphs import PROTEINS
-from parallel_epochs.scripts.bench.measure import call_apart, check_figure, resident_mib, say, write_row
+from parallel_epochs.scripts.bench.measure import call_apart, resident_mib, say, write_row
 
 NUM_CLASSES = 10
 # Number of edges that are drawn at a time.
@@ -33,8 +32,7 @@ DRAWN = 1 << 22
 
 def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, ...] = PROTEINS[1:],
                edge_channels: int = 8, channels: int = 8, num_parts: int = 10, repeat: int = 3, folder: str = ".cache",
-               ways: tuple[str, ...] = ("bare read", "store", "memory", "pyg"), keep: bool = False, figure: str = "",
-               overwrite: bool = False) -> None:
+               ways: tuple[str, ...] = ("bare read", "store", "memory", "pyg"), keep: bool = False) -> None:
     """Measure epochs of random clusters from a graph on disk, from memory, by PyG, and a bare read of its files.
 
     Args:
@@ -46,14 +44,12 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
         keep: keep the files for another run.
 
     Raises:
-        ValueError: the numbers of nodes and of edges are not equally many, or the figure must not be replaced.
+        ValueError: the numbers of nodes and of edges are not equally many.
         FileError: the folder has no room for the files.
     """
     if len(num_nodes) != len(num_edges):
         raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
                          "each for a graph")
-    check_figure(figure, overwrite=overwrite)
-    rows = []
     for nodes, edges in zip(num_nodes, num_edges):
         path = Path(folder) / f"random-{nodes}-{edges}-{edge_channels}-{channels}"
         if not store.is_store(path):
@@ -70,13 +66,10 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
             for way in ways if fits else [way for way in ways if way in FROM_DISK]:
                 _cool(path) if way in FROM_DISK else _warm(path)
                 measured = call_apart(_measure, way, path, num_parts)
-                rows.append({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
-                             "num_parts": num_parts, "gb_read": round(size / 1e9, 3), "round": round_, **measured})
-                write_row(rows[-1])
+                write_row({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
+                           "num_parts": num_parts, "gb_read": round(size / 1e9, 3), "round": round_, **measured})
         if not keep:
             shutil.rmtree(path)
-    if figure:
-        _draw(rows, Path(figure))
 
 
 def _measure(way: str, path: Path, num_parts: int) -> dict:
@@ -197,32 +190,6 @@ def _compare(path: Path, num_parts: int, spill: Path) -> None:
 
 def _bytes_of_sources(path: Path) -> int:
     return (path / "edges.bin").stat().st_size // 2
-
-
-def _draw(rows: list[dict], path: Path) -> None:
-    """Draw seconds of an epoch and memory against edges, medians over the rounds."""
-    from matplotlib.figure import Figure  # of the extra `report`
-
-    from parallel_epochs.scripts.report import figures
-
-    names = {"bare read": "bare read of the files, cold", "store": "from the store, cold", "memory": "in memory",
-             "pyg": "PyG's RandomNodeLoader, in memory"}
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for way in dict.fromkeys(row["what"] for row in rows):
-        own = [row for row in rows if row["what"] == way]
-        sizes = sorted({row["num_edges"] for row in own})
-        for axis, column in zip(axes, ("seconds", "extra_mib")):
-            if column == "seconds" or way != "bare read":
-                medians = [statistics.median(row[column] for row in own if row["num_edges"] == size) for size in sizes]
-                # Less than 1 MiB is drawn as 1 MiB, as the axis is logarithmic.
-                axis.plot(sizes, medians if column == "seconds" else [max(median, 1) for median in medians], "o-",
-                          color=f"C{list(names).index(way)}", label=names[way])
-    for axis, title in zip(axes, ("seconds of an epoch's batches", "memory without pages of files, MiB")):
-        axis.set(xscale="log", yscale="log", xlabel="directed edges", title=title)
-        axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
-    figures.save(figure, path)
 
 
 def _cool(path: Path) -> None:

@@ -4,7 +4,6 @@ import resource
 import statistics
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.scripts.bench import convs
 from parallel_epochs.scripts.bench.convs import Case
-from parallel_epochs.scripts.bench.measure import assert_close, call_apart, check_figure, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import assert_close, call_apart, say, seconds_of, write_row
 
 CASES = {"GCN": Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **convs.NO_LOOPS}),
          "GAT": Case("GATConv", heads=4, dgl="GATConv", kwargs=convs.NO_LOOPS)}
@@ -36,30 +35,21 @@ class Point:
     hidden: int
 
 
-def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "", figure: str = "",
-                 overwrite: bool = False) -> None:
+def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "") -> None:
     """Measure training steps of GCN and GAT against nodes, density and hidden size, beside DGL's and PyG's.
 
     Each point has a process of its own.
-
-    Raises:
-        ValueError: the figure must not be replaced.
     """
-    check_figure(figure, overwrite=overwrite)
     compare(dgl)
-    rows = []
     for chart, values in VALUES.items():
         for value in values:
             sizes = START | {chart: value}
             for layer in CASES:
                 for library in ("ours", *(["DGL"] if dgl else []), "PyG"):
                     point = Point(library, layer, int(sizes[NODES]), sizes[DENSITY], int(sizes[HIDDEN]))
-                    rows.append({"bench": "growth", "chart": chart, **vars(point),
-                                 "step_s": run_apart(point, repeat, memory_gib, dgl)})
-                    say(f"{point}: {rows[-1]['step_s'] or 'does not fit'}")
-                    write_row(rows[-1])
-    if figure:
-        draw(rows, Path(figure), memory_gib)
+                    seconds = run_apart(point, repeat, memory_gib, dgl)
+                    say(f"{point}: {seconds or 'does not fit'}")
+                    write_row({"bench": "growth", "chart": chart, **vars(point), "step_s": seconds})
 
 
 @torch.no_grad()
@@ -151,29 +141,3 @@ def random_graph(num_nodes: int, density: float) -> tuple[Any, Tensor]:
     indptr = torch.searchsorted(dst, torch.arange(num_nodes + 1))
     src[indptr[:-1]] = loops  # every node has an edge, as DGL asks
     return from_csc(torch.stack([src, dst]), indptr), torch.rand(count + num_nodes)
-
-
-def draw(rows: list[dict], path: Path, memory_gib: int) -> None:
-    """Draw a chart for each layer and each size that grows."""
-    from matplotlib.figure import Figure  # of the extra `report`
-
-    from parallel_epochs.scripts.report import figures
-    drawing = Figure(figsize=(10.5, 6), layout="constrained")
-    axes = drawing.subplots(len(CASES), len(VALUES), squeeze=False)
-    for line, layer in zip(axes, CASES):
-        for axis, chart in zip(line, VALUES):
-            column = {NODES: "num_nodes", DENSITY: "density", HIDDEN: "hidden"}[chart]
-            for colour, library in zip(figures.COLOURS, ("ours", "DGL", "PyG")):
-                points = [(row[column], row["step_s"]) for row in rows
-                          if (row["chart"], row["layer"], row["library"]) == (chart, layer, library) and row["step_s"]]
-                if points:
-                    axis.loglog(*zip(*points), marker="o", markersize=4, color=colour, label=library)
-            axis.set_xlabel(chart)
-            axis.set_xticks(VALUES[chart], [f"{value:,g}" for value in VALUES[chart]], fontsize=7)
-            axis.minorticks_off()
-            axis.set_title(layer if chart == NODES else "", loc="left")
-            axis.grid(True, which="major", linewidth=0.4)
-        line[0].set_ylabel("seconds of a training step")
-        line[0].legend()
-    drawing.suptitle(f"A line ends where a process of {memory_gib} GiB is too small", fontsize=9)
-    figures.save(drawing, path)

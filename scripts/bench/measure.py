@@ -31,7 +31,6 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import RunConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
-from parallel_epochs.pipeline.run import outputs
 
 STATUS = Path("/proc/self/status")
 _writer: csv.DictWriter | None = None  # that of the last row
@@ -225,17 +224,6 @@ def make_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[]
         optimizer.step()
 
     return step
-
-
-def check_figure(path: str, *, overwrite: bool) -> None:
-    """Refuse to replace a file by a figure, unless it is one of ours.
-
-    Raises:
-        ValueError: names the file.
-    """
-    if path:
-        from parallel_epochs.scripts.report.figures import is_figure  # of the extra `report`
-        outputs.check("--figure", Path(path), ours=is_figure, overwrite=overwrite, way_out="--overwrite")
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float,

@@ -4,11 +4,10 @@
 from parallel_epochs.scripts.report import words
 from parallel_epochs.scripts.report.elements import Cell, Column, escape, number, paragraph, table, text
 from parallel_epochs.scripts.report.label_section import MAX_OPEN
-from parallel_epochs.scripts.report.schema_picture import MAX_TYPES, schema_picture
 
 
 def typed_section(record: dict, partition: dict | None) -> str:
-    """Build the picture of the schema, the tables of types and relations, and the scores by neighbours.
+    """Build the tables of types and relations, and the scores by neighbours.
 
     Args:
         record: the scores of a run on a typed graph.
@@ -22,20 +21,7 @@ def typed_section(record: dict, partition: dict | None) -> str:
         told += (f" {words.count(num_reverse, 'reverse relation has', 'reverse relations have')} the same edges the "
                  "other way round; they are left out here.")
     tables = f"<div>{_types(typed)}</div><div>{_relations(typed, _cut(typed, partition))}</div>"
-    return (paragraph(told) + _picture(typed["types"], shown) + f'<div class="pair">{tables}</div>'
-            + _scores(record))
-
-
-def _picture(types: list[dict], shown: list[dict]) -> str:
-    if len(types) > MAX_TYPES:
-        return ""
-    told = "; ".join(f"{relation['name']} from {relation['source']} to {relation['target']}" for relation in shown[:20])
-    picture = schema_picture(types, shown, f"Schema of the graph: {told}")
-    note = paragraph("Circles are types, with their numbers of nodes. Arrows are relations, with their numbers of "
-                     "edges.", "note")
-    return ('<figure class="card" aria-labelledby="schema-title"><figcaption><h3 id="schema-title">Schema</h3>'
-            f'{note}</figcaption><div class="plain-wide" tabindex="0" role="region" aria-label="Schema">{picture}</div>'
-            "</figure>")
+    return paragraph(told) + f'<div class="pair">{tables}</div>' + _scores(record)
 
 
 def _types(typed: dict) -> str:

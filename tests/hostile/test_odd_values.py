@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers.running import train
 from tests.pipeline.gnn.test_new_data import graph
 
-OPTIONS = dict(num_layers=2, hidden_channels=8, epochs=1, verbose=False)
+OPTIONS = {"num_layers": 2, "hidden_channels": 8, "epochs": 1, "verbose": False, "base": "none"}
 # Nothing that a file can hold is one of these.
 FAULTS = (TypeError, AttributeError, LookupError, RuntimeError, UnicodeError, MemoryError)
 

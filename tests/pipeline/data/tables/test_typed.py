@@ -59,9 +59,11 @@ def rows_of(data: Data) -> list[tuple]:
                   for ends, attr in zip(data.edge_index.as_tensor().t().tolist(), data.edge_attr.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("reverse", [True, False])
-@pytest.mark.parametrize("featureless", ["mean", "none"])
-@pytest.mark.parametrize("summaries", [0, 2])
+# Every pair of the options is quick; the other half of the cases is slow.
+@pytest.mark.parametrize("reverse, featureless, summaries", [
+    pytest.param(reverse, featureless, summaries,
+                 marks=[] if (reverse + (featureless == "mean") + summaries // 2) % 2 else pytest.mark.slow)
+    for reverse in (True, False) for featureless in ("mean", "none") for summaries in (0, 2)])
 def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, summaries):
     hetero = as_hetero(write_tables(tmp_path))
     torch.save(hetero, tmp_path / "hetero.pt")
@@ -201,7 +203,7 @@ def test_a_file_with_the_schema_gives_the_same_graph_and_may_lie_beside_the_tabl
         in_file.check()
 
 
-@pytest.mark.parametrize("point", ["edges", "x"])
+@pytest.mark.parametrize("point", ["edges", pytest.param("x", marks=pytest.mark.slow)])
 def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, point):
     write_tables(tmp_path)
     config = TablesConfig(folder=str(tmp_path), schema=SCHEMA)

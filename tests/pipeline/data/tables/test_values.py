@@ -102,8 +102,8 @@ def test_numbers_and_dates_of_edges_are_scaled_in_float64(tmp_path, caplog, stan
         assert f"1 empty cell in {column}, taken for {filled}, with a column that marks them" in caplog.text
 
 
-@pytest.mark.parametrize("standardize", [False, True])
-@pytest.mark.parametrize("is_typed", [False, True])
+@pytest.mark.parametrize("is_typed, standardize", [
+    (False, True), (True, False), *(pytest.param(both, both, marks=pytest.mark.slow) for both in (False, True))])
 def test_held_out_links_do_not_scale_the_edges_that_training_sees(tmp_path, standardize, is_typed):
     """Other numbers and later dates of test links change no feature, nor what other tables are scaled by."""
     found = []
