@@ -256,7 +256,7 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
 
 def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog):
     caplog.set_level("INFO")
-    config = configure(*TOY, "train.epochs=1")
+    config = configure(*TOY, "train.epochs=1", "data.num_tasks=2")
     summary = train(config, tmp_path / "before")
     assert "baseline" not in summary and "python -m pipeline.baselines" in caplog.text
     table = shell("pipeline.baselines", f"run={tmp_path / 'before'}", cwd=tmp_path).stdout

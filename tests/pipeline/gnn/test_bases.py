@@ -155,8 +155,9 @@ def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path
     assert (tmp_path / "killed/config.yaml").read_text() == (tmp_path / "whole/config.yaml").read_text()
 
 
-@pytest.mark.parametrize("name", ["linear", "propagation", "auto"])
-@pytest.mark.parametrize("candidate", ["network", "offset"])
+@pytest.mark.parametrize("name, candidate", [("linear", "network"), ("propagation", "network"), ("auto", "offset"), *(
+    pytest.param(*pair, marks=pytest.mark.slow)
+    for pair in (("linear", "offset"), ("propagation", "offset"), ("auto", "network")))])
 def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_path):
     overrides = [*graph_of("classes", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}", f"task.base={name}",
                  f"task.candidate={candidate}"]
@@ -322,8 +323,8 @@ def test_a_run_with_a_base_that_is_far_below_has_one_candidate(configure, tmp_pa
 FITS = {"typed": ["model=rgcn"], "own class": ["model=custom", "model.path=tests.helpers.nets.Net"]}
 
 
-@pytest.mark.parametrize("kind", ["classes", "values", "typed", "graphs", *(
-    pytest.param(each, marks=pytest.mark.slow) for each in ("tasks", "own class"))])
+@pytest.mark.parametrize("kind", ["classes", "graphs", *(
+    pytest.param(each, marks=pytest.mark.slow) for each in ("values", "typed", "tasks", "own class"))])
 def test_a_run_that_names_no_method_begins_at_the_best_one(kind, tmp_path):
     """It predicts what its summary says, and its predictions can be calibrated."""
     data = write_hetero(tmp_path) + SMALL if kind == "typed" else [
@@ -379,7 +380,7 @@ def test_saved_runs_of_before_have_no_method(configure, tmp_path):
     assert schema.load(path).task.base == "none"
 
 
-@pytest.mark.parametrize("empty", ["flag", "zero"])
+@pytest.mark.parametrize("empty", ["flag", pytest.param("zero", marks=pytest.mark.slow)])
 def test_the_method_of_typed_tables_reads_which_cells_are_empty(empty, configure, tmp_path, monkeypatch):
     users = write_tables(tmp_path)["users"]
     users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(tmp_path / "users.csv", index=False)
@@ -412,7 +413,8 @@ def folds_lack(kind: str, y: torch.Tensor) -> torch.Tensor:
             "one class": torch.zeros_like(y)}[kind]
 
 
-@pytest.mark.parametrize("kind", ["a class in one row", "a class that training lacks", "one class"])
+@pytest.mark.parametrize("kind", ["a class in one row", "one class", pytest.param(
+    "a class that training lacks", marks=pytest.mark.slow)])
 def test_odd_labels_have_a_method_or_none(kind, tmp_path):
     data = graph_of("classes", tmp_path / "graph.pt")
     content = torch.load(tmp_path / "graph.pt")

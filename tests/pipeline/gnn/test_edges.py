@@ -172,7 +172,7 @@ def test_simple_methods_read_the_labels_of_the_target(folder):
 
 @pytest.mark.parametrize(("keys", "columns"), [
     ([LABEL], ["class", "probability_0", "probability_1"]),
-    (["data.edges.labels=[fraud,late]"], ["score_fraud", "score_late"]),
+    pytest.param(["data.edges.labels=[fraud,late]"], ["score_fraud", "score_late"], marks=pytest.mark.slow),
     (["data.edges.label=rating", "train.label_input=0"], ["value_rating"])], ids=["classes", "binary tasks", "values"])
 def test_a_run_predicts_the_table_of_edges(keys, columns, folder, tmp_path):
     config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2",
@@ -240,7 +240,7 @@ def test_labels_of_one_table_of_a_schema_are_learned(folder, tmp_path):
     assert np.isfinite(train(config, tmp_path / "run")["best_valid"])
 
 
-@pytest.mark.parametrize("base", ["none", "trees"])
+@pytest.mark.parametrize("base", ["none", pytest.param("trees", marks=pytest.mark.slow)])
 def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_others(base, folder, tmp_path):
     config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2",
                                  LABEL, f"task.base={base}", "baselines.seconds=20",
