@@ -112,7 +112,7 @@ def build(asked: ServeConfig, token: str | None) -> "App":
 
     is_local = asked.host in (*LOOPBACK, "::1") and token is None and not asked.insecure
     limits = Limits(asked.max_body, asked.max_rows, asked.max_waiting, asked.seconds, token,
-                    LOOPBACK if is_local else None)
+                    LOOPBACK if is_local else None, asked.max_neighbors)
     return App(reopen(), limits, reopen)
 
 

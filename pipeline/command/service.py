@@ -18,6 +18,9 @@ class ServeConfig(OpenConfig):
     insecure: bool = key(False, "Listen on an address that other machines reach although no token is asked for.")
     max_body: int = key(8_000_000, "Largest number of bytes in the body of a request.", minimum=1)
     max_rows: int = key(10_000, "Largest number of rows in a request.", minimum=1)
+    max_neighbors: int | None = key(None, "Largest number of edges of a known node, drawn by a hash, from which a "
+                                    "new row is predicted. The answer then says whether some were left out (bounded). "
+                                    "Default: all edges.", minimum=1)
     max_waiting: int = key(256, "Largest number of requests that wait for a computation. Further ones are answered by "
                            "status 503.", minimum=1)
     max_clients: int = key(1000, "Largest number of open connections.", minimum=1)

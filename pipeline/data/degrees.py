@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
@@ -62,6 +62,18 @@ def add_degrees(data: Graph, moments: Float[Tensor, "2 columns"] | None = None, 
     data.x = torch.from_numpy(out)
     if not data.types.homogeneous:
         data.types = with_degrees(data.types, widths)
+
+
+def count_degrees(data: Graph, num_columns: int) -> Int[np.ndarray, "num_nodes num_columns"]:
+    """Count the edges of each node of a graph with one type of nodes, int32: those that enter it, then those that leave
+    it where there are two columns.
+    """
+    return _count(data, num_columns)[0]
+
+
+def scale_degrees(counts: Int[np.ndarray, "num_nodes num_columns"], moments: Float[Tensor, "2 columns"]) -> Tensor:
+    """Turn degrees into columns of features by the moments of a training, float32."""
+    return standardise(torch.from_numpy(np.log1p(counts, dtype=np.float32)), moments)[0]
 
 
 def write_degrees(writer: StoreWriter, data: Graph, *, num_last: int = 0) -> None:

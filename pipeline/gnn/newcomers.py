@@ -1,29 +1,29 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.edge_index import choose_dtype, from_csc
-from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.cache import load_own, open_other
+from parallel_epochs.models.networks.reach import count_hops
+from parallel_epochs.pipeline.data.cache import load_own
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.gnn import answers, new_data
-from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig, NewDataConfig
+from parallel_epochs.pipeline.gnn import answers, fusion, label_scores, neighborhood, new_data
+from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.ids import ids_of
-from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
+from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.names import MASKS, TERMS
 from parallel_epochs.pipeline.run.checkpoint import fitting
@@ -31,22 +31,50 @@ from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 Row = Mapping[str, Any]
-# The system's folder in memory, and the bytes that must be free there.
-IN_MEMORY, LEAST_FREE = "/dev/shm", 1 << 28
+# What a graph that has grown does not have, or has of the training alone.
+LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types", *TERMS)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """New rows with the edges that join them to known nodes, encoded.
+
+    Attributes:
+        ids: of the rows.
+        terms: of their texts, as linear models read them; none where no model does.
+    """
+
+    ids: list[str]
+    nodes: neighborhood.NewNodes
+    terms: sp.csr_array | None
+
+
+class Near(NamedTuple):
+    """A request of :meth:`Newcomers.predict_each` that is answered from the neighbourhood of its rows."""
+
+    place: int
+    asked: Asked
+    part: neighborhood.Surroundings
+    is_bounded: bool | None
 
 
 class Newcomers:
     """Predicts nodes that the tables of a training did not have.
 
-    New rows and edges are prepared by what the training learned of its tables, and put behind its own, whose labels of
-    training nodes are known. So the predictions are those of ``predict`` for tables that have grown by these rows, with
-    data.known_labels=all where only training nodes have labels. The tables themselves are not read again.
+    New rows and edges are encoded by what the training learned of its tables, and stand behind its own nodes, whose
+    labels of training nodes are known. So the predictions are those of ``predict`` for tables that have grown by these
+    rows, with data.known_labels=all where only training nodes have labels. The tables themselves are not read again.
+
+    Only the neighbourhood of the new rows is computed, unless the answer needs the whole graph: :attr:`needs_graph`
+    says why.
 
     Args:
         run: a run on one table of nodes and one of edges.
 
     Attributes:
-        columns: names of the columns that a new row must have, by "rows" and "edges", the ids first.
+        columns: names of the columns that a new row must have, by "rows" and "edges", the ids first, each with what is
+            known of its cells: their kind, ``x-kind``, and categories, ``x-known``.
+        needs_graph: why every answer takes a pass over the whole graph; empty where the neighbourhood is enough.
 
     Raises:
         ValueError: the run cannot predict new rows, and says why.
@@ -64,134 +92,195 @@ class Newcomers:
             raise ValueError(f"{run.folder} answers no new rows: its nodes have features of their edges ({source})")
         self._names = ids_of(self._graph, None)
         self._known = dict(zip(self._names, range(len(self._names))))
+        from parallel_epochs.pipeline.data.tables import new_rows  # imports DuckDB, which other runs do not need
+        self._encoder = new_rows.Encoder(cast(Any, config.data), cast(Tensor, self._learned.fitted),
+                                         has_terms=TERMS[0] in self._graph)
+        self.columns = self._encoder.describe()
         self._model: torch.nn.Module | None = None
-        data = cast(Any, config.data)
-        self.columns = {"rows": [data.nodes.id, *(name for _, name in data.value_columns("nodes")),
-                                 *(name for name, _ in data.text_columns()), *data.nodes.categories],
-                        "edges": [data.edges.source, data.edges.target, data.edges.relation,
-                                  *(name for _, name in data.value_columns("edges"))]}
-        self.columns = {name: [column for column in dict.fromkeys(found) if column is not None]
-                        for name, found in self.columns.items()}
+        self._around: neighborhood.Growing | None = None
+        self._round, self._epoch = new_data.place_of(state, is_best=run.is_best)
+        self.needs_graph = self._why_whole() or self._open_around()
 
-    def predict(self, rows: Sequence[Row], edges: Sequence[Row] = ()) -> pd.DataFrame:
+    def _why_whole(self) -> str:
+        """Say why the whole graph has a part in the answer for a new row; empty where the network alone has."""
+        kept, config = fusion.read_kept(self._run), self._run.config
+        if kept is not None and (kept.share or config.task.reads_base):
+            return f"a simple method has a part in the answers ({kept.title})"
+        if config.data.propagate or self._learned.summaries is not None:
+            return "features are averaged along edges (data.propagate or data.summaries)"
+        return ""
+
+    def _open_around(self) -> str:
+        """Set up the graph of the training, around whose nodes new ones are; returns why the model reads all of it."""
+        self._setup = self._set_up(self._grow(None))
+        self._num_hops, reason = count_hops(self._setup.model)
+        if not reason:
+            self._around = neighborhood.Growing(self._setup.data, self._learned.degrees, self._run.config.seed)
+        return reason
+
+    def predict(self, rows: Sequence[Row], edges: Sequence[Row] = (), *,
+                max_neighbors: int | None = None) -> pd.DataFrame:
         """Predict new rows, as a table with the columns of ``predict output=TABLE``.
 
         Args:
             rows: of the table of nodes, each with an id that no node has.
             edges: of the table of edges, each with a new row at one end or both.
+            max_neighbors: edges that are read of a known node, at most. The table has then a column ``bounded``, which
+                is true where some were left out. None: all edges.
 
         Raises:
             ValueError: names the row, the column or the id that is wrong.
         """
-        setup = self.grow(rows, edges)
-        new = torch.arange(len(self._names), setup.data.num_nodes)
-        round_, epoch = new_data.place_of(self._state, is_best=self._run.is_best)
-        found_rows = predict_nodes(setup, new)
-        predicted = Predicted(setup.data, setup.data, setup.task, setup.model, torch.empty(0), epoch, new,
-                              is_whole=found_rows is None, ids=np.concatenate([self._names, [
-                                  str(row[self.columns["rows"][0]]) for row in rows]]))
-        predicted = replace(predicted, rows=build_predictor(setup)(round_) if found_rows is None else found_rows)
-        predicted = answers.answer(setup, predicted, self._run)
-        return setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder))).frame()
+        found, = self.predict_each([(rows, edges)], max_neighbors=max_neighbors)
+        if isinstance(found, Exception):
+            raise found
+        return found.frame()
 
-    def grow(self, rows: Sequence[Row], edges: Sequence[Row] = ()) -> Setup:
-        """Set up the graph of the training with new rows behind its own, and the trained model; see :meth:`predict`."""
-        frames = self._frames(rows, edges)
-        with written(frames, self._run.config.data, self._run.folder, {}) as found:
-            asked = keys.replaced(GNNPredictConfig(str(self._run.folder)), {**found, "data.unknown": "error"})
-            config = keys.replaced(self._run.config, new_data.choose(self._run, cast(NewDataConfig, asked.data)))
-            config.data.leave_labels()
-            config.data.check()
-            part = open_other(config.data, self._learned, _scratch(config.cache_dir))
-        setup = new_data.complete(self._run.config, self._run, self._state, self._learned, self._grow(part, len(rows)),
-                                  self._device, known_labels="all")
+    def predict_each(self, requests: Sequence[tuple[Sequence[Row], Sequence[Row]]], *,
+                     max_neighbors: int | None = None) -> list[Table | Exception]:
+        """Predict the rows of several requests together, which do not meet; what is wrong with one is its answer.
+
+        Args:
+            requests: rows and edges of each, as for :meth:`predict`.
+        """
+        found = dict[int, Table | Exception]()
+        near, size, no = list[Near](), 0, None if max_neighbors is None else False
+        for place, (rows, edges) in enumerate(requests):
+            try:
+                asked = self.encode(rows, edges)
+                part = self.take(asked, max_neighbors)
+                if part is None:
+                    found[place] = self._table(asked, self._predict_grown(asked), is_bounded=no)
+                    continue
+            except Exception as error:
+                found[place] = error
+                continue
+            if near and size + len(part.src) > neighborhood.MOST_EDGES:
+                self._answer_near(near, found)
+                near, size = [], 0
+            near.append(Near(place, asked, part, no if no is None else part.is_bounded))
+            size += len(part.src)
+        if near:
+            self._answer_near(near, found)
+        return [found[place] for place in range(len(requests))]
+
+    def take(self, asked: Asked, max_neighbors: int | None = None) -> neighborhood.Surroundings | None:
+        """Take the neighbourhood of new rows; none where the whole graph has to be predicted."""
+        return None if self._around is None else self._around.take(asked.nodes, self._num_hops, max_neighbors)
+
+    @torch.no_grad()
+    def forward(self, parts: Sequence[neighborhood.Surroundings]) -> Tensor:
+        """Predict new rows from their neighbourhoods, all in one batch [num_rows, columns], float32."""
+        batch = cast(neighborhood.Growing, self._around).join(parts).to(self._device)
+        with autocast(self._device, self._run.config.train.precision):
+            return self._setup.task.predict(self._setup.model, batch)[1].float().cpu()
+
+    def _answer_near(self, near: Sequence[Near], found: dict[int, Table | Exception]) -> None:
+        rows = self.forward([each.part for each in near])
+        for each, own in zip(near, rows.split([each.part.num_new for each in near])):
+            try:
+                found[each.place] = self._table(each.asked, self._predicted(self._setup, each.asked, own),
+                                                is_bounded=each.is_bounded)
+            except ArithmeticError as error:
+                found[each.place] = error
+
+    def _predict_grown(self, asked: Asked) -> Predicted:
+        """Predict new rows by a pass over the whole graph."""
+        setup = self.grow(asked)
+        new, rows = torch.arange(len(self._names), setup.data.num_nodes), None
+        if self._around is None:  # else its neighbourhood was too large
+            rows = predict_nodes(setup, new)
+        rows = build_predictor(setup)(self._round)[new] if rows is None else rows
+        found = self._predicted(setup, asked, rows)
+        mixed = answers.answer(setup, replace(found, graph=setup.data, chosen=new, is_whole=False), self._run)
+        return replace(found, rows=mixed.rows, thresholds=mixed.thresholds)
+
+    def grow(self, asked: Asked) -> Setup:
+        """Set up the graph of the training with new rows behind its own, and the trained model."""
+        return self._set_up(self._grow(asked))
+
+    def _predicted(self, setup: Setup, asked: Asked, rows: Tensor) -> Predicted:
+        size = len(asked.ids)
+        graph = Graph(num_nodes=size, split_is_known=False, y=setup.data.y[:0],
+                      **{mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS})
+        return Predicted(graph, setup.data, setup.task, setup.model, rows, self._epoch,
+                         ids=np.array(asked.ids, object))
+
+    def _table(self, asked: Asked, predicted: Predicted, *, is_bounded: bool | None) -> Table:
+        if predicted.thresholds is None:
+            predicted = replace(predicted, thresholds=self._thresholds)
+        table = kind_of(self._run.config).table(predicted, GNNPredictConfig(str(self._run.folder)))
+        if is_bounded is None:
+            return table
+        marks = np.array([is_bounded] * len(asked.ids), object)
+        return replace(table, columns=lambda part: table.columns(part) | {"bounded": marks[part]})
+
+    @cached_property
+    def _thresholds(self) -> Tensor | None:
+        return label_scores.read_thresholds(self._run, self._learned.out_channels)
+
+    def _set_up(self, data: Graph) -> Setup:
+        """Set up a graph, with the trained model."""
+        setup = new_data.complete(self._run.config, self._run, self._state, self._learned, data, self._device,
+                                  known_labels="all")
         if self._model is None:
             with fitting(self._state):
                 setup.model.load_state_dict(self._state["model"])
-            self._model = setup.model
+            self._model = setup.model.eval()
         setup.__dict__["model"] = self._model  # in place of one with first weights
         setup.__dict__["table"] = None
         return setup
 
-    def _frames(self, rows: Sequence[Row], edges: Sequence[Row]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Make small tables of the new rows, the known nodes that edges name, and the edges.
+    def encode(self, rows: Sequence[Row], edges: Sequence[Row]) -> Asked:
+        """Encode new rows and their edges.
 
         Raises:
-            ValueError: a row lacks a column, an id is known already or names nothing.
+            ValueError: a row lacks a column, a cell is wrong, an id is known already or names nothing.
         """
-        one, *_ = self.columns["rows"]
+        one, (source, target, *_) = next(iter(self.columns["rows"])), self.columns["edges"]
         for name, given in (("rows", rows), ("edges", edges)):
             for number, row in enumerate(given):
-                _check_row(f"{name}[{number}]", row, self.columns[name])
-        ids = [str(row[one]) for row in rows]
-        if len(set(ids)) < len(ids) or not ids:
+                _check_row(f"{name}[{number}]", row, list(self.columns[name]))
+        ids, known = [str(id) for id in self._encoder.texts(rows, one)], self._known
+        new = dict(zip(ids, range(len(known), len(known) + len(ids))))
+        if len(new) < len(ids) or not ids:
             raise ValueError("rows must have different ids, and there must be one row at least")
-        if known := [id for id in ids if id in self._known]:
-            raise ValueError(f"rows: {known[0]!r} is known already; ask for it by ids, or give the new row another id")
-        source, target, *_ = self.columns["edges"]
-        new, named = set(ids), dict[str, None]()
-        for number, edge in enumerate(edges):
-            ends = [str(edge[source]), str(edge[target])]
-            for end in ends:
-                if end not in new and end not in self._known:
-                    raise ValueError(f"edges[{number}]: {end!r:.100} is neither a known id nor that of a new row")
-            if not new & {*ends}:
-                raise ValueError(f"edges[{number}]: neither {ends[0]!r:.100} nor {ends[1]!r:.100} is a new row, and "
+        if (old := next((id for id in ids if id in known), None)) is not None:
+            raise ValueError(f"rows: {old!r} is known already; ask for it by ids, or give the new row another id")
+        ends = [[str(id) for id in self._encoder.texts(edges, end)] for end in (source, target)]
+        for number, pair in enumerate(zip(*ends)):
+            if (lost := next((end for end in pair if end not in new and end not in known), None)) is not None:
+                raise ValueError(f"edges[{number}]: {lost!r:.100} is neither a known id nor that of a new row")
+            if pair[0] not in new and pair[1] not in new:
+                raise ValueError(f"edges[{number}]: neither {pair[0]!r:.100} nor {pair[1]!r:.100} is a new row, and "
                                  "edges between known nodes are those of the training")
-            named |= dict.fromkeys(end for end in ends if end not in new)
-        # Known nodes have features already: the cells of a new row stand for theirs, which are right ones at least.
-        nodes = [{**row, one: id} for row, id in zip(rows, ids)] + [{**rows[0], one: id} for id in named]
-        return _as_texts(nodes, self.columns["rows"]), _as_texts(edges, self.columns["edges"])
+        numbers = np.array([[new[end] if end in new else known[end] for end in column] for column in ends],
+                           np.int64).reshape(2, len(edges))
+        x, terms = self._encoder.rows(rows, ends)
+        found, attr = self._encoder.edges(edges, numbers, range(len(known), len(known) + len(ids)))
+        return Asked(ids, neighborhood.NewNodes(x, found, attr), terms)
 
-    def _grow(self, part: Graph, num_new: int) -> Graph:
-        """Put the first nodes of a small graph, and their edges, behind the graph of the training."""
+    def _grow(self, asked: Asked | None) -> Graph:
+        """Put new nodes and their edges behind the graph of the training; none leave it as it is."""
         own, num_known = self._graph, len(self._names)
-        others = [self._known[name] for name in ids_of(part, None)[num_new:]]
-        numbers = torch.tensor([*range(num_known, num_known + num_new), *others])
-        ends = part.edge_index.as_tensor().long()
-        joins = (ends < num_new).any(0)  # the others are loops that were added to known nodes
-        new, order = sort_edges(numbers[ends[:, joins]], num_known + num_new)
-        edge_index, is_new = _insert(own.edge_index, new, num_known)
-        grown = Graph(edge_index=edge_index, x=torch.cat([own.x, part.x[:num_new]]), num_nodes=num_known + num_new)
-        if own.edge_attr is not None:
-            grown.edge_attr = own.edge_attr.new_empty(len(is_new), own.edge_attr.size(1))
-            grown.edge_attr[is_new], grown.edge_attr[~is_new] = part.edge_attr[joins][order], own.edge_attr
+        grown = Graph(**{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT})
+        if asked is None:
+            return grown
+        num_new = len(asked.ids)
+        grown.x, grown.num_nodes = torch.cat([own.x, asked.nodes.x]), num_known + num_new
+        grown.edge_index, order = sort_edges(torch.cat([own.edge_index.as_tensor(), asked.nodes.edges], dim=1),
+                                             grown.num_nodes)
+        if own.edge_attr is not None and asked.nodes.edge_attr is not None:
+            grown.edge_attr = torch.cat([own.edge_attr, asked.nodes.edge_attr])[order]
         empty = torch.zeros(num_new, own.y.size(1), dtype=own.y.dtype)
         grown.y = torch.cat([own.y, empty.fill_(torch.nan) if own.y.is_floating_point() else empty])
         for mask in MASKS:
             grown[mask] = torch.cat([own[mask], torch.zeros(num_new, dtype=torch.bool)])
         if TERMS[0] in own:
-            grown.update(_join_terms(own, part, num_new))
-        for name, value in own.to_dict().items():
-            if name not in grown and name not in ("names", "names_ptr", "store", "structure", "content_hash", FITTED,
-                                                  "text_ptr", "text_terms", "text_weights", "on_disk", "types"):
-                grown[name] = value
+            terms = cast(sp.csr_array, asked.terms)
+            for name, values in zip(TERMS, (own[TERMS[0]][-1].item() + terms.indptr[1:], terms.indices, terms.data)):
+                grown[name] = torch.cat([own[name], torch.from_numpy(values).to(own[name].dtype)])
         return grown
-
-
-def _insert(own: EdgeIndex, new: EdgeIndex, num_known: int) -> tuple[EdgeIndex, Tensor]:
-    """Insert sorted edges that have a new node at an end, whose number is above all others, into sorted edges.
-
-    Returns:
-        All edges, sorted by destination, then source, and which of them are new [num_edges].
-    """
-    (indptr, _), _ = own.get_csc()
-    (others, _), _ = new.get_csc()  # of all nodes
-    is_new = torch.zeros(own.size(1) + new.size(1), dtype=torch.bool)
-    # Sources that are new stand behind the others of their destination.
-    is_new[indptr[(new.as_tensor()[1].long() + 1).clamp(max=num_known)].long() + torch.arange(new.size(1))] = True
-    edges = torch.empty(2, len(is_new), dtype=choose_dtype(len(others) - 1, len(is_new)))
-    for row in (0, 1):
-        edges[row, is_new] = new.as_tensor()[row].to(edges.dtype)
-        edges[row, ~is_new] = own.as_tensor()[row].to(edges.dtype)
-    ends = torch.cat([indptr, indptr[-1:].expand(len(others) - len(indptr))])
-    return from_csc(edges, ends + others.to(ends.dtype)), is_new
-
-
-def _scratch(cache_dir: str) -> str:
-    """Choose the folder in which a few rows are prepared: in memory, where nothing waits for a disk, if it has room."""
-    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= LEAST_FREE
-    return IN_MEMORY if has_room else cache_dir
 
 
 def _why_not(run: SavedRun[GNNConfig]) -> str | None:
@@ -228,23 +317,3 @@ def _check_row(place: str, row: object, columns: Sequence[str]) -> None:
             raise ValueError(f"{place}: the cell of {name} must be a text, a number or null, and is {cell!r:.50}")
         if type(cell) is str and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in cell):
             raise ValueError(f"{place}: the cell of {name} holds a letter that no text has")
-
-
-def _as_texts(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """Make a table of texts, as a file of text would hold it, whatever the cells of a column are."""
-    def text(cell: object) -> str | None:
-        if isinstance(cell, bool):
-            return str(cell).lower()
-        if isinstance(cell, float) and cell.is_integer():
-            cell = int(cell)
-        return None if cell is None else str(cell)
-
-    return pd.DataFrame({name: pd.array([text(row[name]) for row in rows], "string") for name in columns})
-
-
-def _join_terms(own: Graph, part: Graph, num_new: int) -> dict[str, Tensor]:
-    """Put the terms of the texts of new nodes behind those of the training."""
-    ptr, terms, weights = (part[name] for name in TERMS)
-    last = int(ptr[num_new])
-    return {TERMS[0]: torch.cat([own[TERMS[0]], own[TERMS[0]][-1] + ptr[1:num_new + 1]]),
-            TERMS[1]: torch.cat([own[TERMS[1]], terms[:last]]), TERMS[2]: torch.cat([own[TERMS[2]], weights[:last]])}

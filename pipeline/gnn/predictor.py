@@ -108,7 +108,7 @@ def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> T
         return None
     num_hops, reason = count_hops(model)
     if not reason and not neighborhood.is_small(setup.data.edge_index, nodes, num_hops):
-        reason = f"the {num_hops} hops around these nodes hold more than a tenth of it, or than a batch can"
+        reason = f"the {num_hops} hops around these nodes hold more than half of its edges, or than a batch can"
     if reason:
         log.info("output_nodes: the whole graph is predicted, as %s", reason)
         return None

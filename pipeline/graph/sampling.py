@@ -107,7 +107,7 @@ class NeighborSampler:
             for nodes in hops:
                 self._local[nodes] = -1
         ptrs.append(torch.full((hops[-1].numel(),), num_edges, device=seeds.device))
-        return self._edges(torch.cat(sources), torch.cat(ptrs)), torch.cat(hops), torch.cat(positions)
+        return edges_of(torch.cat(sources), torch.cat(ptrs), self._library), torch.cat(hops), torch.cat(positions)
 
     def _draw(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
         """Draw edges that enter each node; returns where each node's begin, and their positions, ascending."""
@@ -164,27 +164,47 @@ class NeighborSampler:
 
     def _number(self, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
         """Number the sources of edges; returns the nodes that had no number yet, and the numbers."""
-        if self._library is None:
-            return number_with_torch(self._src, position, num_known, self._local)
-        fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
-        self._library.sampling_number.restype = ctypes.c_int64
-        num_fresh = self._library.sampling_number(
-            pointer(self._src), self._src.element_size(), pointer(position), ctypes.c_int64(position.numel()),
-            ctypes.c_int64(num_known), pointer(self._local), pointer(fresh), pointer(local_src))
-        return fresh[:num_fresh].clone(), local_src
+        return number(self._src, position, num_known, self._local, self._library)
 
-    def _edges(self, src: Tensor, ptr: Tensor) -> EdgeIndex:
-        num_nodes = ptr.numel() - 1
-        edges = src.new_empty(2, src.numel())
-        edges[0] = src
-        if self._library is None:
-            edges[1] = expand_ranges(ptr[:-1], ptr.diff())[1]
-            return transpose(from_csc(edges, ptr))
-        T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
-        rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
-        self._library.sampling_transpose(pointer(src), pointer(ptr), ctypes.c_int64(num_nodes), *map(pointer, (
-            edges[1], T_src, T_dst, rowptr, perm)))
-        return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
+
+def number(src: Int[Tensor, " num_edges"], position: Int[Tensor, " num_drawn"], num_known: int,
+           local: Int[Tensor, " num_nodes"], library: ctypes.CDLL | None) -> tuple[
+               Int[Tensor, " num_fresh"], Int[Tensor, " num_drawn"]]:
+    """Number the sources of edges in the order in which they appear.
+
+    Args:
+        position: of the edges whose sources are numbered, int64.
+        num_known: number of the nodes that have a number.
+        local: the number of each node, int32; -1 without one. Nodes that are new get theirs.
+        library: of the kernels; none: torch numbers.
+
+    Returns:
+        The nodes that had no number yet, and the number of each source, int64.
+    """
+    if library is None:
+        return number_with_torch(src, position, num_known, local)
+    fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
+    library.sampling_number.restype = ctypes.c_int64
+    num_fresh = library.sampling_number(
+        pointer(src), src.element_size(), pointer(position), ctypes.c_int64(position.numel()),
+        ctypes.c_int64(num_known), pointer(local), pointer(fresh), pointer(local_src))
+    return fresh[:num_fresh].clone(), local_src
+
+
+def edges_of(src: Int[Tensor, " num_edges"], ptr: Int[Tensor, " num_nodes_plus_1"],
+             library: ctypes.CDLL | None) -> EdgeIndex:
+    """Make an int64 ``EdgeIndex`` with CSC and CSR of the sources of edges, and of where those of each node begin."""
+    num_nodes = ptr.numel() - 1
+    edges = src.new_empty(2, src.numel())
+    edges[0] = src
+    if library is None:
+        edges[1] = expand_ranges(ptr[:-1], ptr.diff())[1]
+        return transpose(from_csc(edges, ptr))
+    T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
+    rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
+    library.sampling_transpose(pointer(src), pointer(ptr), ctypes.c_int64(num_nodes), *map(pointer, (
+        edges[1], T_src, T_dst, rowptr, perm)))
+    return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
 
 
 def draw_places(degree: Int[Tensor, " num_rows"], count: Int[Tensor, " num_rows"], ids: Int[Tensor, " num_rows"],

@@ -38,15 +38,18 @@ class Answers:
     Args:
         model: a trained model, :class:`pipeline.model.Model`.
         max_rows: rows of a request, at most.
+        max_neighbors: edges that are read of a known neighbour of new rows, at most; none: all.
 
     Attributes:
         known: the rows of the training data; none for links, whose pairs are predicted.
         num_ids: number of the ids that can be asked for.
-        columns: of new rows and edges; none where no new rows are answered, and `no_newcomers` says why.
+        columns: of new rows and edges, each with what is known of its cells; none where no new rows are answered, and
+            `no_newcomers` says why.
     """
 
-    def __init__(self, model: Any, *, max_rows: int):
+    def __init__(self, model: Any, *, max_rows: int, max_neighbors: int | None = None):
         self.model, self.folder, self._max_rows = model, str(model.run.folder), max_rows
+        self._max_neighbors = max_neighbors
         config = model.run.config
         self.trainer, self.learns_vectors = config.trainer.name, not config.averages_runs
         self.predicts_links = not self.learns_vectors and config.predicts_links
@@ -64,7 +67,7 @@ class Answers:
                 self._newcomers = model.newcomers()
             except ValueError as error:
                 self.no_newcomers = one_line(error)
-        self.columns: dict[str, list[str]] = {} if self._newcomers is None else self._newcomers.columns
+        self.columns: dict[str, dict[str, dict]] = {} if self._newcomers is None else self._newcomers.columns
 
     def predict(self, request: Mapping[str, Any]) -> list[bytes] | Ask:
         """Answer /predict: rows of ids at once; pairs and triples by a computation.
@@ -134,10 +137,13 @@ class Answers:
             raise ValueError(self.no_newcomers)
         rows = _list_of(request, "rows", self._max_rows)
         edges = _list_of(request, "edges", 100 * self._max_rows) if request.get("edges", []) != [] else []
-        return ask(self._new_rows, rows, edges)
+        return Ask(self._new_rows, (rows, edges))
 
-    def _new_rows(self, rows: list, edges: list) -> list[bytes]:
-        return Rows(self._newcomers.predict(rows, edges)).all()
+    def _new_rows(self, asked: Sequence[tuple[list, list]]) -> list[Any]:
+        """Answer several requests with new rows together; what is wrong with one is its answer alone."""
+        found = self._newcomers.predict_each(asked, max_neighbors=self._max_neighbors)
+        return [each if isinstance(each, Exception) else Rows(each.columns(slice(0, each.num_rows))).all()
+                for each in found]
 
     def _score_pairs(self, pairs: list[list[str]]) -> list[bytes]:
         return Rows(self.model.predict(pairs=pairs, table=True)).all()

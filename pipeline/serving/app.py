@@ -1,6 +1,7 @@
 """The application (ASGI) that answers requests about a trained model, within limits."""
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
@@ -29,6 +30,8 @@ ROUTES = {"/predict": "POST", "/top": "POST", "/explain": "POST", "/reload": "PO
 JSON, TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 # A client that goes on sending a body is not read any more.
 CLOSE = (b"connection", b"close")
+# Seconds for such a client to read the answer: it would find the connection broken if that were closed at once.
+DRAIN_SECONDS = 1.0
 # Letters of a message of an error, at most.
 MOST_LETTERS = 1000
 
@@ -48,7 +51,7 @@ class App:
 
     def __init__(self, model: Any, limits: Limits = Limits(), reopen: Callable[[], Any] | None = None):
         self.limits, self._reopen = limits, reopen
-        self.answers = Answers(model, max_rows=limits.max_rows)
+        self.answers = self._answers_of(model)
         self._worker, self._metrics, self._opened = Worker(limits.max_waiting), Metrics(), time.time()
         self._reloading = asyncio.Lock()
         self._token = None if limits.token is None else limits.token.encode()
@@ -70,7 +73,11 @@ class App:
         self._metrics.count(route if route in ROUTES else "other", status, time.perf_counter() - began)
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b""})
+        await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b"",
+                    "more_body": CLOSE in more})
+        if CLOSE in more:
+            await _drain(receive, min(DRAIN_SECONDS, self.limits.seconds))
+            await send({"type": "http.response.body", "body": b""})
 
     async def reload(self) -> str:
         """Open the model anew, and answer by it from then on. Requests under way are answered by the one of before.
@@ -86,9 +93,9 @@ class App:
         if self._reloading.locked():
             raise Refused(409, "/reload: another reload is under way")
         async with self._reloading:
-            reopen, max_rows = self._reopen, self.limits.max_rows
+            reopen = self._reopen
             try:
-                self.answers = await asyncio.to_thread(lambda: Answers(reopen(), max_rows=max_rows))
+                self.answers = await asyncio.to_thread(lambda: self._answers_of(reopen()))
             except Exception as error:
                 raise Refused(409, "/reload: the model of before goes on answering, since "
                               f"{one_line(error)}") from error
@@ -99,6 +106,9 @@ class App:
     def title(self) -> str:
         """The run that is served and the number of its ids, for people."""
         return f"{self.answers.folder}: {self.answers.num_ids:,} known ids"
+
+    def _answers_of(self, model: Any) -> Answers:
+        return Answers(model, max_rows=self.limits.max_rows, max_neighbors=self.limits.max_neighbors)
 
     async def _respond(self, route: str, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes, list]:
         """Return status, body or message, its type, and further headers."""
@@ -141,8 +151,8 @@ class App:
             return 401, message, JSON, [(b"www-authenticate", b"Bearer")]
         if route == "/reload" and self._token is None:
             return 403, b"/reload needs a service with token=; without one, send the signal SIGHUP", JSON, []
-        if method == "POST" and route != "/reload" and not headers.get(
-                b"content-type", b"").lower().startswith(b"application/json"):
+        if method == "POST" and route != "/reload" and headers.get(
+                b"content-type", b"").lower().partition(b";")[0].strip() != JSON:
             return 415, b"the body must be JSON: send the header Content-Type: application/json", JSON, []
         size = headers.get(b"content-length", b"0")
         if size.isdigit() and int(size[:20]) > self.limits.max_body:
@@ -200,6 +210,15 @@ class App:
 
     def _too_long(self) -> str:
         return f"the body has more than {self.limits.max_body:,} bytes (max_body); ask in several requests"
+
+
+async def _drain(receive: Receive, seconds: float) -> None:
+    """Drop the rest of a body, until it ends, the client has gone, or its time is over."""
+    end = time.perf_counter() + seconds
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while time.perf_counter() < end and (await receive()).get("more_body", False):
+                pass
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -19,3 +19,4 @@ class Limits:
     seconds: float = 30.0
     token: str | None = None
     hosts: frozenset[str] | None = None
+    max_neighbors: int | None = None

@@ -26,7 +26,8 @@ def describe(answers: Answers, limits: Limits) -> dict[str, Any]:
         paths["/predict"] = _post("Predictions or vectors of known rows", known, ["ids"])
         if answers.columns:
             cell = {"type": ["string", "number", "boolean", "null"]}
-            new = {name: {"type": "array", "items": _object(dict.fromkeys(columns, cell), columns)}
+            new = {name: {"type": "array", "items": _object(
+                {column: cell | told for column, told in columns.items()}, list(columns))}
                    for name, columns in answers.columns.items()}
             content = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]
             content["schema"] = {"oneOf": [content["schema"], _object(new, ["rows"])]}

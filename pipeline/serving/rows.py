@@ -1,7 +1,7 @@
 """Rows of a table as JSON."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,13 @@ class Rows:
         ids: of the rows, unless they have none.
     """
 
-    def __init__(self, table: pd.DataFrame, ids: np.ndarray | None = None):
-        self._columns = [(f"{json.dumps(str(name))}:", column, _writer_of(column))
-                         for name, column in ((name, table[name].to_numpy()) for name in table)]
+    def __init__(self, table: pd.DataFrame | Mapping[str, np.ndarray], ids: np.ndarray | None = None):
+        columns = {name: table[name].to_numpy() for name in table} if isinstance(table, pd.DataFrame) else table
+        self._columns = [(f"{json.dumps(str(name))}:", column, _writer_of(column)) for name, column in columns.items()]
         self.ids = np.empty(0, object) if ids is None else ids.astype(str).astype(object)
         self._places = dict(zip(self.ids, range(len(self.ids))))
         self._kept, self._size = dict[str, bytes](), 0
-        self._num_rows = len(table)
+        self._num_rows = len(table) if isinstance(table, pd.DataFrame) else len(next(iter(table.values())))
 
     def __len__(self) -> int:
         return self._num_rows

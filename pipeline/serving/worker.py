@@ -63,13 +63,16 @@ class Worker:
 
     def _work(self) -> None:
         while True:
-            asked = self._take()
-            try:
-                for each, answer in zip(asked, asked[0].compute([each.item for each in asked]) if asked else ()):
-                    each.settle(answer)
-            except Exception as error:
-                for each in asked:
-                    each.settle(error)
+            self._answer(self._take())
+
+    @staticmethod
+    def _answer(asked: list[_Waiting]) -> None:
+        try:
+            for each, answer in zip(asked, asked[0].compute([each.item for each in asked]) if asked else ()):
+                each.settle(answer)
+        except Exception as error:
+            for each in asked:
+                each.settle(error)
 
     def _take(self) -> list[_Waiting]:
         """Wait for a request, and take it with all that wait for the same computation."""

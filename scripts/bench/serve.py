@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pandas as pd
 import torch
 
 import parallel_epochs as pe
-from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.scripts.bench.graphs import heavy_tailed
 from parallel_epochs.scripts.bench.measure import four_digits, import_peer, say, seconds_of, write_row
 
@@ -99,9 +98,9 @@ def _seconds_alone(model: pe.Model, rows: list, joins: list) -> tuple[float, flo
     """Return the seconds of the forward around one new row and around all, and of a pass over the grown graph."""
     newcomers, found = model.newcomers(), []
     for some, ends in ((rows[:1], joins[:5]), (rows, joins)):
-        setup = newcomers.grow(some, ends)
-        new = torch.arange(setup.data.num_nodes - len(some), setup.data.num_nodes)
-        found.append(_median(partial(predict_nodes, setup, new)))
+        asked = newcomers.encode(some, ends)
+        found.append(_median(lambda asked=asked: newcomers.forward([newcomers.take(asked)])))
+    setup = newcomers.grow(asked)
     return *found, _median(lambda: build_predictor(setup)(0))
 
 

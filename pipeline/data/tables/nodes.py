@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse as sp
 import torch
+from jaxtyping import Float, Int
 
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
@@ -236,19 +237,25 @@ def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[T
     It holds the most frequent terms that two texts of the training have. Long texts have no such matrix. It is written
     before the features, as a preparation that was killed is complete with these.
     """
-    frequency = np.concatenate([np.bincount(terms, counts, NUM_HASHES).astype(np.int64)
-                                for _, terms, counts in (text.counted() for text in texts)]) if texts else np.empty(0)
-    kept = np.flatnonzero(frequency > 1)
-    kept = np.sort(kept[np.argsort(-frequency[kept], kind="stable")[:NUM_TERMS]])
+    kept, size = frequent_terms(texts)
     if writer.has(*TERMS) or not len(kept):
         return
-    if frequency[kept].sum() > MOST_NUMBERS:
+    if size > MOST_NUMBERS:
         log.info("texts: linear models read no terms, since there are more than %s of them", f"{MOST_NUMBERS:,}")
         return
     parts = [_terms(db, texts, first, last)[:, kept] for first, last in blocks(num_nodes, BLOCK)]
     found = sp.csr_array(sp.vstack(parts, format="csr"))
     for name, values, dtype in zip(TERMS, (found.indptr, found.indices, found.data), (np.int64, np.int32, np.float32)):
         writer.put(name, torch.from_numpy(values.astype(dtype)))
+
+
+def frequent_terms(texts: list[TextFeatures]) -> tuple[Int[np.ndarray, " num_kept"], int]:
+    """Return the terms that linear models read, ascending, and how often they occur in the texts of the training."""
+    frequency = np.concatenate([np.bincount(terms, counts, NUM_HASHES).astype(np.int64)
+                                for _, terms, counts in (text.counted() for text in texts)]) if texts else np.empty(0)
+    kept = np.flatnonzero(frequency > 1)
+    kept = np.sort(kept[np.argsort(-frequency[kept], kind="stable")[:NUM_TERMS]])
+    return kept, int(frequency[kept].sum())
 
 
 def features_of(texts: list[TextFeatures]) -> list[TextFeatures]:
@@ -274,14 +281,23 @@ def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[Tex
     Arguments are those of :func:`write_features`.
     """
     scores, sizes, seen = fitted.scores, [len(values) for values in fitted.categories], features_of(texts)
-    marked = [values.first_features[place] for place in fitted.flagged]
     for first, last in blocks(num_nodes, BLOCK):
         rows = _numbers(db, values, first, last, fitted.latest, fitted.quantiles)
-        parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked])]
-        parts += [scores.transform(first, _terms(db, seen, first, last))] if scores is not None else [
+        parts = [scores.transform(first, _terms(db, seen, first, last))] if scores is not None else [
             text.transform(_texts(db, text, first, last)) for text in seen]
-        parts.append(one_hot(db, sizes, first, last))
-        yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+        yield first, join_features(values, fitted, rows, [*parts, one_hot(db, sizes, first, last)])
+
+
+def join_features(values: Values, fitted: Columns, rows: Float[np.ndarray, "num_rows num_features"],
+                  others: list[np.ndarray]) -> Float[np.ndarray, "num_rows num_channels"]:
+    """Join scaled numbers, the marks of empty cells, and the features of other columns, float32.
+
+    Args:
+        rows: what columns of numbers and of dates become before they are scaled, NaN where a cell is empty.
+    """
+    marked = [values.first_features[place] for place in fitted.flagged]
+    parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked]), *others]
+    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
 def _decompose(db: Database, source: str, text: TextFeatures, num_nodes: int, seed: int) -> None:
@@ -409,6 +425,12 @@ def _numbers(db: Database, values: Values, first: int, last: int, latest: np.nda
     chosen = ", ".join(f"coalesce(({sql})::DOUBLE, 'nan'::DOUBLE) AS x{place}" for place, sql in enumerate(found))
     table = db.fetch(f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
     rows = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    return bend(values, rows, quantiles)
+
+
+def bend(values: Values, rows: Float[np.ndarray, "num_rows num_features"],
+         quantiles: list[np.ndarray]) -> Float[np.ndarray, "num_rows num_features"]:
+    """Take the logarithms and the ranks of those columns of numbers that ask for them, in place."""
     for place, (option, column) in zip(values.first_features, values.columns):
         if option == "features" and column in values.log1p:
             rows[:, place] = np.log1p(rows[:, place])

@@ -106,18 +106,16 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
     Returns:
         The columns of numbers, what computes the features of each column of text, and what is known of all columns.
     """
-    numbers, texts, are_features = values_of(config, "nodes"), texts_of(config), config.nodes.text_neighbors
-    num_columns = len(texts)
+    numbers, are_features, num_columns = values_of(config, "nodes"), config.nodes.text_neighbors, len(
+        config.text_columns())
     # Linear models of texts read the ids of neighbours and the words of names too. Runs of before did not.
-    are_terms = len(found.texts) > num_columns if not is_new else bool(texts) and labels is not None and (
+    are_terms = len(found.texts) > num_columns if not is_new else bool(num_columns) and labels is not None and (
         num_nodes <= MOST_WITH_IDS and not config.on_disk and config.reading > 3)
-    are_words = are_terms and config.reading > 4 if is_new else "names" in found.kinds
-    if are_words:
-        texts += [TextFeatures("names", 0, place=text.place) for text in texts if text.kind == "chars"]
-    for place, own in enumerate(neighbors if are_features or are_terms else [], num_columns):
-        tables_nodes.collect_ids(db, place, own)
-        texts.append(TextFeatures("ids", config.nodes.text_channels if are_features else 0, place=place,
-                                  is_decomposed=are_features and config.nodes.text_features == "svd"))
+    texts = texts_of(config, are_words=are_terms and config.reading > 4 if is_new else "names" in found.kinds,
+                     num_ids=len(neighbors) if are_features or are_terms else 0)
+    for text in texts:
+        if text.kind == "ids":
+            tables_nodes.collect_ids(db, text.place, neighbors[text.place - num_columns])
     if is_new:
         found = tables_nodes.fit(db, str(config.tables[1]), num_nodes, numbers, texts, found=found,
                                  seed=config.graph_seed,
@@ -125,9 +123,7 @@ def learn_features(db: Database, num_nodes: int, config: TablesConfig, labels: L
                                  labels=labels, are_scored=config.nodes.text_features == "scores",
                                  of_training=config.nodes.id == ROWS)
     else:
-        known = found.vectors or [text.vectors for text in texts]  # earlier versions kept none
-        for text, counted, vectors in zip(texts, found.texts, known, strict=True):
-            text.restore(*counted, vectors)
+        restore(texts, found)
         found = tables_nodes.recognise(db, texts, found)
     return numbers, texts, found
 
@@ -139,10 +135,26 @@ def values_of(config: TablesConfig, what: str) -> Values:
                   config.nodes.quantiles if what == "nodes" else [])
 
 
-def texts_of(config: TablesConfig) -> list[TextFeatures]:
-    """Return what computes the features of each column of text."""
-    nodes = config.nodes
-    return [TextFeatures(kind, nodes.text_channels, place=place, num_words=nodes.text_words,
-                         char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]), tag_separator=nodes.tag_separator,
-                         is_decomposed=nodes.text_features == "svd")
-            for place, (_, kind) in enumerate(config.text_columns())]
+def texts_of(config: TablesConfig, *, are_words: bool, num_ids: int) -> list[TextFeatures]:
+    """Return what computes the features of each column of text.
+
+    Args:
+        are_words: whether columns of names are read by their words, too.
+        num_ids: number of columns of the ids of neighbours.
+    """
+    nodes, columns = config.nodes, config.text_columns()
+    texts = [TextFeatures(kind, nodes.text_channels, place=place, num_words=nodes.text_words,
+                          char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]),
+                          tag_separator=nodes.tag_separator, is_decomposed=nodes.text_features == "svd")
+             for place, (_, kind) in enumerate(columns)]
+    texts += [TextFeatures("names", 0, place=text.place) for text in texts if are_words and text.kind == "chars"]
+    return texts + [TextFeatures("ids", nodes.text_channels if nodes.text_neighbors else 0, place=place,
+                                 is_decomposed=nodes.text_neighbors and nodes.text_features == "svd")
+                    for place in range(len(columns), len(columns) + num_ids)]
+
+
+def restore(texts: list[TextFeatures], found: Columns) -> None:
+    """Let columns of text go on as those of a training, of which `found` tells."""
+    known = found.vectors or [text.vectors for text in texts]  # earlier versions kept none
+    for text, counted, vectors in zip(texts, found.texts, known, strict=True):
+        text.restore(*counted, vectors)

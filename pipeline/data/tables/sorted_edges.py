@@ -465,6 +465,35 @@ def _merge(piece: _Piece, num_added: int, num_relations: int, *,
     return src, dst, np.concatenate(parts, axis=1) if parts else None
 
 
+def merge_new(columns: dict[str, np.ndarray], num_added: int, num_relations: int, *, directed_relations: bool,
+              both: bool, loops_of: range) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Sort a few edges that join new nodes to a graph, and merge those that are equal, as :func:`write` does.
+
+    Args:
+        columns: the ends ``s`` and ``t``, int64, and what :func:`sort` gives the table of sorted edges.
+        num_added: the number of the first columns of numbers that are added, and not averaged.
+        num_relations: number of the columns of relations.
+        both: add the reverse of each edge.
+        loops_of: nodes behind all others that get self-loops; none of others.
+
+    Returns:
+        Sources, destinations, int64, and features, float32 [num_edges, channels] or none; sorted by destination.
+    """
+    src, dst = columns.pop("s"), columns.pop("t")
+    keys = np.concatenate([dst << DST | src << SRC, (src << DST | dst << SRC | 1)[src != dst][:len(src) * both]])
+    rows = np.concatenate([np.arange(len(src)), np.flatnonzero(src != dst)[:len(src) * both]])
+    order = keys.argsort(kind="stable")
+    piece = _Piece({"k": keys[order], **{name: column[rows[order]] for name, column in columns.items()}},
+                   loops_of.start, loops_of.stop)
+    src, dst, attr = _merge(piece, num_added, num_relations, directed_relations=directed_relations)
+    if not len(loops_of):
+        return src, dst, attr
+    cut = int(np.searchsorted(dst, loops_of.start))
+    own = _add_self_loops(src[cut:], dst[cut:], None if attr is None else attr[cut:], piece)
+    return (np.concatenate([src[:cut], own[0]]), np.concatenate([dst[:cut], own[1]]),
+            None if attr is None else np.concatenate([attr[:cut], own[2]]))
+
+
 def _merge_times(piece: _Piece) -> np.ndarray:
     """Return the earliest time of the rows of each edge."""
     return np.minimum.reduceat(piece.columns["w"], _starts(piece.columns["k"] >> SRC))

@@ -98,9 +98,7 @@ class Source:
             ValueError: the times are neither all numbers nor all dates; names the file and the row.
         """
         text = self.text(column)
-        # DuckDB reads no offset behind a blank, and drops every offset where it makes a time without a zone.
-        number, date = (f"TRY_CAST(regexp_replace({text}, '\\s+([+-][0-9:]+)$', '\\1') AS {kind})"
-                        for kind in ("DOUBLE", "TIMESTAMPTZ"))
+        number, date = (cast_time(text, kind) for kind in ("DOUBLE", "TIMESTAMPTZ"))
         known = [f"coalesce(isfinite({value}), false)" for value in (number, date)]
         filled, = db.execute(f"SELECT count(*), count(*) FILTER ({known[0]}), count(*) FILTER ({known[1]}), count(*) "
                              f"FILTER (NOT regexp_matches({text}, '{ZONED}')) FROM {self.relation} "
@@ -277,6 +275,14 @@ class Source:
             self.refuse_empty(db, column, f"{cell} IS NULL", count)
         flag = ", with a column that marks them" if empty == "flag" else ""
         return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}{flag}"
+
+
+def cast_time(text: str, kind: str = "TIMESTAMPTZ") -> str:
+    """Write SQL that makes a time of a text, NULL where it is none.
+
+    DuckDB reads no offset behind a blank, and drops every offset where it makes a time without a zone.
+    """
+    return f"TRY_CAST(regexp_replace({text}, '\\s+([+-][0-9:]+)$', '\\1') AS {kind})"
 
 
 def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:
