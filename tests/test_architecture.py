@@ -20,7 +20,7 @@ from tools.architecture import (
 LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
 # What `python -m tools.architecture --numbers` may count at most.
 LIMITS = {"rooms": 36, "imports between rooms": 149, "rooms in models/": 11, "imports between rooms of models/": 27,
-          "modules that import a configuration dataclass": 59, "comparisons of a component's name": 10,
+          "modules that import a configuration dataclass": 60, "comparisons of a component's name": 10,
           "lines of gnn/ that ask for the kind of graph": 26, "lines with config: Any": 0, "lines with : Any": 51,
           "predict from run, stops": 247, "predict from run, files": 60, "open_data from config, stops": 73,
           "open_data from config, files": 22, "product lines": 78_850, "test lines": 45_300}

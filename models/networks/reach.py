@@ -7,6 +7,9 @@ from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.models.networks.relational import TypedModel
 
+# A layer that divides by the degrees of sources reads the edges of one hop more.
+ONE_HOP_MORE = ("GCNConv",)
+
 
 def count_hops(model: torch.nn.Module) -> tuple[int, str]:
     """Count the hops against the edges that the prediction of a node reads, if each layer reads incoming edges alone.
@@ -24,6 +27,8 @@ def count_hops(model: torch.nn.Module) -> tuple[int, str]:
             return 0, "model.pool reads all nodes of a graph"
         # Without blocks, features of edges that a layer updates depend on the nodes at their ends alone.
         if not model.updates_edges and not model.splits():
+            if all(any(kind.__name__ in ONE_HOP_MORE for kind in type(layer.conv).__mro__) for layer in model.layers):
+                return len(model.layers) + 1, ""
             return 0, f"its layers ({model.title}) read more of the graph than the edges that enter a node"
         return len(model.layers), ""
     if isinstance(model, TypedModel):

@@ -31,7 +31,7 @@ from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 Row = Mapping[str, Any]
-# What a graph that has grown does not have, or has of the training alone.
+# A graph that has grown has none of these.
 LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types", *TERMS)
 
 
@@ -147,7 +147,7 @@ class Newcomers:
         near, size, no = list[Near](), 0, None if max_neighbors is None else False
         for place, (rows, edges) in enumerate(requests):
             try:
-                asked = self.encode(rows, edges)
+                asked = self.encode_rows(rows, edges)
                 part = self.take(asked, max_neighbors)
                 if part is None:
                     found[place] = self._table(asked, self._predict_grown(asked), is_bounded=no)
@@ -231,7 +231,7 @@ class Newcomers:
         setup.__dict__["table"] = None
         return setup
 
-    def encode(self, rows: Sequence[Row], edges: Sequence[Row]) -> Asked:
+    def encode_rows(self, rows: Sequence[Row], edges: Sequence[Row]) -> Asked:
         """Encode new rows and their edges.
 
         Raises:

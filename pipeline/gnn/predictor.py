@@ -107,13 +107,13 @@ def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> T
     if not setup.config.evaluation.is_exact or SNAPSHOT in setup.data:
         return None
     num_hops, reason = count_hops(model)
-    if not reason and not neighborhood.is_small(setup.data.edge_index, nodes, num_hops):
-        reason = f"the {num_hops} hops around these nodes hold more than half of its edges, or than a batch can"
-    if reason:
-        log.info("output_nodes: the whole graph is predicted, as %s", reason)
+    start, limit = time.perf_counter(), neighborhood.most_edges(setup.data.num_edges)
+    batch = None if reason else neighborhood.take(setup.data, nodes, num_hops, limit)
+    if batch is None:
+        log.info("output_nodes: the whole graph is predicted, as %s", reason or (
+            f"the {num_hops} hops around these nodes hold more than half of its edges, or than a batch can"))
         return None
     predict, _ = _predict_batches(setup, model, embeddings=embeddings)
-    start, batch = time.perf_counter(), neighborhood.take(setup.data, nodes, num_hops)
     with autocast(device, setup.config.train.precision):
         _, rows = predict(batch.to(device) if setup.table is None else setup.table.attach(batch, device))
     log.info("output_nodes: predicted from the %s nodes and %s directed edges of %d hops, in %.2f s",

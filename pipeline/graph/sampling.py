@@ -93,12 +93,11 @@ class NeighborSampler:
         hops, ptrs, positions, sources = [seeds], [seeds.new_zeros(1)], [], []
         num_nodes, num_edges = seeds.numel(), 0
         self._local[seeds] = torch.arange(num_nodes, dtype=torch.int32, device=seeds.device)
-        draw = self._draw_with_torch if self._library is None else self._draw
         try:
             for hop, most in enumerate(self._num_neighbors):
-                ptr, position = draw(hops[-1], mix(key + (hop + 1) * GOLDEN & MASK), most)
+                ptr, position = self._enter(hops[-1], mix(key + (hop + 1) * GOLDEN & MASK), most)
                 positions.append(position)
-                fresh, local_src = self._number(position, num_nodes)
+                fresh, local_src = self._number(self._src, position, num_nodes)
                 ptrs.append(ptr[1:] + num_edges)
                 sources.append(local_src)
                 hops.append(fresh)
@@ -107,10 +106,14 @@ class NeighborSampler:
             for nodes in hops:
                 self._local[nodes] = -1
         ptrs.append(torch.full((hops[-1].numel(),), num_edges, device=seeds.device))
-        return edges_of(torch.cat(sources), torch.cat(ptrs), self._library), torch.cat(hops), torch.cat(positions)
+        return self.edges_of(torch.cat(sources), torch.cat(ptrs)), torch.cat(hops), torch.cat(positions)
+
+    def _enter(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Draw edges that enter each node; returns where each node's begin, and their positions, ascending."""
+        return (self._draw_with_torch if self._library is None else self._draw)(nodes, key, most)
 
     def _draw(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Draw edges that enter each node; returns where each node's begin, and their positions, ascending."""
+        """Do what :meth:`_enter` does, in C++."""
         library, drawing = LIBRARY.require(), (pointer(nodes), ctypes.c_int64(nodes.numel()))
         count = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
         if isinstance(most, Tensor):
@@ -162,49 +165,79 @@ class NeighborSampler:
         return (pointer(self._indptr), self._indptr.element_size(), ctypes.c_void_p(relation.data_ptr()),
                 ctypes.c_int64(relation.stride(0)), pointer(most), ctypes.c_int64(most.numel()))
 
-    def _number(self, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
+    def _number(self, src: Tensor, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
         """Number the sources of edges; returns the nodes that had no number yet, and the numbers."""
-        return number(self._src, position, num_known, self._local, self._library)
+        if self._library is None:
+            return number_with_torch(src, position, num_known, self._local)
+        fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
+        self._library.sampling_number.restype = ctypes.c_int64
+        num_fresh = self._library.sampling_number(
+            pointer(src), src.element_size(), pointer(position), ctypes.c_int64(position.numel()),
+            ctypes.c_int64(num_known), pointer(self._local), pointer(fresh), pointer(local_src))
+        return fresh[:num_fresh].clone(), local_src
+
+    def edges_of(self, src: Tensor, ptr: Tensor) -> EdgeIndex:
+        """Make an ``EdgeIndex`` of the sources of edges, int64, and of where those of each node begin."""
+        num_nodes = ptr.numel() - 1
+        edges = src.new_empty(2, src.numel())
+        edges[0] = src
+        if self._library is None:
+            edges[1] = expand_ranges(ptr[:-1], ptr.diff())[1]
+            return transpose(from_csc(edges, ptr))
+        T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
+        rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
+        self._library.sampling_transpose(pointer(src), pointer(ptr), ctypes.c_int64(num_nodes), *map(pointer, (
+            edges[1], T_src, T_dst, rowptr, perm)))
+        return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
 
 
-def number(src: Int[Tensor, " num_edges"], position: Int[Tensor, " num_drawn"], num_known: int,
-           local: Int[Tensor, " num_nodes"], library: ctypes.CDLL | None) -> tuple[
-               Int[Tensor, " num_fresh"], Int[Tensor, " num_drawn"]]:
-    """Number the sources of edges in the order in which they appear.
+class TooMany(Exception):
+    """A neighbourhood has more edges than it may have."""
+
+
+class GrowingSampler(NeighborSampler):
+    """Draws from a graph behind whose nodes new ones stand, which is never built.
 
     Args:
-        position: of the edges whose sources are numbered, int64.
-        num_known: number of the nodes that have a number.
-        local: the number of each node, int32; -1 without one. Nodes that are new get theirs.
-        library: of the kernels; none: torch numbers.
+        edge_index, num_neighbors: of the graph, as for :class:`NeighborSampler`. They bound the edges of the graph
+            alone: new edges are all taken.
+        new: ends of the new edges, sorted by destination, then source [2, num_new_edges], int64. Their positions are
+            behind those of the graph.
+        num_new: number of the new nodes.
+        most_edges: that a sample may have.
 
-    Returns:
-        The nodes that had no number yet, and the number of each source, int64.
+    Attributes:
+        is_bounded: whether an edge was left out.
     """
-    if library is None:
-        return number_with_torch(src, position, num_known, local)
-    fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
-    library.sampling_number.restype = ctypes.c_int64
-    num_fresh = library.sampling_number(
-        pointer(src), src.element_size(), pointer(position), ctypes.c_int64(position.numel()),
-        ctypes.c_int64(num_known), pointer(local), pointer(fresh), pointer(local_src))
-    return fresh[:num_fresh].clone(), local_src
 
+    def __init__(self, edge_index: EdgeIndex, num_neighbors: Sequence[int], new: Int[Tensor, "2 num_new_edges"],
+                 num_new: int, most_edges: float):
+        super().__init__(edge_index, num_neighbors)
+        self._new, self._left, self.is_bounded = new, most_edges, False
+        self._local = torch.cat([self._local, self._local.new_full((num_new,), -1)])
 
-def edges_of(src: Int[Tensor, " num_edges"], ptr: Int[Tensor, " num_nodes_plus_1"],
-             library: ctypes.CDLL | None) -> EdgeIndex:
-    """Make an int64 ``EdgeIndex`` with CSC and CSR of the sources of edges, and of where those of each node begin."""
-    num_nodes = ptr.numel() - 1
-    edges = src.new_empty(2, src.numel())
-    edges[0] = src
-    if library is None:
-        edges[1] = expand_ranges(ptr[:-1], ptr.diff())[1]
-        return transpose(from_csc(edges, ptr))
-    T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
-    rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
-    library.sampling_transpose(pointer(src), pointer(ptr), ctypes.c_int64(num_nodes), *map(pointer, (
-        edges[1], T_src, T_dst, rowptr, perm)))
-    return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
+    def _enter(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
+        is_own = nodes < len(self._indptr) - 1
+        own = nodes[is_own]
+        degree = (self._indptr[own + 1] - self._indptr[own]).long()
+        self._left -= int(degree.sum() if most == -1 else degree.clamp(max=most).sum())
+        if self._left < 0:
+            raise TooMany
+        ptr, position = super()._enter(own, key, most)
+        self.is_bounded |= len(position) < int(degree.sum())
+        first = torch.searchsorted(self._new[1], nodes)
+        more = torch.searchsorted(self._new[1], nodes, right=True) - first
+        place, row = expand_ranges(first, more)
+        count = more.index_add(0, is_own.nonzero()[:, 0], ptr.diff())
+        rows = torch.cat([is_own.nonzero()[:, 0].repeat_interleave(ptr.diff()), row])
+        position = torch.cat([position, len(self._src) + place])[rows.sort(stable=True).indices]
+        return torch.cat([count.new_zeros(1), count.cumsum(0)]), position
+
+    def _number(self, src: Tensor, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
+        is_own = position < len(src)
+        found = torch.empty_like(position)
+        found[is_own], found[~is_own] = src[position[is_own]].long(), self._new[0, position[~is_own] - len(src)]
+        return super()._number(found, torch.arange(len(found)), num_known)
 
 
 def draw_places(degree: Int[Tensor, " num_rows"], count: Int[Tensor, " num_rows"], ids: Int[Tensor, " num_rows"],

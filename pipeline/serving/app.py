@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from parallel_epochs.pipeline.run.errors import one_line, printable
@@ -51,7 +52,8 @@ class App:
 
     def __init__(self, model: Any, limits: Limits = Limits(), reopen: Callable[[], Any] | None = None):
         self.limits, self._reopen = limits, reopen
-        self.answers = self._answers_of(model)
+        self._open = partial(Answers, max_rows=limits.max_rows, max_neighbors=limits.max_neighbors)
+        self.answers = self._open(model)
         self._worker, self._metrics, self._opened = Worker(limits.max_waiting), Metrics(), time.time()
         self._reloading = asyncio.Lock()
         self._token = None if limits.token is None else limits.token.encode()
@@ -95,7 +97,7 @@ class App:
         async with self._reloading:
             reopen = self._reopen
             try:
-                self.answers = await asyncio.to_thread(lambda: self._answers_of(reopen()))
+                self.answers = await asyncio.to_thread(lambda: self._open(reopen()))
             except Exception as error:
                 raise Refused(409, "/reload: the model of before goes on answering, since "
                               f"{one_line(error)}") from error
@@ -106,9 +108,6 @@ class App:
     def title(self) -> str:
         """The run that is served and the number of its ids, for people."""
         return f"{self.answers.folder}: {self.answers.num_ids:,} known ids"
-
-    def _answers_of(self, model: Any) -> Answers:
-        return Answers(model, max_rows=self.limits.max_rows, max_neighbors=self.limits.max_neighbors)
 
     async def _respond(self, route: str, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes, list]:
         """Return status, body or message, its type, and further headers."""

@@ -98,7 +98,7 @@ def _seconds_alone(model: pe.Model, rows: list, joins: list) -> tuple[float, flo
     """Return the seconds of the forward around one new row and around all, and of a pass over the grown graph."""
     newcomers, found = model.newcomers(), []
     for some, ends in ((rows[:1], joins[:5]), (rows, joins)):
-        asked = newcomers.encode(some, ends)
+        asked = newcomers.encode_rows(some, ends)
         found.append(_median(lambda asked=asked: newcomers.forward([newcomers.take(asked)])))
     setup = newcomers.grow(asked)
     return *found, _median(lambda: build_predictor(setup)(0))

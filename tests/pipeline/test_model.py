@@ -27,6 +27,15 @@ def people() -> tuple[pd.DataFrame, pd.DataFrame]:
     return nodes, edges[edges["source"] != edges["target"]]
 
 
+def assert_top(model, request, expected):
+    """Ask an application for what is likeliest, and compare with a table."""
+    from tests.pipeline.serving.test_app import ask
+
+    status, found = ask(model.app(), "/top", request)
+    assert status == 200
+    pd.testing.assert_frame_equal(pd.DataFrame(found["rows"]).astype(expected.dtypes), expected.reset_index(drop=True))
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     """A run on people, whose towns are learned."""
@@ -155,6 +164,7 @@ def test_links_between_ids(tmp_path):
     ranked = model.top(2, sources=["p1"], filtered=False)
     assert ranked["rank"].tolist() == [1, 2] and ranked["source"].tolist() == ["p1", "p1"]
     pd.testing.assert_frame_equal(model.predict(nodes=["p1"], top=2, filtered=False), ranked)
+    assert_top(model, {"ids": ["p1"], "k": 2, "filtered": False}, ranked)
     with pytest.raises(ValueError, match="sources is a list of ids"):
         model.top(2, sources=5)
     with pytest.raises(ValueError, match="triples= is for runs of trainer=knowledge, and .*run is none"):

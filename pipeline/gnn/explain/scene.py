@@ -13,7 +13,6 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edge_index import from_csc, plain_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.link_predictor import LinkModel
-from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.gnn import neighborhood
@@ -26,8 +25,6 @@ from parallel_epochs.pipeline.names import SNAPSHOT
 
 # Nodes, edges and numbers of features that copies have together, at most.
 MOST_NODES, MOST_EDGES, MOST_NUMBERS = 1 << 17, 1 << 20, 1 << 25
-# A layer that divides by the degrees of sources reads the edges of one hop more.
-ONE_HOP_MORE = ("GCNConv",)
 
 
 @dataclass(frozen=True)
@@ -195,15 +192,12 @@ def _take(setup: Setup, data: Data, nodes: list[int], rows: Callable[[Data, int]
     """Take the neighbourhood of some nodes, or the whole graph where it has no bound."""
     encoder = setup.kind.encoder(setup.model)
     num_hops, reason = count_hops(encoder)
-    if isinstance(encoder, PyGModel) and encoder.pool == "none" and reason and any(
-            kind.__name__ in ONE_HOP_MORE for layer in encoder.layers for kind in type(layer.conv).__mro__):
-        num_hops, reason = len(encoder.layers) + 1, ""
     if reads_all or reason:
         local = copy.copy(data)
         local.n_id = torch.arange(data.num_nodes)
         local.target = torch.isin(local.n_id, torch.tensor(nodes))
     else:
-        local = neighborhood.take(data, torch.tensor(nodes), num_hops)
+        local = cast(Data, neighborhood.take(data, torch.tensor(nodes), num_hops))
         nodes = list(range(len(nodes)))
     local.edge_index = plain_edges(local.edge_index).long()
     if setup.table is not None:

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.gnn import neighborhood
@@ -20,8 +21,9 @@ NODES = torch.tensor([700, 3, 41, 899])
 
 @pytest.mark.parametrize("keys", [
     [], ["model.norm=batch", "train.label_input=0.5", "data.propagate=2"], ["features=embedding", "model.block=dense"],
+    [*PYG, "model.conv=GCNConv"],
     [*PYG, "model.conv=GATv2Conv"], [*PYG, "model.conv=GatedGCNConv"], [*PYG, "model.conv=EdgeConv", "model.jk=cat"]],
-    ids=["default", "labels", "learned", "gatv2", "gated", "edgeconv"])
+    ids=["default", "labels", "learned", "gcn", "gatv2", "gated", "edgeconv"])
 def test_some_nodes_are_predicted_as_from_the_whole_graph(keys, configure):
     config = configure(*SPARSE, *keys)
     setup = part_of(config, open_graph(config).data)
@@ -38,10 +40,10 @@ def test_some_nodes_are_predicted_as_from_the_whole_graph(keys, configure):
 
 @pytest.mark.parametrize("keys, says", [
     (["model=revgnn"], "the whole graph is predicted, as it is not known how far RevGNN reads"),
-    ([*PYG, "model.conv=GCNConv"], "layers of GCNConv x 8 channels) read more of the graph than the edges that enter"),
-    (["data.num_edges=20000"], "as the 3 hops around these nodes hold more than a tenth of it, or than a batch"),
+    ([*PYG, "model.conv=LGConv"], "layers of LGConv x 8 channels) read more of the graph than the edges that enter"),
+    (["data.num_edges=20000"], "as the 3 hops around these nodes hold more than half of its edges, or than a batch"),
     (["evaluation=views"], ""),
-], ids=["revgnn", "gcn", "dense", "views"])
+], ids=["revgnn", "lg", "dense", "views"])
 def test_the_whole_graph_is_predicted_where_a_neighbourhood_is_not_enough(keys, says, configure, caplog):
     config = configure(*SPARSE, *keys)
     setup = part_of(config, open_graph(config).data)
@@ -50,28 +52,17 @@ def test_the_whole_graph_is_predicted_where_a_neighbourhood_is_not_enough(keys, 
     assert says in caplog.text and ("output_nodes" in caplog.text) == bool(says)
 
 
-def test_neighbourhoods_are_counted_against_the_edges():
+def test_neighbourhoods_are_counted_against_the_edges(monkeypatch):
     """Node 0 has ten sources, each of which has one; node 50 has none."""
     ptr = torch.tensor([0, 10, *range(11, 21), *[20] * 180])
     src = torch.cat([torch.arange(1, 11), torch.arange(11, 21)])
     edges = from_csc(torch.stack([src, torch.repeat_interleave(torch.arange(ptr.numel() - 1), ptr.diff())]), ptr)
-    assert neighborhood.is_small(edges, torch.tensor([50]), 9)
-    assert neighborhood.is_small(edges, torch.tensor([7, 50]), 2), "two of 20 edges"
-    assert not neighborhood.is_small(edges, torch.tensor([1, 2, 3]), 1), "three of 20 edges"
-    assert not neighborhood.is_small(edges, torch.tensor([0]), 1)
-    assert not neighborhood.is_small(edges, torch.arange(50, 75), 1), "25 of 191 nodes"
-
-
-def test_a_neighbourhood_is_one_batch(monkeypatch):
-    edges = from_csc(torch.tensor([[1, 2], [0, 0]]), torch.tensor([0, 2, *[2] * 199]))
-    monkeypatch.setattr(neighborhood, "MOST", 1.0)
-    assert neighborhood.is_small(edges, torch.tensor([0]), 1)
-    monkeypatch.setattr(neighborhood, "MOST_EDGES", 1)
-    assert not neighborhood.is_small(edges, torch.tensor([0]), 1)
-    monkeypatch.undo()
-    monkeypatch.setattr(neighborhood, "MOST", 1.0)
-    monkeypatch.setattr(neighborhood, "MOST_NODES", 2)
-    assert not neighborhood.is_small(edges, torch.tensor([0]), 1)
+    data = Data(edge_index=edges, num_nodes=191)
+    for nodes, hops, num_edges in (([50], 9, 0), ([7, 50], 2, 1), ([1, 2, 3], 1, 3), ([0], 1, 10), ([0], 2, 20)):
+        nodes = torch.tensor(nodes)
+        assert neighborhood.take(data, nodes, hops, num_edges).num_edges == num_edges
+        assert neighborhood.take(data, nodes, hops, num_edges - 1) is None
+    assert [neighborhood.most_edges(size) for size in (20, 1 << 20, 1 << 30)] == [1 << 14, 1 << 19, 1 << 22]
 
 
 def test_a_table_of_some_nodes_needs_no_more_than_their_neighbourhood(configure, tmp_path, caplog):

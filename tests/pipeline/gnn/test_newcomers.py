@@ -102,7 +102,7 @@ def test_new_rows_get_the_predictions_of_grown_tables(wide):
     newcomers = wide.newcomers()
     assert newcomers.needs_graph == ""
     found = assert_same(wide, wide_tables(), WIDE, WIDE_EDGES)
-    asked = newcomers.encode(WIDE, WIDE_EDGES)
+    asked = newcomers.encode_rows(WIDE, WIDE_EDGES)
     near, whole = newcomers.forward([newcomers.take(asked)]), newcomers._predict_grown(asked).rows
     torch.testing.assert_close(near, whole, atol=1e-5, rtol=0)
     rows = newcomers.predict(WIDE[:1])
@@ -112,7 +112,7 @@ def test_new_rows_get_the_predictions_of_grown_tables(wide):
 
 def test_cells_are_encoded_as_the_reader_of_tables_encodes_them(wide):
     newcomers, run = wide.newcomers(), wide.run
-    asked = newcomers.encode(WIDE, WIDE_EDGES)
+    asked = newcomers.encode_rows(WIDE, WIDE_EDGES)
     ids = ["n1", "n2", "n3", *dict.fromkeys(end for edge in WIDE_EDGES for end in (edge["source"], edge["target"])
                                             if end.startswith("p"))]
     frames = []
@@ -176,7 +176,7 @@ def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
     assert_alike(exact.drop(columns="bounded"), newcomers.predict(rows, [one]))
     assert abs(exact.iloc[0, 3:-1] - bounded.iloc[0, 3:-1]).max() > 1e-6
     assert bounded.equals(newcomers.predict(rows, [one], max_neighbors=2))
-    asked = newcomers.encode(rows, [one])
+    asked = newcomers.encode_rows(rows, [one])
     part = newcomers.take(asked, 2)
     assert part.ptr.diff().tolist()[:2] == [1, 3]  # two of the known node, and the one of the new row
     indptr, src = newcomers._graph.edge_index.get_csc()[0]
@@ -194,7 +194,7 @@ def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
 def test_a_large_neighbourhood_is_left_to_a_pass_over_the_graph(wide, monkeypatch):
     expected = wide.newcomers().predict(WIDE, WIDE_EDGES)
     monkeypatch.setattr(neighborhood, "MOST_EDGES", 10)
-    asked = wide.newcomers().encode(WIDE, WIDE_EDGES)
+    asked = wide.newcomers().encode_rows(WIDE, WIDE_EDGES)
     assert wide.newcomers().take(asked) is None
     assert_alike(wide.newcomers().predict(WIDE, WIDE_EDGES), expected)
 

@@ -19,6 +19,7 @@ from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import TOY as GNN, train
+from tests.pipeline.test_model import assert_top
 
 TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=1400",
        "data.num_valid=150", "data.num_test=150", "trainer.dim=8", "trainer.batch_size=200", "train.epochs=4",
@@ -132,6 +133,8 @@ def test_an_open_graph_answers_what_the_command_writes(runs, tmp_path):
     assert vectors.shape == (len(model.ids), 8) and model.vectors(table=True)["id"].tolist() == model.ids.tolist()
     ids = model.ids.tolist()
     near = model.top(2, sources=["7", "21"], candidates=["21", "9", "3"])
+    assert_top(model, {"ids": [7, "21"], "k": 2, "candidates": ["21", "9", "3"]}, near)
+    assert_top(model, {"triples": [[7, "*3", "?"], ["?", "+2", 9], [7, "*3", 21]], "k": 3, "filtered": False}, found)
     cosines = {name: float(unit[ids.index("7")] @ unit[ids.index(name)]) for name in ("21", "9", "3")}
     assert near["source"].tolist() == ["7", "7", "21", "21"] and near["rank"].tolist() == [1, 2, 1, 2]
     assert near["target"][:2].tolist() == sorted(cosines, key=cosines.get, reverse=True)[:2]

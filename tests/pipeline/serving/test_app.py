@@ -1,6 +1,7 @@
 """The application that answers about a model: known rows, wrong requests of a thousand kinds, and its limits."""
 
 import asyncio
+import copy
 import json
 import random
 import socket
@@ -68,6 +69,49 @@ def test_new_rows_are_predicted_from_the_columns_of_the_user(app, model):
     np.testing.assert_allclose(found["rows"][0]["probability_Ulm"], expected["probability_Ulm"][0], atol=1e-6)
     status, told = ask(app, "/predict", {"rows": [{"id": "n1"}]})
     assert status == 400 and told["error"].startswith("rows[0] lacks the column 'age'")
+    items = ask(app, "/schema")[1]["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    columns = items["oneOf"][1]["properties"]["rows"]["items"]["properties"]
+    assert {name: told["x-kind"] for name, told in columns.items()} == {"id": "id", "age": "number"}
+    bounded = ask(model.app(max_neighbors=1), "/predict", {"rows": rows, "edges": edges})[1]["rows"][0]
+    assert bounded["bounded"] is True and bounded["probability_Ulm"] != found["rows"][0]["probability_Ulm"]
+
+
+def test_new_rows_that_arrive_together_are_computed_together(app, model, monkeypatch):
+    newcomers, sizes = model.newcomers(), []
+    each = newcomers.predict_each
+    monkeypatch.setattr(newcomers, "predict_each", lambda asked, **more: time.sleep(0.1) or sizes.append(
+        len(asked)) or each(asked, **more))
+    rows = [[{"id": "n1", "age": age}] for age in (20, 30, "old", 40, 50)]
+    edges = [{"source": "n1", "target": "p3", "sum": 0.5}]
+
+    async def several():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await asyncio.gather(*(client.post("/predict", json={"rows": own, "edges": edges}) for own in rows))
+
+    found = asyncio.run(several())
+    assert [answer.status_code for answer in found] == [200, 200, 400, 200, 200] and len(sizes) == 2
+    assert "rows[0]: the cell of age holds 'old'" in found[2].json()["error"]
+    for answer, own in zip(found, rows):
+        if own[0]["age"] != "old":
+            expected = newcomers.predict(own, edges)["probability_Ulm"][0]
+            assert answer.json()["rows"][0]["probability_Ulm"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_client_that_still_sends_reads_why_its_body_is_too_long(app):
+    sent, chunks = [], iter([b"x" * 3000] * 5)
+
+    async def receive():
+        body = next(chunks, None)
+        return {"type": "http.request", "body": body or b"", "more_body": body is not None}
+
+    async def send(message):
+        sent.append((message, sum(1 for _ in copy.copy(chunks))))
+
+    asyncio.run(app({"type": "http", "method": "POST", "path": "/predict",
+                     "headers": [(b"content-type", b"application/json; charset=utf-8")]}, receive, send))
+    (start, _), (body, left), (end, rest) = sent
+    assert start["status"] == 413 and b"max_body" in body["body"] and (body["more_body"], left, rest) == (True, 3, 0)
+    assert not end.get("more_body")
 
 
 WRONG = [
@@ -139,7 +183,8 @@ def ask_raw(app, path, body, headers=((b"content-type", b"application/json"),)):
 
 def test_other_content_is_refused_and_a_page_of_a_browser_too(model):
     app = model.app(hosts=frozenset({"localhost", "[::1]"}))
-    assert ask(app, "/predict", {"ids": ["p1"]}, **{"content-type": "text/plain"})[0] == 415
+    for kind, status in (("text/plain", 415), ("application/jsonp", 415), ("application/json;charset=utf-8", 200)):
+        assert ask(app, "/predict", {"ids": ["p1"]}, **{"content-type": kind})[0] == status
     assert ask(app, "/predict", {"ids": ["p1"]}, host="evil.example:80")[0] == 403
     assert ask(app, "/predict", {"ids": ["p1"]}, host="localhost:80")[0] == 200
     for host, status in (("[::1]", 200), ("[::1]:80", 200), ("LocalHost", 200), ("evil.example:80:80", 403)):
