@@ -1,4 +1,4 @@
-"""Training steps of GCN and GAT on random graphs that grow: ours, DGL's and PyG's, in processes of limited memory."""
+"""Training steps of GCN and GAT on random graphs that grow: ours and PyG's, in processes of limited memory."""
 
 import resource
 import statistics
@@ -14,8 +14,8 @@ from parallel_epochs.scripts.bench import convs
 from parallel_epochs.scripts.bench.convs import Case
 from parallel_epochs.scripts.bench.measure import assert_close, call_apart, say, seconds_of, write_row
 
-CASES = {"GCN": Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **convs.NO_LOOPS}),
-         "GAT": Case("GATConv", heads=4, dgl="GATConv", kwargs=convs.NO_LOOPS)}
+CASES = {"GCN": Case("GCNConv", edges="weight", kwargs={"normalize": False, **convs.NO_LOOPS}),
+         "GAT": Case("GATConv", heads=4, kwargs=convs.NO_LOOPS)}
 # The quantity that each chart varies, and its values; the others stay at those of START.
 NODES, DENSITY, HIDDEN = "number of nodes", "density", "hidden size"
 VALUES: dict[str, tuple[float, ...]] = {
@@ -35,49 +35,44 @@ class Point:
     hidden: int
 
 
-def bench_growth(repeat: int = 3, memory_gib: int = 8, dgl: str = "") -> None:
-    """Measure training steps of GCN and GAT against nodes, density and hidden size, beside DGL's and PyG's.
+def bench_growth(repeat: int = 3, memory_gib: int = 8) -> None:
+    """Measure training steps of GCN and GAT against nodes, density and hidden size, beside PyG's.
 
     Each point has a process of its own.
     """
-    compare(dgl)
+    compare()
     for chart, values in VALUES.items():
         for value in values:
             sizes = START | {chart: value}
             for layer in CASES:
-                for library in ("ours", *(["DGL"] if dgl else []), "PyG"):
+                for library in ("ours", "PyG"):
                     point = Point(library, layer, int(sizes[NODES]), sizes[DENSITY], int(sizes[HIDDEN]))
-                    seconds = run_apart(point, repeat, memory_gib, dgl)
+                    seconds = run_apart(point, repeat, memory_gib)
                     say(f"{point}: {seconds or 'does not fit'}")
                     write_row({"bench": "growth", "chart": chart, **vars(point), "step_s": seconds})
 
 
 @torch.no_grad()
-def compare(dgl: str) -> None:
-    """Stop unless a layer of each library gives the same as PyG's on a small graph."""
+def compare() -> None:
+    """Stop unless a layer of ours gives the same as PyG's on a small graph."""
     edge_index, weight = random_graph(300, 0.02)
     x = torch.randn(300, 32)
     for name, case in CASES.items():
         theirs, ours = convs.build(case, 32, 0)
         weights = weight if name == "GCN" else None
-        outputs_of = {"ours": apply(ours, x, edge_index, weights, "ours")}
-        if dgl:
-            library = convs.import_dgl(dgl)
-            graph = library.graph(tuple(edge_index.as_tensor()), num_nodes=300)
-            outputs_of["DGL"] = apply(convs.copy_to_dgl(library, case, theirs, 32), x, graph, weights, "DGL")
-        expected = apply(theirs, x, edge_index.as_tensor(), weights, "PyG")
-        assert_close(outputs_of, dict.fromkeys(outputs_of, expected), tolerance=1e-4)
+        found, expected = apply(ours, x, edge_index, weights), apply(theirs, x, edge_index.as_tensor(), weights)
+        assert_close({name: found}, {name: expected}, tolerance=1e-4)
 
 
-def run_apart(point: Point, repeat: int, memory_gib: int, dgl: str) -> float | str:
+def run_apart(point: Point, repeat: int, memory_gib: int) -> float | str:
     """Measure a point in a process of its own; nothing if it does not fit into its memory."""
     try:
-        return call_apart(measure, point, repeat, memory_gib, dgl)
+        return call_apart(measure, point, repeat, memory_gib)
     except (MemoryError, BrokenProcessPool):
         return ""
 
 
-def measure(point: Point, repeat: int, memory_gib: int, dgl: str) -> float:
+def measure(point: Point, repeat: int, memory_gib: int) -> float:
     """Return the median seconds of a training step.
 
     Raises:
@@ -85,7 +80,7 @@ def measure(point: Point, repeat: int, memory_gib: int, dgl: str) -> float:
     """
     resource.setrlimit(resource.RLIMIT_DATA, (memory_gib << 30,) * 2)
     try:
-        step = make_step(point, dgl)
+        step = make_step(point)
         step()
         return round(statistics.median(seconds_of(step) for _ in range(repeat)), 4)
     except RuntimeError as error:
@@ -94,29 +89,21 @@ def measure(point: Point, repeat: int, memory_gib: int, dgl: str) -> float:
         raise MemoryError(str(error)) from error
 
 
-def make_step(point: Point, dgl: str) -> Any:
+def make_step(point: Point) -> Any:
     """Return a function that trains two layers once on a random graph; the loss is the mean square of the output."""
     torch.manual_seed(0)
     n = point.num_nodes
     edge_index, weight = random_graph(n, point.density)
     x, case = torch.randn(n, point.hidden), CASES[point.layer]
-    pairs = [convs.build(case, point.hidden, 0) for _ in range(2)]
-    edges: Any = edge_index
-    if point.library == "DGL":
-        library = convs.import_dgl(dgl)
-        layers = [convs.copy_to_dgl(library, case, theirs, point.hidden) for theirs, _ in pairs]
-        edges = library.graph(tuple(edge_index.as_tensor()), num_nodes=n)
-        edges.create_formats_()
-    elif point.library == "PyG":
-        layers, edges = [theirs for theirs, _ in pairs], edge_index.as_tensor()
-    else:
-        layers = [ours for _, ours in pairs]
+    is_ours = point.library == "ours"
+    layers = [convs.build(case, point.hidden, 0)[is_ours] for _ in range(2)]
+    edges = edge_index if is_ours else edge_index.as_tensor()
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], 1e-3)
 
     def step() -> None:
         h = x
         for layer in layers:
-            h = apply(layer, h, edges, weight if point.layer == "GCN" else None, point.library).relu()
+            h = apply(layer, h, edges, weight if point.layer == "GCN" else None).relu()
         optimizer.zero_grad()
         h.square().mean().backward()
         optimizer.step()
@@ -124,11 +111,8 @@ def make_step(point: Point, dgl: str) -> Any:
     return step
 
 
-def apply(layer: torch.nn.Module, h: Tensor, edges: Any, weight: Tensor | None, library: str) -> Tensor:
-    """Apply a layer of any of the three libraries [num_nodes, channels]."""
-    if library == "DGL":
-        more = {} if weight is None else {"edge_weight": weight}
-        return layer(edges, h, **more).reshape(h.shape)
+def apply(layer: torch.nn.Module, h: Tensor, edges: Any, weight: Tensor | None) -> Tensor:
+    """Apply a layer of either library [num_nodes, channels]."""
     return layer(h, edges) if weight is None else layer(h, edges, weight)
 
 
@@ -139,5 +123,5 @@ def random_graph(num_nodes: int, density: float) -> tuple[Any, Tensor]:
     dst, _ = torch.cat([torch.randint(num_nodes, (count,)), loops]).sort()
     src = torch.randint(num_nodes, (count + num_nodes,))
     indptr = torch.searchsorted(dst, torch.arange(num_nodes + 1))
-    src[indptr[:-1]] = loops  # every node has an edge, as DGL asks
+    src[indptr[:-1]] = loops  # every node has an edge
     return from_csc(torch.stack([src, dst]), indptr), torch.rand(count + num_nodes)

@@ -12,7 +12,7 @@ import torch
 
 from parallel_epochs.pipeline.gnn.ranking import Best
 from parallel_epochs.scripts.bench import aggregate, gpu, graphs, growth, measure as measurements, top
-from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
+from parallel_epochs.scripts.bench.convs import CASES, bench_convs
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
 from tests.helpers.triton_process import needs_triton
@@ -89,7 +89,7 @@ def test_a_service_is_asked_beside_a_bare_one():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_growth_is_measured_as_far_as_memory_lasts(monkeypatch, capsys):
-    assert growth.run_apart(growth.Point("ours", "GCN", 300, 0.02, 8), 1, 2, "") > 0
+    assert growth.run_apart(growth.Point("ours", "GCN", 300, 0.02, 8), 1, 2) > 0
     # A fork has the imports behind it.
     monkeypatch.setattr(measurements, "get_context", lambda method: get_context("fork"))
     monkeypatch.setattr(growth, "VALUES", {growth.NODES: (300,), growth.DENSITY: (0.02,), growth.HIDDEN: (8, 16)})
@@ -98,12 +98,7 @@ def test_growth_is_measured_as_far_as_memory_lasts(monkeypatch, capsys):
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(table) == 16 and all(float(row["step_s"]) > 0 for row in table)
     # 1,000,000 edges of 1,024 channels are 3.8 GiB.
-    assert growth.run_apart(growth.Point("PyG", "GCN", 10_000, 0.01, 1024), 1, 2, "") == ""
-
-
-def test_a_missing_dgl_is_an_error_that_says_how_to_install_it(tmp_path):
-    with pytest.raises(ValueError, match="DGL cannot be imported .* install it with pip install --no-deps --target"):
-        import_dgl(str(tmp_path))
+    assert growth.run_apart(growth.Point("PyG", "GCN", 10_000, 0.01, 1024), 1, 2) == ""
 
 
 def test_no_case_is_an_error_before_a_graph_is_made():
