@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.command.arguments import Parser, positive
 from parallel_epochs.pipeline.run.errors import one_line
 
 # The modules whose functions bench_NAME are the benchmarks. The signature of one gives its options.
-MODULES = ("partition", "cut", "sampling", "molecules", "scale", "aggregate", "convs", "growth", "relations", "layer",
+MODULES = ("loaders", "cut", "molecules", "scale", "aggregate", "convs", "relations", "layer",
            "step", "depth", "inference", "embedding", "tables", "walks", "triples", "layout", "disk", "tables_to_store",
            "links", "top", "ranks", "steady", "batches", "gpu", "serve")
 # Texts of options that several benchmarks have, where their docstrings do not say more.

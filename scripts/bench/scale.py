@@ -1,29 +1,20 @@
-"""Generated graphs of ogbn-proteins' size, each step before training; and of ogbn-mag's, an epoch and evaluation."""
+"""A generated typed graph of ogbn-mag's size: an epoch of clusters and an exact evaluation."""
 
 import math
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.config import SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.join_types import Relation, with_reverse
-from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.graph import store
-from parallel_epochs.pipeline.graph.components import find_components
-from parallel_epochs.pipeline.graph.partition import measure_partition, random_partition
-from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.seeds import stream
-from parallel_epochs.scripts.bench.graphs import PROTEINS
-from parallel_epochs.scripts.bench.measure import peak_gib, say, write_row
+from parallel_epochs.scripts.bench.measure import say, write_row
 from parallel_epochs.scripts.bench.processes import peak_of
 
 # Nodes and edges of ogbn-mag, from its table of numbers.
@@ -34,30 +25,6 @@ EDGES: dict[Relation, int] = {
 NUM_CLASSES, CHANNELS = 349, 128
 # Rows that are drawn at a time.
 DRAWN = 1 << 16
-
-
-def bench_scale(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num_parts: int = 10) -> None:
-    """Measure every step before training, for a graph of ogbn-proteins' size."""
-
-    def step(name: str, function: Callable[[], object]):
-        start = time.perf_counter()
-        result = function()
-        seconds = time.perf_counter() - start
-        write_row({"bench": "scale", "step": name, "num_nodes": num_nodes, "num_edges": num_edges,
-                   "seconds": round(seconds, 2), "peak_gib": round(peak_gib(), 2)})
-        return result
-
-    with tempfile.TemporaryDirectory() as cache:
-        config = SyntheticProteinsConfig(node_features="sum", num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
-        step("prepare", lambda: load(config, cache))
-        data = step("read the prepared graph", lambda: load(config, cache))
-        say(str(step("structure", lambda: inspect(data.edge_index))))
-        say(str(step("components", lambda: find_components(data))))
-        partition = step("partition", lambda: random_partition(num_nodes, num_parts, stream("bench", 0)))
-        say(str(step("describe the partition", lambda: measure_partition(data.edge_index, partition, 0.0))))
-        loader = step("loader", lambda: ClusterLoader(data))
-        step("one epoch of batches", lambda: [None for _ in loader.batches_of(partition)])
-        step("another epoch of batches", lambda: [None for _ in loader.batches_of(partition)])
 
 
 def bench_mag(share: float = 1.0, layers: int = 2, channels: int = 64, num_parts: int = 20,

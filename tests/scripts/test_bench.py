@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from multiprocessing import get_context
 
 import pytest
 import torch
 
 from parallel_epochs.pipeline.gnn.ranking import Best
-from parallel_epochs.scripts.bench import aggregate, gpu, graphs, growth, measure as measurements, top
+from parallel_epochs.scripts.bench import aggregate, gpu, graphs, top
 from parallel_epochs.scripts.bench.convs import CASES, bench_convs
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
@@ -84,21 +83,6 @@ def test_a_service_is_asked_beside_a_bare_one():
     assert [row["what"] for row in table] == [
         *["bare", "known", "new"] * 3, "new x1000", "soak", *["top 10 of 200"] * 3]
     assert all(float(row["p50_ms"]) > 0 and int(row["resident_mib"]) > 0 for row in table)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_growth_is_measured_as_far_as_memory_lasts(monkeypatch, capsys):
-    assert growth.run_apart(growth.Point("ours", "GCN", 300, 0.02, 8), 1, 2) > 0
-    # A fork has the imports behind it.
-    monkeypatch.setattr(measurements, "get_context", lambda method: get_context("fork"))
-    monkeypatch.setattr(growth, "VALUES", {growth.NODES: (300,), growth.DENSITY: (0.02,), growth.HIDDEN: (8, 16)})
-    monkeypatch.setattr(growth, "START", {growth.NODES: 300, growth.DENSITY: 0.02, growth.HIDDEN: 8})
-    growth.bench_growth(1, 2)
-    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert len(table) == 16 and all(float(row["step_s"]) > 0 for row in table)
-    # 1,000,000 edges of 1,024 channels are 3.8 GiB.
-    assert growth.run_apart(growth.Point("PyG", "GCN", 10_000, 0.01, 1024), 1, 2) == ""
 
 
 def test_no_case_is_an_error_before_a_graph_is_made():

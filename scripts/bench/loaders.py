@@ -1,18 +1,60 @@
-"""An epoch of batches by neighbour sampling, compared with PyG's NeighborLoader on the same graph in one process."""
+"""Batches of a random partition and of neighbour sampling, compared with PyG's loaders in one process."""
 
 import itertools
 
 import torch
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
+from torch_geometric.loader import NeighborLoader as PyGNeighborLoader, RandomNodeLoader
 
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.readers.synthetic import synthetic_proteins
+from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
+from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.run.schedule import Share
+from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import say, side_by_side, write_row
-from parallel_epochs.scripts.bench.partition import assert_same_subgraph
+
+
+def assert_same_subgraph(batch: Data, other: Data) -> None:
+    """Stop unless a batch equals PyG's induced subgraph of the same nodes, up to the order of nodes and edges."""
+    def canonical(n_id: torch.Tensor, part: Data) -> tuple[torch.Tensor, torch.Tensor]:
+        index = part.edge_index.as_tensor() if hasattr(part.edge_index, "as_tensor") else part.edge_index
+        key = n_id[index[1]] * (int(n_id.max()) + 1) + n_id[index[0]]
+        order = key.argsort()
+        return key[order], part.edge_attr[order]
+
+    for a, b in zip(canonical(batch.n_id, batch), canonical(other.n_id, other), strict=True):
+        if not torch.equal(a, b):
+            raise SystemExit("the batches differ from PyG's subgraphs: nothing is timed")
+
+
+def bench_partition(num_nodes: int = PROTEINS[0], num_edges: int = 30_000_000, num_parts: int = 10,
+                    repeat: int = 5) -> None:
+    """Measure all batches of a random partition, beside PyG's RandomNodeLoader."""
+    data, plain = _generate(num_nodes, num_edges)
+    plain.n_id = torch.arange(num_nodes)
+    loader, pyg = ClusterLoader(data), RandomNodeLoader(plain, num_parts, shuffle=True)
+    for batch in loader.batches_of(random_partition(num_nodes, num_parts, stream("bench", 0))):
+        assert_same_subgraph(batch, plain.subgraph(batch.n_id))
+    say("outputs compared: every batch equals PyG's subgraph of its nodes")
+
+    rounds = itertools.count()
+    measured = side_by_side(lambda: [None for _ in pyg], lambda: [None for _ in loader.batches_of(
+        random_partition(num_nodes, num_parts, stream("bench", 1, next(rounds))))], repeat)
+    write_row({"bench": "partition", "num_nodes": num_nodes, "num_edges": data.edge_index.size(1),
+               "num_parts": num_parts, **measured})
+
+
+def _generate(num_nodes: int, num_edges: int) -> tuple[Graph, Data]:
+    """Generate a graph, and make it what PyG's loaders take."""
+    say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
+    data = prepare(synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8),
+                   origin="synthetic_proteins")
+    return data, Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
+                      num_nodes=num_nodes)
 
 
 def bench_sampling(num_nodes: int = PROTEINS[0], num_edges: int = 6_000_000, batch_size: int = 1024,
@@ -32,11 +74,7 @@ def bench_sampling(num_nodes: int = PROTEINS[0], num_edges: int = 6_000_000, bat
         check_pyg()
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
-    generated = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=8)
-    data = prepare(generated, origin="synthetic_proteins")
-    plain = Data(edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, x=data.x, y=data.y,
-                 num_nodes=num_nodes)
+    data, plain = _generate(num_nodes, num_edges)
     seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[:num_seeds]
 
     def ours(sizes: list[int], nodes: torch.Tensor = seeds) -> NeighborLoader:
