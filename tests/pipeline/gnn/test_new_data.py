@@ -74,8 +74,13 @@ CASES = {
     "batches of neighbours": (dict(), ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=exact"]),
     "METIS, undirected": (dict(), ["partition=metis", "data.to_undirected=true"])}
 
+# What a case with several of these shows as well.
+REPEATED = ("sums of edges", "degrees", "counts", "hops", "summaries of species", "values", "views",
+            "batches of neighbours")
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else [])
+                                  for name in CASES])
 def test_the_training_graph_as_new_data_gives_the_same_bits(name, tmp_path):
     options, overrides = CASES[name]
     data = graph(**options)

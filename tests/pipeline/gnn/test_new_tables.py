@@ -58,7 +58,7 @@ CASES = {
 
 # Their columns are among those of others.
 REPEATED = ("counts", "degrees", "values", "dates", "hops", "ids of neighbours", "split by time",
-            "logarithms of values")
+            "logarithms of values", "logarithms of sums", "summaries", "quantiles")
 
 
 def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
@@ -129,7 +129,7 @@ def ids_of_neighbours(folder, ids, own: str, other: str) -> np.ndarray:
     return TfidfVectorizer(analyzer=list).fit_transform([found.get(each, []) for each in ids]).toarray()
 
 
-@pytest.mark.parametrize("label", ["label", "age"])
+@pytest.mark.parametrize("label", ["label", pytest.param("age", marks=pytest.mark.slow)])
 def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     """Those of scikit-learn; and other tables are answered alike, but for those without texts."""
     write(tmp_path / "old", nodes=subjects)

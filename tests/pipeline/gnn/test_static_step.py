@@ -85,7 +85,9 @@ def train(trainer) -> tuple:
     return checkpoint.digest(trainer.weights()), checkpoint.digest(state["optimizer"]), numbers
 
 
-@pytest.mark.parametrize("overrides", MODELS + OPTIONS, ids=lambda overrides: " ".join(overrides).replace("model.", ""))
+@pytest.mark.parametrize("overrides", [
+    *MODELS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[2:5]), *MODELS[5:], *OPTIONS],
+    ids=lambda overrides: " ".join(overrides).replace("model.", ""))
 def test_the_numbers_are_those_of_the_usual_step(overrides, configure, monkeypatch):
     with trainer_of(configure, monkeypatch, *overrides) as trainer:
         *weights, expected = train(trainer)

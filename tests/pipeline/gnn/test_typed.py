@@ -213,7 +213,7 @@ def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
         trained(tmp_path, tmp_path, "features=embedding", "features.types=[dog]")
 
 
-@pytest.mark.parametrize("model", ["rgcn", "hgt", "revgnn"])
+@pytest.mark.parametrize("model", ["rgcn", "hgt", pytest.param("revgnn", marks=pytest.mark.slow)])
 def test_in_memory_and_on_disk_end_with_the_same_weights(tmp_path, model):
     graph = hetero_graph()
     graph["user"].y, split = torch.arange(40) % 3, torch.arange(40) % 4
