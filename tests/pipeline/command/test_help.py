@@ -22,8 +22,8 @@ QUICK = {"pipeline.train": "train.lr=", "pipeline.prepare": "train.lr=", "pipeli
          "pipeline.baselines": "train.lr=", "pipeline.evaluate": "checkpoint=", "pipeline.predict": "predictions=",
          "pipeline.explain": "node=", "pipeline.tune": "study=",
          "tools.keys": "docs/keys.md"}
-SLOW = {"scripts.report": "--figure", "tools.faults": "--times", "tools.simulate_scaling": "--network-us",
-        "tools.reference_runs": "--threads", "scripts.bench": "ingest"}
+SLOW = {"scripts.report": "--figure", "tools.faults": "--times", "tools.reference_runs": "--threads",
+        "scripts.bench": "ingest"}
 # Runs commands one after the other in one process, where some packages cannot be imported; prints what each said.
 RUNNER = """
 import contextlib, importlib.abc, io, json, re, runpy, sys
