@@ -32,7 +32,7 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 
 Row = Mapping[str, Any]
 # A graph that has grown has none of these.
-LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types", *TERMS)
+LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types")
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,9 @@ class Newcomers:
         """
         one, (source, target, *_) = next(iter(self.columns["rows"])), self.columns["edges"]
         for name, given in (("rows", rows), ("edges", edges)):
+            columns = list(self.columns[name])
             for number, row in enumerate(given):
-                _check_row(f"{name}[{number}]", row, list(self.columns[name]))
+                _check_row(f"{name}[{number}]", row, columns)
         ids, known = [str(id) for id in self._encoder.texts(rows, one)], self._known
         new = dict(zip(ids, range(len(known), len(known) + len(ids))))
         if len(new) < len(ids) or not ids:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -106,7 +107,7 @@ def _seconds_alone(model: pe.Model, rows: list, joins: list) -> tuple[float, flo
 
 def _median(function: Callable[[], object]) -> float:
     function()
-    return statistics.median(seconds_of(function) for _ in range(5))
+    return statistics.median(seconds_of(function) for _ in range(15))
 
 
 @contextlib.contextmanager
@@ -128,19 +129,26 @@ def _measure(name: str, port: int, route: str, asked: dict, clients: int, number
     """Ask for the same from several clients, and write a row; stop at the first answer that is an error."""
     body = json.dumps(asked).encode()
     head = f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    before, start = _mib(pid), time.perf_counter()
+    before, used, start = _mib(pid), _cpu_seconds(pid), time.perf_counter()
     taken = asyncio.run(_ask_all(port, head.encode() + b"\r\n\r\n" + body, clients, number, start + seconds))
-    wall = time.perf_counter() - start
+    wall, used = time.perf_counter() - start, _cpu_seconds(pid) - used
     quantiles = statistics.quantiles(taken, n=100) if len(taken) > 1 else taken * 99
     say(f"{name}, {clients} clients: p50 {quantiles[49] * 1e3:.2f} ms, p99 {quantiles[98] * 1e3:.2f} ms")
     write_row({"bench": "serve", "what": name, "clients": clients, "requests": len(taken),
                "p50_ms": four_digits(quantiles[49] * 1e3), "p99_ms": four_digits(quantiles[98] * 1e3),
-               "per_second": four_digits(len(taken) / wall), "alone_ms": alone and four_digits(float(alone) * 1e3),
+               "per_second": four_digits(len(taken) / wall), "cpu_ms": four_digits(used * 1e3 / len(taken)),
+               "alone_ms": alone and four_digits(float(alone) * 1e3),
                "resident_mib_before": before, "resident_mib": _mib(pid)})
 
 
 def _mib(pid: int) -> int:
     return int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) // 2**10
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process, which other work on the machine leaves as it is."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 async def _ask_all(port: int, request: bytes, clients: int, number: int, end: float) -> list[float]:

@@ -1,6 +1,7 @@
 """New rows with edges to known nodes get the predictions of tables that have grown by them."""
 
 import copy
+import math
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import open_other
+from parallel_epochs.pipeline.data.tables.values import KNOWN
 from parallel_epochs.pipeline.gnn import neighborhood, new_data
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import ids_of
@@ -129,6 +131,11 @@ def test_cells_are_encoded_as_the_reader_of_tables_encodes_them(wide):
     expected = {(source, target): row for source, target, row in zip(
         *ids_of(part, None)[part.edge_index.as_tensor().numpy()], part.edge_attr)}
     assert len(expected) == asked.nodes.edges.size(1) == 9 and asked.nodes.edge_attr.size(1) > 10
+    encoder = copy.copy(newcomers._encoder)
+    encoder._fitted = copy.deepcopy(encoder._fitted)
+    encoder._fitted.mean[1] = math.log(1.5)
+    known, empty = encoder._of_edges(1, np.array([0.5, np.nan]))[0]
+    assert known == KNOWN and np.isnan(empty)  # the mean is not taken for an empty cell
     for source, target, row in zip(*names[asked.nodes.edges.numpy()], asked.nodes.edge_attr):
         torch.testing.assert_close(row, expected[source, target].clone(), atol=0, rtol=0)
 
