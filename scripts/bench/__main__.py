@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from parallel_epochs.pipeline.command.arguments import Parser, positive
 from parallel_epochs.pipeline.run.errors import one_line
+from parallel_epochs.scripts.bench.convs import INSTALL_DGL
 
 # The modules whose functions bench_NAME are the benchmarks. The signature of one gives its options.
 MODULES = ("loaders", "cut", "molecules", "scale", "aggregate", "convs", "relations", "layer",
@@ -24,7 +25,7 @@ TEXTS = {
     "batch_size": "number of nodes of a batch", "channels": "number of channels of a layer",
     "edge_channels": "number of edge features", "dim": "dimension of a vector", "epochs": "number of epochs",
     "steps": "number of training steps", "seeds": "number of seeds", "repeat": "number of rounds",
-    "memory_gib": "memory limit in GiB", "device": "cpu, cuda or auto"}
+    "memory_gib": "memory limit in GiB", "device": "cpu, cuda or auto", "dgl": f"folder of DGL, from {INSTALL_DGL}"}
 
 
 def build_parser() -> Parser:

@@ -1,13 +1,16 @@
-"""Layers that run fused here, forward and backward, compared with PyG's own."""
+"""Layers that run fused here, forward and backward, compared with PyG's own and with DGL's."""
 
 import copy
+import importlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,12 +22,14 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.networks.pyg import FUSED, PyGModel
+from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     backward,
+    beside,
     describe_extensions,
     extra_of_both,
     four_digits,
@@ -35,6 +40,10 @@ from parallel_epochs.scripts.bench.measure import (
     write_row,
 )
 
+# They were compiled for another torch. Message passing does not need them.
+DGL_UNUSED = ("dgl.graphbolt", "dgl.sparse")
+INSTALL_DGL = "pip install --no-deps --target FOLDER dgl==2.1.0 networkx psutil requests"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -44,6 +53,7 @@ class Case:
         conv: name of PyG's class.
         heads: number of heads, which share the channels; 0 for a layer without.
         edges: what the layer reads of an edge: nothing, one weight, or features.
+        dgl: name of DGL's class, if it has the layer.
         kwargs: arguments of PyG's class so that all compute the same.
         on_gpu: whether it runs fused on a GPU.
     """
@@ -51,6 +61,7 @@ class Case:
     conv: str
     heads: int = 0
     edges: str = "nothing"
+    dgl: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
     on_gpu: bool = True
 
@@ -62,10 +73,10 @@ class Case:
 
 NO_LOOPS = {"add_self_loops": False}
 CASES = (
-    Case("GCNConv", edges="weight", kwargs={"normalize": False, **NO_LOOPS}),
-    Case("SAGEConv"),
-    Case("GATConv", heads=4, kwargs=NO_LOOPS),
-    Case("GATv2Conv", heads=4, kwargs=NO_LOOPS),
+    Case("GCNConv", edges="weight", dgl="GraphConv", kwargs={"normalize": False, **NO_LOOPS}),
+    Case("SAGEConv", dgl="SAGEConv"),
+    Case("GATConv", heads=4, dgl="GATConv", kwargs=NO_LOOPS),
+    Case("GATv2Conv", heads=4, dgl="GATv2Conv", kwargs=NO_LOOPS),
     Case("GATConv", heads=4, edges="features", kwargs=NO_LOOPS),
     Case("GATv2Conv", heads=4, edges="features", kwargs=NO_LOOPS),
     Case("TransformerConv", heads=4, edges="features"),
@@ -78,9 +89,9 @@ STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
 
 
 def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
-                repeat: int = 3, cases: tuple[str, ...] = (), device: str = "cpu",
+                repeat: int = 3, cases: tuple[str, ...] = (), dgl: str = "", device: str = "cpu",
                 busy: bool = False) -> None:
-    """Measure time and memory of the layers that run fused, beside PyG's.
+    """Measure time and memory of the layers that run fused, beside PyG's and DGL's.
 
     Args:
         cases: layers whose name contains one of these texts (default: all).
@@ -89,18 +100,21 @@ def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     if busy:
         return _measure_beside_neighbour(num_nodes, num_edges, channels, repeat)
     place = choose_device(device)
+    if dgl and place.type == "cuda":
+        raise ValueError(f"--dgl with --device={device}: the package of {INSTALL_DGL} computes on the CPU alone")
     chosen = [case for case in CASES if not cases or any(text in case.name for text in cases)]
     takes_step = not cases or any(text in STEP for text in cases)
     if not chosen and not takes_step:
         raise ValueError(f"--cases {' '.join(cases)}: no layer has such a name; there are "
                          f"{'; '.join(case.name for case in CASES)}")
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
+    library = import_dgl(dgl) if dgl else None
     row = dict[str, Any]()
     for case in chosen:
         if place.type == "cuda" and not case.on_gpu:
             say(f"{case.name}: left out, as it has no kernel for GPUs")
             continue
-        row = _measure(case, data, channels, repeat)
+        row = _measure(case, data, channels, repeat, library)
         write_row(row)
     if takes_step:
         write_row(dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
@@ -173,7 +187,24 @@ def with_self_loops(data: Data) -> Data:
                 num_nodes=data.num_nodes)
 
 
-def _measure(case: Case, data: Data, channels: int, repeat: int) -> dict:
+def import_dgl(folder: str) -> ModuleType:
+    """Import DGL from a folder that is not among those of this environment.
+
+    Raises:
+        ValueError: it is not there, or does not work with this torch.
+    """
+    sys.path.append(folder)
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # it would write a file into the user's home otherwise
+    for name in DGL_UNUSED:
+        sys.modules.setdefault(name, ModuleType(name))
+    try:
+        return importlib.import_module("dgl")
+    except Exception as error:  # of whatever kind its set-up raises
+        raise ValueError(f"--dgl={folder}: DGL cannot be imported ({one_line(error)}); install it with "
+                         f"{INSTALL_DGL}") from error
+
+
+def _measure(case: Case, data: Data, channels: int, repeat: int, library: ModuleType | None) -> dict:
     say(case.name)
     torch.manual_seed(0)
     place = data.edge_attr.device
@@ -199,7 +230,9 @@ def _measure(case: Case, data: Data, channels: int, repeat: int) -> dict:
            "num_edges": data.num_edges, "pyg_with": describe_extensions(), "ours_setup_s": round(setup, 4)}
     row |= side_by_side(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges), repeat,
                         inner=9)
-    return row | extra_of_both(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges))
+    row |= extra_of_both(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges))
+    return row | _beside_dgl(case, library, data, theirs, channels, x, gradient, weight, exact["out"],
+                             lambda: run(ours, data.edge_index, x, *edges), repeat)
 
 
 def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -218,5 +251,53 @@ def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, to
     with torch.no_grad():  # multiples of 1/32, so that rounding decides no (leaky) ReLU, see `graphs.proteins`
         for parameter in theirs.parameters():
             parameter.copy_(graphs.exact(*parameter.shape, scale=1 / 8))
+        if case.dgl == "GATv2Conv":  # DGL's has no bias of the output
+            theirs.bias.zero_()
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
+
+
+def _beside_dgl(case: Case, library: ModuleType | None, data: Data, theirs: torch.nn.Module, channels: int, x: Tensor,
+                gradient: Tensor, weight: Tensor, exact: Tensor, ours: Callable[[], object], repeat: int) -> dict:
+    """Time DGL's layer; empty columns where DGL does not have it or was left out."""
+    if library is None or not case.dgl:
+        return {"dgl_setup_s": ""} | beside("dgl", None, ours, repeat, 9)
+    src, dst = data.edge_index.as_tensor()
+    graph = library.graph((src, dst), num_nodes=data.num_nodes)
+    setup = seconds_of(graph.create_formats_)
+    conv = copy_to_dgl(library, case, theirs, channels)
+    more = {"edge_weight": weight} if case.edges == "weight" else {}
+
+    def run() -> Tensor:
+        out = conv(graph, x, **more).reshape(data.num_nodes, channels)
+        torch.autograd.grad(out, [x, *conv.parameters()], gradient)
+        return out.detach()
+
+    assert_close({"DGL's out": run()}, {"DGL's out": exact}, tolerance=1e-4)
+    return {"dgl_setup_s": round(setup, 4)} | beside("dgl", run, ours, repeat, 9)
+
+
+@torch.no_grad()
+def copy_to_dgl(library: ModuleType, case: Case, theirs: torch.nn.Module, channels: int) -> torch.nn.Module:
+    """Create DGL's layer with the parameters of PyG's."""
+    nn, given = importlib.import_module("dgl.nn"), dict(theirs.named_parameters())
+    if case.dgl == "GraphConv":
+        conv = nn.GraphConv(channels, channels, norm="none")
+        pairs = {"weight": given["lin.weight"].t(), "bias": given["bias"]}
+    elif case.dgl == "SAGEConv":
+        conv = nn.SAGEConv(channels, channels, "mean")
+        pairs = {"fc_neigh.weight": given["lin_l.weight"], "fc_self.weight": given["lin_r.weight"],
+                 "fc_self.bias": given["lin_l.bias"]}
+    elif case.dgl == "GATConv":
+        conv = nn.GATConv(channels, channels // case.heads, case.heads)
+        pairs = {"fc.weight": given["lin.weight"], "attn_l": given["att_src"], "attn_r": given["att_dst"],
+                 "bias": given["bias"]}
+    else:
+        conv = nn.GATv2Conv(channels, channels // case.heads, case.heads)
+        # DGL adds its bias to the messages too, as PyG does.
+        pairs = {"attn": given["att"], "fc_src.weight": given["lin_l.weight"], "fc_src.bias": given["lin_l.bias"],
+                 "fc_dst.weight": given["lin_r.weight"], "fc_dst.bias": given["lin_r.bias"]}
+    parameters = dict(conv.named_parameters())
+    for name, value in pairs.items():
+        parameters[name].copy_(value.reshape(parameters[name].shape))
+    return conv

@@ -1,7 +1,9 @@
-"""Layers of typed graphs, forward and backward, compared with PyG's."""
+"""Layers of typed graphs, forward and backward, compared with PyG's and with DGL's."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from parallel_epochs.models.convs.expanded_edges import Relations
 from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes
 from parallel_epochs.models.networks.relational import RelationLayer
+from parallel_epochs.scripts.bench.convs import import_dgl
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
@@ -75,23 +78,25 @@ class TypedGraph:
 
 
 def bench_relations(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1] - 1, num_relations: int = 8,
-                    channels: int = 64, heads: int = 8, num_bases: int = 8, repeat: int = 3) -> None:
-    """Measure R-GCN and HGT layers with one node type and with four and thin relations, beside PyG's.
+                    channels: int = 64, heads: int = 8, num_bases: int = 8, repeat: int = 3, dgl: str = "") -> None:
+    """Measure R-GCN and HGT layers with one node type and with four and thin relations, beside PyG's and DGL's.
 
     Args:
         num_relations: number of relations.
         num_bases: number of matrices of which those of relations are mixed.
     """
+    library = import_dgl(dgl) if dgl else None
     row = dict[str, Any]()
     thin_nodes, thin_edges = round(num_nodes * 7.545), round(num_edges * 0.3792)
     for graph in (TypedGraph.draw("one type", num_nodes, num_edges, num_relations, 1),
                   TypedGraph.draw("thin relations", thin_nodes, thin_edges, num_relations * 3 // 2, 4)):
         for measure in (_measure_rgcn, _measure_hgt):
-            row = dict.fromkeys(row, "") | measure(graph, channels, repeat, heads=heads, num_bases=num_bases)
+            row = dict.fromkeys(row, "") | measure(graph, channels, repeat, library, heads=heads, num_bases=num_bases)
             write_row(row)
 
 
-def _measure_rgcn(graph: TypedGraph, channels: int, repeat: int, *, heads: int, num_bases: int) -> dict:
+def _measure_rgcn(graph: TypedGraph, channels: int, repeat: int, library: ModuleType | None, *, heads: int,
+                  num_bases: int) -> dict:
     num_relations = len(graph.ends)
     say(f"RGCNConv, {num_bases} bases, {graph.name}")
     torch.manual_seed(0)
@@ -113,7 +118,8 @@ def _measure_rgcn(graph: TypedGraph, channels: int, repeat: int, *, heads: int, 
     expected = run_theirs()
     assert_close(found, expected, TOLERANCE)
     row = _compare("RGCNConv", graph, channels, setup, run_theirs, run_ours, repeat)
-    return row | _beside_fast(theirs, graph, run, expected, run_ours, repeat)
+    return row | _beside_fast(theirs, graph, run, expected, run_ours, repeat) | _beside_dgl(
+        theirs, graph, library, x, gradient, expected["out"], run_ours, repeat)
 
 
 def _beside_fast(theirs: torch.nn.Module, graph: TypedGraph, run: Callable, expected: dict[str, Tensor],
@@ -129,7 +135,33 @@ def _beside_fast(theirs: torch.nn.Module, graph: TypedGraph, run: Callable, expe
     return beside("fast", lambda: run(fast, graph.edges, graph.relation), ours, repeat, 3)
 
 
-def _measure_hgt(graph: TypedGraph, channels: int, repeat: int, *, heads: int, num_bases: int) -> dict:
+def _beside_dgl(theirs: torch.nn.Module, graph: TypedGraph, library: ModuleType | None, x: Tensor, gradient: Tensor,
+                expected: Tensor, ours: Callable[[], object], repeat: int) -> dict:
+    """Time DGL's RelGraphConv; empty columns where DGL was left out."""
+    if library is None:
+        return beside("dgl", None, ours, repeat, 3)
+    conv = importlib.import_module("dgl.nn").RelGraphConv(
+        theirs.in_channels, theirs.out_channels, theirs.num_relations, "basis", theirs.num_bases)
+    with torch.no_grad():
+        for parameter, value in ((conv.linear_r.W, theirs.weight), (conv.linear_r.coeff, theirs.comp),
+                                 (conv.loop_weight, theirs.root), (conv.h_bias, theirs.bias)):
+            parameter.copy_(value)
+    whole = library.graph(tuple(graph.edges), num_nodes=graph.num_nodes)
+    whole.create_formats_()
+    key = graph.edges[1] * theirs.num_relations + graph.relation
+    norm = torch.bincount(key).clamp(min=1).float().reciprocal()[key].unsqueeze(1)
+
+    def run() -> Tensor:
+        out = conv(whole, x, graph.relation, norm)
+        torch.autograd.grad(out, [x, *conv.parameters()], gradient)
+        return out.detach()
+
+    assert_close({"DGL's out": run()}, {"DGL's out": expected}, TOLERANCE)
+    return beside("dgl", run, ours, repeat, 3)
+
+
+def _measure_hgt(graph: TypedGraph, channels: int, repeat: int, library: ModuleType | None, *, heads: int,
+                 num_bases: int) -> dict:
     say(f"HGTConv, {heads} heads, {graph.name}")
     torch.manual_seed(0)
     by_type, names = graph.split(), [str(kind) for kind in range(len(graph.sizes))]

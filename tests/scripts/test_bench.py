@@ -11,7 +11,7 @@ import torch
 
 from parallel_epochs.pipeline.gnn.ranking import Best
 from parallel_epochs.scripts.bench import aggregate, gpu, graphs, top
-from parallel_epochs.scripts.bench.convs import CASES, bench_convs
+from parallel_epochs.scripts.bench.convs import CASES, bench_convs, import_dgl
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
 from tests.helpers.triton_process import needs_triton
@@ -83,6 +83,11 @@ def test_a_service_is_asked_beside_a_bare_one():
     assert [row["what"] for row in table] == [
         *["bare", "known", "new"] * 3, "new x1000", "soak", *["top 10 of 200"] * 3]
     assert all(float(row["p50_ms"]) > 0 and int(row["resident_mib"]) > 0 for row in table)
+
+
+def test_a_missing_dgl_is_an_error_that_says_how_to_install_it(tmp_path):
+    with pytest.raises(ValueError, match="DGL cannot be imported .* install it with pip install --no-deps --target"):
+        import_dgl(str(tmp_path))
 
 
 def test_no_case_is_an_error_before_a_graph_is_made():
