@@ -99,7 +99,7 @@ def test_names_and_weights_of_networkx_are_kept(tmp_path):
             saved_graph.read(tmp_path / "wrong.pt")
 
 
-@pytest.mark.parametrize("kind", ["HeteroData", "tables"])
+@pytest.mark.parametrize("kind", ["HeteroData", pytest.param("tables", marks=pytest.mark.slow)])
 def test_several_types_in_memory_train_what_their_files_train(kind, tmp_path):
     keys = {"model": "rgcn", "cache_dir": tmp_path / "cache", **OPTIONS}
     if kind == "HeteroData":

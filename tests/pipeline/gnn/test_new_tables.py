@@ -211,7 +211,8 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
     assert only.rows.shape == (65, 3)
 
 
-@pytest.mark.parametrize("name", ["logarithms of sums", "counts", "degrees"])
+@pytest.mark.parametrize("name", ["logarithms of sums", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("counts", "degrees"))])
 def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
     """New nodes with many edges among themselves; the table of edges has no empty cells now."""
     write(tmp_path / "old")
@@ -434,8 +435,8 @@ def test_labels_that_the_model_saw_give_the_bits_of_the_training(tmp_path):
     assert not torch.equal(shown, hidden)
 
 
-@pytest.mark.parametrize("keys", [["train.label_input=0.5"], ["task.base=propagation", "task.candidate=network"]],
-                         ids=["inputs", "simple method"])
+@pytest.mark.parametrize("keys", [["train.label_input=0.5"], pytest.param(
+    ["task.base=propagation", "task.candidate=network"], marks=pytest.mark.slow)], ids=["inputs", "simple method"])
 def test_labels_of_new_rows_are_scored_and_no_inputs(keys, tmp_path, caplog):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, *keys)

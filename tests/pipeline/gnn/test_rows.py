@@ -136,7 +136,7 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
 @pytest.mark.parametrize("overrides", [
     pytest.param(["task.base=trees", "task.candidate=offset"], marks=pytest.mark.slow),
     ["task.base=linear", "task.candidate=inputs"],
-    pytest.param(CLUSTERS, marks=pytest.mark.slow), SAMPLING,
+    pytest.param(CLUSTERS, marks=pytest.mark.slow), pytest.param(SAMPLING, marks=pytest.mark.slow),
     pytest.param(["task.base=earlier", "task.candidate=network"], marks=pytest.mark.slow)],
     ids=["trees", "linear", "clusters", "sampling", "labels"])
 def test_no_path_reads_the_future_of_a_row(overrides, folder, tmp_path):

@@ -86,6 +86,7 @@ def test_two_ranks_choose_together_and_the_command_may_be_given_again(tmp_path):
     assert rounds_of(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_python_takes_the_seconds_of_the_comparison(tmp_path):
     edges = torch.randint(60, (2, 300), generator=torch.Generator().manual_seed(0))
     data = Data(x=torch.randn(60, 4), edge_index=torch.cat([edges, edges.flip(0)], 1), y=torch.arange(60) % 2,

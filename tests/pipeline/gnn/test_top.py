@@ -100,7 +100,7 @@ def test_the_command_line_refuses_what_no_model_of_links_is_asked(bought, tmp_pa
     assert "candidates=x.csv is for the likeliest targets of each source. Give top=K" in asked.stderr
 
 
-@pytest.mark.parametrize("relation, width", [("buys", 30), ("knows", 40)])
+@pytest.mark.parametrize("relation, width", [("buys", 30), pytest.param("knows", 40, marks=pytest.mark.slow)])
 def test_a_relation_has_targets_of_its_type(relation, width, tmp_path):
     """Users and items have the same ids here; whom a user knows, in either direction, is no candidate."""
     overrides = write_typed_tables(tmp_path)

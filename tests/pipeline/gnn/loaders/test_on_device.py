@@ -101,7 +101,7 @@ def test_snapshots(overrides, configure, tmp_path):
     ["partition.num_parts=3", "evaluation=views", "evaluation.num_views=2", "train.label_input=0.5"],
     pytest.param(["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,4]", "evaluation=neighbor",
                   "features=embedding"], marks=pytest.mark.slow),
-    ["partition=whole", "evaluation=exact"]])
+    pytest.param(["partition=whole", "evaluation=exact"], marks=pytest.mark.slow)])
 def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkeypatch):
     """A model on the CPU trains on batches from the pretended device; what it reads comes from there alone."""
     config = configure(*TOY, "train.epochs=2", *overrides)
