@@ -20,7 +20,9 @@ FILLERS = {"table", "tbl", "dim", "fact", "dataset", "data"}
 UNIQUE, ALIKE, OTHERS = 0.95, 0.5, 0.9
 MOST_CATEGORIES, FEWEST_WORDS = 256, 2.5
 # Numbers that one query counts. Its time grows with their square.
-COUNTED = 200
+COUNTED = 240
+# A number or an amount of money with marks between its digits.
+AMOUNT = r"[-+]?[$€£]?\s?[0-9]+([.,][0-9]{3})*([.,][0-9]+)?\s?[$€£]?"
 # More whole numbers than these are values to predict, and no classes.
 MOST_CLASSES = 50
 KINDS = {"features": "numbers", "dates": "dates", "categories": "few different values", "text": "prose",
@@ -57,6 +59,7 @@ class Table:
         file: its name in the folder.
         id: the column of its ids; none if there is none.
         links: the columns that name rows of others: each with the table, and the part of its values that is there.
+        near: the columns that would name rows of another table but for zeros, blanks or capital letters, and this.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Table:
     columns: dict[str, Column]
     id: str | None = None
     links: dict[str, tuple[str, float]] = field(default_factory=dict)
+    near: dict[str, str] = field(default_factory=dict)
 
     @property
     def noun(self) -> str:
@@ -74,6 +78,11 @@ class Table:
     def is_meant(self, column: str) -> bool:
         """Tell whether the name of a column is that of this table, as in customer_id or customerid."""
         return _noun(column) in (self.noun, f"{self.noun}id")
+
+    def hints(self) -> list[str]:
+        """Say which columns, that name no rows, would if ids were written alike."""
+        return [f"{self.file}: {column} would name rows of {other} but for zeros, blanks or capital letters, as in 007 "
+                "and 7. Write the ids alike" for column, other in self.near.items() if column not in self.links]
 
     def choose_id(self) -> str | None:
         """Choose the column of ids by its name and its values: each row has another one."""
@@ -136,7 +145,8 @@ def guess(folder: str | Path, label: str | None) -> Guess:
     tables = _read(stamp)
     if not any(table.links for table in tables):
         raise ValueError(f"{folder}: no column names rows of another table, and a graph needs edges. Columns of ids "
-                         f"are {', '.join(f'{table.name}.{table.id}' for table in tables if table.id) or 'none'}")
+                         f"are {', '.join(f'{table.name}.{table.id}' for table in tables if table.id) or 'none'}"
+                         + "".join(f". {text}" for table in tables for text in table.hints()))
     known = {f"{table.name}.{column.name}": (table, column) for table in tables for column in table.columns.values()
              if column.name != table.id and column.name not in table.links}
     labels = sorted((name for name, (_, own) in known.items() if own.kind in ("categories", "features")),
@@ -157,7 +167,8 @@ def guess(folder: str | Path, label: str | None) -> Guess:
 @functools.lru_cache(maxsize=4)
 def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
     """Read the tables. The stamp of the files, their sizes and times, says whether they are those of before."""
-    with tempfile.TemporaryDirectory() as work, Database(Path(work), "4GB", 0, [path for path, *_ in stamp]) as db:
+    with tempfile.TemporaryDirectory() as work, Database(
+            Path(work), "4GB", 0, [part for path, *_ in stamp for part in heads.members(path)]) as db:
         tables = [_profile(db, place, path) for place, (path, *_) in enumerate(stamp)]
         for table in tables:
             table.id = table.choose_id()
@@ -184,11 +195,13 @@ def _profile(db: Database, place: int, path: Path) -> Table:
         f"count(*) FILTER (regexp_full_match({cell}, '[-+]?[0-9]{{1,18}}'))",
         f"count(TRY_CAST({cell} AS TIMESTAMPTZ))", f"count(*) FILTER (contains({cell}, '|'))",
         f"avg(len(string_split_regex(trim({cell}), '\\s+')))", f"min(TRY_CAST({cell} AS DOUBLE))",
-        f"median(TRY_CAST({cell} AS DOUBLE))", f"max(TRY_CAST({cell} AS DOUBLE))")]
+        f"median(TRY_CAST({cell} AS DOUBLE))", f"max(TRY_CAST({cell} AS DOUBLE))",
+        f"count(*) FILTER (regexp_full_match(trim({cell}), '{AMOUNT}'))",
+        f"min({cell}) FILTER (TRY_CAST({cell} AS DOUBLE) IS NULL)")]
     ((num_rows,),) = db.execute(f"SELECT count(*) FROM t{place}", "counting rows")
     found = [value for start in range(0, len(parts), COUNTED) for value in db.execute(
         f"SELECT {', '.join(parts[start:start + COUNTED])} FROM t{place}", "counting cells")[0]]
-    counts = zip(source.columns, nested, *(found[number::10] for number in range(10)))
+    counts = zip(source.columns, nested, *(found[number::12] for number in range(12)))
     columns = {name: _describe(name, num_rows, "holds lists" if is_nested else "", [value or 0 for value in values])
                for name, is_nested, *values in counts}
     return Table(_stem(path), path.name, num_rows, columns)
@@ -196,13 +209,15 @@ def _profile(db: Database, place: int, path: Path) -> Table:
 
 def _describe(name: str, num_rows: int, kind: str, counts: list) -> Column:
     """Tell what a column holds, by the numbers of its cells."""
-    filled, distinct, numbers, whole, dates, tagged, words, least, middle, most = counts
+    filled, distinct, numbers, whole, dates, tagged, words, least, middle, most, amounts, amount = counts
     is_text, is_few = numbers < filled and dates < filled, distinct <= min(MOST_CATEGORIES, max(num_rows // 4, 2))
     if not kind and ID.search(name) and 0 < filled == whole:
         kind = "categories" if is_few else "holds ids of no table that is here"
     if not kind:
         kind = ("is empty" if not filled else "has the same value in every row" if distinct == 1 else "features"
-                if numbers == filled else "dates" if dates == filled else "text_tags" if tagged * 4 > filled else "text"
+                if numbers == filled else "dates" if dates == filled else
+                f"holds numbers such as {amount}. They are read if they have digits and a decimal point alone"
+                if amount and amounts == filled else "text_tags" if tagged * 4 > filled else "text"
                 if words >= FEWEST_WORDS else "categories" if is_few else "text_chars" if distinct <= UNIQUE * filled
                 else "has another value in almost every row")
     return Column(name, kind, filled, distinct, is_text, filled == whole, least >= 0 and most > 100 * max(middle, 1),
@@ -227,13 +242,14 @@ def _link(db: Database, tables: list[Table], place: int, column: Column) -> None
         likeness = other.likeness(column)
         if is_own or not likeness:
             continue
-        ((known, num),) = db.execute(
-            f"SELECT count(b.id), count(*) FROM (SELECT DISTINCT {quote(column.name)} AS id FROM t{place} WHERE "
-            f"{quote(column.name)} IS NOT NULL) a LEFT JOIN (SELECT DISTINCT {quote(str(other.id))} AS id FROM "
-            f"t{number}) b USING (id)", "comparing ids")
+        known, num = _count_known(db, f"t{place}", quote(column.name), f"t{number}", quote(str(other.id)))
         least = 1.0 if column.name == table.id else ALIKE if likeness > 1 else OTHERS
         if num and known >= least * num:
             found[other.name] = likeness, known / num
+        elif num and likeness > 1:
+            ours, theirs = (f"ltrim(lower(trim({quote(name)})), '0')" for name in (column.name, str(other.id)))
+            if _count_known(db, f"t{place}", ours, f"t{number}", theirs)[0] >= least * num:
+                table.near[column.name] = other.name
     best = [name for name, (likeness, _) in found.items() if likeness == max(found.values())[0]]
     best = [name for name in best if name not in parts] or best
     if len(best) > 1:
@@ -241,6 +257,14 @@ def _link(db: Database, tables: list[Table], place: int, column: Column) -> None
                          f"that says which, as {best[0]}_id does")
     if best:
         table.links[column.name] = best[0], found[best[0]][1]
+
+
+def _count_known(db: Database, table: str, column: str, other: str, ids: str) -> tuple[int, int]:
+    """Count the different values of a column that another holds, and all of them."""
+    ((known, num),) = db.execute(
+        f"SELECT count(b.id), count(*) FROM (SELECT DISTINCT {column} AS id FROM {table} WHERE {column} IS NOT NULL) a "
+        f"LEFT JOIN (SELECT DISTINCT {ids} AS id FROM {other}) b USING (id)", "comparing ids")
+    return known, num
 
 
 def _write(folder: Path, tables: list[Table], own: Table | None, label: Column | None) -> tuple[str, bool]:
@@ -252,6 +276,7 @@ def _write(folder: Path, tables: list[Table], own: Table | None, label: Column |
     named = {name for table in tables for name, _ in table.links.values()}
     notes, nodes, edges, repeats = list[str](), ["nodes:"], ["edges:"], False
     for table in tables:
+        notes += [f"# {_escape(text)}." for text in table.hints()]
         ends = [(column, *found) for column, found in table.links.items()]
         if len(ends) == 1 and table.id is None:  # the other end may be values that no table describes
             other = next((own for own in table.columns.values() if own.name not in table.links and own.may_be_id

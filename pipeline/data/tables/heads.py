@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from parallel_epochs.pipeline.data.tables import databases
 from parallel_epochs.pipeline.run import files, limits
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 # The column of the numbers of the rows, from 1, which are the ids of edges with labels. No file has it.
 ROW = "#row"
@@ -84,7 +86,12 @@ def _parquet_columns(path: Path) -> list[str]:
 def members(path: Path) -> list[Path]:
     """Return the files that a path means, in the order of their names."""
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+        found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+        if lost := next((file for file in found if not file.exists()), None):
+            raise ValueError(f"{lost} is a link to {os.readlink(lost)}, which is not there. Remove the link or mend it")
+        return found
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"{path} is a link to {os.readlink(path)}, which is not there. Name a file that is")
     return [path] if path.exists() else sorted(path.parent.glob(path.name))
 
 
@@ -96,7 +103,7 @@ def expand(key: str, path: Path) -> list[Path]:
     """
     paths = members(path)
     if not paths:
-        raise ValueError(f"{key}.path={path} holds no table: there is no file that ends in {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} holds no table: there is no file that ends in {', '.join(SUFFIXES)} ({key})")
     kinds = {_suffix(path) for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"{key}.path={path} holds files of several kinds, {' and '.join(sorted(kinds))}: give a "
@@ -143,6 +150,11 @@ def newline_of(path: Path, separator: str) -> str:
 def _check_names(path: Path, names: list[str]) -> None:
     """Refuse names of columns that DuckDB would not tell apart, or that nobody can name."""
     limits.check_columns(str(path), len(names))
+    if len(names) == 1 and (mark := next((mark for mark in (";", "\t", "|") if mark in names[0]), None)):
+        wanted = "Tabs" if path.name.endswith((".tsv", ".tsv.gz")) else "Commas"
+        raise ValueError(f"{path}: the first line is {names[0][:60]!r}, one column. {wanted} separate columns, and in "
+                         f"this file {MARKS[mark]} do. Write it anew, also with decimal points: pandas.read_csv("
+                         f"{path.name!r}, sep={mark!r}, decimal=',').to_csv('NEW.csv', index=False)")
     if "" in names:
         raise ValueError(f"{path}: the first line names the column '' without a name; it is to name each column once")
     seen: dict[str, str] = {}

@@ -138,10 +138,41 @@ def test_many_columns_are_counted_by_several_queries(tmp_path):
     ({"men": ["id,a", "n1,2", "n2,3"], "women": ["id,a", "n1,2", "n2,3"], "calls": ["from,to", "n1,n2", "n2,n1"]}, None,
      "calls.csv: the values of from are ids of men and women. Give the column a name .* as men_id does"),
     ({"users": ["id,,b", "1,2,3"], "x": ["user_id", "1"]}, None, "users.csv: the first line names the column '' "),
-    ({"users": ["id,a", "1,2,3"], "x": ["user_id", "1"]}, None, "users.csv")])
+    ({"users": ["id,a", "1,2,3"], "x": ["user_id", "1"]}, None, "users.csv"),
+    ({"users": ["id;size", "1;1,5"], "x": ["user_id;b", "1;2,5"]}, None,
+     "users.csv: the first line is 'id;size', one column. Commas .* in this file semicolons do. .*decimal=','"),
+    ({"users": ["id,a", "007,x", "008,y"], "visits": ["user_id,b", "7,2", "8,2"]}, None,
+     "visits.csv: user_id would name rows of users but for zeros, blanks or capital letters")])
 def test_what_is_no_graph_is_refused(tmp_path, tables, label, message):
     with pytest.raises(ValueError, match=message):
         guess(write(tmp_path / "folder", tables), label)
+
+
+def test_amounts_and_ids_that_are_nearly_alike_have_a_comment(tmp_path):
+    found = guess(write(tmp_path / "shop", {
+        "users": ["user_id,paid,owed,tier,size", *(f'u{i},"1,{100 + i}.50",${i}.00,{i % 2},"{i},5"' for i in range(9))],
+        "orders": ["order_id,user_id,n", *(f"{i},u{i % 9},{i % 3}" for i in range(30))],
+        "visits": ["user_id,day", *(f"U{i},x" for i in range(9))]}), "users.tier").schema
+    for column, amount in (("paid", "1,100.50"), ("owed", "$0.00"), ("size", "0,5")):
+        assert f"# {column} is left out: it holds numbers such as {amount}. They are read if they have digits" in found
+    assert "# visits.csv: user_id would name rows of users but for zeros" in found
+    assert "orders.csv: user_id" not in found
+
+
+def test_a_folder_of_parts_is_a_table_and_a_link_to_nothing_is_named(tmp_path):
+    folder = write(tmp_path / "shop", {name: LINES[name] for name in ("products", "orders")})
+    (folder / "customers.csv").mkdir()
+    for part in range(2):
+        lines = [LINES["customers"][0], *LINES["customers"][1 + 30 * part:31 + 30 * part]]
+        (folder / "customers.csv" / f"part-{part}.csv").write_text("\n".join(lines))
+    assert yaml.safe_load(guess(folder, "customers.tier").schema)["nodes"]["customers"]["path"] == "customers.csv"
+    (folder / "more.csv").symlink_to("gone.csv")
+    with pytest.raises(ValueError, match=r"more.csv is a link to gone.csv, which is not there. Remove the link"):
+        guess(folder, None)
+    (folder / "more.csv").unlink()
+    (folder / "more.csv").mkdir()
+    with pytest.raises(ValueError, match=r"more.csv holds no table: there is no file that ends in .csv"):
+        guess(folder, None)
 
 
 def test_a_folder_that_is_none_and_two_tables_of_a_name_are_refused(tmp_path):
