@@ -144,7 +144,9 @@ def load_safely(file: IO[bytes] | Path, *, mmap: bool | None = None) -> Any:
     before :func:`check_expanded` saw it. So that check is left out: who reads sparse tensors checks them.
     """
     if _validate:
-        setattr(torch._utils, _VALIDATE, lambda *_, **__: torch._utils._sparse_tensors_to_validate.clear())
+        waiting = getattr(torch._utils, "_get_sparse_tensors_to_validate",  # of torch 2.15
+                          lambda: getattr(torch._utils, "_sparse_tensors_to_validate"))  # noqa: B009
+        setattr(torch._utils, _VALIDATE, lambda *_, **__: waiting().clear())
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     finally:

@@ -46,7 +46,7 @@ def build_parser() -> Parser:
 def _add_options(bench: argparse.ArgumentParser, function: Callable) -> None:
     """Add the options of a benchmark: one for each parameter of its function, by the parameter's type."""
     texts = TEXTS | {name: " ".join(text.split()).rstrip(".") for name, text in re.findall(
-        r"^        (\w+): (.*(?:\n {9,}.*)*)", function.__doc__, re.MULTILINE)}
+        r"^    (\w+): (.*(?:\n {5,}.*)*)", inspect.cleandoc(function.__doc__), re.MULTILINE)}
     for name, parameter in inspect.signature(function).parameters.items():
         kind, default, text = parameter.annotation, parameter.default, texts[name]
         flag = f"--{name.replace('_', '-')}"

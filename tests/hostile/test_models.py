@@ -97,7 +97,7 @@ RETURNS = {
                                "the model's predictions are not finite; try a lower train.lr or train.clip_grad_norm"),
     "a changed input of a backward": ("y = out.exp(); y += 1; return y", f"{CALLED}RuntimeError: one of the variables "
                                       "needed for gradient computation has been modified by an inplace operation: <*>"),
-    "an error": ("return out @ x", f"{CALLED}RuntimeError: mat1 and mat2 shapes cannot be multiplied (<*>){HERE}"),
+    "an error": ("return out @ x", f"{CALLED}RuntimeError: <*>mat1 and mat2 shapes cannot be multiplied (<*>){HERE}"),
     "an error in training": ("return out[99] if self.training else out",
                              f"{CALLED}IndexError: index 99 is out of bounds for dimension 0 with size 11{HERE}"),
     "an error of a batch": ("assert len(x) == 11; return out", f"{LATER}AssertionError{HERE}"),

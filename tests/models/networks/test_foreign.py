@@ -220,8 +220,8 @@ PREDICT_NOTHING = {
     "Flat": r"Flat returns torch.float32 of shape \[11\] for 11 nodes; it must return floats of shape "
             r"\[num_nodes, 3\], a column for each class or task",
     "Pair": r"Pair returns a tuple; it must return a tensor \[num_nodes, 3\]",
-    "Broken": r"Broken fails on x \[11, 12\], edge_index \[2, 1009\] and edge_attr \[1009, 8\]: RuntimeError: mat1 and "
-              "mat2",
+    "Broken": r"Broken fails on x \[11, 12\], edge_index \[2, 1009\] and edge_attr \[1009, 8\]: RuntimeError: .*mat1 "
+              "and mat2",
     "Frozen": r"Frozen returns torch.float32 of shape \[11, 2\]",
     "PairInTraining": r"PairInTraining returns a tuple in training; it must return a tensor \[num_nodes, 3\]",
     "Detached": "Detached returns a tensor without a gradient in training",
