@@ -266,9 +266,9 @@ class EvaluateConfig(AskConfig):
 class ExplainConfig(AskConfig):
     """The keys of `python -m pipeline.explain`."""
 
-    node: str | None = key(None, "Id of the node, edge or graph whose prediction is explained.")
-    pair: str | None = key(None, "Ids of the two nodes of a link, as A,B (task=link).")
-    label: str | None = key(None, "Class or task whose score is explained. Default: the likeliest.")
+    node: str | None = key(None, "Id of the node, edge or graph whose prediction is explained.", is_text=True)
+    pair: str | None = key(None, "Ids of the two nodes of a link, as A,B (task=link).", is_text=True)
+    label: str | None = key(None, "Class or task whose score is explained. Default: the likeliest.", is_text=True)
     top: int = key(10, "Largest number of columns, of neighbours and of edges that are named.", minimum=1, below=10_000)
     output: str | None = key(None, "File to write. A page ends with .html. A table has all parts below each other, and "
                              "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",

@@ -39,6 +39,7 @@ class Meaning:
             versions: graphs and runs of earlier ones keep their hash.
         before: its value in runs that were saved before the key existed; none: the default.
         names_files: whether it says where files lie whose content is compared instead.
+        is_text: whether A,B is no list and 007 no number, since its value is a text whatever it looks like.
         is_path: whether a tilde at its beginning stands for the home directory.
         may_be_auto: whether it may be :data:`AUTO`, which a run replaces by what it has chosen; without `choices` it
             is a number otherwise, and a whole one unless `minimum` is a float.
@@ -56,6 +57,7 @@ class Meaning:
     hashed_if_given: bool = False
     before: Any = None
     names_files: bool = False
+    is_text: bool = False
     is_path: bool = False
     may_be_auto: bool = False
     when: Mapping[str, tuple] = dataclasses.field(default_factory=dict)

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.apart import apart_from_the_caller
 from parallel_epochs.pipeline.command import cli, schema
-from parallel_epochs.pipeline.keys import replaced
+from parallel_epochs.pipeline.keys import check, replaced
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.log import read_records
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # A table of classes may hold these columns, as the key `columns` of the command has them.
 COLUMNS = ("all", "class", "top3")
 # Keys of `predict` and `evaluate` that are arguments here, or are for files.
-OWN_KEYS = ("run", "checkpoint", "device", "trust", "overwrite", "predictions", "output", "export", "embeddings",
+OWN_KEYS = ("run", "checkpoint", "device", "trust", "overwrite", "predictions", "output", "export", "export_inputs",
+            "embeddings",
             "output_nodes", "output_type", "skip_unknown", "columns", "pairs", "top", "filtered", "candidates",
             "neighbors", "triples")
 _OPEN: "weakref.WeakSet[Model]" = weakref.WeakSet()
@@ -274,7 +275,7 @@ class Model:
         Raises:
             ValueError: the id names nothing, `top` is no whole number, or the run learned vectors.
         """
-        self._refuse_several("an explanation")
+        self.run.refuse_several("explanation")
         cli.refuse_explanation([(self.run.folder, self.run.config, self.run.shared)])
         if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
             raise ValueError(f"top must be a whole number of rows, 1 or more, not {top!r}")
@@ -295,7 +296,7 @@ class Model:
         Raises:
             ValueError: the run predicts links, or learned vectors.
         """
-        self._refuse_several("a network")
+        self.run.refuse_several("network")
         return self._open_rows(data).network
 
     def prepare(self, data: object = None) -> Data:
@@ -308,7 +309,7 @@ class Model:
             ``x``, ``edge_index``, ``edge_attr`` and, of many graphs, ``ptr``; in the order of :attr:`ids` where all
             nodes have labels.
         """
-        self._refuse_several("inputs")
+        self.run.refuse_several("inputs")
         return self._open_rows(data).inputs()
 
     def newcomers(self) -> "Newcomers":
@@ -360,30 +361,30 @@ class Model:
                     self._warm[key] = product.open_warm(self.run, None, named)
                 return self._warm[key]
 
-    def _refuse_several(self, what: str) -> None:
-        if self.run.others:
-            raise ValueError(f"a mean of {1 + len(self.run.others)} runs has not {what} of its own: load one of them")
-
     def _result(self) -> "Result":
-        self._refuse_several("scores and rounds")
+        self.run.refuse_several("scores and rounds")
         if self.run.shared is not None:
             raise ValueError(f"{self.run.folder} is a model alone, without the history of its run")
         return Result(self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json")))
 
-    def export(self, path: str | Path, *, overwrite: bool = False) -> None:
+    def export(self, path: str | Path, *, overwrite: bool = False, export_inputs: str = "prepared") -> None:
         """Write the model to one file, without its data; :func:`load` opens it.
 
         Args:
             overwrite: replace a file that holds something else than such a model.
+            export_inputs: "raw" lets a program read the numbers and categories of a table (trainer=gnn).
 
         Raises:
             ValueError: the model cannot predict other data, and says why; or another file is there.
         """
-        self._refuse_several("a file")
+        self.run.refuse_several("file")
         path, config = Path(path).expanduser(), self.run.config
         asked = product_keys(config.trainer.name).predict(str(self.run.folder), overwrite=overwrite)
+        if export_inputs != "prepared":
+            asked = replaced(asked, {"export_inputs": export_inputs})
+            check(asked)
         asked.check_output("export", path, config)
-        product_of(config).export(self.run, path)
+        product_of(config).export(self.run, path, asked)
 
 
 def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", device: str = "auto",

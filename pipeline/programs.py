@@ -9,6 +9,7 @@ import logging
 import re
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 TOLERANCE = 1e-5
 # A protobuf holds fewer bytes; so many are left for what is no weight.
 ONNX_BYTES, ONNX_GRAPH_BYTES = 2**31, 2**24
+# Guards of torch against few nodes, without which results are the same.
+FEW = re.compile(r"size\(\)\[0\] (!= 1|>= 2)$")
 # Operators that every torch has.
 PLAIN = ("aten", "prim", "prims", "higher_order")
 
@@ -129,6 +132,8 @@ def _trace(program: Program) -> ExportedProgram:
     with sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         found = torch.export.export(network, (), program.inputs, dynamic_shapes=dims)
         found = found.run_decompositions({torch.ops.aten.index_add.default: _scatter})
+    # torch takes it for given that there are two nodes where its own branches tell sizes of 1 apart.
+    found._guards_code = [guard for guard in getattr(found, "_guards_code", []) if not FEW.search(guard)]
     for node in found.graph.nodes:
         for name in ("stack_trace", "from_node"):  # which name files of this machine
             node.meta.pop(name, None)
@@ -174,7 +179,21 @@ def _run_package(content: bytes, program: Program) -> Any:
         return torch._inductor.aoti_load_package(file.name)(**program.checks)
 
 
+def _extreme(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    """Compute the largest or smallest of entries, of which onnxruntime leaves out NaN, and put NaN where one is."""
+    if "nan" in _EXTREME or reduce not in ("amax", "amin"):
+        return NotImplemented  # the operator itself
+    _EXTREME.add("nan")
+    try:
+        found = torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+    finally:
+        _EXTREME.clear()
+    is_nan = torch.scatter_add(torch.zeros_like(x), dim, index, source.isnan().to(x.dtype)) > 0
+    return torch.where(is_nan, torch.nan, found)
+
+
 def _to_onnx(traced: ExportedProgram, program: Program) -> bytes:
+    traced = traced.run_decompositions({torch.ops.aten.scatter_reduce.two: _extreme})
     found = torch.onnx.export(traced, (), kwargs=program.inputs, dynamo=True, verbose=False,
                               output_names=list(program.outputs))
     assert found is not None
@@ -201,6 +220,7 @@ def _run_onnx(content: bytes, program: Program) -> Any:
         name: tensor.numpy() for name, tensor in program.checks.items()})))
 
 
+_EXTREME = set[str]()
 Encode = Callable[[ExportedProgram, Program], bytes]
 # Functions that write and run programs, by the end of the file's name. The first that fits counts.
 FORMATS: dict[str, tuple[Encode, Callable[[bytes, Program], Any]]] = {
@@ -227,8 +247,11 @@ def _reason(error: BaseException) -> str:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     for text in map(str, chain):
-        if found := re.search(r"Caused by: \((.*?)\)", text):
-            return f"{found[1]} branches on values, which a program cannot"
+        if "Caused by: (" in text:
+            lines = [frame for one in chain for frame in traceback.extract_tb(one.__traceback__)
+                     if not {"torch", "programs.py"} & set(Path(frame.filename).parts)]
+            where = f" ({Path(lines[-1].filename).name}, {lines[-1].name})" if lines else ""
+            return f"what it does depends on numbers that it computes{where}, and a program always does the same"
         if "ONNX" in text and (found := re.search(r"OpOverload\(op='([\w.]+)'", text)):
             return f"ONNX has no operator for {found[1]}"
     own = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

@@ -95,8 +95,7 @@ class OpenVectors:
         if data is not None or given:
             raise ValueError(f"{self._title}, and learned vectors of its own data. Leave "
                              f"{'data' if data is not None else next(iter(given))} out")
-        if run.others:
-            raise ValueError(f"a mean of {1 + len(run.others)} runs has no vectors of its own: load one of them")
+        run.refuse_several("vectors")
         check_device(run)
         self.vectors, names = read(run)
         self.ids = np.array(names, object)

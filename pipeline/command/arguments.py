@@ -26,19 +26,18 @@ KINDS = {"to Integer": "a whole number in digits", "to Float": "a number", "vali
          "ListConfig|subclass of str": "a list, as in [A,B]"}
 
 
-def complete(arguments: list[str], groups: Iterable[str]) -> list[str]:
+def complete(arguments: list[str], groups: Iterable[str], texts: Iterable[str] = ()) -> list[str]:
     """Put the plus before groups that are not part of every run: ``experiment=digits`` is ``+experiment=digits``.
-
-    Values of the keys of ids are put in quotes: ``pair=A,B`` would be a list, and ``node=007`` a number.
 
     Args:
         groups: names of groups, those with a plus as they must be given.
+        texts: names of keys whose values are put in quotes: ``pair=A,B`` would be a list, and ``node=007`` a number.
     """
     added = tuple(f"{group[1:]}=" for group in groups if group.startswith("+"))
     found = [f"+{argument.lstrip('+')}" if argument.lstrip("+").startswith(added) else argument
              for argument in arguments]
-    return [_quoted(argument) if re.match(r"(node|pair|label)=(?!['\"]|null$|$)", argument) else argument
-            for argument in found]
+    return [_quoted(argument) if argument.partition("=")[0] in texts and re.match(r"\w+=(?!['\"]|null$|$)", argument)
+            else argument for argument in found]
 
 
 class Parser(argparse.ArgumentParser):

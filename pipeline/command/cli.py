@@ -184,7 +184,8 @@ def call(main: Callable[[], object], *, check: Check | None = None, needs_data: 
     interrupted = _note_interrupts()
     module = getattr(sys.modules[main.__module__].__spec__, "name", main.__module__)
     try:
-        sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups())
+        texts = [entry.name for entry in _entries_of_run(module) if entry.meaning.is_text]
+        sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups(), texts)
         if {"--help", "-h"} & set(sys.argv[1:]):
             print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
         else:
@@ -380,8 +381,11 @@ def open_run(cfg: DictConfig, command: str) -> tuple["SavedRun", Any]:
         if config.explains:
             options.check_question(options.run, takes_pairs=getattr(config, "predicts_links", False))
         refuse_explanation(loaded)
+    run = saved_runs(options, loaded)
+    if isinstance(options, ExplainConfig):
+        run.refuse_several("explanation")
     _check_files(options, config, predicts=command == "predict")
-    return saved_runs(options, loaded), options
+    return run, options
 
 
 def members_of(path: Path) -> list[Path]:
@@ -420,12 +424,9 @@ def refuse_explanation(loaded: list[tuple[Path, RunConfig, "Content | None"]]) -
     """Refuse to explain what a run does not predict, or cannot without its data.
 
     Raises:
-        ValueError: there are several runs, they learned vectors, or one is a file without data.
+        ValueError: it learned vectors, or is a file without data.
     """
     path, config, content = loaded[0]
-    if len(loaded) > 1:
-        raise ValueError(f"a mean of {len(loaded)} runs has not an explanation of its own. Name one, such as "
-                         f"run={path}")
     if not config.explains:
         raise ValueError(f"{path} has trainer={config.trainer.name}, which learns vectors, and only predictions of "
                          "trainer=gnn are explained")

@@ -713,3 +713,6 @@ class GNNPredictConfig(GNNEvaluateConfig):
     export: str | None = key(None, "File to write the model to, without the data. NAME.pe holds it for run=FILE, which "
                              "then predicts other data. NAME.onnx, NAME.pt2 and NAME.aoti.pt2 hold its network as a "
                              "program that runs without this package.", is_path=True)
+    export_inputs: str = key("prepared", "What a program reads of each node. prepared: the columns of x, as training "
+                             "reads them. raw: the numbers and categories of the table of nodes, which the program "
+                             "prepares (NAME.onnx, NAME.pt2; data=tables).", choices=("prepared", "raw"))

@@ -13,13 +13,14 @@ from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
 from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.pipeline.data.column_names import Channel
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables.fitted import content_of
 from parallel_epochs.pipeline.gnn import ensemble, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
-from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
-from parallel_epochs.pipeline.gnn.predict import predict as save_predictions, predict_rows
+from parallel_epochs.pipeline.gnn.predict import open_run, predict as save_predictions
+from parallel_epochs.pipeline.gnn.raw_inputs import RawNetwork
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.warm import inputs_of
 from parallel_epochs.pipeline.programs import Program, suffix_of, write
@@ -36,7 +37,7 @@ TRACED = 7, 11
 MOST_NUMBERS = 10_000
 # Sizes that vary, of each input.
 SIZES = {"x": {0: "nodes"}, "edge_index": {1: "edges"}, "edge_attr": {0: "edges"}, "ptr": {0: "graphs + 1"},
-         "pairs": {0: "pairs"}}
+         "pairs": {0: "pairs"}, "numbers": {0: "nodes"}, "categories": {0: "nodes"}, "prepared": {0: "nodes"}}
 # Name and meaning of what a network returns.
 RETURNED = {"classes": ("logits", "the softmax of a row holds the probabilities of the classes"),
             "binary tasks": ("logits", "the sigmoid of a number is the probability of 1 in its task"),
@@ -63,6 +64,8 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
         ValueError: the model cannot be exported, and the message says why.
     """
     if not suffix_of(path):
+        if asked is not None and asked.export_inputs == "raw":
+            raise ValueError(f"export_inputs=raw is for programs, and export={path} names none. Leave it out")
         new_data.export(run, path)
         return
     if (share := fusion.share_of(run)) == 1:
@@ -70,19 +73,47 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
                          "network alone. A file that ends with .pe holds both")
     wanted = GNNPredictConfig(str(run.folder))
     wanted.data = wanted.data if asked is None else asked.data
-    setup, predicted = predict_rows(run, wanted)
+    setup, dataset, *_ = open_run(run, wanted)
     network = setup.kind.network(setup.model.cpu(), setup.task)
     given, notes = inputs_of(setup), _differences(setup, share)
     if setup.kind.takes_pairs:
         given.pairs = torch.from_numpy(stream("program", 0).integers(given.num_nodes, size=(100, 2)))
     checks = _part_of(given)
     inputs = {name: tensor for name, tensor in checks.items() if name in SIZES}
+    channels = setup.channels(inputs["x"].size(1))
+    columns: dict[str, Any] = {"x": {name: _as_columns(own) for name, own in zip(setup.data.types.names, channels)}}
+    if asked is not None and asked.export_inputs == "raw":
+        network, inputs, columns = _read_raw(setup, network, inputs, channels)
     traced = _traced(inputs)
     output = "network_" * bool(share) + RETURNED[setup.task.kind][0]
     write(path, Program(_title(setup), network, traced, {name: SIZES[name] for name in inputs}, (output,), inputs,
-                        _describe(run, setup, predicted, inputs, output, notes)))
+                        _describe(run, setup, dataset, inputs, output, notes, columns)))
     for note in notes:
         log.warning("%s: %s", path, note)
+
+
+def _read_raw(setup: Setup, network: torch.nn.Module, inputs: dict[str, Tensor],
+              channels: list[list[Channel]]) -> tuple[torch.nn.Module, dict[str, Tensor], dict[str, Any]]:
+    """Let a network read the cells of the table of nodes; return it with its inputs and their columns.
+
+    Raises:
+        ValueError: there is no such table.
+    """
+    is_table = FITTED in setup.data and len(channels) == 1 and not setup.kind.takes_pairs
+    reads = RawNetwork(network, channels[0] if is_table else [])
+    if not (reads.numbers or reads.categories):
+        raise ValueError("export_inputs=raw needs a model of labels of data=tables, with one table of nodes that has "
+                         f"numbers or categories; this run has data={setup.config.data.source}. Leave it out")
+    others = {name: tensor for name, tensor in inputs.items() if name != "x"}
+    return reads, reads.raw(inputs["x"]) | others, {
+        "numbers": reads.numbers, "categories": reads.categories, "prepared": _as_columns(reads.others)}
+
+
+def _as_columns(channels: list[Channel]) -> list[dict[str, Any]] | None:
+    """Describe columns of ``x``: the column of the user, the value that is 1, or the mean and deviation of numbers."""
+    return [{"column": own.column} | ({} if own.text is None else {"value": own.text}) | (
+        {} if own.scale is None else {"mean": own.shift, "std": own.scale}) for own in channels] if len(
+            channels) <= MOST_NUMBERS else None
 
 
 def _title(setup: Setup) -> str:
@@ -135,13 +166,13 @@ def _traced(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     nodes, edges = TRACED
     found = {"edge_index": torch.arange(2 * edges).view(2, edges) * 5 % nodes, "ptr": torch.tensor([0, 3, nodes]),
              "pairs": torch.tensor([[0, 1], [2, 3], [1, 5]])}
-    rows = {"x": nodes, "edge_attr": edges}
+    rows = {"edge_attr": edges} | dict.fromkeys(("x", "numbers", "categories", "prepared"), nodes)
     return {name: tensor.new_zeros(rows[name], *tensor.shape[1:]) if name in rows else found[name]
             for name, tensor in inputs.items()}
 
 
-def _describe(run: SavedRun[GNNConfig], setup: Setup, predicted: Predicted, inputs: dict[str, Tensor], output: str,
-              notes: list[str]) -> dict[str, Any]:
+def _describe(run: SavedRun[GNNConfig], setup: Setup, dataset: Data, inputs: dict[str, Tensor], output: str,
+              notes: list[str], names: dict[str, Any]) -> dict[str, Any]:
     """Describe a program, as JSON can hold it."""
     task, learned, has_columns = setup.task, new_data.learned_of_run(run, setup), not setup.kind.takes_pairs
     columns = [task.out_channels] * has_columns
@@ -150,9 +181,11 @@ def _describe(run: SavedRun[GNNConfig], setup: Setup, predicted: Predicted, inpu
                                                                             "torch_geometric")},
         "model": {"name": setup.config.model.name, "title": _title(setup)},
         "task": {"predicts": setup.kind.unit, "labels": task.kind, "metric": task.metric},
-        "classes": labels_of(predicted.whole, task.out_channels) if has_columns else None,
+        "classes": labels_of(dataset, task.out_channels) if has_columns else None,
         "inputs": {name: {"shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
-                          "dtype": str(tensor.dtype).removeprefix("torch.")} for name, tensor in inputs.items()},
+                          "dtype": str(tensor.dtype).removeprefix("torch."),
+                          **{key: names[name] for key in ("columns",) if name in names}}
+                   for name, tensor in inputs.items()},
         "output": {"name": output, "shape": [setup.kind.unit, *columns], "meaning": RETURNED[task.kind][1]},
         "not_in_the_program": notes, "preprocessing": None if learned is None else _as_json(learned)}
 

@@ -82,6 +82,7 @@ class Newcomers:
 
     def __init__(self, run: SavedRun[GNNConfig]):
         self._run, config = run, run.config
+        run.refuse_several("answers for new rows")
         if (reason := _why_not(run)) is not None:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
         state = run.load()
@@ -287,8 +288,6 @@ class Newcomers:
 def _why_not(run: SavedRun[GNNConfig]) -> str | None:
     """Say why a run predicts no new rows; none if it does."""
     config = run.config
-    if run.others:
-        return f"it is a mean of {1 + len(run.others)} runs"
     if run.shared is not None:
         return "it is a file without the data of the training"
     if not config.data.is_stored or cast(Any, config.data).is_typed:

@@ -114,8 +114,13 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
     return setup, calibrate(predicted) if asked.calibrate else predicted
 
 
-def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tuple[Setup, Predicted]:
-    """Predict every row with the model of one run."""
+def open_run(run: SavedRun, asked: GNNPredictConfig) -> tuple[Setup, Data, Tensor | Question | None, int, int]:
+    """Load a checkpoint of one run and its data; see :func:`predict_rows`. Nothing is predicted.
+
+    Returns:
+        What the model was trained on, with its weights; all of the dataset; what is asked for, as :meth:`Kind.find`
+        returns it; the round and the epoch of the checkpoint.
+    """
     new = new_data.choose(run, asked.data)
     kind = kind_of(run.config)
     given = _check(run, kind, asked, is_new=bool(new))
@@ -128,15 +133,19 @@ def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tupl
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
     with fitting(state):
         load_weights(state["model"], setup.model, None if new else setup.table)
-        round_, epoch = new_data.place_of(state, is_best=run.is_best)
-    predicted = _predict(setup, opened.data, chosen, asked, round_, epoch, whole=whole)
-    predicted = answers.answer(setup, predicted, run)
+        return (setup, opened.data, chosen, *new_data.place_of(state, is_best=run.is_best))
+
+
+def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tuple[Setup, Predicted]:
+    """Predict every row with the model of one run."""
+    opened = open_run(run, asked)
+    setup, predicted = opened[0], answers.answer(opened[0], _predict(*opened, asked, whole=whole), run)
     thresholds = label_scores.read_thresholds(run, setup.task.out_channels)
     return setup, predicted if predicted.thresholds is not None else replace(predicted, thresholds=thresholds)
 
 
-def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, asked: GNNPredictConfig, round_: int,
-             epoch: int, *, whole: bool) -> Predicted:
+def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, round_: int, epoch: int,
+             asked: GNNPredictConfig, *, whole: bool) -> Predicted:
     """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
     rows = None
     question, chosen = (chosen, None) if isinstance(chosen, Question) else (None, chosen)

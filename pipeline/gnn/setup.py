@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.data.column_names import Channel, name_nodes
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.gnn import warm_start
@@ -73,6 +74,25 @@ class Setup(Part[GNNConfig]):
     def neighbours(self) -> Neighbours:
         """The relations by which test nodes have neighbours, in a graph with several types of nodes."""
         return Neighbours(self.data, self.data.test_mask.nonzero().squeeze(1))
+
+    def channels(self, width: int) -> list[list[Channel]]:
+        """Name the columns of what a model reads of the nodes of each type.
+
+        Args:
+            width: their number.
+        """
+        data, bare = self.data, self.bare or self.data
+        found, types = name_nodes(self.config.data, bare), bare.types
+        if "x_tables" in data:
+            return found
+        num_table = 0 if self.table is None else self.table.weight.size(1)
+        num_labels = width - data.x.size(1) - num_table
+        front = [Channel("known label")] * num_labels + [Channel("learned vector")] * num_table
+        if isinstance(self.base, Base) and self.config.task.reads_base:
+            place = 0 if types.homogeneous else types.names.index(str(types.labelled))
+            first = bare.x.size(1) - bare.num_categories if types.homogeneous else types.widths[place]
+            found[place][first:first] = [Channel("simple method")] * self.base.rows.size(1)
+        return [(front + names + [Channel("")] * width)[:width] for names in found]
 
     @cached_property
     def table(self) -> NodeTable | None:

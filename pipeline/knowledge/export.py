@@ -45,7 +45,7 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
         save_predictions(run, asked)
 
 
-def export(run: SavedRun[KnowledgeConfig], path: Path) -> None:
+def export(run: SavedRun[KnowledgeConfig], path: Path, asked: AnswersConfig | None = None) -> None:
     """Write the vectors and the scores of a run as a program.
 
     Raises:

@@ -41,7 +41,7 @@ def refuse_to_open(run: SavedRun, data: object, given: Mapping[str, object]) -> 
     raise ValueError(f"runs of trainer={run.config.trainer.name} cannot be asked from Python: use the commands")
 
 
-def refuse_export(run: SavedRun, path: Path) -> None:
+def refuse_export(run: SavedRun, path: Path, asked: AskConfig) -> None:
     """Refuse to write vectors to a file without their data."""
     raise ValueError(f"{run.folder} learned vectors, which belong to its data: save vectors() instead")
 
@@ -90,6 +90,6 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
     train_parts: Callable[..., dict] = train_one_part
     baselines: Callable[[OwnPart], tuple[str, Iterator[Baseline]]] | None = None
     open_warm: Callable[[SavedRun[Config], object, Mapping[str, object]], Any] = refuse_to_open
-    export: Callable[[SavedRun[Config], Path], None] = refuse_export
+    export: Callable[[SavedRun[Config], Path, Any], None] = refuse_export
     explain: Callable[[SavedRun[Config], Any], None] = refuse_explanation
     learns_vectors: bool = True

@@ -35,6 +35,16 @@ class SavedRun(Generic[Config]):
     shared: checkpoints.Content | None = None
     others: tuple["SavedRun[Config]", ...] = ()
 
+    def refuse_several(self, what: str) -> None:
+        """Refuse what several runs, whose predictions are averaged, do not have together.
+
+        Raises:
+            ValueError: there are several.
+        """
+        if self.others:
+            raise ValueError(f"a mean of {1 + len(self.others)} runs has no {what} of its own. Name one, such as "
+                             f"{self.folder}")
+
     @property
     def is_best(self) -> bool:
         """Tell whether it is the best checkpoint, which holds the weights but not the state of the training."""

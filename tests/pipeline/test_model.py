@@ -149,7 +149,7 @@ def test_a_mean_of_runs_has_no_network_and_no_history_of_its_own(result, tmp_pat
     torch.testing.assert_close(model.predict(), result.model.predict())
     for call in (model.module, model.prepare, lambda: model.scores, lambda: model.history,
                  lambda: model.export(tmp_path / "model.pe")):
-        with pytest.raises(ValueError, match="a mean of 2 runs has not .* of its own: load one of them"):
+        with pytest.raises(ValueError, match="a mean of 2 runs has no .* of its own. Name one, such as"):
             call()
 
 

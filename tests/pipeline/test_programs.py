@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pandas as pd
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -24,7 +25,7 @@ from parallel_epochs.models.networks.pyg import RECIPES, PyGModel, find
 from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.models.networks.reversible import RevGNN
 from parallel_epochs.pipeline import programs
-from parallel_epochs.pipeline.gnn import export
+from parallel_epochs.pipeline.gnn import export, predict
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.export import SIZES, _traced
 from parallel_epochs.pipeline.knowledge.export import SIZES as TRIPLES, TripleNetwork
@@ -32,7 +33,7 @@ from parallel_epochs.pipeline.programs import Program
 from parallel_epochs.pipeline.run.files import FileError
 from tests.helpers.files import write_triples
 from tests.pipeline.gnn.test_new_data import graph
-from tests.pipeline.test_model import SMALL
+from tests.pipeline.test_model import SMALL, people
 
 NODES = [(1, 0), (1, 3), (7, 0), (40, 300)]
 # Without this package, and where it is a program of ONNX without torch.
@@ -113,7 +114,9 @@ def result(tmp_path_factory):
 def exported(result, tmp_path_factory):
     """A program of ONNX of this run."""
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
-    result.model.export(path)
+    with pytest.MonkeyPatch.context() as patch:  # nothing is predicted
+        patch.setattr(predict, "build_predictor", fail)
+        result.model.export(path)
     return path
 
 
@@ -124,6 +127,7 @@ def test_a_program_runs_without_this_package_and_torch_and_equals_the_run(result
     found, about = alone(exported, given, "torch")
     np.testing.assert_allclose(found, result.model.logits().numpy(), atol=1e-5)
     assert about["task"] == {"predicts": "nodes", "labels": "classes", "metric": "acc"}
+    assert list(about["inputs"]["x"]["columns"].values())[0][1] == {"column": "x[1]", "mean": 0.0, "std": 1.0}
     assert about["inputs"]["edge_index"] == {"shape": [2, "edges"], "dtype": "int64"}
     assert about["output"]["name"] == "logits" and about["not_in_the_program"] == []
     assert about["preprocessing"]["num_columns"] == inputs.x.size(1)
@@ -186,8 +190,6 @@ GIVEN = {"ChebConv": {"K": 2}, "FAConv": {}, "GCN2Conv": {"alpha": 0.1}, "GMMCon
          "APPNP": {"K": 2, "alpha": 0.1}, "PDNConv": {"hidden_channels": 4}, "SSGConv": {"alpha": 0.1},
          "MixHopConv": {"powers": [1]}, "GATv2Conv": {"heads": 2}, "GATConv": {"heads": 2},
          "TransformerConv": {"heads": 2}, "GIPAConv": {"heads": 2}}
-# The maximum of onnxruntime leaves out NaN, as the document says.
-TAKE_MAXIMA = ("deepergcn of categories", "revgnn", "max pooling", "EdgeConv")
 NEED_EDGES = ("CGConv", "GINEConv", "GMMConv", "NNConv", "PDNConv", "SplineConv", "GatedGCNConv")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
 
@@ -226,9 +228,9 @@ def test_every_model_of_the_table_is_exported(name, tmp_path):
     refuses_scatter_nd(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     module = torch.export.load(tmp_path / "model.pt2").module()
-    for nodes, edges in NODES if name not in ("hgt", "revgnn", "GatedGraphConv") else NODES[2:]:
+    for nodes, edges in NODES:
         given = drawn(nodes, edges, **options)
-        for column in (None, 0) if name not in TAKE_MAXIMA else (None,):
+        for column in (None, 0):
             if column is not None:
                 given["x"][0, column] = torch.nan
             with torch.no_grad():
@@ -275,7 +277,8 @@ def test_the_table_has_every_layer(tmp_path):
 
 
 @pytest.mark.parametrize("build, reason", [
-    (lambda: EquilibriumGNN(6, 8, 3, 3), r"EquilibriumGNN cannot be written as a program: .*values"),
+    (lambda: EquilibriumGNN(6, 8, 3, 3), r"EquilibriumGNN cannot be written as a program: what it "
+     r"does depends on numbers that it computes \(equilibrium.py, \w+\), and a program always does the same"),
     (lambda: Own(), r"Own cannot be written as a program: the operator parallel_epochs.sort_edges")])
 def test_what_cannot_be_exported_is_refused_in_one_line(build, reason, tmp_path, capfd):
     network = build().eval()
@@ -333,6 +336,72 @@ def test_programs_of_torch_run_without_this_package(result, tmp_path):
         found, about = alone(tmp_path / f"model{suffix}", given)
         np.testing.assert_allclose(found, result.model.logits().numpy(), atol=1e-5)
         assert about["output"]["shape"] == ["nodes", 3]
+
+
+@pytest.mark.slow
+def test_a_program_reads_the_cells_of_a_table(tmp_path):
+    nodes, edges = people()
+    nodes["income"] = np.where(nodes.index % 5 == 0, np.nan, nodes["age"] * 1e3 + 12345.678)
+    nodes["since"], nodes["class"] = "2024-01-01", np.where(nodes["age"] > 40, "old", "young")
+    run = pe.train((nodes, edges), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL, **{
+        "task.base": "none", "data.nodes.label": "class", "data.nodes.features": ["age", "income"],
+        "data.empty": "flag", "data.nodes.categories": ["town"], "data.nodes.dates": ["since"],
+        "data.nodes.standardize": True, "data.edges.features": ["sum"]})
+    inputs, rows = run.model.prepare(), nodes.set_index("id").loc[run.model.ids]
+    given = {name: inputs[name].as_subclass(Tensor) for name in ("edge_index", "edge_attr")}
+    towns = sorted(set(rows["town"]))
+    for suffix in (".onnx", ".pt2"):
+        run.model.export(tmp_path / f"raw{suffix}", export_inputs="raw")
+        cells = {"numbers": torch.tensor(rows[["age", "income"]].to_numpy(np.float64)),
+                 "categories": torch.tensor([[towns.index(town)] for town in rows["town"]]),
+                 "prepared": inputs.x[:, [2, 3, 4, 5, 6, 11]]}
+        found, about = alone(tmp_path / f"raw{suffix}", cells | given)
+        np.testing.assert_allclose(found, run.model.logits().numpy(), atol=1e-5)
+        assert about["inputs"]["numbers"]["columns"] == ["age", "income"]
+        assert about["inputs"]["categories"] == {"shape": ["nodes", 1], "dtype": "int64", "columns": {"town": towns}}
+        assert [one["column"] for one in about["inputs"]["prepared"]["columns"]] == ["since"] * 5 + ["degree"]
+        cells["categories"][0], cells["numbers"][0, 0] = -1, torch.nan  # an unknown town, and no age
+        assert np.isfinite(alone(tmp_path / f"raw{suffix}", cells | given)[0]).all()
+    run.model.export(tmp_path / "model.onnx")
+    about = alone(tmp_path / "model.onnx", given | {"x": inputs.x})[1]
+    named = about["inputs"]["x"]["columns"]["node"]
+    assert named[7:9] == [{"column": "income", "value": "empty"}, {"column": "town", "value": towns[0]}]
+    assert named[0] == {"column": "age", "mean": pytest.approx(nodes["age"].mean()),
+                        "std": pytest.approx(nodes["age"].std(ddof=0))}
+
+
+def test_raw_cells_need_a_table(result, tmp_path):
+    for name, message in (("a.onnx", "export_inputs=raw needs .* this run has data=file"),
+                          ("a.pe", "export_inputs=raw is for programs"), ("b.onnx", "choose one of prepared, raw")):
+        with pytest.raises(ValueError, match=message):
+            result.model.export(tmp_path / name, export_inputs="none" if name == "b.onnx" else "raw")
+
+
+@pytest.mark.slow
+def test_links_and_graphs_are_exported(tmp_path):
+    common = {"cache_dir": tmp_path / "cache", **SMALL}
+    links = pe.train((None, people()[1]), "task=link", folder=tmp_path / "links", **common, **{
+        "task.base": "none", "task.common_neighbors": False}).model
+    links.export(tmp_path / "links.onnx")
+    opened = links._open()
+    pairs = torch.tensor([[0, 1], [5, 3], [7, 7]])
+    given = {name: tensor.as_subclass(Tensor) for name, tensor in opened.inputs().to_dict().items()
+             if isinstance(tensor, Tensor)} | {"pairs": pairs}
+    found, about = alone(tmp_path / "links.onnx", given, "torch")
+    expected = links.predict(pairs=pairs[:2]).numpy().reshape(-1)
+    np.testing.assert_allclose(1 / (1 + np.exp(-found[:2])), expected, atol=1e-5)
+    assert about["inputs"]["pairs"]["shape"] == ["pairs", 2] and about["output"]["meaning"].endswith("of a link")
+    table = pd.DataFrame({"smiles": ["CCO", "CCN", "c1ccccc1O", "CC(=O)O", "CCCl", "CO"] * 10})
+    table["y"] = table["smiles"].str.contains("O").astype(int)
+    table.to_csv(tmp_path / "molecules.csv", index=False)
+    graphs = pe.train(None, "data=smiles", "task=graph", "loader=graph", folder=tmp_path / "graphs", **common, **{
+        "data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"], "task.base": "none"}).model
+    graphs.export(tmp_path / "graphs.onnx")
+    inputs = {name: tensor.as_subclass(Tensor) for name, tensor in graphs.prepare().to_dict().items()
+              if isinstance(tensor, Tensor)}
+    found, about = alone(tmp_path / "graphs.onnx", inputs, "torch")
+    np.testing.assert_allclose(found, graphs.logits().numpy(), atol=1e-5)
+    assert about["inputs"]["ptr"]["shape"] == ["graphs + 1"] and about["task"]["predicts"] == "graphs"
 
 
 @pytest.mark.slow

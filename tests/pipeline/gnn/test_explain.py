@@ -165,7 +165,7 @@ def test_what_has_no_explanation_says_so(train, tmp_path):
     opened = train(model="deepergcn")
     opened.export(tmp_path / "model.pe")
     for model, message in ((pe.load(tmp_path / "model.pe"), "is a model without data. Name the directory of its run"),
-                           (pe.load([opened.run.folder] * 2), "a mean of 2 runs has not an explanation of its own")):
+                           (pe.load([opened.run.folder] * 2), "a mean of 2 runs has no explanation of its own")):
         with pytest.raises(ValueError, match=message):
             model.explain("p1")
 
@@ -189,7 +189,10 @@ def test_links_have_explanations(tmp_path):
 @pytest.mark.parametrize("given, argument", [
     ("pair=A,B", 'pair="A,B"'), ("node=007", 'node="007"'), ("node=null", "node=null"), ("label='A'", "label='A'")])
 def test_ids_on_the_command_line_are_texts(given, argument):
-    assert arguments.complete([given], []) == [argument]
+    from parallel_epochs.pipeline import keys
+    from parallel_epochs.pipeline.config import ExplainConfig
+    texts = [entry.name for entry in keys.entries(ExplainConfig("runs/a")) if entry.meaning.is_text]
+    assert arguments.complete([given, "top=3"], [], texts) == [argument, "top=3"]
 
 
 def test_graphs_of_categories_have_explanations(tmp_path):
