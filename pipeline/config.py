@@ -273,9 +273,11 @@ class ExplainConfig(AskConfig):
     output: str | None = key(None, "File to write. A page ends with .html. A table has all parts below each other, and "
                              "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",
                              is_path=True)
-    check: bool = key(False, "Measure, for nodes of the test, what the prediction loses without the edges that are "
+    check: bool = key(False, "Measure, for rows of the test, what the prediction loses without the edges that are "
                       "named, and without as many at random.")
-    num_checked: int = key(100, "Number of nodes (check=true).", minimum=1)
+    num_checked: int = key(100, "Number of rows (check=true).", minimum=1)
+    examples: int | None = key(None, "Explain so many right and so many wrong predictions of the test, and write them "
+                               "into the run directory (why.json), where the report shows them.", minimum=1, below=101)
 
     def ours(self, name: str) -> Callable[[outputs.Header], bool]:
         return lambda header: header.names[:2] == ("of", "part") or b'<section class="why">' in header.start
@@ -294,12 +296,14 @@ class ExplainConfig(AskConfig):
         if getattr(self, other) is not None:
             raise ValueError(f"{other}={getattr(self, other)}: {path} predicts {'links' if takes_pairs else 'no links'}"
                              f". Give {wanted}={'A,B' if takes_pairs else 'ID'}")
-        if self.check and (takes_pairs or self.node is not None or self.output is not None):
-            raise ValueError("check=true takes nodes of the test, of a run that predicts labels, and prints what it "
-                             "finds: leave node, pair and output out")
-        if not self.check and getattr(self, wanted) is None:
+        of_test = "check=true" if self.check else f"examples={self.examples}" if self.examples is not None else ""
+        if of_test and (takes_pairs or self.node is not None or self.output is not None or (
+                self.check and self.examples is not None)):
+            raise ValueError(f"{of_test} takes rows of the test, of a run that predicts labels: leave out node, pair, "
+                             "output and what else chooses rows")
+        if not of_test and getattr(self, wanted) is None:
             raise ValueError(f"One argument is missing: {wanted}={'A,B' if takes_pairs else 'ID'}"
-                             + "; or check=true" * (not takes_pairs))
+                             + "; or check=true or examples=3" * (not takes_pairs))
         if self.pair is not None and (len(self.pair.split(",")) != 2 or not all(self.pair.split(","))):
             raise ValueError(f"pair={self.pair} does not name two nodes. Give their ids as pair=A,B")
         if self.output is not None and not self.output.endswith(".html"):

@@ -54,7 +54,7 @@ class Mixture:
 
     def __init__(self, base: LinkBase, share: float, scales: list[float], logit: list[float], data: Data,
                  task: LinkTask):
-        self._share, self._scales, self._logit = share, scales, logit
+        self.share, self._scales, self._logit = share, scales, logit
         self._build = partial(scorer_of, base, data, task)
         self._built: dict[bool, Scorer] = {}
 
@@ -65,12 +65,12 @@ class Mixture:
             network: returns those of the network.
             simple: returns those of the simple method, given what computes them.
         """
-        if not self._share:
+        if not self.share:
             return network()
         if of_test not in self._built:
             self._built[of_test] = self._build(of_test=of_test)
         own = simple(self._built[of_test]) / self._scales[1]
-        mixed = own if self._share == 1 else mix(network() / self._scales[0], own, self._share)
+        mixed = own if self.share == 1 else mix(network() / self._scales[0], own, self.share)
         return mixed * self._logit[0] + self._logit[1]
 
 

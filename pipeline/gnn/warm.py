@@ -14,16 +14,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
-from parallel_epochs.pipeline.gnn.explain.shares import Explainer
+from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
 from parallel_epochs.pipeline.gnn.fusion import read_kept
 from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
-from parallel_epochs.pipeline.gnn.kinds.links import ids_of
+from parallel_epochs.pipeline.gnn.kinds.links import ids_of, number_pairs
 from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
@@ -172,8 +173,8 @@ class Warm:
         assert predicted.embeddings is not None
         return predicted.embeddings[self._own]
 
-    def explain(self, asked: object, top: int, label: str | None) -> Explanation:
-        """Explain the prediction of an id, or of a pair of ids; see :meth:`pipeline.model.Model.explain`.
+    def explain(self, asked: object, top: int, label: str | None, key: str = "id") -> Explanation:
+        """Explain the prediction of an id, or of a pair of ids, by a key; see :meth:`pipeline.model.Model.explain`.
 
         Raises:
             ValueError: an id names no node, or there is no such class.
@@ -183,10 +184,23 @@ class Warm:
             raise ValueError(f"{self._run.folder} predicts {self._kind.unit}: name " + (
                 "the two ids of a pair, as pair=A,B" if is_pair else "one id, as node=ID"))
         if not isinstance(asked, (list, tuple)):
-            return self.explainer.explain(int(self._find([asked])), str(asked), top=top, label=label)
-        table = pd.DataFrame([list(map(str, asked))], columns=list(PAIR_COLUMNS))
-        (pair,) = cast(Tensor, self._kind.find(table, self._predicted.graph, self._predicted.whole, self._asked))
+            return self.explainer.explain(int(self._find([asked], key)), str(asked), top=top, label=label)
+        table, whole = pd.DataFrame([list(map(str, asked))], columns=list(PAIR_COLUMNS)), self._predicted.whole
+        (pair,) = number_pairs(table, ids_of(whole), f"{key}={','.join(map(str, asked))}",
+                               link_relation_of(self._predicted.graph))
         return self.explainer.explain(pair.tolist(), ", ".join(map(str, asked)), top=top, label=label)
+
+    def errors(self, rows: Tensor) -> np.ndarray:
+        """Return how wrong predictions of rows are: 0 or 1, the distance of a value, and NaN without a label."""
+        predicted = self._predicted
+        own, y, kind = predicted.rows[rows], cast(Data, predicted.graph).y[rows].double(), predicted.task.kind
+        place = (own.argmax(1) if kind == "binary tasks" else torch.zeros(len(rows), dtype=torch.int64)).unsqueeze(1)
+        truth, shown = y.gather(1, place).squeeze(1), own.gather(1, place).squeeze(1).double()
+        truth[(truth < 0) & (kind != "real values")] = torch.nan
+        if kind == "real values":
+            return (shown - truth).abs().numpy()
+        found = (own.argmax(1) if kind == "classes" else shown > 0) != truth
+        return found.double().where(~truth.isnan(), torch.nan).numpy()
 
     @property
     def test_rows(self) -> np.ndarray:
@@ -216,8 +230,8 @@ class Warm:
             raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
                              "this model predicts links: name the pairs of nodes by pairs=")
 
-    def _find(self, nodes: Sequence[Any]) -> Tensor:
-        """Return the numbers of nodes, given their ids.
+    def _find(self, nodes: Sequence[Any], key: str = "nodes") -> Tensor:
+        """Return the numbers of nodes, given their ids by a key.
 
         Raises:
             ValueError: names the first id that no node has.
@@ -225,10 +239,11 @@ class Warm:
         wanted = list(map(str, nodes))
         places, repeated = self._places
         if repeated and (several := [name for name in wanted if name in repeated]):
-            raise ValueError(f"nodes: several {self._kind.unit} have the id {several[0]!r}: leave nodes out")
+            raise ValueError(f"{key}={several[0]}: several {self._kind.unit} have this id" + (
+                ": leave nodes out" if key == "nodes" else ", and it names none of them"))
         found = [places.get(name, -1) for name in wanted]
         if -1 in found:
-            raise ValueError(f"nodes: none of the {len(self.ids):,} {self._kind.unit} has the id "
+            raise ValueError(f"{key}: none of the {len(self.ids):,} {self._kind.unit} has the id "
                              f"{wanted[found.index(-1)]!r}; they are called "
                              f"{', '.join(map(str, self.ids[:3]))}, ...")
         return self._own.start + torch.tensor(found, dtype=torch.int64)

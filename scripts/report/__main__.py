@@ -32,7 +32,7 @@ def main() -> None:
         text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
         for line in warnings + [f"{run.folder}: {problem}" for run in runs for problem in run.problems]:
             print(printable(line), file=sys.stderr)
-        for _, problem in [runs[0].layout, runs[0].scores] if len(runs) == 1 else []:
+        for _, problem in [runs[0].layout, runs[0].scores, runs[0].why] if len(runs) == 1 else []:
             if problem:
                 print(printable(problem), file=sys.stderr)
         if text:

@@ -155,6 +155,6 @@
   showChoices();
   for (const [i, [column, direction]] of Object.entries(state.sorted))
     if (tables[i]) sort(tables[i], column, direction);
-  all("details").forEach((details, i) => (details.open = Boolean((state.open || [])[i])));
+  if (state.open) all("details").forEach((details, i) => (details.open = Boolean(state.open[i])));
   if (state.scroll) scrollTo(...state.scroll);
 })();

@@ -18,6 +18,7 @@ from parallel_epochs.scripts.report.label_scores import read_scores
 from parallel_epochs.scripts.report.layout import NAME, Layout, read_layout
 from parallel_epochs.scripts.report.states import RunState, is_going_on, last_error, state_of
 from parallel_epochs.scripts.report.table import read_table
+from parallel_epochs.scripts.report.why_section import read_why
 from parallel_epochs.scripts.report.words import setting
 
 # Keys that say where things lie, not what is computed; how long a run trained is told.
@@ -173,6 +174,14 @@ class Run:
             return read_scores(self.folder), ""
         except (ValueError, OSError) as error:
             return None, str(error)
+
+    @functools.cached_property
+    def why(self) -> tuple[dict[str, list[dict]], str]:
+        """Return the explanations of some predictions, if there are any, and a message if they cannot be read."""
+        try:
+            return read_why(self.folder), ""
+        except (ValueError, OSError) as error:
+            return {}, str(error)
 
     def best(self) -> float | None:
         """Return the best validation metric."""

@@ -24,6 +24,7 @@ from parallel_epochs.scripts.report.layout_section import layout_section
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.states import RunState
 from parallel_epochs.scripts.report.typed_section import typed_section
+from parallel_epochs.scripts.report.why_section import why_section
 
 Section = tuple[str, str, str]  # anchor, heading, content
 MAX_PARTS = 12  # scores of single parts that are shown open
@@ -34,8 +35,8 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
     """Describe a run by a title and sections, of which the first stands above the others."""
     if run.settings["num_ranks"] == 1:
         figures.axes = {"epochs": "epochs", "step": "optimizer steps", "wall_seconds": AXES["wall_seconds"]}
-    (layout, problem), (scores, of_scores) = run.layout, run.scores
-    problems = [*run.problems, *filter(None, [problem, of_scores])]
+    (layout, problem), (scores, of_scores), (why, of_why) = run.layout, run.scores, run.why
+    problems = [*run.problems, *filter(None, [problem, of_scores, of_why])]
     return run.name, [
         ("", "", _state(run) + warnings(problems) + _tiles(run) + _command(run)),
         ("layout", "Layout", layout_section(layout, figures) if layout else ""),
@@ -45,6 +46,7 @@ def describe(run: Run, figures: Figures) -> tuple[str, list[Section]]:
         ("labels", title_of(scores), label_section(scores) if scores else ""),
         ("thresholds", "ROC and precision-recall", curve_section(scores, figures) if scores else ""),
         ("confusion", "Confusion matrix", confusion_section(scores) if scores else ""),
+        ("why", "Why", why_section(why)),
         ("types", "Types and relations", typed_section(scores, run.partition) if scores and "typed" in scores else ""),
         ("time", "Time of each phase", _time(run, figures)),
         *graph_sections(run, figures),

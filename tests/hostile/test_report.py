@@ -62,6 +62,13 @@ def another(**values) -> Callable[[Path], object]:
     return write
 
 
+def why(**fields) -> Callable[[Path], object]:
+    """Write an explanation of a right prediction, and none of a wrong one."""
+    one = {"id": "a", "label": HTML, "unit": "log odds", "truth": HTML, "prediction": 0.5, "columns": [
+        {HTML: HTML, "share": 0.5}], "neighbours": [], "edges": [], "atoms": [], "notes": [HTML], **fields}
+    return lambda folder: (folder / "run" / "why.json").write_text(json.dumps({"right": [one], "wrong": []}))
+
+
 ESCAPED = "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;%{y}"
 KEPT = ("onerror=alert(1)>",)  # scores are shown, and no name is HTML
 PAGES = [
@@ -101,6 +108,11 @@ PAGES = [
     Shown("a folder", lambda folder: (folder / "run" / "scores.json").mkdir(),
           problem="run/scores.json is a directory, not a file"),
     Shown("a foreign run with a key that is HTML", configured(**{HTML: HTML}), (ESCAPED,)),
+    Shown("explanations with HTML", why(), (f"a: predicted {ESCAPED} (0.5), truth {ESCAPED}",), absent=KEPT),
+    Shown("an explanation without its id", why(id=3), problem="run/why.json is damaged: one of the right <*>"),
+    Shown("a share of an atom that is text", why(atoms=["1"]), problem="run/why.json is damaged: one of the right <*>"),
+    Shown("an explanation of HTML as a molecule", why(id=HTML, atoms=[0.5]), (
+        "The molecule is not drawn, since RDKit reads another one in its SMILES.",), absent=KEPT),
     Shown("runs that differ in a key that is HTML", another(**{HTML: 1}), (ESCAPED,), typed="scripts.report run other"),
     Shown("runs that differ in 300 keys", another(trainer={f"key_{i}": i for i in range(300)}),
           ("289 more keys",), typed="scripts.report run other"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from parallel_epochs.pipeline.gnn.explain.molecule import picture
 from parallel_epochs.pipeline.run import files, tables
 
 # The completeness check allows such a part of the difference, and of 1.
@@ -40,6 +41,7 @@ class Explanation:
         totals: the sums of the shares of all columns of the node, of all neighbours, of all edges and of the method.
         without: the prediction without all of the edges that are named; none without edges.
         notes: what the reader has to know.
+        atoms: the share of each atom, where the id is a molecule's SMILES.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Explanation:
     totals: dict[str, float]
     without: float | None
     notes: list[str] = field(default_factory=list)
+    atoms: list[float] = field(default_factory=list)
 
     @property
     def gap(self) -> float:
@@ -105,6 +108,7 @@ class Explanation:
     def to_html(self) -> str:
         """Return the tables as a part of a page."""
         parts = [f"<p>{escape(line)}</p>" for line in [*self.summary.split("\n"), *self.notes]]
+        parts += [picture(self.id, self.atoms)] if self.atoms else []
         for name, table in self._parts():
             if len(table):
                 parts.append(f"<h3>{name.capitalize()}</h3>{table.to_html(index=False, float_format='{:.4g}'.format)}")

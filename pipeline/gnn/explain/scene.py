@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from parallel_epochs.models.edge_index import from_csc, plain_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.models.networks.reach import count_hops
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.gnn import neighborhood
 from parallel_epochs.pipeline.gnn.loaders.snapshots import take_snapshot
@@ -69,6 +70,12 @@ class Scene:
     def num_links(self) -> int:
         """Number of links."""
         return int(self.link.max()) + 1 if len(self.link) else 0
+
+    @property
+    def hop_of_links(self) -> Int[Tensor, " num_links"]:
+        """Steps from a target to the nearer end of each link: 0 for those that enter a target."""
+        far = torch.full((self.num_links,), self.data.num_nodes, device=self.link.device)
+        return far.scatter_reduce(0, self.link, self.hop[self.edges[1]], "amin")
 
     @property
     def copies_at_once(self) -> int:
@@ -132,12 +139,40 @@ class Scene:
         return batch
 
 
-def of_node(setup: Setup, node: int, *, is_undirected: bool) -> Scene:
-    """Take what the prediction of a node reads.
+class LinkKeys:
+    """Tells apart the links of a graph, of which both directions of an undirected edge are one.
 
     Args:
-        is_undirected: whether the two edges between two nodes are one link, in a graph with one type of nodes.
+        data: the graph.
+        is_undirected: whether both edges between two nodes of one type are one link. None: if each edge has a reverse.
     """
+
+    def __init__(self, data: Graph, *, is_undirected: bool | None = None):
+        self._data, reverse = data, reverses_of(data.types.relations)
+        self._forward = torch.tensor([reverse.get(number, number) for number in range(len(data.types.relations))])
+        if data.types.homogeneous and is_undirected is None:
+            src, dst = plain_edges(data.edge_index).long()
+            first, second = (a * data.num_nodes + b for a, b in ((src, dst), (dst, src)))
+            is_undirected = torch.equal(first.sort()[0], second.sort()[0])
+        self._is_undirected = is_undirected
+
+    def of(self, edges: Int[Tensor, "2 num_edges"], edge_attr: Tensor | None,
+           num_nodes: int) -> Int[Tensor, " num_edges"]:
+        """Return the number of the link of each edge, which an edge shares with its reverse edge."""
+        src, dst = edges
+        relation = torch.zeros_like(src)
+        if not self._data.types.homogeneous:
+            relation = cast(Tensor, edge_attr)[:, 0].long()
+            forward = self._forward.to(src.device)[relation]
+            turned = forward != relation
+            src, dst, relation = torch.where(turned, dst, src), torch.where(turned, src, dst), forward
+        elif self._is_undirected:
+            src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
+        return (relation * num_nodes + src) * num_nodes + dst
+
+
+def of_node(setup: Setup, node: int, keys: LinkKeys) -> Scene:
+    """Take what the prediction of a node reads."""
     data, task = setup.data, cast(NodeTask, setup.task)
     if SNAPSHOT in data:  # a row of a label table reads the graph of its time
         first = data.types.nodes_of(cast(str, data.types.labelled)).start
@@ -148,24 +183,30 @@ def of_node(setup: Setup, node: int, *, is_undirected: bool) -> Scene:
     def rows(batch: Data, num: int) -> Tensor:
         return alone.predict(model, batch)[1]
 
-    scene = _take(setup, data, [node], rows, is_undirected=is_undirected)
+    scene = _take(setup, data, [node], rows, keys)
     scene.data.x = task.inputs(scene.data, scene.data.train_mask)
     if data is not setup.data:
         scene.data.n_id = data.n_id[scene.data.n_id]
     return scene
 
 
-def of_pair(setup: Setup, pair: Sequence[int], *, is_undirected: bool) -> Scene:
+def of_pair(setup: Setup, pair: Sequence[int], keys: LinkKeys) -> Scene:
     """Take what the prediction of a link reads."""
     task, model = cast(LinkTask, setup.task), cast(LinkModel, setup.model)
 
     def rows(batch: Data, num: int) -> Tensor:
         h = model(batch.x, batch.edge_index, batch.edge_attr)
         paths = model.find_paths(task.links_of(batch, model), batch.num_nodes)
-        return model.decode(h, batch.places, paths).unsqueeze(1)
+        return answer(model.decode(h, batch.places, paths)).unsqueeze(1)
 
+    def answer(logits: Tensor) -> Tensor:
+        """Mix in the score of the simple method, which stays as it is."""
+        return logits if not simple else cast(Any, task.mixture).answer(
+            lambda: logits, lambda scorer: scorer.of_pairs(torch.tensor([pair])).to(logits), of_test=True)
+
+    simple = task.mixture is not None and 0 < task.mixture.share < 1
     data = setup.data if task.test_data is None else task.test_data
-    return _take(setup, data, list(pair), rows, is_undirected=is_undirected, reads_all=model.predictor.reads_index)
+    return _take(setup, data, list(pair), rows, keys, reads_all=model.predictor.reads_index)
 
 
 def of_graph(setup: Setup, number: int) -> Scene:
@@ -184,11 +225,11 @@ def of_graph(setup: Setup, number: int) -> Scene:
         batch.train_mask = batch.target
         return alone.predict(model, batch)[1]
 
-    return _scene(setup, local, edges, list(range(len(nodes))), rows, is_undirected=True, is_exact=True)
+    return _scene(setup, local, edges, list(range(len(nodes))), rows, LinkKeys(data, is_undirected=True), is_exact=True)
 
 
-def _take(setup: Setup, data: Data, nodes: list[int], rows: Callable[[Data, int], Tensor], *,
-          is_undirected: bool, reads_all: bool = False) -> Scene:
+def _take(setup: Setup, data: Data, nodes: list[int], rows: Callable[[Data, int], Tensor], keys: LinkKeys, *,
+          reads_all: bool = False) -> Scene:
     """Take the neighbourhood of some nodes, or the whole graph where it has no bound."""
     encoder = setup.kind.encoder(setup.model)
     num_hops, reason = count_hops(encoder)
@@ -202,26 +243,24 @@ def _take(setup: Setup, data: Data, nodes: list[int], rows: Callable[[Data, int]
     local.edge_index = plain_edges(local.edge_index).long()
     if setup.table is not None:
         local = setup.table.attach(local, setup.device)
-    return _scene(setup, local, local.edge_index, nodes, rows, is_undirected=is_undirected,
-                  is_exact=not (reads_all or reason))
+    return _scene(setup, local, local.edge_index, nodes, rows, keys, is_exact=not (reads_all or reason))
 
 
-def _scene(setup: Setup, local: Data, edges: Tensor, nodes: list[int], rows: Callable[[Data, int], Tensor], *,
-           is_undirected: bool, is_exact: bool) -> Scene:
+def _scene(setup: Setup, local: Data, edges: Tensor, nodes: list[int], rows: Callable[[Data, int], Tensor],
+           keys: LinkKeys, *, is_exact: bool) -> Scene:
     model, tables = setup.model.eval(), setup.data.get("x_tables")
     encoder = None if tables is None else next(
         module for module in model.modules() if isinstance(module, TableEncoder) and len(module.sizes) == len(tables))
     local.edge_index = None
     local, edges = local.to(setup.device), edges.to(setup.device)
     targets = torch.tensor(nodes, device=setup.device)
-    link = _links_of(setup, local, edges, is_undirected=is_undirected)
+    link = _number(keys.of(edges, local.edge_attr, local.num_nodes))
     return Scene(local, edges, link, targets, _hops(edges, targets, local.num_nodes), is_exact, model, encoder, rows,
                  is_graph="ptr" in setup.data, is_pair=setup.kind.takes_pairs)
 
 
-def _links_of(setup: Setup, local: Data, edges: Tensor, *, is_undirected: bool) -> Tensor:
-    """Number the links, in the order in which their first edges enter the nodes; reverse edges belong to their link."""
-    key = key_links(setup.data, edges, local.edge_attr, local.num_nodes, is_undirected=is_undirected)
+def _number(key: Int[Tensor, " num_edges"]) -> Int[Tensor, " num_edges"]:
+    """Number the links, in the order in which their first edges enter the nodes."""
     _, number = key.unique(return_inverse=True)
     first = torch.full((len(key),), len(key), device=key.device).scatter_reduce(
         0, number, torch.arange(len(key), device=key.device), "amin")
@@ -229,23 +268,6 @@ def _links_of(setup: Setup, local: Data, edges: Tensor, *, is_undirected: bool) 
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     return rank[number]
-
-
-def key_links(data: Data, edges: Tensor, edge_attr: Tensor | None, num_nodes: int, *,
-              is_undirected: bool) -> Int[Tensor, " num_edges"]:
-    """Return a number for the link of each edge, which an edge shares with its reverse edge."""
-    src, dst = edges
-    relation = torch.zeros_like(src)
-    if not data.types.homogeneous:
-        reverse = reverses_of(data.types.relations)
-        relation = cast(Tensor, edge_attr)[:, 0].long()
-        forward = torch.tensor([reverse.get(number, number) for number in range(len(data.types.relations))],
-                               device=src.device)[relation]
-        turned = forward != relation
-        src, dst, relation = torch.where(turned, dst, src), torch.where(turned, src, dst), forward
-    elif is_undirected:
-        src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
-    return (relation * num_nodes + src) * num_nodes + dst
 
 
 def _hops(edges: Tensor, targets: Tensor, num_nodes: int) -> Tensor:

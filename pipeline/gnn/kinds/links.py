@@ -135,7 +135,8 @@ class LinkKind(Kind):
             return top.find(given, data, ids_of(whole), asked)
         own = link_relation_of(data)
         if isinstance(given, pd.DataFrame):
-            return number_pairs(given, ids_of(whole), asked.pairs, own, skips=asked.skip_unknown)
+            return number_pairs(given, ids_of(whole), "pairs" if asked.pairs is None else f"pairs={asked.pairs}", own,
+                                skips=asked.skip_unknown)
         return number_ends(given, data.num_nodes, own)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
@@ -216,8 +217,13 @@ def _refuse_loops(table: pd.DataFrame, same: np.ndarray, key: str) -> None:
     """Refuse rows that pair a node with itself."""
     if same.any():
         row = int(np.argmax(same))
-        raise ValueError(f"{key}: row {row + 1} below the header pairs {table.iloc[row, 0]!r} with itself; "
-                         "a link is between two different nodes")
+        raise ValueError(f"{key}: {_place(key, row)} pairs {table.iloc[row, 0]!r} with itself; a link is between two "
+                         "different nodes")
+
+
+def _place(key: str, row: int) -> str:
+    """Name a row of the pairs of a key, of which `pair` has one alone."""
+    return f"row {row + 1} below the header" if key.startswith("pairs") else "it"
 
 
 def ids_of(data: Data) -> np.ndarray:
@@ -252,14 +258,14 @@ def number_ends(pairs: Tensor, num_nodes: int, own: LinkRelation | None) -> Int[
     return pairs.long() + first_nodes(own)
 
 
-def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str | None, own: LinkRelation | None = None, *,
+def number_pairs(table: pd.DataFrame, ids: np.ndarray, key: str, own: LinkRelation | None = None, *,
                  skips: bool = False) -> Int[Tensor, "num_pairs 2"]:
     """Find the nodes that a table of pairs names; those of a relation have ids that are unique within a type.
 
     Args:
         table: as :func:`read_pairs` returns it.
         ids: of all nodes.
-        path: of the table, for messages; none in memory.
+        key: that names the table, for messages.
         skips: whether rows with ids that no node has are left out.
 
     Raises:
@@ -268,7 +274,6 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, path: str | None, own: Li
     sides = [(table, ids, "the run")] if own is None else [
         (table[[name]], ids[nodes.start:nodes.stop], f"the type of the {name}s of {own.name}")
         for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
-    key = "pairs" if path is None else f"pairs={path}"
     numbers = torch.cat([_look_up(*side, key, skips=skips) for side in sides], dim=1)
     unknown = (numbers < 0).any(1)
     if skips:
@@ -294,7 +299,7 @@ def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *,
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
         more = (f"; {rows:,} rows name such nodes" if rows > 1 else "") + (
-            "; skip_unknown=true leaves such rows out" if "=" in key else "")
-        raise ValueError(f"{key}: row {row + 1} below the header names {name!r}, which is not one of the "
+            "; skip_unknown=true leaves such rows out" if key.startswith("pairs=") else "")
+        raise ValueError(f"{key}: {_place(key, row)} names {name!r}, which is not one of the "
                          f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}")
     return torch.from_numpy(numbers)

@@ -1,7 +1,10 @@
 """Explanations against exact references: closed forms of linear models, and graphs that are rebuilt without an edge."""
 
+import base64
 import copy
 import json
+import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +14,20 @@ import torch
 from torch_geometric.data import Data
 
 import parallel_epochs as pe
-from parallel_epochs.pipeline.command import arguments
+from parallel_epochs.pipeline.command import arguments, cli
+from parallel_epochs.pipeline.config import ExplainConfig
 from parallel_epochs.pipeline.data.column_names import ATOMS
-from parallel_epochs.pipeline.gnn import fusion
+from parallel_epochs.pipeline.gnn import fusion, link_fusion
+from parallel_epochs.pipeline.gnn.explain import command
+from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
+from parallel_epochs.pipeline.gnn.explain.gradients import integrate
 from parallel_epochs.pipeline.gnn.explain.scene import Removed
-from parallel_epochs.pipeline.gnn.explain.shares import Explainer, Scoring
+from parallel_epochs.pipeline.gnn.explain.score import Score
 from parallel_epochs.pipeline.graph.pairs import keep_edges
+from parallel_epochs.scripts.report.why_section import read_why, why_section
+from tests.helpers.purchases import write_purchases
+from tests.helpers.running import train as train_run
+from tests.helpers.typed_tables import SCHEMA as TYPED, write_tables
 from tests.pipeline.test_model import SMALL, people
 
 OPTIONS = {**SMALL, "base": "none", "epochs": 3, "data.nodes.label": "town", "data.nodes.features": ["age"],
@@ -69,11 +80,12 @@ def test_shares_of_a_linear_model_are_weights_times_differences(train):
     explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
     scene, mean = explainer.scene(7), inputs.x.double().mean(0).float()
 
-    class Linear(Scoring):
+    class Linear(Score):
         def of(self, rows, base):
             return rows[:, self._column]  # a logit is linear in the features; log odds are not
 
-    nodes, _, _, (end, start) = explainer._integrate(scene, None, Linear(explainer, scene, 7, "Ulm"))
+    score = Linear(explainer.setup, explainer.simple, scene, 7, "Ulm")
+    nodes, _, _, end, start = integrate(explainer.means, score)
     x = inputs.x.clone().requires_grad_()
     logit = network(x, inputs.edge_index, inputs.edge_attr)[7, 2]
     weight, = torch.autograd.grad(logit, x)
@@ -107,19 +119,22 @@ def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
     parts = pd.read_csv(tmp_path / "why.csv")["part"].value_counts()
     assert parts["edges"] == 4 and parts["columns"] == len(found.columns)
     found.write(tmp_path / "why.html")
+    assert "<img" not in (tmp_path / "why.html").read_text()
     assert "<td>age</td>" in (tmp_path / "why.html").read_text()
     model = opened._open()._setup.model
     assert not [conv.pygs_reason for conv in model.convs if conv.pygs_reason]  # fused, also afterwards
 
 
 @pytest.mark.parametrize("asked, message", [
-    ({"id": "nobody"}, "nodes: none of the 60 nodes has the id 'nobody'"),
+    ({"id": "nobody"}, "id: none of the 60 nodes has the id 'nobody'"),
+    ({"id": "nobody", "key": "node"}, "^node: none of the 60 nodes has the id 'nobody'"),
     ({"id": ("p1", "p2")}, "predicts nodes: name one id, as node=ID"),
     ({"id": "p1", "top": 0}, "top must be a whole number of rows, 1 or more, not 0"),
     ({"id": "p1", "label": "Rome"}, "label=Rome is no class or task of this run; choose one of Bonn, Jena, Ulm")])
 def test_wrong_questions_are_refused(train, asked, message):
+    model = train(model="deepergcn")
     with pytest.raises(ValueError, match=message):
-        train(model="deepergcn").explain(**asked)
+        model._open().explain(asked["id"], 3, None, asked["key"]) if "key" in asked else model.explain(**asked)
 
 
 def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
@@ -170,20 +185,110 @@ def test_what_has_no_explanation_says_so(train, tmp_path):
             model.explain("p1")
 
 
+def test_examples_are_explained_for_the_report(train):
+    model = train(model="deepergcn")
+    command.explain(model.run, ExplainConfig(run=str(model.run.folder), examples=2, top=3))
+    record = read_why(model.run.folder)
+    rows = model.predict(table=True).set_index("id")
+    town = tables()[0].set_index("id")["town"]
+    for which, found in record.items():
+        assert len(found) == 2
+        for one in found:
+            assert rows["split"][one["id"]] == "test" and one["truth"] == town[one["id"]] and len(one["edges"]) == 3
+            assert one["label"] == rows["class"][one["id"]] and (one["label"] == one["truth"]) == (which == "right")
+    assert why_section(record).count("<details open>") == 2 and f"{record['wrong'][0]['id']}: predicted" in why_section(
+        record)
+
+
+def test_fidelity_is_measured_beside_random_edges_at_the_same_distance(train):
+    warm = train(model="deepergcn")._open()
+    asked = ExplainConfig(run="it", check=True, top=2, num_checked=3)
+    found = command.check(warm, asked)
+    assert found == command.check(warm, asked) and re.match(
+        r"3 rows of the test that have at least 4 edges \(\d+ with fewer left out\), 2 edges each; ", found)
+    assert all(line.startswith(f"loss without {what} ") for line, what in zip(found.splitlines()[1:], (
+        "the named edges", "random edges as near to the row", "random edges of all that it reads"), strict=True))
+    assert command.check(warm, replace(asked, top=40)) == "no row of the test has 80 edges: give a smaller top"
+    explainer, drawn = warm.explainer, []
+    row = int(warm.test_rows[0])
+    scene = explainer.scene(row)
+    score = Score(explainer.setup, explainer.simple, scene, row)
+
+    class Spy:
+        def choice(self, links, number, replace):
+            drawn.append((links, number))
+            return np.random.default_rng(0).choice(links, number, replace=replace)
+
+    command.compare(explainer, row, 2, Spy())
+    named = scene.hop_of_links[explainer.name_links(score, 2)]
+    near = [(links, number) for links, number in drawn if not isinstance(links, int)]
+    assert sum(number for _, number in near) == 2 * command.DRAWS
+    for links, number in near:
+        (hop,) = scene.hop_of_links[links].unique()
+        assert number == (named == hop).sum() and len(links) == (scene.hop_of_links == hop).sum()
+
+
+@pytest.mark.parametrize("base", ["linear", pytest.param("earlier", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, share, tmp_path):
+    overrides = write_purchases(tmp_path / "tables")
+    train_run(cli.compose_config([*overrides, f"task.base={base}", "task.candidate=network",
+                                  f"cache_dir={tmp_path / 'cache'}"]), tmp_path / "run")
+    found = explained_with_share(pe.load(tmp_path / "run"), share)
+    assert found.base["part"] == share and found.is_complete
+    assert ("the simple method alone answers" in str(found)) == (share == 1)
+    assert len(found.edges) and set(found.edges["relation"])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_typed_graphs_have_explanations_with_a_simple_method(share, tmp_path):
+    write_tables(tmp_path)
+    model = pe.train(None, "data=tables", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL | {
+        "base": "linear"}, **{"data.folder": str(tmp_path), "data.schema": TYPED}).model
+    found = explained_with_share(model, share)
+    assert found.base["part"] == share and found.is_complete and len(found.edges)
+    assert {name.removeprefix("rev_") for names in found.edges["relation"] for name in names.split(", ")} <= {
+        "buys", "sees", "knows", "sold_by"} and set(found.neighbours["type"]) <= {"user", "item", "shop"}
+    assert "drop" in found.columns if share == 1 else "share" in found.columns
+
+
+def explained_with_share(model, share: float):
+    """Explain the first row of the test as if the simple method had a share of the answer."""
+    warm = model._open()
+    kept = replace(fusion.read_kept(model.run), share=share)
+    return Explainer(warm._setup, kept, warm._predicted.ids).explain(int(warm.test_rows[0]), "it", top=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_links_say_what_a_simple_method_has_of_the_answer(share, tmp_path):
+    _, edges = people()
+    model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL).model
+    warm = model._open()
+    explainer, task = warm.explainer, warm._setup.task
+    kept = replace(explainer.simple.kept, share=share)
+    explainer.simple.kept = kept
+    link_fusion.answer_with(task, kept, warm._setup.data)
+    found, (score,) = model.explain(("p1", "p2")), model.predict(pairs=[("p1", "p2")], table=True)["score"]
+    assert found.is_complete and (found.prediction == pytest.approx(score, abs=1e-5)) == (share < 1)
+    assert ("50% of the answer is a simple method" if share < 1 else "this explains the network alone") in str(found)
+
+
 @pytest.mark.slow
 def test_links_have_explanations(tmp_path):
     _, edges = people()
     model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache",
                      **SMALL, base="none", **{"data.edges.features": ["sum"]}).model
+    with pytest.raises(ValueError, match="^id=p1,nobody: it names 'nobody', which is not one of the 60 nodes of"):
+        model.explain(("p1", "nobody"))
+    with pytest.raises(ValueError, match="^pair=p1,p1: it pairs 'p1' with itself; a link is between two different"):
+        model._open().explain(["p1", "p1"], 3, None, "pair")
     found = model.explain(("p1", "p2"), top=3)
     (score,) = model.predict(pairs=[("p1", "p2")], table=True)["score"]
     assert found.prediction == pytest.approx(score, abs=1e-5)
     assert found.is_complete and len(found.edges) == 3 and found.label is None
     with pytest.raises(ValueError, match="predicts pairs: name the two ids of a pair, as pair=A,B"):
         model.explain("p1")
-    explainer = model._open().explainer
-    explainer._kept = fusion.Kept("walk", "common neighbours", 1.0, [1.0, 0.0], False, {})
-    assert "the run, which answers with the simple method alone: common neighbours" in str(model.explain(("p1", "p2")))
 
 
 @pytest.mark.parametrize("given, argument", [
@@ -195,7 +300,7 @@ def test_ids_on_the_command_line_are_texts(given, argument):
     assert arguments.complete([given, "top=3"], [], texts) == [argument, "top=3"]
 
 
-def test_graphs_of_categories_have_explanations(tmp_path):
+def test_molecules_have_explanations_that_are_drawn(tmp_path, monkeypatch):
     pytest.importorskip("rdkit")
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"smiles": rng.choice(["CCO", "CCN", "c1ccccc1O", "CC(=O)O", "CCCl"], 60)})
@@ -205,7 +310,15 @@ def test_graphs_of_categories_have_explanations(tmp_path):
                      cache_dir=tmp_path / "cache", num_layers=2, hidden_channels=8, epochs=3, verbose=False,
                      base="none", **{"data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"]}).model
     warm = model._open()
-    found = warm.explainer.explain(2, "molecule", top=5)
+    found = warm.explainer.explain(2, str(model.ids[2]), top=5)
+    total = sum(found.totals[part] for part in ("columns", "neighbours"))
+    assert sum(found.atoms) == pytest.approx(total, abs=1e-5) and len(found.atoms) == warm._setup.data.ptr.diff()[2]
+    drawn = base64.b64decode(re.search('base64,([^"]+)"', found.to_html()).group(1)).decode()
+    assert "<svg" in drawn and re.search("#007[12]B[12]" if max(found.atoms, key=abs) > 0 else "#D[45]5[DE]00", drawn)
+    assert "RDKit reads another one in its SMILES" in replace(found, id="C").to_html()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "rdkit", None)
+        assert "The molecule is not drawn: RDKit is missing" in found.to_html()
     assert found.is_complete and set(found.columns["column"]) < {*ATOMS, "place in the graph"} and len(found.edges)
     assert found.neighbours["id"].tolist() and found.prediction == pytest.approx(
         float(model.predict()[2].max()), abs=1e-5)

@@ -19,7 +19,7 @@ def test_rows_keep_their_order_and_ids(ending, tmp_path):
     asked = pd.DataFrame({"note": ["a", "b", "c"], "source": ["eve", "ada", "eve"], "target": ["ada", "bob", "ada"]})
     path = str(tmp_path / f"asked{ending}")
     asked.to_parquet(path) if ending == ".parquet" else asked.to_csv(path, sep=",\t"[ending == ".tsv"], index=False)
-    pairs = number_pairs(read_pairs(path), IDS, path)
+    pairs = number_pairs(read_pairs(path), IDS, f"pairs={path}")
     assert pairs.tolist() == [[2, 0], [0, 1], [2, 0]]
     logits = torch.tensor([0.0, 2.0, -1.0])
     write(tmp_path / "out.csv", IDS, pairs, logits)
@@ -34,11 +34,11 @@ def test_rows_that_name_no_node_are_left_out_on_request(tmp_path, caplog):
     caplog.set_level("INFO")
     path = tmp_path / "asked.csv"
     path.write_text("source,target\nada,evee\nada,bob\nx,y\n")
-    assert number_pairs(read_pairs(str(path)), IDS, str(path), skips=True).tolist() == [[0, 1]]
+    assert number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True).tolist() == [[0, 1]]
     assert "asked.csv: 2 rows left out: they name no node of the run" in caplog.text
     path.write_text("source,target\nada,evee\n")
     with pytest.raises(ValueError, match="none of the 1 rows names a node of the run"):
-        number_pairs(read_pairs(str(path)), IDS, str(path), skips=True)
+        number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True)
 
 
 @pytest.mark.parametrize("content, error", [
@@ -52,4 +52,4 @@ def test_tables_that_name_no_pairs_are_refused(content, error, tmp_path):
     path = tmp_path / "asked.csv"
     path.write_text(content)
     with pytest.raises(ValueError, match=error):
-        number_pairs(read_pairs(str(path)), IDS, str(path))
+        number_pairs(read_pairs(str(path)), IDS, f"pairs={path}")
