@@ -47,7 +47,6 @@ class Scene:
         targets: the nodes that are predicted, or that are the ends of the pair; all nodes of a graph.
         hop: steps from a target to each node, against the edges.
         is_exact: whether the nodes are all that the prediction reads. Otherwise it is the whole graph.
-        model: in evaluation mode.
         encoder: turns categories into vectors; none where ``x`` holds numbers.
         rows: computes the network's answer of each copy [num_copies, columns], in the labels' own unit.
         is_graph: whether it is one of many graphs, and its nodes have no ids.
@@ -60,7 +59,6 @@ class Scene:
     targets: Int[Tensor, " num_targets"]
     hop: Int[Tensor, " num_nodes"]
     is_exact: bool
-    model: torch.nn.Module
     encoder: TableEncoder | None
     rows: Callable[[Data, int], Tensor]
     is_graph: bool
@@ -255,7 +253,7 @@ def _scene(setup: Setup, local: Data, edges: Tensor, nodes: list[int], rows: Cal
     local, edges = local.to(setup.device), edges.to(setup.device)
     targets = torch.tensor(nodes, device=setup.device)
     link = _number(keys.of(edges, local.edge_attr, local.num_nodes))
-    return Scene(local, edges, link, targets, _hops(edges, targets, local.num_nodes), is_exact, model, encoder, rows,
+    return Scene(local, edges, link, targets, _hops(edges, targets, local.num_nodes), is_exact, encoder, rows,
                  is_graph="ptr" in setup.data, is_pair=setup.kind.takes_pairs)
 
 

@@ -34,6 +34,8 @@ MAX_DESCRIBED = 10**7
 class Mixture(Protocol):
     """Mixes the scores of a network with those of a simple method, see :class:`pipeline.gnn.link_fusion.Mixture`."""
 
+    share: float
+
     def answer(self, network: Callable[[], Tensor], simple: Callable[[Any], Tensor], *, of_test: bool) -> Tensor: ...
 
 
