@@ -14,7 +14,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
@@ -24,7 +23,7 @@ from parallel_epochs.pipeline.gnn.fusion import read_kept
 from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
-from parallel_epochs.pipeline.gnn.kinds.links import ids_of, number_pairs
+from parallel_epochs.pipeline.gnn.kinds.links import find_pair, ids_of
 from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
@@ -185,21 +184,19 @@ class Warm:
                 "the two ids of a pair, as pair=A,B" if is_pair else "one id, as node=ID"))
         if not isinstance(asked, (list, tuple)):
             return self.explainer.explain(int(self._find([asked], key)), str(asked), top=top, label=label)
-        table, whole = pd.DataFrame([list(map(str, asked))], columns=list(PAIR_COLUMNS)), self._predicted.whole
-        (pair,) = number_pairs(table, ids_of(whole), f"{key}={','.join(map(str, asked))}",
-                               link_relation_of(self._predicted.graph))
+        pair = find_pair(list(map(str, asked)), key, self._predicted)
         return self.explainer.explain(pair.tolist(), ", ".join(map(str, asked)), top=top, label=label)
 
     def errors(self, rows: Tensor) -> np.ndarray:
         """Return how wrong predictions of rows are: 0 or 1, the distance of a value, and NaN without a label."""
         predicted = self._predicted
-        own, y, kind = predicted.rows[rows], cast(Data, predicted.graph).y[rows].double(), predicted.task.kind
-        place = (own.argmax(1) if kind == "binary tasks" else torch.zeros(len(rows), dtype=torch.int64)).unsqueeze(1)
+        own, y, form = predicted.rows[rows], cast(Data, predicted.graph).y[rows].double(), predicted.task.kind
+        place = (own.argmax(1) if form == "binary tasks" else torch.zeros(len(rows), dtype=torch.int64)).unsqueeze(1)
         truth, shown = y.gather(1, place).squeeze(1), own.gather(1, place).squeeze(1).double()
-        truth[(truth < 0) & (kind != "real values")] = torch.nan
-        if kind == "real values":
+        truth[(truth < 0) & (form != "real values")] = torch.nan
+        if form == "real values":
             return (shown - truth).abs().numpy()
-        found = (own.argmax(1) if kind == "classes" else shown > 0) != truth
+        found = (own.argmax(1) if form == "classes" else shown > 0) != truth
         return found.double().where(~truth.isnan(), torch.nan).numpy()
 
     @property

@@ -13,7 +13,7 @@ from parallel_epochs.scripts.report.elements import Cell, Column, escape, number
 # Rows and columns of a table, examples, and characters of a cell that are shown at most.
 MAX_ROWS, MAX_COLUMNS, MAX_EXAMPLES, MAX_TEXT = 5, 10, 100, 80
 PARTS = {"columns": "Own columns", "neighbours": "Neighbours", "edges": "Edges"}
-# What an example has, by the type.
+# Fields of an example, by their types.
 FIELDS = {str: ("id", "unit", "truth"), float: ("prediction",), list: (*PARTS, "atoms", "notes")}
 
 

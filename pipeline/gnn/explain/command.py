@@ -51,7 +51,7 @@ def explain_examples(warm: Warm, asked: ExplainConfig) -> dict[str, list[dict]]:
     rows = stream("explanations", 0).permutation(warm.test_rows)
     error = warm.errors(torch.from_numpy(rows))
     rows, error = rows[~np.isnan(error)], error[~np.isnan(error)]
-    order, is_value = np.argsort(error, kind="stable"), warm.explainer.setup.task.kind == "real values"
+    order, is_value = np.argsort(error, kind="stable"), warm.explainer.tables.are_values
     num_right = len(rows) // 2 if is_value else int((error == 0).sum())
     chosen = {"right": order[:num_right], "wrong": order[num_right:][::-1]}
     return {which: [_example(warm.explainer, row, asked) for row in rows[places[:asked.examples]].tolist()]
@@ -83,7 +83,7 @@ def check(warm: Warm, asked: ExplainConfig) -> str:
         return f"no row of the test has {2 * asked.top} edges: give a smaller top"
     before, *others = np.array(rows).T
     losses = [before - after for after in others]
-    if warm.explainer.setup.task.kind == "real values":
+    if warm.explainer.tables.are_values:
         losses = [abs(loss) for loss in losses]
     lines = [f"{len(rows)} rows of the test that have at least {2 * asked.top} edges ({num_few} with fewer left out), "
              f"{asked.top} edges each; prediction {before.mean():.4f}"]

@@ -79,7 +79,7 @@ class Explainer:
             title, score.label, score.unit, score.prediction, shares.score, shares.baseline, columns[:top], neighbours,
             self.tables.edges(scene, tried[:top], edges), method, totals,
             score.without([Removed(links=links[:top])])[0].lowered if links else None, self._notes(score, len(links)),
-            nodes.sum(1).tolist() if scene.is_graph and self.setup.config.data.source == "smiles" else [])
+            nodes.sum(1).tolist() if scene.is_graph and self.tables.ids.dtype == object else [])  # SMILES
 
     def name_links(self, score: Score, top: int) -> list[int]:
         """Return the links that :meth:`explain` names."""

@@ -30,7 +30,7 @@ class Tables:
 
     def __init__(self, setup: Setup, means: Means, ids: np.ndarray, num_scores: int):
         self._setup, self._data, self._means, self.ids = setup, setup.data, means, ids
-        self._num_scores = num_scores
+        self._num_scores, self.are_values = num_scores, "real values" == setup.task.kind
 
     def columns(self, score: Score, nodes: Tensor) -> pd.DataFrame:
         """Sum the shares of the columns of the targets, given those of all nodes [num_nodes, columns]."""

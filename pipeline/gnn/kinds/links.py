@@ -284,6 +284,12 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, key: str, own: LinkRelati
     return numbers[~unknown]
 
 
+def find_pair(ids: list[str], key: str, predicted: Predicted) -> Int[Tensor, " 2"]:
+    """Find the two nodes that a key names. Raises ValueError as :func:`number_pairs` does."""
+    table = pd.DataFrame([ids], columns=list(PAIR_COLUMNS))
+    return number_pairs(table, ids_of(predicted.whole), f"{key}={','.join(ids)}", link_relation_of(predicted.graph))[0]
+
+
 def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *,
              skips: bool) -> Int[Tensor, "num_pairs num_columns"]:
     """Find the places of ids among those of some nodes.
