@@ -110,7 +110,6 @@ PAGES = [
     Shown("a foreign run with a key that is HTML", configured(**{HTML: HTML}), (ESCAPED,)),
     Shown("explanations with HTML", why(), (f"a: predicted {ESCAPED} (0.5), truth {ESCAPED}",), absent=KEPT),
     Shown("an explanation without its id", why(id=3), problem="run/why.json is damaged: one of the right <*>"),
-    Shown("a share of an atom that is text", why(atoms=["1"]), problem="run/why.json is damaged: one of the right <*>"),
     Shown("an explanation of HTML as a molecule", why(id=HTML, atoms=[0.5]), (
         "The molecule is not drawn, since RDKit reads another one in its SMILES.",), absent=KEPT),
     Shown("runs that differ in a key that is HTML", another(**{HTML: 1}), (ESCAPED,), typed="scripts.report run other"),
