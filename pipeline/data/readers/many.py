@@ -95,12 +95,12 @@ def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_
                 for future in [pool.submit(read_chunk, chunk) for chunk in chunks]:
                     parts.append(future.result())
                     bar.advance()
-            except BrokenProcessPool:
-                raise ValueError("a process that read graphs was killed, perhaps for lack of memory: lower "
-                                 f"data.num_workers={num_workers}") from None
-            except BaseException:  # Ctrl-C, say: leaving the pool would wait for what its processes are doing
+            except BaseException as error:  # Ctrl-C, say: leaving the pool would wait for what its processes are doing
                 for process in set(active_children()) - set(others):
                     process.kill()
+                if isinstance(error, BrokenProcessPool):
+                    raise ValueError("a process that read graphs was killed, perhaps for lack of memory: lower "
+                                     f"data.num_workers={num_workers}") from None
                 raise
     return concatenate(parts)
 
