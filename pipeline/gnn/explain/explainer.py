@@ -33,7 +33,7 @@ class Explainer:
     def __init__(self, setup: Setup, kept: fusion.Kept | None, ids: np.ndarray):
         self.setup, self._keys = setup, LinkKeys(setup.data)
         self.simple, self.means = SimpleMethod(setup, kept, self._keys), Means(setup)
-        self.tables = Tables(setup, self.means, ids, 0 if self.simple.rows is None else self.simple.rows.size(1))
+        self.tables = Tables(setup, self.means, ids)
 
     def scene(self, number: int | Sequence[int]) -> Scene:
         """Take what the prediction of a node, a graph or a pair reads."""

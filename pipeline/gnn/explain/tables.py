@@ -22,15 +22,11 @@ NAMED = 3
 
 
 class Tables:
-    """Names what has shares and drops, by the ids of all nodes of the graph.
+    """Names what has shares and drops, by the ids of all nodes of the graph."""
 
-    Args:
-        num_scores: number of scores of the simple method for a row; 0 without one.
-    """
-
-    def __init__(self, setup: Setup, means: Means, ids: np.ndarray, num_scores: int):
+    def __init__(self, setup: Setup, means: Means, ids: np.ndarray):
         self._setup, self._data, self._means, self.ids = setup, setup.data, means, ids
-        self._num_scores, self.are_values = num_scores, "real values" == setup.task.kind
+        self.are_values = setup.task.kind == "real values"
 
     def columns(self, score: Score, nodes: Tensor) -> pd.DataFrame:
         """Sum the shares of the columns of the targets, given those of all nodes [num_nodes, columns]."""
@@ -107,21 +103,7 @@ class Tables:
 
     @cached_property
     def _channels(self) -> list[list[Channel]]:
-        """The channels of what the model reads of the nodes of each type."""
-        setup, data = self._setup, self._data
-        bare = setup.bare or data
-        found, types = name_nodes(setup.config.data, bare), bare.types
-        if "x_tables" in data:
-            return found
-        width = self._means.nodes.size(1)
-        num_table = 0 if setup.table is None else setup.table.weight.size(1)
-        num_labels = width - data.x.size(1) - num_table
-        front = [Channel("known label")] * num_labels + [Channel("learned vector")] * num_table
-        if self._num_scores and setup.config.task.reads_base:
-            place = 0 if types.homogeneous else types.names.index(cast(str, types.labelled))
-            first = bare.x.size(1) - bare.num_categories if types.homogeneous else types.widths[place]
-            found[place][first:first] = [Channel("simple method")] * self._num_scores
-        return [(front + names + [Channel("")] * width)[:width] for names in found]
+        return self._setup.channels(self._means.nodes.size(1))
 
     def _named(self, scene: Scene, node: int, shares: Tensor) -> list[tuple[str, str, float]]:
         """Return each column of a node with its value, where that is known, and its share."""
