@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -69,11 +70,12 @@ class Links:
     Attributes:
         directions: of a bipartite graph there is one for each side, that of the sources first if it is known.
         is_two_way: whether both ends of a link are sources.
+        relation: of the links; none in a graph of one kind of edges.
     """
 
     def __init__(self, data: Data):
         self.num_nodes, self._pairs = data.num_nodes, {split: data[f"{split}_pairs"].long() for split in SPLITS}
-        own, self._side = link_relation_of(data), None
+        self.relation, self._side = (own := link_relation_of(data)), None
         self._times: Tensor | None = data.get(PAIR_TIMES)
         self.is_two_way, every = own is None, torch.arange(data.num_nodes)
         if own is not None:
@@ -117,8 +119,9 @@ class Links:
         """Return the pairs that are linked before a split, both ways round, sorted by source."""
         return self._both_ways(SPLITS[:SPLITS.index(split)])
 
+    @cached_property
     def everything(self) -> Int[Tensor, "num_known 2"]:
-        """Return all links, both ways round, sorted by source."""
+        """All links, both ways round, sorted by source."""
         return self._both_ways(SPLITS)
 
     def _both_ways(self, splits: Sequence[str]) -> Tensor:

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.links import LinkRelation, link_relation_of
+from parallel_epochs.pipeline.data.links import LinkRelation
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
-from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best, with_pairs
+from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
@@ -71,18 +70,16 @@ def read(asked: GNNPredictConfig, run: str) -> Asked:
         ("output_nodes", asked.output_nodes), ("candidates", asked.candidates))))
 
 
-def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> Question:
+def find(given: Asked, links: Links, ids: np.ndarray, asked: GNNPredictConfig) -> Question:
     """Find the sources and the candidates that a question names.
 
     Args:
-        data: a graph with pairs; one without any is a new one, whose edges are its links.
         ids: of all nodes.
 
     Raises:
         ValueError: an id names no node, or no source or no candidate is left.
     """
-    own, links = link_relation_of(data), Links(with_pairs(data))
-    directions = links.directions
+    own, directions = links.relation, links.directions
     if given.candidates is not None:
         chosen = _numbers(given.candidates, ids, own, "target", asked.candidates, "candidates",
                           skips=asked.skip_unknown)
@@ -105,7 +102,7 @@ def find(given: Asked, data: Data, ids: np.ndarray, asked: GNNPredictConfig) -> 
         key = "candidates" if asked.candidates is None else f"candidates={asked.candidates}"
         raise ValueError(f"{key} names no node that can be a target of the "
                          f"{count(len(sources), 'source')}, which are on the other side of the links")
-    known = links.everything() if asked.filtered else links.everything()[:0]
+    known = links.everything if asked.filtered else links.everything[:0]
     return Question(sources, directions, known, asked.top or 0)
 
 

@@ -27,7 +27,9 @@ from parallel_epochs.pipeline.gnn.kinds.links import find_pair, ids_of
 from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
+from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links, with_pairs
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -148,12 +150,22 @@ class Warm:
     def top(self, k: int, sources: list[str] | None, candidates: list[str] | None, *,
             filtered: bool) -> pd.DataFrame:
         """Rank the likeliest targets; see :meth:`pipeline.model.Model.top`."""
-        predicted, asked = self._predicted, replace(self._asked, top=k, filtered=filtered)
-        for name, ids in (("sources", sources), ("candidates", candidates)):
-            if ids is not None and (not ids or len(set(ids)) < len(ids)):
+        ids, asked = cast(np.ndarray, self._predicted.ids), replace(self._asked, top=k, filtered=filtered)
+        for name, given in (("sources", sources), ("candidates", candidates)):
+            if given is not None and (not given or len(set(given)) < len(given)):
                 raise ValueError(f"{name} must hold ids, each once")
-        question = top.find(top.Asked(sources, candidates), predicted.graph, cast(np.ndarray, predicted.ids), asked)
-        return self._kind.table(replace(predicted, question=question), asked).frame()
+        question = top.find(top.Asked(sources, candidates), self._links, ids, asked)
+        return top.table_of(ids, question.answer(self._score), len(question.sources)).frame()
+
+    @cached_property
+    def _links(self) -> Links:
+        return Links(with_pairs(cast(Data, self._predicted.graph)))
+
+    @cached_property
+    def _score(self) -> BlockScorer:
+        """Scores of links, with the paths that they are computed from."""
+        predicted = self._predicted
+        return cast(LinkTask, predicted.task).score_by(predicted.model, predicted.rows, of_test=True)
 
     @cached_property
     def vectors(self) -> Tensor:

@@ -35,7 +35,11 @@ class Rows:
 
     def __init__(self, table: pd.DataFrame | Mapping[str, np.ndarray], ids: np.ndarray | None = None):
         columns = {name: table[name].to_numpy() for name in table} if isinstance(table, pd.DataFrame) else table
-        self._columns = [(f"{json.dumps(str(name))}:", column, _writer_of(column)) for name, column in columns.items()]
+        self._columns = list(columns.values())
+        self._writers = [_writer_of(column) for column in self._columns]
+        names = [json.dumps(str(name)).replace("%", "%%") for name in columns]
+        forms = [f"{name}:{form}" for name, (form, _) in zip(names, self._writers)]
+        self._form = f"{{{','.join(forms)}}}"
         self.ids = np.empty(0, object) if ids is None else ids.astype(str).astype(object)
         self._places = dict(zip(self.ids, range(len(self.ids))))
         self._kept, self._size = dict[str, bytes](), 0
@@ -69,15 +73,25 @@ class Rows:
         return found
 
     def _encode(self, row: int) -> bytes:
-        return b"{%s}" % ",".join([name + write(column[row]) for name, column, write in self._columns]).encode()
+        cells = [column[row] if write is None else write(column[row])
+                 for column, (_, write) in zip(self._columns, self._writers)]
+        return (self._form % tuple(cells)).encode()
 
 
-def _writer_of(column: np.ndarray) -> Callable[[Any], str]:
-    """Choose what writes a cell of a column; digits are enough to read the same number again."""
+def _writer_of(column: np.ndarray) -> tuple[str, Callable[[Any], str] | None]:
+    """Choose the form of the cells of a column, and what writes a cell as a text, if that has to be.
+
+    Digits are enough to read the same number again.
+    """
     if column.ndim > 1:
-        write = _writer_of(column[:0].reshape(-1))
-        return lambda cells: f"[{','.join(map(write, cells))}]"
+        form, write = _writer_of(column.reshape(-1))
+        return "%s", lambda cells: f"[{','.join([form % cell if write is None else write(cell) for cell in cells])}]"
+    if column.dtype.kind in "iu":
+        return "%d", None
+    if column.dtype.kind == "b":
+        return "%s", lambda cell: str(cell).lower()
     if column.dtype.kind == "f":
-        digits = ".9g" if column.dtype.itemsize <= 4 else ".17g"
-        return lambda cell: format(cell, digits) if np.isfinite(cell) else "null"
-    return str if column.dtype.kind in "iu" else lambda cell: json.dumps(cell, default=str)
+        form = "%.9g" if column.dtype.itemsize <= 4 else "%.17g"
+        return (form, None) if np.isfinite(column).all() else (
+            "%s", lambda cell: form % cell if np.isfinite(cell) else "null")
+    return "%s", lambda cell: json.dumps(cell, default=str)
