@@ -99,7 +99,7 @@ def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
     if columns == "class":
         assert list(some) == ["id", "split", "class", "probability"]
         assert some["class"].tolist() == scores.argmax(1).tolist()
-        assert np.allclose(some["probability"], scores.max(1), atol=1e-6)  # of their neighbourhood: the last bits differ
+        assert np.allclose(some["probability"], scores.max(1), atol=1e-6)  # another batch: the last bits differ
     else:
         assert np.array_equal(some[["class_1", "class_2", "class_3"]], (-scores).argsort(1))
         assert np.allclose(some[["probability_1", "probability_2", "probability_3"]], -np.sort(-scores), atol=1e-6)
