@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import LinkRelation
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
-from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best
+from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best, with_pairs
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
@@ -68,6 +69,11 @@ def read(asked: GNNPredictConfig, run: str) -> Asked:
                              f"targets of each source for {run}. Leave one of them out")
     return Asked(*(None if path is None else read_ids(path, name) for name, path in (
         ("output_nodes", asked.output_nodes), ("candidates", asked.candidates))))
+
+
+def links_of(data: Data) -> Links:
+    """Return the links of a graph with pairs; one without any is a new one, whose edges are its links."""
+    return Links(with_pairs(data))
 
 
 def find(given: Asked, links: Links, ids: np.ndarray, asked: GNNPredictConfig) -> Question:

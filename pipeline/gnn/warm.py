@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.gnn.kinds.links import find_pair, ids_of
 from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
-from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links, with_pairs
+from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -159,7 +159,7 @@ class Warm:
 
     @cached_property
     def _links(self) -> Links:
-        return Links(with_pairs(cast(Data, self._predicted.graph)))
+        return top.links_of(cast(Data, self._predicted.graph))
 
     @cached_property
     def _score(self) -> BlockScorer:

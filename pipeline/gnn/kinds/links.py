@@ -26,7 +26,6 @@ from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.network import LinkNetwork
-from parallel_epochs.pipeline.gnn.ranking import Links, with_pairs
 from parallel_epochs.pipeline.gnn.simple.links import of_links
 from parallel_epochs.pipeline.gnn.simple.rankings import of_rankings
 from parallel_epochs.pipeline.gnn.table import Table
@@ -133,7 +132,7 @@ class LinkKind(Kind):
                                  "pairs=FILE")
             return None
         if isinstance(given, top.Asked):
-            return top.find(given, Links(with_pairs(data)), ids_of(whole), asked)
+            return top.find(given, top.links_of(data), ids_of(whole), asked)
         own = link_relation_of(data)
         if isinstance(given, pd.DataFrame):
             return number_pairs(given, ids_of(whole), "pairs" if asked.pairs is None else f"pairs={asked.pairs}", own,
