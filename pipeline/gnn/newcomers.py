@@ -307,6 +307,10 @@ def _check_row(place: str, row: object, columns: Sequence[str]) -> None:
     """Refuse a row that is no object, lacks a column, has another one, or holds a cell that is no single value."""
     if not isinstance(row, Mapping):
         raise ValueError(f"{place} must be an object with the columns {', '.join(columns)}")
+    if len(row) == len(columns) and all(name in row for name in columns) and all(
+            cell is None or type(cell) in (int, float, bool) or type(cell) is str and cell.isprintable()
+            for cell in row.values()):
+        return  # as nearly all are, in a fifth of the time
     if missing := [name for name in columns if name not in row]:
         raise ValueError(f"{place} lacks the column {missing[0]!r}; write null for an empty cell")
     for name, cell in row.items():

@@ -9,7 +9,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import numpy as np
@@ -180,11 +180,14 @@ class Encoder:
 
     def _cells(self, what: str, rows: Sequence[Row], values: Values) -> list[np.ndarray]:
         """Cast the cells of columns of numbers and of dates; NaN where they are empty."""
-        found = []
+        found, largest = [], float(LARGEST)
         for option, name in values.columns:
-            texts = self.texts([{name: int(row[name]) if isinstance(row[name], bool) else row[name]} for row in rows],
-                               name)
-            cells = (self._casts.times if option == "dates" else self._casts.numbers)(texts)
+            given = [int(row[name]) if isinstance(row[name], bool) else row[name] for row in rows]
+            if option != "dates" and given and all(type(cell) is float and abs(cell) <= largest for cell in given):
+                texts, cells = cast(list[Any], given), np.array(given)
+            else:
+                texts = cast(list[Any], self.texts([{name: cell} for cell in given], name))
+                cells = (self._casts.times if option == "dates" else self._casts.numbers)(texts)
             for place in np.flatnonzero(np.isnan(cells)):
                 text = texts[place]
                 if text is not None and (option == "dates" or text.strip(" ").lower() != "nan"):
