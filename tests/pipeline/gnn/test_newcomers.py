@@ -2,6 +2,7 @@
 
 import copy
 import math
+import math
 
 import numpy as np
 import pandas as pd
@@ -160,6 +161,16 @@ def test_a_wrong_row_is_named(wide, row, edge, message):
         wide.newcomers().predict([row], [WIDE_EDGES[0] | edge])
     with pytest.raises(ValueError, match="rows must have different ids"):
         wide.newcomers().predict([WIDE[0], WIDE[0]])
+
+
+def test_numbers_are_encoded_as_their_texts_are(wide):
+    numbers = ("age", "pay", "size")
+    rows = [{**WIDE[0], "id": f"n{place}", **dict.fromkeys(numbers, 0.1 + place)} for place in range(3)]
+    texts = [row | {name: str(row[name]) for name in numbers} for row in rows]
+    found, expected = (wide.newcomers().encode_rows(given, []).nodes.x for given in (rows, texts))
+    assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match=r"rows\[1\]: the cell of size holds 'inf', which is not a finite number"):
+        wide.newcomers().encode_rows([rows[0], rows[1] | {"size": math.inf}], [])
 
 
 def test_requests_that_are_answered_together_do_not_meet(wide):
