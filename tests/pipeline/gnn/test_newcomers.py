@@ -2,7 +2,6 @@
 
 import copy
 import math
-import math
 
 import numpy as np
 import pandas as pd
