@@ -1,5 +1,7 @@
 """`python -m pipeline.serve` as a process: signals, clients that hang, ports in use, stores that are replaced."""
 
+import asyncio
+import gc
 import http.client
 import json
 import os
@@ -11,11 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline import serve
+from parallel_epochs.pipeline.command.service import ServeConfig
 from tests.helpers.running import ROOT
 from tests.pipeline.test_model import SMALL, people
 
@@ -159,6 +164,17 @@ def _linked(tmp_path, target):
     new = tmp_path / "new"
     new.symlink_to(target)
     return new
+
+
+def test_the_garbage_collector_leaves_out_what_is_open(folder):
+    app = serve.build(ServeConfig(str(folder / "run")), None)
+    try:
+        assert (before := gc.get_freeze_count()) > 10_000
+        old = weakref.ref(app.answers)
+        asyncio.run(app.reload())
+        assert old() is None and 0.9 * before < gc.get_freeze_count() < 1.1 * before
+    finally:
+        gc.unfreeze()
 
 
 def test_two_services_share_a_store_that_may_be_removed(folder, tmp_path):
