@@ -97,7 +97,7 @@ docs: $(VENV)/.installed-docs
 
 # Puts the pages of a version, make site-version VERSION=1.2.3, on the branch gh-pages, beside those of others.
 site-version: $(VENV)/.installed-docs
-	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases "$(basename $(VERSION))" latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 SITE_VERSIONS=mike mike deploy --update-aliases "$(basename $(VERSION))" latest
 	PATH="$(CURDIR)/$(BIN):$$PATH" mike set-default latest
 
 # A wheel, dist/*.whl, with every kernel compiled for each level of vector instructions: for this machine, or for

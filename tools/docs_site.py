@@ -57,7 +57,8 @@ def on_page_markdown(markdown, page, **_):
 def _describe(mark: re.Match) -> str:
     """Write out the class or function that a mark of the reference names, and the public methods of a class."""
     found = PACKAGE[mark[1].partition(".")[2]]
-    public = [member for name, member in found.members.items() if member.is_function and not name.startswith("_")]
+    members = {**found.inherited_members, **found.members}
+    public = [member for name, member in members.items() if member.is_function and not name.startswith("_")]
     return "\n\n".join(part for one in [found, *public] if one.docstring for part in (
         f"### {one.path.removeprefix(found.parent.path + '.')}", f"```python\n{one.signature()}\n```",
         one.docstring.value))
