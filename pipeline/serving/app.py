@@ -31,8 +31,9 @@ ROUTES = {"/predict": "POST", "/top": "POST", "/explain": "POST", "/reload": "PO
 JSON, TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 # A client that goes on sending a body is not read any more.
 CLOSE = (b"connection", b"close")
-# Seconds for such a client to read the answer: it would find the connection broken if that were closed at once.
-DRAIN_SECONDS = 1.0
+# Seconds for such a client to read the answer, which it would not find if the connection were closed at once, and bytes
+# of its body that are dropped then.
+DRAIN_SECONDS, DRAIN_BYTES = 1.0, 1 << 25
 # Letters of a message of an error, at most.
 MOST_LETTERS = 1000
 
@@ -212,12 +213,12 @@ class App:
 
 
 async def _drain(receive: Receive, seconds: float) -> None:
-    """Drop the rest of a body, until it ends, the client has gone, or its time is over."""
-    end = time.perf_counter() + seconds
+    """Drop the rest of a body, until it ends, the client has gone, its time is over, or it goes on for long."""
+    end, size = time.perf_counter() + seconds, 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while time.perf_counter() < end and (await receive()).get("more_body", False):
-                pass
+            while time.perf_counter() < end and size < DRAIN_BYTES and (message := await receive()).get("more_body"):
+                size += len(message.get("body", b""))
 
 
 def _parse(body: bytes) -> dict[str, Any]:
