@@ -81,7 +81,7 @@ def test_new_rows_that_arrive_together_are_computed_together(app, model, monkeyp
     each = newcomers.predict_each
 
     def predict_each(asked, **more):
-        while not sizes and len(app._worker) < 4:  # the others wait while the first one is computed
+        while not sizes and len(asked) + len(app._worker) < 5:  # the others wait while the first ones are computed
             time.sleep(0.01)
         sizes.append(len(asked))
         return each(asked, **more)
@@ -95,7 +95,8 @@ def test_new_rows_that_arrive_together_are_computed_together(app, model, monkeyp
             return await asyncio.gather(*(client.post("/predict", json={"rows": own, "edges": edges}) for own in rows))
 
     found = asyncio.run(several())
-    assert [answer.status_code for answer in found] == [200, 200, 400, 200, 200] and len(sizes) == 2
+    assert [answer.status_code for answer in found] == [200, 200, 400, 200, 200]
+    assert len(sizes) <= 2 and sum(sizes) == 5
     assert "rows[0]: the cell of age holds 'old'" in found[2].json()["error"]
     for answer, own in zip(found, rows):
         if own[0]["age"] != "old":
