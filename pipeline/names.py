@@ -26,6 +26,9 @@ FIRST_SOURCE = "first_source"
 TEXT_SCORES = "text_scores"
 # Arrays of a prepared graph: TF-IDF of the texts of its nodes, the sparse matrix that linear models read.
 TERMS = ("text_ptr", "text_terms", "text_weights")
+# Values of a graph that is a part of another one: the sums of the weights of all edges that end at its nodes there, and
+# the mean label there.
+WHOLE_DEGREE, WHOLE_MEAN = "whole_degree", "whole_mean"
 # Value of a graph with the columns of x that hold the scores of a simple method.
 BASE_COLUMNS = "base_columns"
 # The value of a prepared graph that is true if log(1 + label) is learned of real values.

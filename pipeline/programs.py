@@ -179,21 +179,30 @@ def _run_package(content: bytes, program: Program) -> Any:
         return torch._inductor.aoti_load_package(file.name)(**program.checks)
 
 
-def _extreme(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
-    """Compute the largest or smallest of entries, of which onnxruntime leaves out NaN, and put NaN where one is."""
-    if "nan" in _EXTREME or reduce not in ("amax", "amin"):
-        return NotImplemented  # the operator itself
-    _EXTREME.add("nan")
-    try:
-        found = torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
-    finally:
-        _EXTREME.clear()
-    is_nan = torch.scatter_add(torch.zeros_like(x), dim, index, source.isnan().to(x.dtype)) > 0
-    return torch.where(is_nan, torch.nan, found)
+def _keep_nan() -> Callable[..., Tensor]:
+    """Return what computes the largest or smallest of entries, of which onnxruntime leaves out NaN, and puts NaN where
+    one is.
+    """
+    is_inside = False
+
+    def extreme(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *,
+                include_self: bool = True) -> Tensor:
+        nonlocal is_inside
+        if is_inside or reduce not in ("amax", "amin"):
+            return NotImplemented  # the operator itself
+        is_inside = True
+        try:
+            found = torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+        finally:
+            is_inside = False
+        is_nan = torch.scatter_add(torch.zeros_like(x), dim, index, source.isnan().to(x.dtype)) > 0
+        return torch.where(is_nan, torch.nan, found)
+
+    return extreme
 
 
 def _to_onnx(traced: ExportedProgram, program: Program) -> bytes:
-    traced = traced.run_decompositions({torch.ops.aten.scatter_reduce.two: _extreme})
+    traced = traced.run_decompositions({torch.ops.aten.scatter_reduce.two: _keep_nan()})
     found = torch.onnx.export(traced, (), kwargs=program.inputs, dynamo=True, verbose=False,
                               output_names=list(program.outputs))
     assert found is not None
@@ -220,7 +229,6 @@ def _run_onnx(content: bytes, program: Program) -> Any:
         name: tensor.numpy() for name, tensor in program.checks.items()})))
 
 
-_EXTREME = set[str]()
 Encode = Callable[[ExportedProgram, Program], bytes]
 # Functions that write and run programs, by the end of the file's name. The first that fits counts.
 FORMATS: dict[str, tuple[Encode, Callable[[bytes, Program], Any]]] = {

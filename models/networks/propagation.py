@@ -27,6 +27,8 @@ class NormalizedAdjacency:
         edge_index: [2, num_edges], a tensor or an ``EdgeIndex``, whose self-loops and duplicates count.
         num_nodes: number of nodes.
         weight: weights of the edges, not negative, of which A and D hold the sums. None: 1 each.
+        degree: what D holds, [num_nodes], where the graph is a part of another one. Where only some of the edges are
+            here that end at a node, their sum is scaled to all of them. None: the sums of these edges.
         kernel: as for :func:`models.messages.update_all`.
 
     Raises:
@@ -34,23 +36,26 @@ class NormalizedAdjacency:
     """
 
     def __init__(self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int, *,
-                 weight: Float[Tensor, " num_edges"] | None = None, kernel: str = "auto"):
+                 weight: Float[Tensor, " num_edges"] | None = None,
+                 degree: Float[Tensor, " num_nodes"] | None = None, kernel: str = "auto"):
         self._edges, self._kernel, self.num_nodes = edge_index, kernel, num_nodes
         self._weight = None if weight is None else weight.unsqueeze(1)
-        degree = find_degrees(edge_index, num_nodes).in_degree.float() if weight is None else \
+        own = find_degrees(edge_index, num_nodes).in_degree.float() if weight is None else \
             self._sum(torch.ones(num_nodes, 1)).squeeze(1)
+        degree = own if degree is None else degree
         self._scale = degree.masked_fill(degree == 0, torch.inf).rsqrt().unsqueeze(1)
+        self._scale_dst = self._scale * (degree / own).nan_to_num_(0.0, posinf=0.0).unsqueeze(1)
 
     def __matmul__(self, x: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
         """Return ``S x``."""
-        return self._sum(x * self._scale).mul_(self._scale)
+        return self._sum(x * self._scale).mul_(self._scale_dst)
 
     def square_diagonal(self) -> Float[Tensor, "num_nodes one"]:
         """Return the diagonal of ``S S``: what comes back to a node in two steps."""
         src, dst = plain_edges(self._edges)
         weight = torch.ones(len(src)) if self._weight is None else self._weight.squeeze(1)
         matrix = sp.coo_array((weight.numpy(), (dst.numpy(), src.numpy())), shape=(self.num_nodes,) * 2).tocsr()
-        square = self._scale.square()
+        square = self._scale * self._scale_dst
         return torch.from_numpy(matrix.multiply(matrix.T) @ square.numpy()).mul_(square)
 
     def _sum(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+import scipy.sparse as sp
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.pipeline.data.degrees import count_degrees, scale_degrees
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.graph.sampling import GrowingSampler, NeighborSampler, TooMany
+from parallel_epochs.pipeline.graph.sampling import GrowingSampler, TooMany
 from parallel_epochs.pipeline.graph.subgraph import attach
 from parallel_epochs.pipeline.names import MASKS
 
@@ -39,9 +40,8 @@ def take(data: Data, nodes: Int[Tensor, " num_nodes"], num_hops: int, limit: flo
     Returns:
         A batch whose first nodes and ``target`` are `nodes`, in their order; none where it has too many edges.
     """
-    sampler = GrowingSampler(data.edge_index, [-1] * num_hops, nodes.new_empty(2, 0), 0, limit)
     try:
-        edge_index, found, place = sampler.sample(nodes, 0)
+        edge_index, found, place, _ = GrowingSampler(data.edge_index).sample_around(nodes, 0, [-1] * num_hops, limit)
     except TooMany:
         return None
     batch = attach(data, edge_index, found, place)
@@ -57,11 +57,13 @@ class NewNodes:
         x: features of the new nodes, without degrees, float32.
         edges: ends of the edges, sorted by destination, then source, int64; a new node is at one end or both.
         edge_attr: features of the edges, float32; none without them.
+        terms: TF-IDF of the texts of the new nodes, as linear models read it; none where no model does.
     """
 
     x: Float[Tensor, "num_new channels"]
     edges: Int[Tensor, "2 num_edges"]
     edge_attr: Float[Tensor, "num_edges edge_channels"] | None
+    terms: sp.csr_array | None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Surroundings:
         src: source of each edge, numbered as `nodes`, int64.
         ptr: where the edges of each node begin, int64.
         x, edge_attr: features, float32.
-        num_new: number of the new nodes.
+        new: the new nodes.
         is_bounded: whether edges of known nodes are left out.
     """
 
@@ -82,8 +84,13 @@ class Surroundings:
     ptr: Int[Tensor, " num_nodes_plus_1"]
     x: Float[Tensor, "num_nodes channels"]
     edge_attr: Float[Tensor, "num_edges edge_channels"] | None
-    num_new: int
+    new: NewNodes
     is_bounded: bool
+
+    @property
+    def num_new(self) -> int:
+        """The number of the new nodes."""
+        return len(self.new.x)
 
 
 class Growing:
@@ -97,7 +104,7 @@ class Growing:
 
     def __init__(self, data: Graph, moments: Float[Tensor, "2 columns"] | None, seed: int):
         self._data, self._moments, self._key = data, moments, mix(seed + GOLDEN & MASK)
-        self._sampler = NeighborSampler(data.edge_index, [])
+        self._sampler = GrowingSampler(data.edge_index)
 
     @cached_property
     def _degrees(self) -> Tensor:
@@ -113,16 +120,16 @@ class Growing:
         Returns:
             None where a pass over the whole graph takes less time.
         """
-        num_known, edges = self._data.num_nodes, self._data.edge_index
-        sampler = GrowingSampler(edges, [max_neighbors or -1] * num_hops, new.edges, len(new.x),
-                                 most_edges(edges.size(1)))
+        num_known = self._data.num_nodes
         try:
-            found, nodes, place = sampler.sample(torch.arange(num_known, num_known + len(new.x)), self._key)
+            found, nodes, place, is_bounded = self._sampler.sample_around(
+                torch.arange(num_known, num_known + len(new.x)), self._key, [max_neighbors or -1] * num_hops,
+                most_edges(self._data.edge_index.size(1)), new.edges)
         except TooMany:
             return None
         (ptr, src), _ = found.get_csc()
-        return Surroundings(nodes, src, ptr, self._features(nodes, new), self._edge_features(place, new), len(new.x),
-                            sampler.is_bounded)
+        return Surroundings(nodes, src, ptr, self._features(nodes, new), self._edge_features(place, new), new,
+                            is_bounded)
 
     def _features(self, nodes: Tensor, new: NewNodes) -> Tensor:
         x, num_own, num_new = self._data.x, new.x.size(1), len(new.x)
@@ -148,7 +155,7 @@ class Growing:
         found[is_new] = new.edge_attr[place[is_new] - len(own)]
         return found
 
-    def join(self, parts: Sequence[Surroundings]) -> Data:
+    def join(self, parts: Sequence[Surroundings]) -> Graph:
         """Join the surroundings of several groups of new nodes, which do not meet, to a batch whose targets these are.
         """
         num_nodes, num_edges = ([0, *accumulate(map(len, sizes))] for sizes in zip(*(
@@ -158,8 +165,8 @@ class Growing:
         src = torch.cat([part.src + first for part, first in zip(parts, num_nodes)])
         target = torch.cat([torch.arange(len(part.nodes)) < part.num_new for part in parts])
         nodes = torch.cat([part.nodes for part in parts])
-        batch = Data(x=torch.cat([part.x for part in parts]), num_nodes=num_nodes[-1], n_id=nodes, target=target,
-                     edge_index=self._sampler.edges_of(src, ptr))
+        batch = Graph(x=torch.cat([part.x for part in parts]), num_nodes=num_nodes[-1], n_id=nodes, target=target,
+                      edge_index=self._sampler.edges_of(src, ptr))
         if parts[0].edge_attr is not None:
             batch.edge_attr = torch.cat([part.edge_attr for part in parts if part.edge_attr is not None])
         known = nodes.where(~target, 0)

@@ -195,8 +195,8 @@ def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, da
         base = link_fusion.base_of(kept)
     elif kept is not None:
         base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
-        data = bases.show(config, data, base, kept.moments)
-    setup = Setup(_for_prediction(kind, data), data, device, base=base)
+    shown = bases.show(config, data, base, None if kept is None else kept.moments)
+    setup = Setup(_for_prediction(kind, shown), shown, device, base=base, bare=data)
     setup.task.label_moments = learned.labels
     if config.train.label_input and not bool(data.train_mask.any()):
         log.warning("the model reads labels of neighbours (train.label_input), and none of %s are known%s", origin,

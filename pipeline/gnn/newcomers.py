@@ -1,5 +1,6 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.cache import load_own
+from parallel_epochs.pipeline.data.degrees import add_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.gnn import answers, fusion, label_scores, neighborhood, new_data
+from parallel_epochs.pipeline.data.propagate import propagate
+from parallel_epochs.pipeline.gnn import answers, bases, fusion, label_scores, neighborhood, new_data
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.ids import ids_of
@@ -23,7 +26,10 @@ from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple.base import Base
+from parallel_epochs.pipeline.gnn.simple.near import NearBase, reach_of
 from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.names import MASKS, TERMS
 from parallel_epochs.pipeline.run.checkpoint import fitting
@@ -41,12 +47,10 @@ class Asked:
 
     Attributes:
         ids: of the rows.
-        terms: of their texts, as linear models read them; none where no model does.
     """
 
     ids: list[str]
     nodes: neighborhood.NewNodes
-    terms: sp.csr_array | None
 
 
 class Near(NamedTuple):
@@ -99,25 +103,38 @@ class Newcomers:
         self.columns = self._encoder.describe()
         self._model: torch.nn.Module | None = None
         self._around: neighborhood.Growing | None = None
+        self._base: NearBase | None = None
+        kept = fusion.read_kept(run)
+        # The simple method, if it has a part in the answers.
+        self._kept = kept if kept is not None and (kept.share or config.task.reads_base) else None
         self._round, self._epoch = new_data.place_of(state, is_best=run.is_best)
-        self.needs_graph = self._why_whole() or self._open_around()
-
-    def _why_whole(self) -> str:
-        """Say why the whole graph has a part in the answer for a new row; empty where the network alone has."""
-        kept, config = fusion.read_kept(self._run), self._run.config
-        if kept is not None and (kept.share or config.task.reads_base):
-            return f"a simple method has a part in the answers ({kept.title})"
-        if config.data.propagate or self._learned.summaries is not None:
-            return "features are averaged along edges (data.propagate or data.summaries)"
-        return ""
+        self.needs_graph = self._open_around()
 
     def _open_around(self) -> str:
-        """Set up the graph of the training, around whose nodes new ones are; returns why the model reads all of it."""
-        self._setup = self._set_up(self._grow(None))
-        self._num_hops, reason = count_hops(self._setup.model)
-        if not reason:
-            self._around = neighborhood.Growing(self._setup.data, self._learned.degrees, self._run.config.seed)
-        return reason
+        """Set up the graph of the training, around whose nodes new ones are; returns why the answer needs all of it."""
+        config, kept = self._run.config, self._kept
+        if self._learned.summaries is not None:
+            return "features are summaries of the graph (data.summaries)"
+        reach = None if kept is None else reach_of(kept.fitted, self._graph)
+        if kept is not None and reach is None:
+            return f"a simple method that reads the whole graph has a part in the answers ({kept.title})"
+        self._setup = setup = self._set_up(self._grow(None))
+        data, hops = copy.copy(cast(Graph, setup.bare)), config.data.propagate
+        is_alone = kept is not None and kept.share == 1
+        self._num_hops, reason = (0, "") if is_alone else count_hops(setup.model)
+        if reason:
+            return reason
+        if kept is not None and reach is not None:
+            is_read = config.task.reads_base and not is_alone  # at each node that the network reads
+            self._base = NearBase(kept.fitted, reach, data, cast(NodeTask, setup.task), scores_all=is_read)
+            self._num_hops = self._num_hops + reach.num_hops if is_read else max(self._num_hops, reach.num_hops)
+        if hops:
+            own = self._grow(None)
+            if self._learned.degrees is not None:
+                add_degrees(own, self._learned.degrees, num_last=config.data.num_last)
+            data.x, self._num_hops = own.x, self._num_hops + hops
+        self._around = neighborhood.Growing(data, self._learned.degrees, config.seed)
+        return ""
 
     def predict(self, rows: Sequence[Row], edges: Sequence[Row] = (), *,
                 max_neighbors: int | None = None) -> pd.DataFrame:
@@ -167,14 +184,29 @@ class Newcomers:
 
     def take(self, asked: Asked, max_neighbors: int | None = None) -> neighborhood.Surroundings | None:
         """Take the neighbourhood of new rows; none where the whole graph has to be predicted."""
-        return None if self._around is None else self._around.take(asked.nodes, self._num_hops, max_neighbors)
+        if self._around is None or self._base is not None and not self._base.fits(asked.nodes):
+            return None
+        return self._around.take(asked.nodes, self._num_hops, max_neighbors)
 
     @torch.no_grad()
     def forward(self, parts: Sequence[neighborhood.Surroundings]) -> Tensor:
         """Predict new rows from their neighbourhoods, all in one batch [num_rows, columns], float32."""
-        batch = cast(neighborhood.Growing, self._around).join(parts).to(self._device)
+        batch, kept = cast(neighborhood.Growing, self._around).join(parts), self._kept
+        if num_hops := self._run.config.data.propagate:
+            batch.x, _ = propagate(batch, num_hops, self._learned.hops)
+        if self._base is None or kept is None:
+            return self._forward(batch)
+        scores = self._base.score(batch, parts)
+        own = cast(NodeTask, self._setup.task).from_learned(scores[batch.target])
+        if kept.share == 1:
+            return own
+        base = Base(kept.name, kept.title, scores, {}, kept.reads_labels, 0.0, {})
+        return fusion.mix(self._forward(bases.show(self._run.config, batch, base, kept.moments)), own, kept.share)
+
+    def _forward(self, batch: Graph) -> Tensor:
+        """Predict new rows by the network."""
         with autocast(self._device, self._run.config.train.precision):
-            return self._setup.task.predict(self._setup.model, batch)[1].float().cpu()
+            return self._setup.task.predict(self._setup.model, batch.to(self._device))[1].float().cpu()
 
     def _answer_near(self, near: Sequence[Near], found: dict[int, Table | Exception]) -> None:
         rows = self.forward([each.part for each in near])
@@ -260,7 +292,7 @@ class Newcomers:
                            np.int64).reshape(2, len(edges))
         x, terms = self._encoder.rows(rows, ends)
         found, attr = self._encoder.edges(edges, numbers, range(len(known), len(known) + len(ids)))
-        return Asked(ids, neighborhood.NewNodes(x, found, attr), terms)
+        return Asked(ids, neighborhood.NewNodes(x, found, attr, terms))
 
     def _grow(self, asked: Asked | None) -> Graph:
         """Put new nodes and their edges behind the graph of the training; none leave it as it is."""
@@ -279,7 +311,7 @@ class Newcomers:
         for mask in MASKS:
             grown[mask] = torch.cat([own[mask], torch.zeros(num_new, dtype=torch.bool)])
         if TERMS[0] in own:
-            terms = cast(sp.csr_array, asked.terms)
+            terms = cast(sp.csr_array, asked.nodes.terms)
             for name, values in zip(TERMS, (own[TERMS[0]][-1].item() + terms.indptr[1:], terms.indices, terms.data)):
                 grown[name] = torch.cat([own[name], torch.from_numpy(values).to(own[name].dtype)])
         return grown

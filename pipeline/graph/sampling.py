@@ -6,6 +6,7 @@ or on the draws before it.
 """
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -90,7 +91,7 @@ class NeighborSampler:
             the numbers of its nodes in the graph, the seeds first, each hop behind the one before; and the positions
             of its edges in the graph, ascending for each destination. All int64.
         """
-        hops, ptrs, positions, sources = [seeds], [seeds.new_zeros(1)], [], []
+        hops, ptrs, positions, sources = [seeds], [seeds.new_zeros(1)], [seeds.new_empty(0)], [seeds.new_empty(0)]
         num_nodes, num_edges = seeds.numel(), 0
         self._local[seeds] = torch.arange(num_nodes, dtype=torch.int32, device=seeds.device)
         try:
@@ -196,35 +197,50 @@ class TooMany(Exception):
 
 
 class GrowingSampler(NeighborSampler):
-    """Draws from a graph behind whose nodes new ones stand, which is never built.
+    """Draws from a graph behind whose nodes new ones stand, each time others. The graph of both is never built.
 
     Args:
-        edge_index, num_neighbors: of the graph, as for :class:`NeighborSampler`. They bound the edges of the graph
-            alone: new edges are all taken.
-        new: ends of the new edges, sorted by destination, then source [2, num_new_edges], int64. Their positions are
-            behind those of the graph.
-        num_new: number of the new nodes.
-        most_edges: that a sample may have.
-
-    Attributes:
-        is_bounded: whether an edge was left out.
+        edge_index: of the graph, as for :class:`NeighborSampler`.
     """
 
-    def __init__(self, edge_index: EdgeIndex, num_neighbors: Sequence[int], new: Int[Tensor, "2 num_new_edges"],
-                 num_new: int, most_edges: float):
-        super().__init__(edge_index, num_neighbors)
-        self._new, self._left, self.is_bounded = new, most_edges, False
-        self._local = torch.cat([self._local, self._local.new_full((num_new,), -1)])
+    def __init__(self, edge_index: EdgeIndex):
+        super().__init__(edge_index, [])
+        self._num_known, self._lock = len(self._local), threading.Lock()
+
+    def sample_around(self, seeds: Int[Tensor, " num_seeds"], key: int, num_neighbors: Sequence[int],
+                      most_edges: float, new: Int[Tensor, "2 num_new_edges"] | None = None,
+                      ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"], bool]:
+        """Draw the neighbours of nodes, then of those that are new, and so on, see :meth:`sample`.
+
+        Args:
+            seeds: distinct node numbers, int64; those of all new nodes are among them.
+            num_neighbors: most edges of the graph that are drawn for a node in each hop. New edges are all taken.
+            most_edges: most edges of the graph that a sample may have.
+            new: ends of the new edges, sorted by destination, then source, int64. Their positions are behind those of
+                the graph. None: there are none.
+
+        Returns:
+            What :meth:`sample` returns, and whether an edge was left out.
+
+        Raises:
+            TooMany: the sample would have more edges.
+        """
+        with self._lock:
+            self._num_neighbors, self._left, self._is_bounded = tuple(num_neighbors), most_edges, False
+            self._new = seeds.new_empty(2, 0) if new is None else new
+            if (more := self._num_known + len(seeds) - len(self._local)) > 0:
+                self._local = torch.cat([self._local, self._local.new_full((more,), -1)])
+            return *self.sample(seeds, key), self._is_bounded
 
     def _enter(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
-        is_own = nodes < len(self._indptr) - 1
+        is_own = nodes < self._num_known
         own = nodes[is_own]
         degree = (self._indptr[own + 1] - self._indptr[own]).long()
         self._left -= int(degree.sum() if most == -1 else degree.clamp(max=most).sum())
         if self._left < 0:
             raise TooMany
         ptr, position = super()._enter(own, key, most)
-        self.is_bounded |= len(position) < int(degree.sum())
+        self._is_bounded |= len(position) < int(degree.sum())
         first = torch.searchsorted(self._new[1], nodes)
         more = torch.searchsorted(self._new[1], nodes, right=True) - first
         place, row = expand_ranges(first, more)

@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
 from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.pairs import keep_edges
-from parallel_epochs.pipeline.names import SNAPSHOT, TERMS, merit
+from parallel_epochs.pipeline.names import SNAPSHOT, TERMS, WHOLE_DEGREE, merit
 from parallel_epochs.pipeline.run.seeds import stream
 
 # Hops of the summaries by relation, and seconds for each column of each edge.
@@ -68,7 +68,7 @@ class Inputs:
     @cached_property
     def adjacency(self) -> NormalizedAdjacency:
         """The normalised adjacency of the edges, each of weight 1."""
-        return NormalizedAdjacency(self.data.edge_index, self.data.num_nodes)
+        return NormalizedAdjacency(self.data.edge_index, self.data.num_nodes, degree=self.data.get(WHOLE_DEGREE))
 
     @cached_property
     def terms(self) -> sp.csr_array | None:

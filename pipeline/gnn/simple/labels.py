@@ -7,6 +7,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.calibration import fit_temperatures
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.names import WHOLE_MEAN
 
 # Probabilities this close to 0 and 1 are as good as certain.
 CERTAIN = 1e-6
@@ -28,6 +29,7 @@ class Labels:
     def __init__(self, data: Data, task: NodeTask):
         self.are_classes, self.are_values = task.kind == "classes", task.kind == "real values"
         self.train: Bool[Tensor, " num_rows"] = data.train_mask
+        self._mean = data.get(WHOLE_MEAN)
         if self.are_classes:
             known = data.y >= 0
             self.y = torch.nn.functional.one_hot(data.y[:, 0].clamp(min=0), task.out_channels).float()
@@ -55,7 +57,9 @@ class Labels:
         return ~self.y.isnan() & rows.unsqueeze(1)
 
     def mean(self, rows: Bool[Tensor, " num_rows"]) -> Float[Tensor, " columns"]:
-        """Compute the mean label of some rows."""
+        """Compute the mean label of some rows; in a part of a graph, return that of the whole."""
+        if self._mean is not None:
+            return self._mean
         known = self.known(rows)
         return torch.where(known, self.y, 0.0).sum(0) / known.sum(0).clamp(min=1)
 

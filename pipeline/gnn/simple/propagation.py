@@ -9,11 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, propagate
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import CERTAIN, Labels
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
+from parallel_epochs.pipeline.names import WHOLE_DEGREE
 
 # How often labels are propagated in many steps, and the weights of what the neighbours say.
 STEPS, ALPHAS = 50, (0.5, 0.8, 0.95)
@@ -31,7 +33,7 @@ Steps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
     """Propagate labels and marks that they are known by one step and by two, without what comes back to a node."""
-    adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight)
+    adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight, degree=data.get(WHOLE_DEGREE))
     is_known, own = _marks(labels, known), adjacency.square_diagonal()
 
     def both(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +88,7 @@ def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor
     """
     number = fitted["weight"]
     if inputs.kept is None or inputs.kept[0] != number or not torch.equal(inputs.kept[1], known):
-        weight = next(islice(edge_weights(inputs.data), number, None), None)
+        weight = nth_weights(inputs.data, number)
         if weight is None:
             raise ValueError(f"{name_weight(number)}: the graph of the training had such columns, none of them "
                              "negative, and this one has not")
@@ -125,12 +127,17 @@ def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tenso
     return torch.where(weight > CERTAIN, values / weight, fitted["mean"])
 
 
+def nth_weights(data: Data, number: int) -> Float[Tensor, " num_edges"] | None:
+    """Return one of the weights that :func:`edge_weights` yields, numbered from 0; none if there are fewer."""
+    return next(islice(edge_weights(data), number, None), None)
+
+
 def edge_weights(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
     """Yield weights of the edges: equal ones; the sum of their features, and each feature, unless one is negative.
 
     A self-loop weighs nothing, since it would give a node its own label.
     """
-    src, dst = data.edge_index.as_tensor()
+    src, dst = plain_edges(data.edge_index)
     is_no_loop = (src != dst).float()
     yield is_no_loop
     features = data.get("edge_attr") if data.types.homogeneous else None

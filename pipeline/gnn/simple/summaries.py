@@ -1,10 +1,12 @@
 """Columns that trees read: a node's own, those of its neighbours, degrees, PageRank, and labels of neighbours."""
 
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.structure import find_degrees
@@ -94,10 +96,16 @@ def _page_rank(inputs: Inputs) -> Tensor:
 def _of_labels(inputs: Inputs, known: Tensor) -> Tensor:
     """Compute the mean labels one step and two steps away without a node's own, and how many of them are known."""
     if inputs.of_labels is None or not torch.equal(inputs.of_labels[0], known):
-        weights = list(islice(edge_weights(inputs.data), 2))
+        weights = list(weights_of_labels(inputs.data))
         mean = inputs.labels.mean(known)
         parts = []
         for values, num in zip(*both_steps(inputs.data, inputs.labels, weights[-1], known)):
             parts += [((values + PRIOR * mean) / (num + PRIOR))[:, :MOST_LABELS], num[:, :1]]
         inputs.of_labels = known, torch.cat(parts, dim=1)[inputs.own]
     return inputs.of_labels[1]
+
+
+def weights_of_labels(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
+    """Yield equal weights of the edges and, where it is not negative, the sum of their columns; labels take the last.
+    """
+    return islice(edge_weights(data), 2)

@@ -46,6 +46,23 @@ def test_the_matrix_and_the_diagonal_of_its_square_by_hand(is_weighted):
     torch.testing.assert_close(ours.square_diagonal(), (dense @ dense).diagonal().unsqueeze(1))
 
 
+def test_a_part_of_a_graph_has_the_rows_of_the_whole():
+    edge_index, x, _, _ = graph()
+    weight = torch.rand(edge_index.size(1), generator=torch.Generator().manual_seed(1))
+    degree = torch.bincount(edge_index[1], weight, minlength=NUM_NODES).float()
+    degree[0] *= 2  # as if half of its edges were not drawn
+    kept = edge_index[1] < NUM_NODES // 2
+    part = NormalizedAdjacency(edge_index[:, kept], NUM_NODES, weight=weight[kept], degree=degree) @ x
+    whole = NormalizedAdjacency(edge_index, NUM_NODES, weight=weight) @ x
+    is_source = (edge_index[0] == 0) & kept
+    others = torch.ones(NUM_NODES, dtype=torch.bool).index_fill(0, edge_index[1, is_source], False)[:NUM_NODES // 2]
+    others[0] = False
+    torch.testing.assert_close(part[:NUM_NODES // 2][others], whole[:NUM_NODES // 2][others])
+    assert others.sum() > 2 and not part[NUM_NODES // 2:].any()
+    if not (edge_index[:, kept] == 0).all(0).any():  # its sum is that of all edges, of which half are here
+        torch.testing.assert_close(part[0], whole[0] * 2**0.5)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
 def test_label_propagation_is_pygs(alpha, adjacency):
     edge_index, probabilities, y, mask = graph()

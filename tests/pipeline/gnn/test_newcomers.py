@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,14 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import open_other
 from parallel_epochs.pipeline.data.tables.values import KNOWN
-from parallel_epochs.pipeline.gnn import neighborhood, new_data
+from parallel_epochs.pipeline.gnn import fusion, neighborhood, new_data
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.in_memory import written
+from parallel_epochs.pipeline.gnn.newcomers import Newcomers
+from parallel_epochs.pipeline.gnn.simple import linear, trees
+from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.simple.summaries import summarise
 from tests.pipeline.test_model import SMALL, people
 
 ROWS = [{"id": "n1", "age": 40, "job": "cook", "note": "likes soup", "born": "1990-05-01"},
@@ -73,6 +78,14 @@ def train(folder, data=None, **more):
 def wide(tmp_path_factory):
     """A run on columns of every kind."""
     return train(tmp_path_factory.mktemp("wide"), wide_tables(), **ALL)
+
+
+@pytest.fixture(scope="module")
+def based(tmp_path_factory):
+    """A run whose network reads the scores of a simple method."""
+    nodes, edges = tables()
+    return train(tmp_path_factory.mktemp("based"), (nodes, edges[:150]), **{
+        "data.nodes.text": [], "task.base": "linear", "task.candidate": "offset"})
 
 
 def grown(model, data, rows, edges):
@@ -216,12 +229,58 @@ def test_a_large_neighbourhood_is_left_to_a_pass_over_the_graph(wide, monkeypatc
     assert_alike(wide.newcomers().predict(WIDE, WIDE_EDGES), expected)
 
 
+WITHOUT_NOTE = [{name: cell for name, cell in row.items() if name != "note"} for row in ROWS]
+
+
+def open_with(run, monkeypatch, name, share):
+    """Open a run as if its simple method were another one."""
+    setup, kept = Newcomers(run)._setup, fusion.read_kept(run)
+    data, train = setup.bare, setup.bare.train_mask
+    inputs = Inputs(data, setup.task)
+    fits = {"mean": lambda: {}, "linear": lambda: linear.fit_hops(inputs, train, (0, 1, 2), "each", 1.0),
+            "propagation": lambda: {"weight": 1, "second": 3.0},
+            "trees": lambda: trees.fit_forest(inputs, ("own", "labels"), 0, 5, train),
+            "structure": lambda: trees.fit_forest(inputs, ("own", "degrees"), 0, 5, train)}
+    fitted = {"name": name.replace("structure", "trees"), "logits": {},
+              "models": [{"mean": inputs.labels.mean(train), **fits[name]()}]}
+    monkeypatch.setattr(fusion, "read_kept", lambda run: replace(kept, share=share, fitted=fitted))
+    return Newcomers(run)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("name", ["mean", "linear", "propagation", "trees"])
+def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypatch, name, share):
+    newcomers = open_with(based.run, monkeypatch, name, share)
+    asked = newcomers.encode_rows(WITHOUT_NOTE, EDGES)
+    part = newcomers.take(asked)
+    near, whole = newcomers.forward([part, part]), newcomers._predict_grown(asked).rows
+    assert newcomers.needs_graph == "" and (share < 1 or len(part.src) < newcomers._graph.num_edges)
+    torch.testing.assert_close(near, torch.cat([whole, whole]), atol=1e-5, rtol=0)
+    own = newcomers._base.graph(newcomers._around.join([part]), [part])
+    columns = [summarise(Inputs(data, newcomers._setup.task), data.train_mask, ("own", "labels"))[new]
+               for data, new in ((own, own.target), (newcomers.grow(asked).bare, slice(-2, None)))]
+    torch.testing.assert_close(*columns, atol=1e-6 if name in ("propagation", "trees") else math.inf, rtol=0)
+
+
+def test_simple_methods_that_read_more_take_a_pass_over_the_graph(based, monkeypatch):
+    assert "reads the whole graph" in open_with(based.run, monkeypatch, "structure", 1.0).needs_graph
+    monkeypatch.undo()
+    newcomers = open_with(based.run, monkeypatch, "propagation", 1.0)
+    assert newcomers.take(newcomers.encode_rows(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": -1}])) is None
+    with pytest.raises(ValueError, match="the graph of the training had such columns, none of them negative"):
+        newcomers.predict(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": -1}])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [
     {}, {"task.base": "diffusion"}, {"task.base": "none", "train.label_input": 0.5},
+    {"task.base": "propagation", "task.candidate": "offset"}, {"task.base": "smoothed", "data.propagate": 1},
+    {"task.base": "linear", "data.nodes.text_features": "scores", "task.candidate": "offset"},
     {"task.base": "none", "data.propagate": 2}, {"task.base": "none", "data.degrees": True},
     {"task.base": "none", "model": "pyg", "model.conv": "GCNConv"},
     {"task.base": "none", "data.to_undirected": False, "data.add_self_loops": True},
     {"task.base": "linear", "data.nodes.text_features": "scores"}], ids=str)
 def test_new_rows_are_exact_where_degrees_hops_and_labels_count(tmp_path, more):
-    assert_same(train(tmp_path, **more))
+    model = train(tmp_path, **more)
+    assert_same(model)
+    assert bool(model.newcomers().needs_graph) == (more.get("task.base") == "diffusion")
