@@ -1,6 +1,5 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,24 +11,18 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.cache import load_own
-from parallel_epochs.pipeline.data.degrees import add_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.data.propagate import propagate
-from parallel_epochs.pipeline.gnn import answers, bases, fusion, label_scores, neighborhood, new_data
+from parallel_epochs.pipeline.gnn import answers, fusion, label_scores, neighborhood, new_data
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
-from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
+from parallel_epochs.pipeline.gnn.nearby import Nearby, ReadsAll, why_all
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.base import Base
-from parallel_epochs.pipeline.gnn.simple.near import NearBase, reach_of
 from parallel_epochs.pipeline.gnn.table import Table
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.names import MASKS, TERMS
 from parallel_epochs.pipeline.run.checkpoint import fitting
@@ -102,38 +95,22 @@ class Newcomers:
                                          has_terms=TERMS[0] in self._graph)
         self.columns = self._encoder.describe()
         self._model: torch.nn.Module | None = None
-        self._around: neighborhood.Growing | None = None
-        self._base: NearBase | None = None
-        kept = fusion.read_kept(run)
-        # The simple method, if it has a part in the answers.
-        self._kept = kept if kept is not None and (kept.share or config.task.reads_base) else None
+        self._nearby: Nearby | None = None
         self._round, self._epoch = new_data.place_of(state, is_best=run.is_best)
-        self.needs_graph = self._open_around()
+        self.needs_graph = self._open_nearby()
 
-    def _open_around(self) -> str:
+    def _open_nearby(self) -> str:
         """Set up the graph of the training, around whose nodes new ones are; returns why the answer needs all of it."""
-        config, kept = self._run.config, self._kept
-        if self._learned.summaries is not None:
-            return "features are summaries of the graph (data.summaries)"
-        reach = None if kept is None else reach_of(kept.fitted, self._graph)
-        if kept is not None and reach is None:
-            return f"a simple method that reads the whole graph has a part in the answers ({kept.title})"
-        self._setup = setup = self._set_up(self._grow(None))
-        data, hops = copy.copy(cast(Graph, setup.bare)), config.data.propagate
-        is_alone = kept is not None and kept.share == 1
-        self._num_hops, reason = (0, "") if is_alone else count_hops(setup.model)
-        if reason:
+        kept = fusion.read_kept(self._run)
+        if kept is not None and not kept.share and not self._run.config.task.reads_base:
+            kept = None  # the network answers alone
+        if reason := why_all(self._learned, kept, self._graph):
             return reason
-        if kept is not None and reach is not None:
-            is_read = config.task.reads_base and not is_alone  # at each node that the network reads
-            self._base = NearBase(kept.fitted, reach, data, cast(NodeTask, setup.task), scores_all=is_read)
-            self._num_hops = self._num_hops + reach.num_hops if is_read else max(self._num_hops, reach.num_hops)
-        if hops:
-            own = self._grow(None)
-            if self._learned.degrees is not None:
-                add_degrees(own, self._learned.degrees, num_last=config.data.num_last)
-            data.x, self._num_hops = own.x, self._num_hops + hops
-        self._around = neighborhood.Growing(data, self._learned.degrees, config.seed)
+        self._setup = self._set_up(self._grow(None))
+        try:
+            self._nearby = Nearby(self._setup, self._learned, kept, self._grow(None))
+        except ReadsAll as error:
+            return str(error)
         return ""
 
     def predict(self, rows: Sequence[Row], edges: Sequence[Row] = (), *,
@@ -184,29 +161,12 @@ class Newcomers:
 
     def take(self, asked: Asked, max_neighbors: int | None = None) -> neighborhood.Surroundings | None:
         """Take the neighbourhood of new rows; none where the whole graph has to be predicted."""
-        if self._around is None or self._base is not None and not self._base.fits(asked.nodes):
-            return None
-        return self._around.take(asked.nodes, self._num_hops, max_neighbors)
+        return None if self._nearby is None else self._nearby.take(asked.nodes, max_neighbors)
 
-    @torch.no_grad()
     def forward(self, parts: Sequence[neighborhood.Surroundings]) -> Tensor:
         """Predict new rows from their neighbourhoods, all in one batch [num_rows, columns], float32."""
-        batch, kept = cast(neighborhood.Growing, self._around).join(parts), self._kept
-        if num_hops := self._run.config.data.propagate:
-            batch.x, _ = propagate(batch, num_hops, self._learned.hops)
-        if self._base is None or kept is None:
-            return self._forward(batch)
-        scores = self._base.score(batch, parts)
-        own = cast(NodeTask, self._setup.task).from_learned(scores[batch.target])
-        if kept.share == 1:
-            return own
-        base = Base(kept.name, kept.title, scores, {}, kept.reads_labels, 0.0, {})
-        return fusion.mix(self._forward(bases.show(self._run.config, batch, base, kept.moments)), own, kept.share)
-
-    def _forward(self, batch: Graph) -> Tensor:
-        """Predict new rows by the network."""
-        with autocast(self._device, self._run.config.train.precision):
-            return self._setup.task.predict(self._setup.model, batch.to(self._device))[1].float().cpu()
+        assert self._nearby is not None
+        return self._nearby.forward(parts)
 
     def _answer_near(self, near: Sequence[Near], found: dict[int, Table | Exception]) -> None:
         rows = self.forward([each.part for each in near])
@@ -221,7 +181,7 @@ class Newcomers:
         """Predict new rows by a pass over the whole graph."""
         setup = self.grow(asked)
         new, rows = torch.arange(len(self._names), setup.data.num_nodes), None
-        if self._around is None:  # else its neighbourhood was too large
+        if self._nearby is None:  # else its neighbourhood was too large
             rows = predict_nodes(setup, new)
         rows = build_predictor(setup)(self._round)[new] if rows is None else rows
         found = self._predicted(setup, asked, rows)

@@ -214,7 +214,7 @@ def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
     own = src[indptr[known]:indptr[known + 1]].tolist()
     drawn = part.nodes[part.src[1:3]].tolist()
     assert len(set(drawn)) == 2 and {*drawn} < {*own} and drawn == sorted(drawn)
-    other = copy.copy(newcomers._around)
+    other = copy.copy(newcomers._nearby.around)
     draws = set()
     for other._key in range(20):
         draws.add(tuple(other.take(asked.nodes, 2, 2).nodes.tolist()))
@@ -256,7 +256,7 @@ def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypat
     near, whole = newcomers.forward([part, part]), newcomers._predict_grown(asked).rows
     assert newcomers.needs_graph == "" and (share < 1 or len(part.src) < newcomers._graph.num_edges)
     torch.testing.assert_close(near, torch.cat([whole, whole]), atol=1e-5, rtol=0)
-    own = newcomers._base.graph(newcomers._around.join([part]), [part])
+    own = newcomers._nearby._base.graph(newcomers._nearby.around.join([part]), [part])
     columns = [summarise(Inputs(data, newcomers._setup.task), data.train_mask, ("own", "labels"))[new]
                for data, new in ((own, own.target), (newcomers.grow(asked).bare, slice(-2, None)))]
     torch.testing.assert_close(*columns, atol=1e-6 if name in ("propagation", "trees") else math.inf, rtol=0)

@@ -1,7 +1,8 @@
-"""Scores of new rows by a simple method, from their neighbourhood as from the whole graph."""
+"""Predictions of new nodes from their neighbourhood, as from the whole graph."""
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import scipy.sparse as sp
 import torch
@@ -10,10 +11,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.models.networks.reach import count_hops
+from parallel_epochs.pipeline.data.degrees import add_degrees
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.learned import Learned
+from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
-from parallel_epochs.pipeline.gnn.neighborhood import NewNodes, Surroundings
-from parallel_epochs.pipeline.gnn.simple.base import apply
+from parallel_epochs.pipeline.gnn import bases, fusion
+from parallel_epochs.pipeline.gnn.contract import autocast
+from parallel_epochs.pipeline.gnn.neighborhood import Growing, NewNodes, Surroundings
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple.base import Base, apply
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.gnn.simple.propagation import nth_weights
@@ -48,16 +56,86 @@ REACH: dict[str, Callable[[dict, Data], Reach | None]] = {
     "propagation": lambda fitted, data: Reach(2, fitted["weight"]), "trees": _reach_of_trees}
 
 
-def reach_of(fitted: dict[str, Any], data: Data) -> Reach | None:
-    """Tell how far into the graph a simple method reads for the score of a row; none if it reads all of it.
+class ReadsAll(Exception):
+    """The prediction of a node reads the whole graph; the message says why."""
+
+
+def why_all(learned: Learned, kept: fusion.Kept | None, data: Graph) -> str:
+    """Say why the prediction of a node reads the whole graph, whatever the network reads; empty if it does not.
 
     Args:
-        fitted: of a :class:`pipeline.gnn.simple.base.Base`.
-        data: the graph that it was fitted to.
+        kept: the simple method that has a part in the answers.
+        data: the graph of the training.
     """
-    if fitted["name"] not in REACH:
-        return None
-    return REACH[fitted["name"]](fitted["models"][0], data)  # those of other folds read as far
+    if learned.summaries is not None:
+        return "features are summaries of the graph (data.summaries)"
+    if kept is not None and _reach_of(kept, data) is None:
+        return f"a simple method that reads the whole graph has a part in the answers ({kept.title})"
+    return ""
+
+
+def _reach_of(kept: fusion.Kept, data: Graph) -> Reach | None:
+    known = REACH.get(kept.fitted["name"])
+    return None if known is None else known(kept.fitted["models"][0], data)  # those of other folds read as far
+
+
+class Nearby:
+    """Predicts new nodes from their neighbourhood: by the network, by the simple method of the run, or by both.
+
+    Args:
+        setup: of the graph of the training, with the trained model.
+        learned: what the preparation of the training data learned.
+        kept: the simple method, if it has a part in the answers.
+        own: the graph of the training with its own columns alone.
+
+    Raises:
+        ReadsAll: the network reads the whole graph.
+    """
+
+    def __init__(self, setup: Setup, learned: Learned, kept: fusion.Kept | None, own: Graph):
+        self._setup, self._learned, self._kept, config = setup, learned, kept, setup.config
+        self._base: NearBase | None = None
+        is_alone, data = kept is not None and kept.share == 1, copy.copy(cast(Graph, setup.bare))
+        num_hops, reason = (0, "") if is_alone else count_hops(setup.model)
+        if reason:
+            raise ReadsAll(reason)
+        if kept is not None and (reach := _reach_of(kept, data)) is not None:
+            is_read = config.task.reads_base and not is_alone  # at each node that the network reads
+            self._base = NearBase(kept.fitted, reach, data, cast(NodeTask, setup.task), scores_all=is_read)
+            num_hops = num_hops + reach.num_hops if is_read else max(num_hops, reach.num_hops)
+        if config.data.propagate:
+            if learned.degrees is not None:
+                add_degrees(own, learned.degrees, num_last=config.data.num_last)
+            data.x = own.x
+        self._num_hops = num_hops + config.data.propagate
+        self.around = Growing(data, learned.degrees, config.seed)
+
+    def take(self, new: NewNodes, max_neighbors: int | None = None) -> Surroundings | None:
+        """Take the neighbourhood of new nodes; none where the whole graph has to be predicted."""
+        if self._base is not None and not self._base.fits(new):
+            return None
+        return self.around.take(new, self._num_hops, max_neighbors)
+
+    @torch.no_grad()
+    def forward(self, parts: Sequence[Surroundings]) -> Float[Tensor, "num_new columns"]:
+        """Predict new nodes from their neighbourhoods, all in one batch; float32."""
+        batch, kept = self.around.join(parts), self._kept
+        if num_hops := self._setup.config.data.propagate:
+            batch.x, _ = propagate(batch, num_hops, self._learned.hops)
+        if self._base is None or kept is None:
+            return self._of_network(batch)
+        scores = self._base.score(batch, parts)
+        own = cast(NodeTask, self._setup.task).from_learned(scores[batch.target])
+        if kept.share == 1:
+            return own
+        base = Base(kept.name, kept.title, scores, {}, kept.reads_labels, 0.0, {})
+        shown = bases.show(self._setup.config, batch, base, kept.moments)
+        return fusion.mix(self._of_network(shown), own, kept.share)
+
+    def _of_network(self, batch: Graph) -> Tensor:
+        setup = self._setup
+        with autocast(setup.device, setup.config.train.precision):
+            return setup.task.predict(setup.model, batch.to(setup.device))[1].float().cpu()
 
 
 class NearBase:
