@@ -10,8 +10,9 @@ from parallel_epochs.models.aggregate import relation_table
 from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
-# The aggregations that the kernels compute, in the order of problem.h. The others are computed from these.
-KINDS = ("softmax", "softmax_sg", "power", "add", "max")
+# The aggregations that the kernels compute, in the order of problem.h, whose POWER is the last, too. The others are
+# computed from these.
+KINDS = ("softmax", "softmax_sg", "power", "add", "max", "powermean")
 
 
 # Up to these exponents of softmax, with and without gradients, rounding stays below a thousandth.
@@ -31,7 +32,7 @@ LIBRARY = NativeLibrary("fused aggregation", Path(__file__).with_name("fused_cpu
 
 def forward(x, edges, attr, weight, bias, table, param, aggr, eps, low, high, outputs) -> None:
     """Compute out, and those of stat and stat2 that have elements, into `outputs`."""
-    if aggr == "power" and abs(float(param)) > MAX_POWER:
+    if aggr.startswith("power") and abs(float(param)) > MAX_POWER:
         raise SteepError(f"p={float(param):g} is beyond {MAX_POWER:g}, the kernel's largest power")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
     _call(LIBRARY.get().fused_forward, x.size(0), x, edges.by_destination, attr, weight, bias, table, param, aggr,
@@ -59,7 +60,8 @@ def _call(function, num_others, x, order, attr, weight, bias, table, param, aggr
         num_rows=ptr.numel() - 1, num_others=num_others, num_edges=other.numel(),
         num_positions=other.numel() if attr is None else attr.size(0), channels=x.size(1),
         edge_dim=0 if attr is None else attr.size(1) - (table is not None),
-        num_relations=0 if table is None else table.size(0), aggregation=KINDS.index(aggr),
+        num_relations=0 if table is None else table.size(0),
+        aggregation=KINDS.index(aggr.removesuffix("mean")), fills=aggr == "powermean",
         features=0 if attr is None else 1 if weight is not None else 2 if table is None else 0,
         param=float(param), eps=eps, low=low, high=high, limit=limit)
     status = function(ctypes.byref(problem))

@@ -73,7 +73,14 @@ struct Forward {
     return OK;
   }
 
+  void fill(float* array, int64_t row, vf value) {
+    if (array) std::fill_n(array + row * p.channels, p.channels, value[0]);
+  }
+
   int run() {
+    Output nothing = {};
+    if constexpr (std::is_same_v<Kind, Power>)
+      if (p.fills) nothing = kind.of_nothing();
     const int status = run_chunks(
         edges, p.num_threads, [&] { return Room(encoder); },
         [&](int64_t chunk, Room& room) {
@@ -81,8 +88,7 @@ struct Forward {
                             room.carried.data, &partials, [&](const Tile&) { return run_tile(room, chunk); });
         },
         [&](int64_t row) {
-          for (float* array : {p.out, p.stat, p.stat2})
-            if (array) std::fill_n(array + row * p.channels, p.channels, 0.0f);
+          fill(p.out, row, nothing.out), fill(p.stat, row, nothing.stat), fill(p.stat2, row, nothing.stat2);
         });
     if (status) return status;
     partials.merge(

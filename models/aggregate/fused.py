@@ -1,7 +1,5 @@
 """The fused aggregation, which computes what the reference does: it finds the sorted edges and calls the kernels."""
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,8 +16,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_EDGE_DIM = 64
 # Beyond this, even t times a small message is rounded too much.
 _MAX_GPU_T = 1e5
-# Relative rounding error of a power mean in the kernel.
-_ROUNDING = 4e-6
 
 
 def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
@@ -75,8 +71,8 @@ def aggregate(
     weight, bias, table = _convert_to_float32(weight, bias, table)
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
         x, attr = _convert_to_float32(x, attr)
-    kind = {"mean": "add", "powermean": "power"}.get(aggr, aggr.removesuffix("_sum"))
-    param = {"power": p, "add": 1.0, "max": 1.0}.get(kind, t)
+    kind = "add" if aggr == "mean" else aggr.removesuffix("_sum")
+    param = {"power": p, "powermean": p, "add": 1.0, "max": 1.0}.get(kind, t)
     if not isinstance(param, Tensor):
         param = torch.full((), param, dtype=torch.float32, device=x.device)
 
@@ -85,8 +81,6 @@ def aggregate(
     structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
     out, _, _ = ops.forward(x, structure, attr, weight, bias, table, param, kind, eps, *limits, save)
-    if kind == "power":
-        out = _clamp_mean(out, param, structure[0].diff().unsqueeze(1) == 0, aggr, limits)
     if aggr == "mean" or aggr.endswith("_sum"):
         exponent = _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
@@ -102,22 +96,6 @@ def _encode(attr: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor | N
     if table is None:
         return torch.nn.functional.linear(attr, weight, bias)
     return relation_table.encode_edges(attr, weight, bias, table.to(weight.dtype))
-
-
-def _clamp_mean(out: Tensor, p: Tensor, empty: Tensor, aggr: str, limits: tuple[float, float]) -> Tensor:
-    """Clamp a mean of powers as PyG (powermean) and DeepGCN (power) do, given its root `out`.
-
-    The mean of `empty` rows is 0; power leaves these rows 0.
-    """
-    # Bounds stay within float32: one that no row reaches must not make p's gradient NaN.
-    low, high = (_spread((math.log(bound) / p.float()).clamp(max=88).exp(), out.size(0)) for bound in limits)
-    least, greatest = torch.minimum(low, high), torch.maximum(low, high)
-    if aggr == "powermean":
-        least, greatest = (torch.where(empty, low, bound) for bound in (least, greatest))
-    # At p = 1, messages at a bound have their mean there too, and only what lies beyond is clamped.
-    beneath = out < least * (1 - _ROUNDING)
-    out = torch.where(beneath if aggr == "powermean" else beneath & ~empty, least, out)
-    return torch.where(out > greatest * (1 + _ROUNDING), greatest, out)
 
 
 def _spread(scalar: Tensor, num_dst: int) -> Tensor:

@@ -92,7 +92,7 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     return ChunkPlan(chunk_items, num_items, cuts, rows)
 
 
-def _choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
+def choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
     """Choose the block sizes of a pass in which a warp holds `elements` = edges x channels at a time."""
     edge_dim = 0 if weight is None else weight.size(1)
     dot = edge_dim >= DOT_FROM
@@ -125,6 +125,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
     out, stat, stat2 = ops.allocate_outputs(x, edges, aggr, save)
+    fills, aggr = aggr == "powermean", aggr.removesuffix("mean")
     if out.numel() == 0:
         return out, stat, stat2
     if aggr == "power":
@@ -134,15 +135,15 @@ def forward(
         x, *Structure(*edges).by_destination, attr, weight, bias, table)
     relation_table.check_all(attr, table)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
-    blocks = _choose_blocks(x.size(1), weight, elements=512)
+    blocks = choose_blocks(x.size(1), weight, elements=512)
     grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
     partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
-    options = dict(KIND=aggr, SAVE=save, WIDE=cut.wide)
+    options = dict(KIND=aggr, FILLS=fills, SAVE=save, WIDE=cut.wide)
     features = dict(FEATURES=_describe_features(attr, weight, table), FIRST=int(table is not None))
     with torch.cuda.device_of(x):
         launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, table,
                param, out, stat, stat2, partial, eps, low, high, **features, **options, **blocks)
-        launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, out, stat, stat2, partial,
+        launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, low, high, out, stat, stat2, partial,
                 cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
     return out, stat, stat2
 
@@ -153,6 +154,7 @@ def backward(
     eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.backward`."""
+    aggr = aggr.removesuffix("mean")
     grads = ops.allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
@@ -162,7 +164,7 @@ def backward(
     relation_table.check_all(attr, table)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
-    blocks = _choose_blocks(channels, weight, elements=256)
+    blocks = choose_blocks(channels, weight, elements=256)
     block_d = blocks["BLOCK_D"]
     num_blocks = triton.cdiv(channels, block_d)
 

@@ -129,7 +129,7 @@ def add_edges(p, own, state, sums, edge, other, attr_row, valid):
     features = load_features(p, attr_row, valid)
     first, second = load_pairs(p, other, there)
     z = tl.broadcast_to(own[0][None, :], first.shape)
-    z = add_encoded(p, add_relations(p, z, attr_row, valid), features)
+    z = add_encoded(p, add_relations(p, z, attr_row, valid), features, p.columns)
     q, dparam = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)
     q = tl.where(there & (z > 0.0), q, 0.0)
     if p.KIND == "softmax":

@@ -74,15 +74,15 @@ def add_relations(p, z, attr_row, valid):
 
 
 @triton.jit
-def add_encoded(p, z, features):
-    """Add the encoded features to z. Forward and backward must round alike, as max compares their messages."""
+def add_encoded(p, z, features, columns):
+    """Add the features, encoded by some columns, to z. Forward and backward must round alike, as max compares."""
     if p.FEATURES == "encoded":
         z += features[0]
     elif p.FEATURES == "raw":
         if p.DOT:
-            z = tl.dot(features[0], p.columns[0], acc=z, input_precision="ieee")
+            z = tl.dot(features[0], columns[0], acc=z, input_precision="ieee")
         else:
             for k in tl.static_range(p.K):
                 feature = tl.broadcast_to(features[k][:, None], z.shape)
-                z = tl.fma(feature, tl.broadcast_to(p.columns[k][None, :], z.shape), z)
+                z = tl.fma(feature, tl.broadcast_to(columns[k][None, :], z.shape), z)
     return z

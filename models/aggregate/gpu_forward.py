@@ -25,16 +25,16 @@ from parallel_epochs.models.aggregate.gpu_kinds import (
 from parallel_epochs.models.kernels.walk import Edges, merge, walk
 
 # The functions of both passes read and write this; see the arguments of :func:`forward`.
-Result = namedtuple("Result", "channel in_d param out stat stat2 partial KIND SAVE D BLOCK_D")
-Forward = namedtuple("Forward", (*Result._fields, "columns", "bias", "x", "attr", "table", "eps", "low", "high",
-                                 "FEATURES", "DOT", "FIRST", "K", "BLOCK_K"))
+Result = namedtuple("Result", "channel in_d param low high out stat stat2 partial KIND FILLS SAVE D BLOCK_D")
+Forward = namedtuple("Forward", (*Result._fields, "columns", "bias", "x", "attr", "table", "eps", "FEATURES", "DOT",
+                                 "FIRST", "K", "BLOCK_K"))
 
 
 @triton.jit
 def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param, out, stat, stat2, partial, eps, low,
-            high, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
-            FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
-            BLOCK_D: tl.constexpr):
+            high, KIND: tl.constexpr, FILLS: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
+            SAVE: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
+            BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
     """Aggregate the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
@@ -58,9 +58,10 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param,
         partial: states of the rows that several chunks share [2 * num_chunks, 3, D], float32; written: the state of the
             row that a chunk begins inside of at 2 * chunk, that of the row it ends inside of at 2 * chunk + 1.
         eps: added to every message.
-        low: power clamps messages from below to this.
-        high: power clamps messages from above to this.
-        KIND: the aggregation, one of `ops.KINDS`.
+        low: power clamps messages, and the mean of their powers, from below to this.
+        high: power clamps these from above to this.
+        KIND: the aggregation, one of `ops.KINDS`; of powermean it is "power" with FILLS.
+        FILLS: whether a row without edges gets the lower bound of the mean, and not 0.
         FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are).
         DOT: whether raw features are multiplied by tl.dot, not one by one.
         SAVE: whether backward will follow.
@@ -75,8 +76,8 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param,
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
     walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-         Forward(channel, in_d, tl.load(param).to(tl.float32), out, stat, stat2, partial, KIND, SAVE, D, BLOCK_D,
-                 columns, b, x, attr, table, eps, low, high, FEATURES, DOT, FIRST, K, BLOCK_K),
+         Forward(channel, in_d, tl.load(param).to(tl.float32), low, high, out, stat, stat2, partial, KIND, FILLS, SAVE,
+                 D, BLOCK_D, columns, b, x, attr, table, eps, FEATURES, DOT, FIRST, K, BLOCK_K),
          (), start_row, add_edges, store_row)
 
 
@@ -92,7 +93,7 @@ def add_edges(p, own, state, sums, edge, node, attr_row, valid):
     features = load_features(p, attr_row, valid)
     z = tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=valid[:, None] & p.in_d[None, :], other=0.0)
     z = add_relations(p, z.to(tl.float32) + p.bias[None, :], attr_row, valid)
-    z = add_encoded(p, z, features)
+    z = add_encoded(p, z, features, p.columns)
     states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.low, p.high, p.KIND)
     return merge_states(state, states, p.param, p.KIND), sums
 
@@ -101,7 +102,7 @@ def add_edges(p, own, state, sums, edge, node, attr_row, valid):
 def store_row(p, at, state, degree, WHOLE: tl.constexpr):
     """Write a row's result, and what backward needs of it, or its unfinished state."""
     if WHOLE:
-        result, first, second = finish_state(state, degree, p.param, p.KIND)
+        result, first, second = finish_state(state, degree, p.param, p.low, p.high, p.KIND, p.FILLS)
         offset = at * p.D + p.channel
         tl.store(p.out + offset, result, mask=p.in_d)
         if p.SAVE and p.KIND != "add":
@@ -119,13 +120,14 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(ptr, cuts, rows, param, out, stat, stat2, partial, chunk_items, KIND: tl.constexpr,
-                  SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
+def merge_forward(ptr, cuts, rows, param, low, high, out, stat, stat2, partial, chunk_items, KIND: tl.constexpr,
+                  FILLS: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
                   BLOCK_D: tl.constexpr):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     merge(ptr, cuts, rows, chunk_items,
-          Result(channel, in_d, tl.load(param).to(tl.float32), out, stat, stat2, partial, KIND, SAVE, D, BLOCK_D),
+          Result(channel, in_d, tl.load(param).to(tl.float32), low, high, out, stat, stat2, partial, KIND, FILLS, SAVE,
+                 D, BLOCK_D),
           start_row, add_states, store_row, WIDE, BLOCK_C)
 
 

@@ -15,6 +15,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 SMALLEST_NORMAL = tl.constexpr(1.17549435e-38)
 MAGNITUDE, SIGN = tl.constexpr(0x7FFFFFFF), tl.constexpr(-0x80000000)
 INF = tl.constexpr(float("inf"))
+# log2 of the largest power mean, and how far the rounding of a mean at its bound may carry its log2.
+MOST, ROUNDING = tl.constexpr(126.95), tl.constexpr(5.8e-6)
 
 
 @triton.jit
@@ -95,8 +97,10 @@ def merge_states(state, states, param, KIND: tl.constexpr):
 
 
 @triton.jit
-def finish_state(state, degree, param, KIND: tl.constexpr):
-    """Return the results of :func:`models.aggregate.ops.forward`, which are zeros without messages."""
+def finish_state(state, degree, param, low, high, KIND: tl.constexpr, FILLS: tl.constexpr):
+    """Return the results of :func:`models.aggregate.ops.forward`: without messages zeros, or with FILLS a mean's lower
+    bound.
+    """
     base, total, weighted = state
     empty = degree == 0
     divisor = tl.where(empty, 1.0, total)
@@ -108,8 +112,17 @@ def finish_state(state, degree, param, KIND: tl.constexpr):
     elif KIND == "power":
         base = tl.where(empty, 0.0, base)
         log_out = (base + tl.log2(divisor / tl.maximum(degree, 1).to(tl.float32))) / param
-        out = tl.where(empty, 0.0, tl.exp2(log_out))
-        return out, base + tl.log2(divisor), out * (LN_2 / param) * (weighted / divisor - log_out)
+        if FILLS:
+            log_out = tl.where(empty, -INF / param, log_out)
+        first, second = tl.minimum(tl.log2(low) / param, MOST), tl.minimum(tl.log2(high) / param, MOST)
+        least, greatest = tl.minimum(first, second), tl.maximum(first, second)
+        clamped = (log_out < least - ROUNDING) | (log_out > greatest + ROUNDING)
+        log_out = tl.where(clamped, tl.minimum(tl.maximum(log_out, least), greatest), log_out)
+        out = tl.exp2(log_out)
+        if not FILLS:
+            out = tl.where(empty, 0.0, out)
+        slope = out * (LN_2 / param) * (tl.where(clamped, 0.0, weighted / divisor) - log_out)
+        return out, tl.where(clamped, INF, base + tl.log2(divisor)), tl.where(log_out < MOST, slope, 0.0)
     else:
         return weighted / divisor, tl.where(empty, 0.0, base) * find_slope(param, KIND) + tl.log2(divisor), zero
 
@@ -120,7 +133,7 @@ def pack_pair(grad, out, stat, KIND: tl.constexpr):
     if KIND == "max":
         return grad / tl.maximum(stat, 1.0), out
     elif KIND == "power":
-        return stat, grad * out
+        return stat, tl.where(stat < INF, grad * out, 0.0)
     elif KIND == "softmax_sg":
         return stat, grad
     else:

@@ -87,6 +87,6 @@ def add_edges(p, own, state, sums, edge, other, attr_row, valid):
     first, second = load_pairs(p, other, there)
     # In the order of the other passes, so that max finds its winners again.
     z = tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=there, other=0.0).to(tl.float32) + p.bias[None, :]
-    z = add_encoded(p, z + own[0][None, :], features)
+    z = add_encoded(p, z + own[0][None, :], features, p.columns)
     q, _ = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)
     return (state[0] + tl.sum(tl.where(there & (z > 0.0), q, 0.0), 0),), sums

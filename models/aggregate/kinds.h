@@ -3,6 +3,8 @@
 // computes the output and the values that backward needs. Before backward, `pack` computes the `packed` vectors of a
 // destination that each of its edges reads. These reads are most of backward's memory traffic, so they should be few.
 #pragma once
+#include <cmath>
+
 #include "../kernels/simd.h"
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
@@ -119,8 +121,14 @@ struct SoftmaxSemiGrad : Softmax {
 struct Power {
   static constexpr int packed = 2;
   static constexpr float SMALL = 0x1p-100f, LARGE = 0x1p+100f;
-  float p, low, high;  // messages are clamped to [low, high]
-  Power(float p_, float low_, float high_) : p(p_), low(low_), high(high_) {}
+  // log2 of the largest mean, and how far the rounding of a mean at its bound may carry its log2.
+  static constexpr float MOST = 126.95f, ROUNDING = 5.8e-6f;
+  float p, low, high;  // messages and the mean of their powers are clamped to [low, high]
+  float least, greatest;  // log2 of the bounds of the mean's root
+  Power(float p_, float low_, float high_) : p(p_), low(low_), high(high_) {
+    least = log2_of(low), greatest = log2_of(high);
+    if (greatest < least) std::swap(least, greatest);
+  }
 
   using State = WeightedSums;  // averages log2(m)
 
@@ -162,17 +170,27 @@ struct Power {
 
   INLINE bool is_steep(const State&, float) const { return false; }
 
-  // stat: log2 of the sum of m^p. stat2: the derivative by p.
+  // stat: log2 of the sum of m^p, infinite where the mean was clamped. stat2: the derivative by p.
   INLINE Output finish(const State& s, float degree) const {
-    vf log_sum = s.base + log2(s.total);
-    vf log_out = (s.base + log2(s.total / degree)) / p;
-    vf out = exp2(log_out);
-    return {out, log_sum, out * (LN_2 / p) * (s.weighted / s.total - log_out)};
+    return clamp_mean((s.base + log2(s.total / degree)) / p, s.base + log2(s.total), s.weighted / s.total);
   }
+
+  INLINE Output clamp_mean(vf log_out, vf log_sum, vf log_mean) const {
+    const vf inside = max(splat(least), min(splat(greatest), log_out));
+    const vi clamped = (log_out < splat(least - ROUNDING)) | (log_out > splat(greatest + ROUNDING));
+    log_out = clamped ? inside : log_out;
+    const vf out = exp2(log_out), slope = out * (LN_2 / p) * ((clamped ? vf{} : log_mean) - log_out);
+    return {out, clamped ? splat(__builtin_inff()) : log_sum, log_out < splat(MOST) ? slope : vf{}};
+  }
+
+  float log2_of(float bound) const { return std::min(std::log2(bound) / p, float(MOST)); }
+
+  // PyG's power mean of no messages.
+  INLINE Output of_nothing() const { return clamp_mean(splat(-__builtin_inff() / p), vf{}, vf{}); }
 
   INLINE void pack(const Arriving& d, vf* into, vf& dparam) const {
     into[0] = d.stat;
-    into[1] = d.gradient * d.out;
+    into[1] = d.stat < splat(__builtin_inff()) ? d.gradient * d.out : vf{};
     dparam = fma(d.gradient, d.stat2, dparam);
   }
 

@@ -20,7 +20,7 @@ __all__ = ["KINDS", "allocate_gradients", "allocate_outputs", "backward", "forwa
 
 # Those of forward's arguments that have gradients: x, attr, weight, bias, table and param.
 _DIFFERENTIABLE = (0, 2, 3, 4, 5, 6)
-_NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "add": 0, "max": 1}
+_NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "powermean": 2, "add": 0, "max": 1}
 
 
 def allocate_outputs(x, edges, aggr, save):
@@ -50,14 +50,14 @@ def forward(
         param: t or p, one element.
         aggr: one of `KINDS`.
         eps: added to every message.
-        low: power clamps messages from below to this; the other kinds ignore it.
-        high: power clamps messages from above to this; the other kinds ignore it.
+        low: power and powermean clamp messages, and the mean of their powers, from below to this.
+        high: they clamp these from above to this.
         save: whether backward will follow.
 
     Returns:
         out [num_dst, channels], float32, and two tensors of the same shape for backward. These are for softmax the log2
-        of the sum of exponentials, for power the log2 of the sum of powers and the derivative by p, for max the number
-        of ties. A tensor that is not needed has no elements.
+        of the sum of exponentials, for power and powermean the log2 of the sum of powers (infinite where the mean was
+        clamped) and the derivative by p, for max the number of ties. A tensor that is not needed has no elements.
 
     Raises:
         IndexError: an edge has an end, a row of features or a relation that does not exist.
@@ -90,7 +90,7 @@ def backward(
 
     Args:
         grad: gradient of `out` [num_dst, channels].
-        out: what :func:`forward` returned first [num_dst, channels]; softmax, power and max need it.
+        out: what :func:`forward` returned first [num_dst, channels]; softmax, power, powermean and max need it.
         stat: what :func:`forward` returned second.
         stat2: what :func:`forward` returned third.
         x: as in :func:`forward`, like all arguments that are not listed here.
@@ -114,7 +114,7 @@ def _setup_context(ctx, inputs, output):
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
     ctx.set_materialize_grads(False)
-    kept = out if ctx.aggr in ("softmax", "power", "max") else None
+    kept = out if ctx.aggr in ("softmax", "power", "powermean", "max") else None
     ctx.save_for_backward(kept, stat, stat2, x, attr, weight, bias, table, param, *edges)
 
 

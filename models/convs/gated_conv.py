@@ -14,9 +14,9 @@ from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_i
 from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg
-from parallel_epochs.models.kernels import gated
 from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.operator import is_transformed
+from parallel_epochs.models.messages import gated
 from parallel_epochs.models.messages.reference import reduce_messages
 from parallel_epochs.models.plain import is_plain
 from parallel_epochs.models.structure import find_structure
@@ -24,7 +24,7 @@ from parallel_epochs.models.structure import find_structure
 # Gates that draw no random numbers and have no parameters.
 _GATES = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU, torch.nn.Identity)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_KERNEL = Fused("gated sums", gated)
+_KERNEL = Fused("gated sums", gated, "gpu_gated")
 
 
 class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
@@ -77,8 +77,8 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
         if not is_sigmoid or self.aggr not in ("add", "sum"):
             return f"the kernel has no act={self.act} with aggr={self.aggr}"
-        if x.device.type != "cpu" or x.dtype not in _DTYPES:
-            return f"there is no kernel for {x.dtype} on '{x.device.type}'"
+        if x.dtype not in _DTYPES:
+            return f"there is no kernel for {x.dtype}"
         if is_transformed():
             return "the kernel supports no torch.compile, torch.func, torch.jit.trace or forward-mode derivatives"
         if attr is not None and attr.size(1) > gated.MAX_EDGE_DIM:

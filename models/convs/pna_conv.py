@@ -10,7 +10,6 @@ from parallel_epochs.models.aggregate import check_rows
 from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.convs.fused_conv import FusedConv, read_edges, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
-from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.fused import KERNEL, why_not_fused
 from parallel_epochs.models.messages.inputs import read_call
 from parallel_epochs.models.messages.reference import reduce_messages
@@ -29,8 +28,8 @@ class PNAConv(FusedConv, pyg.PNAConv):
 
     With one pre-layer, a message is ``W1 x_i + W2 x_j + W3 e_ij``. The products with `x` are made for the nodes, and
     ``W1 x_i`` is added to the reductions of the rest. Without edge features, a kernel makes all reductions in one pass
-    over the edges; on a GPU, one makes the means and one each sum, min and max. With edge features, and where the
-    kernels cannot run, plain torch makes all reductions in one pass over blocks of destinations, and again in backward.
+    over the edges. With edge features, and where the kernel cannot run, plain torch makes all reductions in one pass
+    over blocks of destinations, and again in backward.
     """
 
     def forward(self, x: Tensor, edge_index: Adj, edge_attr: OptTensor = None) -> Tensor:
@@ -81,20 +80,9 @@ class PNAConv(FusedConv, pyg.PNAConv):
             rows = Rows([sent], [], [] if attr is None else [attr], [] if of_attr is None else [of_attr])
             reduced = compute_in_blocks(self._reduce, edges, rows, num_dst=num_nodes)
             return dict(zip(names, reduced.split(self.F_in, dim=2), strict=True))
-        if sent.device.type == "cpu":
-            sums = {"mean": "sum", "square": "square"}  # of which the means are taken here
-            found = reduce_several(edges, sent, num_nodes, tuple({sums.get(name, name): None for name in names}))
-            return {name: found[sums[name]] / degree.clamp(min=1) if name in sums else found[name] for name in names}
-        # Without edge features, the square of a message is a value of the nodes too.
-        values = {name: sent * sent if name == "square" else sent for name in names}
-        parts: dict[str, Tensor] = {}
-        for reduce in ("sum", "mean", "min", "max"):
-            together = [name for name in names if {"square": "mean"}.get(name, name) == reduce]
-            if together:
-                out = update_all(edges, "copy_u", reduce, u=torch.cat([values[name] for name in together], dim=2),
-                                 num_src=sent.size(0), num_dst=num_nodes, kernel=self.kernel)
-                parts |= dict(zip(together, out.split(self.F_in, dim=2), strict=True))
-        return parts
+        sums = {"mean": "sum", "square": "square"}  # of which the means are taken here
+        found = reduce_several(edges, sent, num_nodes, tuple({sums.get(name, name): None for name in names}))
+        return {name: found[sums[name]] / degree.clamp(min=1) if name in sums else found[name] for name in names}
 
     def _reduce(self, rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
         """Reduce the messages without their destinations' part, [num_dst, towers, primitives x F_in]."""

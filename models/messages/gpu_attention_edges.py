@@ -89,7 +89,7 @@ def encode(p, features, BLOCK_E: tl.constexpr):
     elif p.BY_HEAD:
         return tl.sum(features[0] * p.columns[0][None, :], 1)
     else:
-        return gpu_encode.add_encoded(p, tl.zeros((BLOCK_E, p.BLOCK_C), tl.float32), features)
+        return gpu_encode.add_encoded(p, tl.zeros((BLOCK_E, p.BLOCK_C), tl.float32), features, p.columns)
 
 
 @triton.jit

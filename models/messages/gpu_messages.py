@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.messages import gpu_messages_kernels, ops
+from parallel_epochs.models.messages import cpu, gpu_messages_kernels, ops, several
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.structure import Structure
 
@@ -49,22 +49,39 @@ def update_all(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.update_all` for sum, max and min."""
     out, stat, stat2 = ops.allocate_rows(u, v, e, edges, message, reduce, save)
+    _reduce(message, ops.named(u, v, e), edges, num_src, {reduce: out}, {reduce: stat} if stat.numel() else {})
+    return out, stat, stat2
+
+
+def reduce_several(values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bool) -> tuple[Tensor, Tensor]:
+    """Compute :func:`several.several`."""
+    results, ties = several.allocate(values, edges, parts, save)
+    _reduce("copy_u", {"u": values}, edges, values.size(0), dict(zip(parts.split(), results)),
+            dict(zip(several.find_extremes(parts), ties)))
+    return results, ties
+
+
+def _reduce(message: str, operands: dict[str, Tensor], edges: Sequence[Tensor | None], num_src: int,
+            results: dict[str, Tensor], ties: dict[str, Tensor]) -> None:
+    """Write the results of some reductions and the numbers of ties, all by the names of reductions."""
+    out = next(iter(results.values()))
     if out.numel() == 0:
-        return out, stat, stat2
+        return
     indptr, src, position = gpu.make_contiguous(*Structure(*edges).by_destination)
-    tensors, sides = _describe_sides(message, ops.named(u, v, e), out.shape[1:])
+    tensors, sides = _describe_sides(message, operands, out.shape[1:])
     blocks = _choose_blocks(out[0].numel())
     cut = gpu.plan(indptr, src, num_src, position, src.numel())
     grid = cut.num_chunks, triton.cdiv(blocks["D"], blocks["GROUP"])
-    kept = stat if stat.numel() else None
+    written = [*map(results.get, cpu.PARTS), *map(ties.get, several.EXTREMES)]
+    num_sums = len(results.keys() - {*several.EXTREMES})
+    options = dict(SUMS=num_sums, STATES=3 * len(results) - 2 * num_sums, WIDE=cut.wide)
     with torch.cuda.device_of(out):
-        partial = out.new_empty((2 * cut.num_chunks, 3, blocks["D"]))
-        gpu.launch(gpu_messages_kernels.forward, grid, *tensors, indptr, cut.cuts, cut.rows, src, position, out, kept,
-                   partial, REDUCE=reduce, WIDE=cut.wide, **sides, **blocks)
-        gpu.launch(gpu_messages_kernels.merge_forward, grid, indptr, cut.cuts, cut.rows, out, kept, partial,
-                   cut.chunk_items, REDUCE=reduce, WIDE=cut.wide, D=blocks["D"], GROUP=blocks["GROUP"], BLOCK_C=8,
+        partial = out.new_empty((2 * cut.num_chunks, options["STATES"], blocks["D"]))
+        gpu.launch(gpu_messages_kernels.forward, grid, *tensors, indptr, cut.cuts, cut.rows, src, position, *written,
+                   partial, **options, **sides, **blocks)
+        gpu.launch(gpu_messages_kernels.merge_forward, grid, indptr, cut.cuts, cut.rows, *written, partial,
+                   cut.chunk_items, **options, D=blocks["D"], GROUP=blocks["GROUP"], BLOCK_C=8,
                    BLOCK_D=blocks["BLOCK_D"], num_warps=1)
-    return out, stat, stat2
 
 
 def backward(
@@ -73,11 +90,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.backward` for sum, max and min."""
     operands, shape, structure = ops.named(u, v, e), grad.shape[1:], Structure(*edges)
-    factor, second = gpu.make_contiguous(*ops.find_factors(grad, out, stat, stat2, reduce))
+    factor, second = ops.find_factors(grad, out, stat, stat2, reduce)
     grads = ops.allocate_gradients(u, v, e, needed)
     sides = {name: side + 1 for side, name in enumerate(MESSAGES[message].names) if name in needed}
     full = {name: grad.new_empty((operands[name].size(0), *shape)) for name in "uv" if name in needed}
-    common = message, operands, shape, factor, second, reduce
+    common = message, operands, shape, {reduce: factor}, {reduce: second}
     if "u" in needed:
         _run_backward(*common, structure.by_source, structure.indptr.size(0) - 1, by_source=True, row_side=sides["u"],
                       grad_row=full["u"])
@@ -89,9 +106,24 @@ def backward(
     return first, other, grads[2]
 
 
-def _run_backward(message, operands, shape, factor, second, reduce, order, num_others, *, by_source, row_side,
-                  grad_row, edge_side=0, grad_edge=None) -> None:
-    """Write the gradients of the operand of the rows and of that of the edges."""
+def differentiate_several(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor,
+                          edges: Sequence[Tensor | None], parts: str) -> Tensor:
+    """Compute :func:`several.backward`."""
+    out = torch.empty_like(values, memory_format=torch.contiguous_format)
+    _run_backward("copy_u", {"u": values}, values.shape[1:], several.divide_by_ties(gradient, ties, parts),
+                  dict(zip(parts.split(), results)), Structure(*edges).by_source, results.size(1), by_source=True,
+                  row_side=1, grad_row=out)
+    return out
+
+
+def _run_backward(message, operands, shape, factors, results, order, num_others, *, by_source, row_side, grad_row,
+                  edge_side=0, grad_edge=None) -> None:
+    """Write the gradients of the operand of the rows and of that of the edges.
+
+    Args:
+        factors: by reduction, the gradient of each message that counts [num_dst, *shape].
+        results: by reduction, what it returned; sums need none.
+    """
     ptr, other, position = gpu.make_contiguous(*order)
     channels, width = shape.numel(), operands["e"][0].numel() if edge_side and len(operands["e"]) else 0
     if channels == 0 or ptr.numel() == 1:
@@ -99,12 +131,13 @@ def _run_backward(message, operands, shape, factor, second, reduce, order, num_o
     cut = gpu.plan(ptr, other, num_others, position, other.numel())
     tensors, sides = _describe_sides(message, operands, shape)
     blocks = _choose_blocks(channels, channels // width if 0 < width < channels else None)
-    with torch.cuda.device_of(factor):
-        partial = factor.new_empty((2 * cut.num_chunks, channels)) if row_side else None
+    read = gpu.make_contiguous(*map(factors.get, cpu.PARTS), *map(results.get, several.EXTREMES))
+    with torch.cuda.device_of(other):
+        partial = next(iter(factors.values())).new_empty((2 * cut.num_chunks, channels)) if row_side else None
         grid = cut.num_chunks, triton.cdiv(channels, blocks["GROUP"])
-        gpu.launch(gpu_messages_kernels.backward, grid, *tensors, ptr, cut.cuts, cut.rows, other, position, factor,
-                   second, grad_row, partial, grad_edge if edge_side else None, REDUCE=reduce, BY_SOURCE=by_source,
-                   ROW_SIDE=row_side, EDGE_SIDE=edge_side, EDGE_WIDTH=width, WIDE=cut.wide, **sides, **blocks)
+        gpu.launch(gpu_messages_kernels.backward, grid, *tensors, ptr, cut.cuts, cut.rows, other, position, *read,
+                   grad_row, partial, grad_edge if edge_side else None, BY_SOURCE=by_source, ROW_SIDE=row_side,
+                   EDGE_SIDE=edge_side, EDGE_WIDTH=width, WIDE=cut.wide, **sides, **blocks)
         if row_side:
             gpu.merge_sums(ptr, cut, grad_row, partial)
 
@@ -114,3 +147,5 @@ def register(device_type: str = "cuda") -> None:
     gpu.register_sorting(device_type)
     ops.update_all.register_kernel(device_type, update_all)
     ops.backward.register_kernel(device_type, backward)
+    several.several.register_kernel(device_type, reduce_several)
+    several.backward.register_kernel(device_type, differentiate_several)

@@ -1,4 +1,4 @@
-"""Several reductions of what sources send, in one pass over the edges, forward and backward. For the CPU alone."""
+"""Several reductions of what sources send, in one pass over the edges, forward and backward."""
 
 import ctypes
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tupl
 
     Args:
         edge_index: [2, num_edges], a tensor or an ``EdgeIndex``.
-        values: [num_src, *trailing], on the CPU.
+        values: [num_src, *trailing].
         parts: some of :data:`PARTS`.
 
     Returns:
@@ -38,17 +38,19 @@ def reduce_several(edge_index: Tensor, values: Tensor, num_dst: int, parts: tupl
     return {name: part.to(values.dtype) for name, part in zip(parts, found, strict=True)}
 
 
-def _extremes(parts: str) -> list[str]:
+def find_extremes(parts: str) -> list[str]:
+    """Return those of the parts that have numbers of ties."""
     return [name for name in parts.split() if name in EXTREMES]
 
 
-def _allocate(values, edges, parts, save):
+def allocate(values, edges, parts, save):
+    """Allocate the results of :func:`several`."""
     shape = (edges[0].numel() - 1, *values.shape[1:])
     return (values.new_empty(len(parts.split()), *shape),
-            values.new_empty(len(_extremes(parts)) if save else 0, *shape))
+            values.new_empty(len(find_extremes(parts)) if save else 0, *shape))
 
 
-@operator("several", _allocate)
+@operator("several", allocate)
 def several(values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bool) -> tuple[Tensor, Tensor]:
     """Compute :func:`reduce_several`.
 
@@ -62,9 +64,9 @@ def several(values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bo
         The results [num_parts, num_dst, *trailing], and the numbers of ties of the extremes among the parts, in their
         order; none without `save`.
     """
-    results, ties = _allocate(values, edges, parts, save)
+    results, ties = allocate(values, edges, parts, save)
     found = dict(zip(parts.split(), results))
-    _call(edges[0], edges[1], values, results=found, ties=dict(zip(_extremes(parts), ties)))
+    _call(edges[0], edges[1], values, results=found, ties=dict(zip(find_extremes(parts), ties)))
     return results, ties
 
 
@@ -76,11 +78,16 @@ def backward(gradient: Tensor, results: Tensor, ties: Tensor, values: Tensor, ed
     Args:
         gradient: that of the results, [num_parts, num_dst, *trailing].
     """
-    names, counts = parts.split(), dict(zip(_extremes(parts), ties))
-    gradients = {name: grad / counts[name] if name in counts else grad for name, grad in zip(names, gradient)}
     out = torch.empty_like(values, memory_format=torch.contiguous_format)
-    _call(edges[3], edges[4], values, results=dict(zip(names, results)), gradients=gradients, out=out)
+    _call(edges[3], edges[4], values, results=dict(zip(parts.split(), results)),
+          gradients=divide_by_ties(gradient, ties, parts), out=out)
     return out
+
+
+def divide_by_ties(gradient: Tensor, ties: Tensor, parts: str) -> dict[str, Tensor]:
+    """Return the gradient of each part [num_dst, *trailing], that of an extreme divided by the numbers of ties."""
+    counts = dict(zip(find_extremes(parts), ties))
+    return {name: grad / counts[name] if name in counts else grad for name, grad in zip(parts.split(), gradient)}
 
 
 def _call(ptr: Tensor, other: Tensor, values: Tensor, *, results: dict[str, Tensor],
@@ -118,8 +125,8 @@ def _differentiate(ctx, gradient, _):
         return backward(gradient, results, ties, values, Structure(*edges), ctx.parts), *(None,) * 3
     notice.warn("messages: the reference computes gradients of gradients, with tensors of edges x channels")
     indptr, src = edges[:2]
-    to = torch.arange(indptr.numel() - 1).repeat_interleave(indptr.diff().long())
-    sent = values.index_select(0, src)
+    to = torch.arange(indptr.numel() - 1, device=src.device).repeat_interleave(indptr.diff().long())
+    sent = values.index_select(0, src[:to.numel()])
     found = torch.stack([
         reference.reduce_messages(sent * sent if name == "square" else sent, to, indptr.numel() - 1,
                                   "sum" if name == "square" else name) for name in ctx.parts.split()])

@@ -181,7 +181,7 @@ ROWS: tuple[Row, ...] = (
     _data("data of knowledge and layouts", "triples", "points", group="knowledge"),
     _train("relations of arithmetic", FIRST, "trainer=knowledge", "data=math", "train.epochs=2", group="knowledge",
            small=("train.epochs=1",), turn="first"),
-    _bench("layers", 25, "convs", "--cases", "GCNConv", "SAGEConv", "GATv2Conv, 4 heads, features",
+    _bench("layers", 27, "convs", "--cases", "GCNConv", "SAGEConv", "GATv2Conv, 4 heads, features", "ResGated", "PNA",
            small=(*FEW, "--cases", "SAGEConv")),
     _bench("step", 30, "step", "--pyg-layers", "14", "--layers", "112",
            small=(*FEW, "--pyg-layers", "3", "--layers", "4")),

@@ -23,9 +23,10 @@ from parallel_epochs.models.embedding.layout import LayoutOptions
 from parallel_epochs.models.embedding.pair_tiles import Tiles
 from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
 from parallel_epochs.models.kernels import gather, gpu_norm, sorting
-from parallel_epochs.models.messages import gpu_attention, gpu_messages
+from parallel_epochs.models.messages import gpu_attention, gpu_gated, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.messages.scores import SCORES
+from parallel_epochs.models.structure import Structure
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -103,6 +104,24 @@ def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index
     gpu_messages.backward(results[0], *results, *given, edges, 100, message, reduce, "".join(operands))
 
 
+def compile_several(parts, channels):
+    print(f"several reductions, {parts}, {channels} channels")
+    edges, values = sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100), torch.zeros(100, channels)
+    results, ties = gpu_messages.reduce_several(values, edges, parts, True)
+    gpu_messages.differentiate_several(results, results, ties, values, edges, parts)
+
+
+def compile_gated(channels, edge_dim):
+    print(f"gated sums, {channels} channels, {edge_dim} edge features")
+    edges = Structure(*sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100))
+    features = (torch.zeros(2000, edge_dim), torch.zeros(2 * channels, edge_dim)) if edge_dim else (None, None)
+    given = torch.zeros(100, channels), torch.zeros(100, 2 * channels), *features
+    for name, order, written in (("forward", edges.by_destination, given[0]), ("source", edges.by_source, given[1]),
+                                 ("destination", edges.by_destination, given[0])):
+        gpu_gated.run_on_gpu(name, given, order, 100, written, given[0],
+                             torch.zeros(2000, edge_dim) if edge_dim and name == "destination" else None)
+
+
 def compile_gather(columns, dtype, *, num_near):
     print(f"gather, {columns} columns, {dtype}, {num_near} near rows")
     near, slot = (torch.zeros(num_near, columns, dtype=dtype), torch.zeros(9, dtype=torch.int32)) if num_near else (
@@ -147,6 +166,8 @@ if __name__ == "__main__":
             compile_attention(score, 16, 8, loops=True, dropout=0.1)
         compile_messages("u_div_e", "max", (4, 16), (4, 1), dtype=torch.bfloat16)
         compile_messages("copy_u", "sum", (64,), ())
+        compile_several("sum square max min", 64)
+        compile_gated(64, 8)
         compile_norm(64, 0.1)
         compile_norm(256, 0.0)
         compile_problem("softmax", 64, 8)
@@ -167,6 +188,9 @@ if __name__ == "__main__":
     compile_attention("gatv2", 64, 20, loops=True)
     for reduce in ("sum", "min"):
         compile_messages("u_div_e", reduce, (4, 16), (4, 1), dtype=torch.bfloat16)
+    compile_several("max", 200)
+    for sizes in ((64, 0), (130, 15), (64, 32)):
+        compile_gated(*sizes)
     compile_messages("v_sub_u", "max", (200,), (1,), index=torch.int64)
     for aggr in (kind for kind in ops.KINDS if kind != "max"):
         compile_problem(aggr, 64, 0)

@@ -35,7 +35,7 @@ def check(edges, values, parts, **tolerance):
     leaf, wide = values.clone().requires_grad_(), values.double().requires_grad_()
     found, other = reduce_several(edges, leaf, NUM_DST, parts), expected(edges, wide, parts)
     assert list(found) == list(parts)
-    weights = {name: torch.randn(part.shape, generator=rng) for name, part in found.items()}
+    weights = {name: torch.randn(part.shape, generator=rng).to(part) for name, part in found.items()}
     for name in parts:
         torch.testing.assert_close(found[name].double(), other[name], equal_nan=True, **tolerance)
     for of in (found, other):

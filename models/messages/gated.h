@@ -1,7 +1,7 @@
 // The sum over a node's edges of sigmoid(key_i + query_j + A e) * (value_j + B e), and its gradients. Each pass walks
 // over edges that are sorted by row. Rows are cut into chunks that depend only on the edges, never on the number of threads.
 #pragma once
-#include "tiles.h"
+#include "../kernels/tiles.h"
 
 #define ALWAYS __attribute__((always_inline))  // for lambdas
 
