@@ -133,7 +133,7 @@ def pack_pair(grad, out, stat, KIND: tl.constexpr):
     if KIND == "max":
         return grad / tl.maximum(stat, 1.0), out
     elif KIND == "power":
-        return stat, tl.where(stat < INF, grad * out, 0.0)
+        return stat, grad * out
     elif KIND == "softmax_sg":
         return stat, grad
     else:

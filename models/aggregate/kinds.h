@@ -190,7 +190,7 @@ struct Power {
 
   INLINE void pack(const Arriving& d, vf* into, vf& dparam) const {
     into[0] = d.stat;
-    into[1] = d.stat < splat(__builtin_inff()) ? d.gradient * d.out : vf{};
+    into[1] = d.gradient * d.out;
     dparam = fma(d.gradient, d.stat2, dparam);
   }
 
