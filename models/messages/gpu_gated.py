@@ -64,16 +64,16 @@ def run_pass(key, pair, attr, weight, ptr, cuts, rows, other, position, gradient
 
 @triton.jit
 def start_row(p, row):
-    """Return what the edges need of a row: query and value, or key and gradient; and empty sums."""
-    zero, at = tl.zeros((p.BLOCK_D,), tl.float32), tl.cast(row, tl.int64) * p.D
+    """Return what the edges need of a row, query and value or key and gradient, and empty sums."""
+    zero, at = tl.zeros((p.BLOCK_D,), tl.float32), tl.cast(row, tl.int64) * p.D + p.channel
     if p.PASS == "source":
-        first = tl.load(p.pair + 2 * at + p.channel, mask=p.in_d, other=0.0)
-        return (first, tl.load(p.pair + 2 * at + p.D + p.channel, mask=p.in_d, other=0.0)), (zero, zero)
-    elif p.PASS == "destination":
-        first = tl.load(p.key + at + p.channel, mask=p.in_d, other=0.0)
-        return (first, tl.load(p.gradient + at + p.channel, mask=p.in_d, other=0.0)), (zero,)
+        at += tl.cast(row, tl.int64) * p.D  # of a row of two vectors
+        query = tl.load(p.pair + at, mask=p.in_d, other=0.0)
+        return (query, tl.load(p.pair + at + p.D, mask=p.in_d, other=0.0)), (zero, zero)
     else:
-        return (tl.load(p.key + at + p.channel, mask=p.in_d, other=0.0),), (zero,)
+        key = tl.load(p.key + at, mask=p.in_d, other=0.0)
+        gradient = p.key if p.PASS == "forward" else p.gradient
+        return (key, tl.load(gradient + at, mask=p.in_d, other=0.0)), (zero,)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def add_edges(p, own, state, sums, edge, node, number, valid):
         at += node[:, None] * p.D  # of a row of two vectors
         z = own[0][None, :] + tl.load(p.pair + at, mask=there, other=0.0)
         value = tl.load(p.pair + at + p.D, mask=there, other=0.0)
-        g = own[len(own) - 1][None, :]
+        g = own[1][None, :]
     features = load_features(p, number, valid)
     gate = tl.sigmoid(add_encoded(p, z, features, p.of_gate))
     value = add_encoded(p, value, features, p.of_value)
