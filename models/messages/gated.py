@@ -98,5 +98,5 @@ def _run_on_cpu(name: str, given, order, num_others: int, written: Tensor, gradi
     return None if parts is None else parts.sum(0).t()
 
 
-# What runs a pass, by type of device.
+# Functions that run a pass, by type of device.
 PASSES: dict[str, Callable] = {"cpu": _run_on_cpu}
