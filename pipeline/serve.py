@@ -153,7 +153,10 @@ def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
         access_log=False, server_header=False, timeout_keep_alive=max(int(asked.seconds), 1),
         limit_concurrency=asked.max_clients, timeout_graceful_shutdown=DRAIN_SECONDS)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    asyncio.run(Server(config).serve([listening]))
+    try:
+        asyncio.run(Server(config).serve([listening]))
+    finally:
+        gc.unfreeze()  # else extension modules say on exit that their objects leak
 
 
 async def _reload(app: "App") -> None:

@@ -16,6 +16,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
 from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
@@ -197,7 +198,9 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
             raise ValueError("the simple method reads texts, as the tables of the training have them, and these data "
                              "have none. Name tables with the same columns of text")
         own = inputs.terms[chosen.numpy() if isinstance(chosen, Tensor) else chosen]
-        rows = _multiply(own[:, fitted["terms"].numpy()], fitted["weight"][:-1].float()) + fitted["weight"][-1]
+        terms = fitted["terms"].numpy()
+        places = np.bincount(own.indices, minlength=NUM_TERMS)[terms].nonzero()[0]  # few for a row
+        rows = _multiply(own[:, terms[places]], fitted["weight"][places].float()) + fitted["weight"][-1]
     else:
         inputs.follow(fitted)
         rows = _columns(inputs, fitted, chosen).double() @ fitted["weight"][:-1] + fitted["weight"][-1]

@@ -61,7 +61,7 @@ def served(run, *arguments, **environment):
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        assert "Traceback" not in output + errors and "the service has ended" in output
+        assert "Traceback" not in output + errors and "leaked" not in errors and "the service has ended" in output
     finally:
         process.kill()
 
