@@ -138,6 +138,15 @@ def test_the_head_reads_the_outputs_of_all_layers(jk):
     torch.testing.assert_close(out, model.head(read))
 
 
+def test_a_list_is_given_where_a_layer_takes_a_tensor():
+    given = {"aggregators": ["mean", "max"], "scalers": ["amplification"], "deg": [1, 2, 4]}
+    with torch.device("meta"):  # as a model is built first
+        model = PyGModel(5, 8, 2, 2, conv="PNAConv", kwargs=given)
+    assert model.layers[0].conv.aggr_module.init_avg_deg_lin == pytest.approx(10 / 7)
+    with pytest.raises(ValueError, match="kwargs: PNAConv refuses them: ValueError: too many dimensions"):
+        PyGModel(5, 8, 2, 2, conv="PNAConv", kwargs=given | {"deg": ["a"]})
+
+
 def test_one_feature_of_an_edge_is_its_weight():
     model = PyGModel(5, 8, 2, 2, edge_dim=1, conv="GCNConv").eval()
     edges, weight = DATA.edge_index.long(), DATA.edge_attr[:, :1]
