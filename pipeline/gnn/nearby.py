@@ -75,8 +75,9 @@ def why_all(learned: Learned, kept: fusion.Kept | None, data: Graph) -> str:
 
 
 def _reach_of(kept: fusion.Kept, data: Graph) -> Reach | None:
-    known = REACH.get(kept.fitted["name"])
-    return None if known is None else known(kept.fitted["models"][0], data)  # those of other folds read as far
+    if not kept.fitted or kept.fitted["name"] not in REACH:
+        return None
+    return REACH[kept.fitted["name"]](kept.fitted["models"][0], data)  # those of other folds read as far
 
 
 class Nearby:
@@ -95,11 +96,13 @@ class Nearby:
     def __init__(self, setup: Setup, learned: Learned, kept: fusion.Kept | None, own: Graph):
         self._setup, self._learned, self._kept, config = setup, learned, kept, setup.config
         self._base: NearBase | None = None
-        is_alone, data = kept is not None and kept.share == 1, copy.copy(cast(Graph, setup.bare))
+        is_alone, data = kept is not None and kept.share == 1, copy.copy(setup.bare or setup.data)
         num_hops, reason = (0, "") if is_alone else count_hops(setup.model)
         if reason:
             raise ReadsAll(reason)
-        if kept is not None and (reach := _reach_of(kept, data)) is not None:
+        if kept is not None:
+            reach = _reach_of(kept, data)
+            assert reach is not None  # as :func:`why_all` has found
             is_read = config.task.reads_base and not is_alone  # at each node that the network reads
             self._base = NearBase(kept.fitted, reach, data, cast(NodeTask, setup.task), scores_all=is_read)
             num_hops = num_hops + reach.num_hops if is_read else max(num_hops, reach.num_hops)
@@ -111,8 +114,15 @@ class Nearby:
         self.around = Growing(data, learned.degrees, config.seed)
 
     def take(self, new: NewNodes, max_neighbors: int | None = None) -> Surroundings | None:
-        """Take the neighbourhood of new nodes; none where the whole graph has to be predicted."""
+        """Take the neighbourhood of new nodes; none where the whole graph has to be predicted.
+
+        Raises:
+            ValueError: a new edge has a negative feature, and the simple method takes these for weights.
+        """
         if self._base is not None and not self._base.fits(new):
+            if cast(fusion.Kept, self._kept).fitted["name"] == "propagation":
+                raise ValueError("edges: a feature of a new edge is negative, and the simple method of the run weighs "
+                                 "edges by their features, none of which was negative in the training")
             return None
         return self.around.take(new, self._num_hops, max_neighbors)
 
@@ -164,7 +174,7 @@ class NearBase:
         """Return the sums of the weights of the edges that end at each node, float32."""
         weights = self._weights(data)
         assert weights is not None
-        return torch.bincount(plain_edges(data.edge_index)[1], weights, minlength=data.num_nodes).float()
+        return torch.bincount(plain_edges(data.edge_index)[1], weights.double(), minlength=data.num_nodes).float()
 
     def fits(self, new: NewNodes) -> bool:
         """Tell whether new edges have the weights that the method reads."""
@@ -182,6 +192,8 @@ class NearBase:
     def graph(self, batch: Data, parts: Sequence[Surroundings]) -> Graph:
         """Return what the method reads: the graph of a batch, with what it has to know of the whole graph."""
         graph = Graph(**batch.to_dict())
+        if not self.reach.weights:
+            graph.edge_attr = None  # else trees would choose weights again, by the edges that are here
         graph[WHOLE_MEAN] = self._mean
         graph[WHOLE_DEGREE] = torch.cat([self._degrees(part) for part in parts])
         if self._terms is not None:
@@ -192,11 +204,12 @@ class NearBase:
 
     def _degrees(self, part: Surroundings) -> Tensor:
         """Return the sums of the weights of all edges that end at the nodes of a part, with the new edges."""
-        weights, ends = self._weights(_graph_of(part.new)), part.new.edges[1]
+        weights = self._weights(_graph_of(part.new))
         assert weights is not None
-        total = torch.cat([torch.zeros(1, dtype=torch.float64), weights.double().cumsum(0)])
-        found = (total[torch.searchsorted(ends, part.nodes, right=True)] -
-                 total[torch.searchsorted(ends, part.nodes)]).float()
+        ends, place = part.new.edges[1].unique(return_inverse=True)
+        of_new = torch.zeros(len(ends) + 1).index_add_(0, place, weights)
+        place = torch.searchsorted(ends, part.nodes)
+        found = of_new[place].where(torch.cat([ends, ends.new_tensor([-1])])[place] == part.nodes, 0.0)
         found[part.num_new:] += self._degree[part.nodes[part.num_new:]]
         return found
 
@@ -205,7 +218,8 @@ class NearBase:
         known, new = part.nodes[part.num_new:].numpy(), part.new.terms
         assert self._terms is not None and new is not None
         of_new = sp.csr_array((new.data, new.indices, new.indptr), shape=(part.num_new, NUM_TERMS))
-        return [of_new, self._terms[known] if self._scores_all else sp.csr_array((len(known), NUM_TERMS))]
+        return [of_new, self._terms[known] if self._scores_all else sp.csr_array(
+            (len(known), NUM_TERMS), dtype=new.dtype)]
 
 
 def _graph_of(new: NewNodes) -> Graph:

@@ -196,7 +196,7 @@ def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, da
     elif kept is not None:
         base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
     shown = bases.show(config, data, base, None if kept is None else kept.moments)
-    setup = Setup(_for_prediction(kind, shown), shown, device, base=base, bare=data)
+    setup = Setup(_for_prediction(kind, shown), shown, device, base=base, bare=data if shown is not data else None)
     setup.task.label_moments = learned.labels
     if config.train.label_input and not bool(data.train_mask.any()):
         log.warning("the model reads labels of neighbours (train.label_input), and none of %s are known%s", origin,

@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.nearby import Nearby, ReadsAll, why_all
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.names import MASKS, TERMS
@@ -111,6 +112,8 @@ class Newcomers:
             self._nearby = Nearby(self._setup, self._learned, kept, self._grow(None))
         except ReadsAll as error:
             return str(error)
+        finally:
+            self._setup.base = None  # its scores of all nodes
         return ""
 
     def predict(self, rows: Sequence[Row], edges: Sequence[Row] = (), *,
@@ -169,7 +172,11 @@ class Newcomers:
         return self._nearby.forward(parts)
 
     def _answer_near(self, near: Sequence[Near], found: dict[int, Table | Exception]) -> None:
-        rows = self.forward([each.part for each in near])
+        try:
+            rows = self.forward([each.part for each in near])
+        except Exception as error:
+            found.update((each.place, error) for each in near)
+            return
         for each, own in zip(near, rows.split([each.part.num_new for each in near])):
             try:
                 found[each.place] = self._table(each.asked, self._predicted(self._setup, each.asked, own),
@@ -181,7 +188,9 @@ class Newcomers:
         """Predict new rows by a pass over the whole graph."""
         setup = self.grow(asked)
         new, rows = torch.arange(len(self._names), setup.data.num_nodes), None
-        if self._nearby is None:  # else its neighbourhood was too large
+        if fusion.share_of(self._run) == 1:
+            rows = cast(Base, setup.base).rows[new]  # the network has no part
+        elif self._nearby is None:  # else its neighbourhood was too large
             rows = predict_nodes(setup, new)
         rows = build_predictor(setup)(self._round)[new] if rows is None else rows
         found = self._predicted(setup, asked, rows)

@@ -29,7 +29,7 @@ class Setup(Part[GNNConfig]):
 
     Attributes:
         base: the simple method that the run begins at; none without one.
-        bare: the graph without columns of the simple method; none where `data` has none.
+        bare: the graph without columns of the simple method; none where that is `data`.
         put: copies a graph to where the batches are made; none where that is the CPU.
         bytes_on_gpu: bytes of what it copies to a GPU.
     """

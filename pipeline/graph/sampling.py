@@ -228,7 +228,7 @@ class GrowingSampler(NeighborSampler):
         with self._lock:
             self._num_neighbors, self._left, self._is_bounded = tuple(num_neighbors), most_edges, False
             self._new = seeds.new_empty(2, 0) if new is None else new
-            if (more := self._num_known + len(seeds) - len(self._local)) > 0:
+            if (more := self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)) > 0:
                 self._local = torch.cat([self._local, self._local.new_full((more,), -1)])
             return *self.sample(seeds, key), self._is_bounded
 

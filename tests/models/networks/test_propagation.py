@@ -59,8 +59,8 @@ def test_a_part_of_a_graph_has_the_rows_of_the_whole():
     others[0] = False
     torch.testing.assert_close(part[:NUM_NODES // 2][others], whole[:NUM_NODES // 2][others])
     assert others.sum() > 2 and not part[NUM_NODES // 2:].any()
-    if not (edge_index[:, kept] == 0).all(0).any():  # its sum is that of all edges, of which half are here
-        torch.testing.assert_close(part[0], whole[0] * 2**0.5)
+    assert not (edge_index[:, kept] == 0).all(0).any()
+    torch.testing.assert_close(part[0], whole[0] * 2**0.5)  # its sum is that of all edges, of which half are here
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])

@@ -80,12 +80,15 @@ def wide(tmp_path_factory):
     return train(tmp_path_factory.mktemp("wide"), wide_tables(), **ALL)
 
 
-@pytest.fixture(scope="module")
-def based(tmp_path_factory):
-    """A run whose network reads the scores of a simple method."""
+@pytest.fixture(scope="module", params=[False, True], ids=["weights", "standardised"])
+def based(request, tmp_path_factory):
+    """A run on a chain of people whose network reads the scores of a simple method."""
     nodes, edges = tables()
-    return train(tmp_path_factory.mktemp("based"), (nodes, edges[:150]), **{
-        "data.nodes.text": [], "task.base": "linear", "task.candidate": "offset"})
+    edges = edges[:59].assign(source=nodes["id"][:-1].to_numpy(), target=nodes["id"][1:].to_numpy(),
+                              sum=np.linspace(1, 0, 59))
+    return train(tmp_path_factory.mktemp("based"), (nodes, edges), **{
+        "data.nodes.text": [], "task.base": "linear", "task.candidate": "offset",
+        "data.edges.standardize": request.param})
 
 
 def grown(model, data, rows, edges):
@@ -238,7 +241,7 @@ def open_with(run, monkeypatch, name, share):
     data, train = setup.bare, setup.bare.train_mask
     inputs = Inputs(data, setup.task)
     fits = {"mean": lambda: {}, "linear": lambda: linear.fit_hops(inputs, train, (0, 1, 2), "each", 1.0),
-            "propagation": lambda: {"weight": 1, "second": 3.0},
+            "propagation": lambda: {"weight": int(not run.config.data.edges.standardize), "second": 3.0},
             "trees": lambda: trees.fit_forest(inputs, ("own", "labels"), 0, 5, train),
             "structure": lambda: trees.fit_forest(inputs, ("own", "degrees"), 0, 5, train)}
     fitted = {"name": name.replace("structure", "trees"), "logits": {},
@@ -251,24 +254,29 @@ def open_with(run, monkeypatch, name, share):
 @pytest.mark.parametrize("name", ["mean", "linear", "propagation", "trees"])
 def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypatch, name, share):
     newcomers = open_with(based.run, monkeypatch, name, share)
-    asked = newcomers.encode_rows(WITHOUT_NOTE, EDGES)
-    part = newcomers.take(asked)
-    near, whole = newcomers.forward([part, part]), newcomers._predict_grown(asked).rows
-    assert newcomers.needs_graph == "" and (share < 1 or len(part.src) < newcomers._graph.num_edges)
-    torch.testing.assert_close(near, torch.cat([whole, whole]), atol=1e-5, rtol=0)
-    own = newcomers._nearby._base.graph(newcomers._nearby.around.join([part]), [part])
-    columns = [summarise(Inputs(data, newcomers._setup.task), data.train_mask, ("own", "labels"))[new]
-               for data, new in ((own, own.target), (newcomers.grow(asked).bare, slice(-2, None)))]
-    torch.testing.assert_close(*columns, atol=1e-6 if name in ("propagation", "trees") else math.inf, rtol=0)
+    both = [newcomers.encode_rows(*rows) for rows in ((WITHOUT_NOTE, EDGES), (WITHOUT_NOTE[:1], [EDGES[0] | {"sum": 0.9}]))]
+    parts = [newcomers.take(asked) for asked in both]
+    near, whole = newcomers.forward(parts), torch.cat([newcomers._predict_grown(asked).rows for asked in both])
+    assert newcomers.needs_graph == "" and all(len(part.src) < newcomers._graph.num_edges / 2 for part in parts)
+    torch.testing.assert_close(near, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(newcomers.forward(parts[1:]), whole[2:], atol=1e-5, rtol=0)  # no feature is negative
+    if name == "trees":  # their thresholds hide small differences
+        own = newcomers._nearby._base.graph(newcomers._nearby.around.join(parts), parts)
+        columns = [summarise(Inputs(data, newcomers._setup.task), data.train_mask, ("labels",))[new]
+                   for data, new in ((own, own.target), (newcomers.grow(both[0]).bare, slice(-2, None)))]
+        torch.testing.assert_close(columns[0][:2], columns[1], atol=1e-6, rtol=0)
 
 
 def test_simple_methods_that_read_more_take_a_pass_over_the_graph(based, monkeypatch):
     assert "reads the whole graph" in open_with(based.run, monkeypatch, "structure", 1.0).needs_graph
     monkeypatch.undo()
     newcomers = open_with(based.run, monkeypatch, "propagation", 1.0)
-    assert newcomers.take(newcomers.encode_rows(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": -1}])) is None
-    with pytest.raises(ValueError, match="the graph of the training had such columns, none of them negative"):
-        newcomers.predict(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": -1}])
+    negative = newcomers.encode_rows(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": -1}])
+    if based.run.config.data.edges.standardize:  # no edge is weighed
+        assert newcomers.take(negative) is not None
+        return
+    with pytest.raises(ValueError, match="a feature of a new edge is negative, and the simple method of the run"):
+        newcomers.take(negative)
 
 
 @pytest.mark.slow
