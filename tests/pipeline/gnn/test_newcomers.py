@@ -254,7 +254,8 @@ def open_with(run, monkeypatch, name, share):
 @pytest.mark.parametrize("name", ["mean", "linear", "propagation", "trees"])
 def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypatch, name, share):
     newcomers = open_with(based.run, monkeypatch, name, share)
-    both = [newcomers.encode_rows(WITHOUT_NOTE, EDGES), newcomers.encode_rows(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": 0.9}])]
+    one = newcomers.encode_rows(WITHOUT_NOTE[:1], [EDGES[0] | {"sum": 0.9}])
+    both = [newcomers.encode_rows(WITHOUT_NOTE, EDGES), one]
     parts = [newcomers.take(asked) for asked in both]
     near, whole = newcomers.forward(parts), torch.cat([newcomers._predict_grown(asked).rows for asked in both])
     assert newcomers.needs_graph == "" and all(len(part.src) < newcomers._graph.num_edges / 2 for part in parts)
