@@ -270,8 +270,8 @@ class MlflowTracker:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._client, self._began, self.last_epoch, ids = MlflowClient(), began, 0, RunIds(folder, "mlflow")
-        self._run_id = ids.read().get("run_id")
-        if self._run_id is None:
+        self._run_id: str = ids.read().get("run_id", "")
+        if not self._run_id:
             experiment = self._client.get_experiment_by_name(project)
             number = self._client.create_experiment(project) if experiment is None else experiment.experiment_id
             self._run_id = self._client.create_run(number, run_name=name).info.run_id

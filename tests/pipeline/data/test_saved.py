@@ -112,7 +112,8 @@ def test_a_transposed_adjacency_matrix_stands_for_edges(weighted, tmp_path):
     weights = {"edge_weight": data.edge_attr[:, 0]} if weighted else {}
     del data.edge_attr
     with warnings.catch_warnings(action="ignore"):
-        torch.save(T.ToSparseTensor(attr="edge_weight")(Data(**data.to_dict(), **weights)), tmp_path / "adj_t.pt")
+        transpose = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)  # with torch_sparse too
+        torch.save(transpose(Data(**data.to_dict(), **weights)), tmp_path / "adj_t.pt")
         torch.save(HeteroData({"a": {"num_nodes": 6}, ("a", "to", "a"): {"adj_t": torch.load(
             tmp_path / "adj_t.pt", weights_only=False).adj_t}}), tmp_path / "typed.pt")
     torch.save(Data(**data.to_dict(), **weights), tmp_path / "edges.pt")
