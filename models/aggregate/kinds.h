@@ -123,7 +123,7 @@ struct Power {
   static constexpr float SMALL = 0x1p-100f, LARGE = 0x1p+100f;
   // log2 of the largest mean, and how far the rounding of a mean at its bound may carry its log2.
   static constexpr float MOST = 126.95f, ROUNDING = 5.8e-6f;
-  float p, low, high;  // messages and the mean of their powers are clamped to [low, high]
+  float p, low, high;     // messages and the mean of their powers are clamped to [low, high]
   float least, greatest;  // log2 of the bounds of the mean's root
   Power(float p_, float low_, float high_) : p(p_), low(low_), high(high_) {
     least = log2_of(low), greatest = log2_of(high);
