@@ -64,8 +64,9 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
     if missing := [key for key in required if key not in arguments]:
         raise ValueError(f"kwargs lacks {', '.join(missing)}, which {name} needs")
     try:
-        return make(**{key: torch.tensor(value, device="cpu") if isinstance(value, list) and key in parameters and
-                       parameters[key].annotation is Tensor else value for key, value in arguments.items()})
+        tensors = {key: torch.tensor(value, device="cpu") for key, value in given.items()
+                   if isinstance(value, list) and key in parameters and parameters[key].annotation is Tensor}
+        return make(**arguments | tensors)
     except FAILURES as error:
         raise ValueError(f"kwargs: {name} refuses them: {one_line(error)}") from error
 

@@ -84,7 +84,7 @@ class Nearby:
     """Predicts new nodes from their neighbourhood: by the network, by the simple method of the run, or by both.
 
     Args:
-        setup: of the graph of the training, with the trained model.
+        setup: the graph of the training with its task and the trained model.
         learned: what the preparation of the training data learned.
         kept: the simple method, if it has a part in the answers.
         own: the graph of the training with its own columns alone.
@@ -152,7 +152,7 @@ class NearBase:
     """A simple method that scores the nodes of neighbourhoods as those of the graph around them.
 
     Args:
-        fitted: of a :class:`pipeline.gnn.simple.base.Base`.
+        fitted: what a :class:`pipeline.gnn.simple.base.Base` has under this name.
         reach: how far it reads.
         data: the graph of the training, without the columns of the method.
         task: what is learned.
@@ -185,7 +185,7 @@ class NearBase:
 
         Args:
             batch: as :meth:`Growing.join` makes it.
-            parts: of which it was made.
+            parts: the neighbourhoods of which it was made.
         """
         return apply(self._fitted, self.graph(batch, parts), self._task, None if self._scores_all else batch.target)
 
@@ -214,7 +214,7 @@ class NearBase:
         return found
 
     def _terms_of(self, part: Surroundings) -> list[sp.csr_array]:
-        """Return the terms of the texts of a part: of the new nodes, and of the others if they are read."""
+        """Return the terms of the texts of the new nodes of a part, and those of its other nodes if they are read."""
         known, new = part.nodes[part.num_new:].numpy(), part.new.terms
         assert self._terms is not None and new is not None
         of_new = sp.csr_array((new.data, new.indices, new.indptr), shape=(part.num_new, NUM_TERMS))

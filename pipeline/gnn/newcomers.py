@@ -103,6 +103,7 @@ class Newcomers:
     def _open_nearby(self) -> str:
         """Set up the graph of the training, around whose nodes new ones are; returns why the answer needs all of it."""
         kept = fusion.read_kept(self._run)
+        self._is_alone = kept is not None and kept.share == 1
         if kept is not None and not kept.share and not self._run.config.task.reads_base:
             kept = None  # the network answers alone
         if reason := why_all(self._learned, kept, self._graph):
@@ -188,7 +189,7 @@ class Newcomers:
         """Predict new rows by a pass over the whole graph."""
         setup = self.grow(asked)
         new, rows = torch.arange(len(self._names), setup.data.num_nodes), None
-        if fusion.share_of(self._run) == 1:
+        if self._is_alone:
             rows = cast(Base, setup.base).rows[new]  # the network has no part
         elif self._nearby is None:  # else its neighbourhood was too large
             rows = predict_nodes(setup, new)

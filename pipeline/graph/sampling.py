@@ -200,7 +200,7 @@ class GrowingSampler(NeighborSampler):
     """Draws from a graph behind whose nodes new ones stand, each time others. The graph of both is never built.
 
     Args:
-        edge_index: of the graph, as for :class:`NeighborSampler`.
+        edge_index: edges of the graph, as for :class:`NeighborSampler`.
     """
 
     def __init__(self, edge_index: EdgeIndex):
