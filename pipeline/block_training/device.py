@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: Ranks, in_triton: bool,
-           why_cpu: str = "") -> torch.device:
+           why_cpu: str = "", says: bool = True) -> torch.device:
     """Return the device of a run: device=auto takes a GPU from a size on, where there is one and it has room.
 
     The CPU trains, and the log says so, where a GPU cannot train this at all.
@@ -25,6 +25,7 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
         needed: bytes that training takes on a GPU.
         in_triton: whether kernels in Triton train on a GPU; they train on one GPU alone.
         why_cpu: reason why no GPU trains this, or an empty text.
+        says: whether to log what is chosen.
 
     Raises:
         ValueError: the run asks for a GPU that has no room for it.
@@ -44,7 +45,9 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
         reason = f"{size:,} {what} take {format_bytes(needed)}, but {format_bytes(free)} of the GPU are free"
         if not is_auto:
             raise ValueError(f"device={asked}: {reason}. Set device=cpu")
-    if reason and not is_auto:
+    if not says:
+        pass
+    elif reason and not is_auto:
         log.warning("device=%s: the CPU trains, as %s", asked, reason)
     elif is_auto:
         log.info("device=auto: %s", f"the CPU: {reason}" if reason else f"a GPU, taken from {least:,} {what} on")

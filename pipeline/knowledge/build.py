@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
+from parallel_epochs.pipeline.knowledge.parts import build_negatives
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
-from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
+from parallel_epochs.pipeline.knowledge.steps import OneVsAllSteps, Penalty
+from parallel_epochs.pipeline.knowledge.tables import HeldTables, TrainedTables
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer, Steps
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
@@ -76,6 +79,9 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     options, available = config.trainer, machine_memory()
     tables, step = estimate_bytes(config, data)
     needed = tables * config.parallel.num_ranks
+    if options.num_parts != keys.AUTO and options.num_parts > max(data.num_nodes // 2, 1):
+        raise ValueError(f"trainer.num_parts={options.num_parts}: {data.num_nodes:,} entities make at most "
+                         f"{max(data.num_nodes // 2, 1):,} parts of two")
     if needed > available:
         raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
                          f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
@@ -160,22 +166,26 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     if model.comparison == "modulus":
         with ranks.first_then_others():  # what is compiled, the others find
             distances.LIBRARY.get()
-    device, home = _settle_devices(part, ranks)
+    device, num_parts = settle_parts(part, ranks)
+    is_held = num_parts > 1 and device.type != "cpu"
+    home = torch.device("cpu") if is_held else device
     tables = TripleTables(model, *rows, reciprocal=one_vs_all).to(home)
+    build = partial(build_optimizer, options=options, lr=train.lr, is_sparse=not one_vs_all)
     steps: Steps
     if one_vs_all:
         steps = OneVsAllSteps(splits["train"].to(home), data.num_relations, batch_size=options.batch_size,
                               relation_weight=options.relation_weight, penalty=penalty, seed=config.seed)
     else:
-        steps = NegativeSteps(splits["train"].to(home), data.num_nodes, batch_size=options.batch_size,
-                              chunk_size=options.chunk_size, num_negatives=options.num_negatives,
-                              margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
-                              penalty=penalty, seed=config.seed, device=device)
-    optimizer = build_optimizer(tables, options, train.lr, is_sparse=steps.is_sparse)
-    trainer = KnowledgeTrainer(tables, steps, optimizer, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
+        steps = build_negatives(num_parts, splits["train"].to(home), data.num_nodes, batch_size=options.batch_size,
+                                chunk_size=options.chunk_size, num_negatives=options.num_negatives,
+                                margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
+                                penalty=penalty, seed=config.seed)
+    trained = TrainedTables(tables, build)
+    if is_held:
+        trained = HeldTables(tables, build, -(-data.num_nodes // num_parts), device)
+    trainer = KnowledgeTrainer(trained, steps, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
                                eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop, home),
-                               ranks=ranks,
-                               stop=stop)
+                               ranks=ranks, stop=stop)
     begin = f", margin {options.margin:g}" if model.is_distance else ""
     if not model.is_distance and model.parts < 4:  # QuatE has first values of its own
         begin = f", initial deviation {options.init_scale:g}"
@@ -186,21 +196,32 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     return trainer
 
 
-def _settle_devices(part: Part, ranks: Ranks) -> tuple[torch.device, torch.device]:
-    """Return the device of the losses, and that of the tables: memory, if they are too large for a GPU.
+def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
+    """Return the device that trains, and in how many parts it holds the entities: one, if they fit.
 
     Raises:
         ValueError: the run asks for a GPU that cannot train this.
     """
     options, (tables, step) = part.config.trainer, estimate_bytes(part.config, part.data)
-    size = part.data.num_nodes * options.dim
+    size, is_auto = part.data.num_nodes * options.dim, options.num_parts == keys.AUTO
+    one_vs_all = options.loss == "one_vs_all"
+    needed = tables if one_vs_all else 0 if is_auto else tables * min(2 / options.num_parts, 1)
     device = settle(part, size=size, least=AUTO_NUMBERS, what="numbers of entities", ranks=ranks, in_triton=False,
-                    needed=STEP_COPIES * step + (tables if options.loss == "one_vs_all" else 0))
-    if device.type == "cpu" or STEP_COPIES * step + tables <= (free := torch.cuda.mem_get_info(device)[0]):
-        return device, device
-    log.info("tables: in memory, as they take %s with their optimizer and %s of the GPU are free; the rows of a step "
-             "move to the GPU and back", format_bytes(tables), format_bytes(free))
-    return device, torch.device("cpu")
+                    needed=STEP_COPIES * step + int(needed), says=not is_auto or one_vs_all)
+    if not is_auto or one_vs_all:
+        return device, 1 if one_vs_all else options.num_parts
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()
+    room = free - STEP_COPIES * step
+    num_parts = torch.tensor(1 if device.type == "cpu" or tables <= room else max(-(-2 * tables // max(room, 1)), 3))
+    ranks.max_(num_parts)
+    if num_parts > max(part.data.num_nodes // 2, 1):
+        raise ValueError(f"device={part.config.device}: {format_bytes(free)} of the GPU are free, which is too little "
+                         f"for a step of {format_bytes(STEP_COPIES * step)} and two entities. Set device=cpu")
+    if num_parts > 1:
+        log.info("trainer.num_parts=auto: %d, as the tables take %s with their optimizer and %s of the GPU are free; "
+                 "they stay in memory, and the GPU holds two parts at a time", num_parts, format_bytes(tables),
+                 format_bytes(free))
+    return device, int(num_parts)
 
 
 def build_optimizer(tables: TripleTables, options: KnowledgeTrainerConfig, lr: float, *,

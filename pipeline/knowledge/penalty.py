@@ -1,4 +1,4 @@
-"""Chooses the weight of the N3 penalty by validation (trainer.n3=auto)."""
+"""Chooses the weight of the N3 penalty by validation (trainer.n3=auto), and the number of parts by the device."""
 
 import logging
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.data.opened import OpenData, Part
-from parallel_epochs.pipeline.knowledge.build import split_triples
+from parallel_epochs.pipeline.knowledge.build import settle_parts, split_triples
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.trials import Trials
 
@@ -20,8 +20,10 @@ TRIED, SHARE, USUAL, MOST_TRIPLES = (0.0, 0.01, 0.05), 3, 0.05, 100_000
 
 def train_parts(train_one: Callable[[Part, Path], dict], opened: OpenData, folder: Path, *,
                 ranks: Ranks = Ranks()) -> dict:
-    """Train the vectors of a run, after the choice of its penalty."""
+    """Train the vectors of a run, after the choice of its penalty and of its parts."""
     part = opened.parts[0]
+    if part.config.trainer.num_parts == keys.AUTO and part.config.trainer.loss == "negatives":
+        part = _with({"trainer.num_parts": settle_parts(part, ranks)[1]}, part, folder, ranks)
     if part.config.trainer.n3 != keys.AUTO:
         return train_one(part, folder)
     splits, epochs = split_triples(part.data), -(-part.config.train.epochs // SHARE)
@@ -37,7 +39,12 @@ def train_parts(train_one: Callable[[Part, Path], dict], opened: OpenData, folde
                  f"{MOST_TRIPLES:,}")
     else:
         chosen = settings[Trials(folder, train, ranks=ranks).choose(list(settings), first=epochs, most=epochs)]
-    config = keys.replaced(part.config, {"trainer.n3": chosen})
+    return train_one(_with({"trainer.n3": chosen}, part, folder, ranks), folder)
+
+
+def _with(chosen: dict[str, float], part: Part, folder: Path, ranks: Ranks) -> Part:
+    """Write what was chosen into the configuration, which a resumed run reads."""
+    config = keys.replaced(part.config, chosen)
     if ranks.is_first:
         write_config(config, folder)
-    return train_one(replace(part, config=config), folder)
+    return replace(part, config=config)

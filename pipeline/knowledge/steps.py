@@ -40,21 +40,18 @@ class NegativeSteps:
     matrix products or blocks of distances. Any rank draws the same numbers and trains its chunks. Gradients are sparse.
 
     Args:
-        triples: [num_triples, 3], on the device of the tables.
+        triples: [num_triples, 3].
         batch_size: triples of a step, of all ranks together.
         chunk_size: triples that share what is drawn.
         num_negatives: entities drawn for a chunk in place of the heads, and as many in place of the tails. That one of
             them makes a true triple is not excluded.
         margin, temperature: see :func:`models.embedding.triple_losses.negative_sampling`.
-        device: where losses are computed; none: that of the tables. The rows of a step move there and back.
     """
 
     is_sparse = True
 
     def __init__(self, triples: Tensor, num_entities: int, *, batch_size: int, chunk_size: int, num_negatives: int,
-                 margin: float, temperature: float, penalty: Penalty = Penalty(), seed: int = 0,
-                 device: torch.device | None = None):
-        self._device = device or triples.device
+                 margin: float, temperature: float, penalty: Penalty = Penalty(), seed: int = 0):
         self._triples, self._num_entities, self._batch_size = triples, num_entities, batch_size
         self._chunk_size, self._num_negatives, self._seed = chunk_size, num_negatives, seed
         self._margin, self._temperature, self._penalty = margin, temperature, penalty
@@ -70,28 +67,35 @@ class NegativeSteps:
         Returns:
             The loss, summed over this rank's triples, and their number; without any, the tables have no gradient.
         """
-        there = self._triples.device
-        batch = self._triples[order[step * self._batch_size:(step + 1) * self._batch_size].to(there)]
+        batch = self._batch(tables, order, step)
         num_chunks = -(-len(batch) // self._chunk_size)
-        drawn = torch.from_numpy(stream("negatives", self._seed, round_, step).integers(
-            self._num_entities, size=(num_chunks, 2, self._num_negatives)))
+        drawn = self._draw(tables, round_, step, (num_chunks, 2, self._num_negatives))
         chunks = torch.arange(num_chunks)[ranks.rank::ranks.num_ranks]
         if not len(chunks):
             return 0.0, 0
         rows = (chunks.unsqueeze(1) * self._chunk_size + torch.arange(self._chunk_size)).flatten()
-        triples, negatives = batch[rows[rows < len(batch)].to(there)], drawn[chunks].to(there)
+        there = tables.entities.device
+        triples = batch[rows[rows < len(batch)].to(batch.device)].to(there)
+        negatives = drawn[chunks].to(there)
         entity_ids, places = torch.cat([triples[:, [0, 2]].flatten(), negatives.flatten()]).unique(return_inverse=True)
         relation_ids, kinds = triples[:, 1].unique(return_inverse=True)
-        entities = tables.entities.detach()[entity_ids].to(self._device).requires_grad_()
-        relations = tables.relations.detach()[relation_ids].to(self._device).requires_grad_()
-        places, kinds = places.to(self._device), kinds.to(self._device)
+        entities = tables.entities.detach()[entity_ids].requires_grad_()
+        relations = tables.relations.detach()[relation_ids].requires_grad_()
         ends, drawn = places[:2 * len(triples)].view(-1, 2), places[2 * len(triples):].view(negatives.shape)
         loss = self._loss(tables, entities[ends[:, 0]], relations[kinds], entities[ends[:, 1]], entities[drawn])
         (loss / len(batch)).backward()
         assert entities.grad is not None and relations.grad is not None
-        tables.entities.grad = _sparse(entity_ids, entities.grad.to(there), tables.entities)
-        tables.relations.grad = _sparse(relation_ids, relations.grad.to(there), tables.relations)
+        tables.entities.grad = _sparse(entity_ids, entities.grad, tables.entities)
+        tables.relations.grad = _sparse(relation_ids, relations.grad, tables.relations)
         return float(loss.detach()), len(triples)
+
+    def _batch(self, tables: TripleTables, order: Tensor, step: int) -> Tensor:
+        """Return the triples of a step, with rows of the tables."""
+        return self._triples[order[step * self._batch_size:(step + 1) * self._batch_size].to(self._triples.device)]
+
+    def _draw(self, tables: TripleTables, round_: int, step: int, shape: tuple[int, ...]) -> Tensor:
+        """Draw the negatives of a step, rows of the tables."""
+        return torch.from_numpy(stream("negatives", self._seed, round_, step).integers(self._num_entities, size=shape))
 
     def _loss(self, tables: TripleTables, heads: Tensor, relations: Tensor, tails: Tensor, negatives: Tensor) -> Tensor:
         """Sum the loss of the triples of several chunks, of which only the last may be short.

@@ -1,6 +1,5 @@
 """Vectors of entities and relations from the triples of a knowledge graph."""
 
-import copy
 import dataclasses
 import logging
 import math
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
+from parallel_epochs.pipeline.knowledge.tables import TrainedTables
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step, Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -45,9 +45,9 @@ class KnowledgeTrainer(Trainer):
     and no negative, but the last bits of sums.
 
     Args:
+        tables: what is learned, with its optimizer, whose learning rate is set at every step; in groups with an
+            ``lr_factor``, to that fraction.
         steps: batches and losses.
-        optimizer: of the tables; its learning rate is set at every step, of groups with an ``lr_factor`` to that
-            fraction.
         num_epochs: rounds.
         lr: learning rate at the beginning; it falls linearly.
         last_lr: fraction of it at the end.
@@ -55,16 +55,15 @@ class KnowledgeTrainer(Trainer):
         probe: ranks triples of each split, by all ranks together.
     """
 
-    def __init__(self, tables: TripleTables, steps: Steps, optimizer: torch.optim.Optimizer, *, num_epochs: int,
-                 lr: float, last_lr: float, eval_every: int, probe: TripleProbe, ranks: Ranks = Ranks(),
-                 stop: StopRequest | None = None):
-        self.tables, self.optimizer, self.progress = tables, optimizer, Progress()
+    def __init__(self, tables: TrainedTables, steps: Steps, *, num_epochs: int, lr: float, last_lr: float,
+                 eval_every: int, probe: TripleProbe, ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+        self.tables, self.progress = tables, Progress()
         device = tables.entities.device.type
         # Another number of threads rounds otherwise.
         self.about = About(metric="mrr", kernel="matrix products over triples", num_epochs=num_epochs,
                            arithmetic=f"cpu, {torch.get_num_threads()} threads, triples" if device == "cpu" else
                            f"{device}, triples", num_steps=steps.num_steps,
-                           num_parameters=sum(table.numel() for table in tables.parameters()))
+                           num_parameters=sum(table.numel() for table in self.weights().values()))
         self._steps, self._probe, self._lr, self._last_lr = steps, probe, lr, last_lr
         self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()
         self.numbers: RoundNumbers | None = None
@@ -84,11 +83,11 @@ class KnowledgeTrainer(Trainer):
             stop = self._exchange(loss, count)
             synced += time.perf_counter() - began
             num_triples += count
-            for group in self.optimizer.param_groups:
+            for group in self.tables.optimizer.param_groups:
                 group["lr"] = progress.lr * group.get("lr_factor", 1.0)
             with torch.sparse.check_sparse_tensor_invariants(False):  # as it is without, but then torch warns
-                self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+                self.tables.optimizer.step()
+            self.tables.optimizer.zero_grad(set_to_none=True)
             progress.step += 1
             progress.step_in_round += 1
             yield Step(progress.step, progress.step_in_round == steps.num_steps, stop)
@@ -135,7 +134,7 @@ class KnowledgeTrainer(Trainer):
         """Rank triples of training and validation, all ranks together; none if it is not due."""
         number, scores = self.progress.round + 1, None
         if number == self.num_rounds or number % self._eval_every == 0:
-            scores = self._probe(self.tables.score_all)
+            scores = self._probe(self.tables.whole().score_all)
         self.progress.end_round(epochs=number)
         return scores
 
@@ -145,11 +144,11 @@ class KnowledgeTrainer(Trainer):
         Raises:
             Stopped: on all ranks, if one of them was asked to stop.
         """
-        return self._probe.test(self.tables.score_all)
+        return self._probe.test(self.tables.whole().score_all)
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned: ``entities`` [num_entities, dim] and ``relations``; see TripleTables."""
-        return {name: table.detach() for name, table in self.tables.named_parameters()}
+        return self.tables.weights()
 
     def fingerprint(self) -> dict:
         """Return what ranks compare: sums in place of large tables."""
@@ -157,16 +156,14 @@ class KnowledgeTrainer(Trainer):
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
-        return {"tables": self.weights(), "optimizer": self.optimizer.state_dict(),
+        return {"tables": self.weights(), "optimizer": self.tables.moments(),
                 "progress": dataclasses.asdict(self.progress)}
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
-        self.load_weights(state["tables"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.tables.load(state["tables"], state["optimizer"])
         self.progress = Progress(**state["progress"])
 
     def load_weights(self, tables: dict[str, Tensor]) -> None:
         """Replace the tables by those that :meth:`weights` returned."""
-        for name, table in self.weights().items():
-            table.copy_(tables[name])
+        self.tables.load(tables)

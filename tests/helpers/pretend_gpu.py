@@ -38,7 +38,7 @@ class PretendGPU(TorchFunctionMode):
         return tensor
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs, tensors = dict(kwargs or {}), [
+        kwargs, tensors = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}, [
             leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         there = [self.holds(tensor) for tensor in tensors]
         if function == Tensor.device.__get__:
@@ -53,8 +53,8 @@ class PretendGPU(TorchFunctionMode):
             kwargs.pop("device", None)
             args = args[:1] if function is Tensor.to else args
         is_there = any(there) if wanted is None else torch.device(wanted).type == "cuda"
-        if function is Tensor.cpu:
-            is_there = False
+        if function in (Tensor.cpu, Tensor.copy_):
+            is_there = function is Tensor.copy_ and there[0]
         if function not in MOVES:
             sized = [where for where, tensor in zip(there, tensors, strict=True) if tensor.dim()]
             if any(sized) and not all(sized) or any(there) and wanted is not None and not is_there:

@@ -56,16 +56,8 @@ def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, mo
     assert all(torch.equal(table, weights[name]) for name, table in resumed[2].items())
 
 
-def test_tables_that_do_not_fit_stay_in_memory(configure, free, caplog):
-    """Only the rows of a step move. The numbers are those of the CPU to the bit, as it is the CPU here too."""
-    caplog.set_level("INFO")
-    config = configure(*TOY, "train.epochs=2", *ADAGRAD)
-    expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
-    tables, step = estimate_bytes(config, build.open_graph(config).data)
-    config.device, free[0] = "cuda", 6 * step + tables - 1
-    found = follow(config, GPU, PretendGPU())
-    assert "tables: in memory, as they take" in caplog.text
-    assert found[:2] == expected[:2] and all(torch.equal(found[2][name], expected[2][name]) for name in found[2])
-    config.trainer.loss, free[0] = "one_vs_all", 10_000
+def test_a_loss_over_all_entities_needs_them_all_on_the_gpu(configure, free):
+    config = configure(*TOY, *ALL)
+    config.device, free[0] = "cuda", 10_000
     with pytest.raises(ValueError, match="device=cuda: 2,400 numbers of entities take .* Set device=cpu"):
         follow(config, GPU, PretendGPU())

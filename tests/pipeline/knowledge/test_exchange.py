@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
+from parallel_epochs.pipeline.knowledge.tables import TrainedTables
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer
 from parallel_epochs.pipeline.run.ranks import Ranks
 
@@ -42,8 +43,8 @@ def trainer_of(steps, *, num_epochs=1, eval_every=1, ranks=Ranks()):
     tables = TripleTables(model, *first_rows(model, 6, 2, 4, margin=2.0, scale=0.5,
                                              rng=torch.Generator().manual_seed(0)), reciprocal=False)
     # It moves by the gradients themselves.
-    optimizer = torch.optim.SGD(tables.parameters(), lr=1.0)
-    return KnowledgeTrainer(tables, steps, optimizer, num_epochs=num_epochs, lr=1.0, last_lr=1.0, eval_every=eval_every,
+    trained = TrainedTables(tables, lambda tables: torch.optim.SGD(tables.parameters(), lr=1.0))
+    return KnowledgeTrainer(trained, steps, num_epochs=num_epochs, lr=1.0, last_lr=1.0, eval_every=eval_every,
                             probe=lambda score_all: {"valid": 1.0}, ranks=ranks)
 
 

@@ -148,7 +148,7 @@ def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [NEGATIVES, ADAGRAD, ALL, SGD],
+@pytest.mark.parametrize("overrides", [NEGATIVES, [*ADAGRAD, "trainer.num_parts=4"], ALL, SGD],
                          ids=["sparse_adam", "sparse_adagrad", "adagrad", "sgd"])
 def test_two_ranks_train_what_one_process_trains(overrides, configure, tmp_path):
     # The ranks compare their tables after every step, and end the run where these differ.
@@ -188,7 +188,7 @@ def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
         rates = []
         while trainer.progress.round < trainer.num_rounds:
             for _ in trainer.steps():
-                rates.append(trainer.optimizer.param_groups[0]["lr"])
+                rates.append(trainer.tables.optimizer.param_groups[0]["lr"])
             scores = trainer.evaluate()
         last = trainer.test()
     assert rates[0] == 0.1 and rates[len(rates) // 2] == pytest.approx(0.075)
