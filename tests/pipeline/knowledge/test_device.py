@@ -10,7 +10,7 @@ from parallel_epochs.pipeline.knowledge import ranking
 from parallel_epochs.pipeline.knowledge.build import estimate_bytes
 from tests.helpers import building as build
 from tests.helpers.pretend_gpu import GPU, PretendGPU
-from tests.pipeline.knowledge.test_trainer import ADAGRAD, ALL, ALL_ADAM, NEGATIVES, TOY
+from tests.pipeline.knowledge.test_trainer import ADAGRAD, ALL, ALL_ADAM, NEGATIVES, SGD, TOY
 
 ROTATE = ["trainer.model=rotate", *NEGATIVES]
 
@@ -61,3 +61,28 @@ def test_a_loss_over_all_entities_needs_them_all_on_the_gpu(configure, free):
     config.device, free[0] = "cuda", 10_000
     with pytest.raises(ValueError, match="device=cuda: 2,400 numbers of entities take .* Set device=cpu"):
         follow(config, GPU, PretendGPU())
+
+
+@pytest.mark.parametrize("overrides", [ADAGRAD, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+    SGD, NEGATIVES))])
+def test_a_gpu_that_holds_two_of_four_parts_trains_what_the_cpu_does(overrides, configure, free, caplog):
+    caplog.set_level("INFO")
+    config = configure(*TOY, "train.epochs=2", "trainer.num_parts=4", *overrides)
+    expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
+    tables, step = estimate_bytes(config, build.open_graph(config).data)
+    config.device, config.trainer.num_parts, free[0] = "cuda", "auto", 6 * step + tables // 2
+    found = follow(config, GPU, PretendGPU())
+    assert "trainer.num_parts=auto: 4, as the tables take" in caplog.text
+    assert found[:2] == expected[:2] and all(torch.equal(found[2][name], expected[2][name]) for name in found[2])
+    resumed = follow(config, GPU, PretendGPU(), stop_after=3)
+    assert resumed[:2] == expected[:2]
+
+
+def test_parts_that_no_gpu_holds_are_refused(configure, free):
+    config = configure(*TOY, *ADAGRAD)
+    _, step = estimate_bytes(config, build.open_graph(config).data)
+    config.device, free[0] = "cuda", 6 * step + 1
+    with pytest.raises(ValueError, match="device=cuda: .* free, which is too little for a step of .* and two entities"):
+        follow(config, GPU, PretendGPU())
+    with pytest.raises(ValueError, match="trainer.num_parts=31: 60 entities make at most 30 parts of two"):
+        build.open_graph(configure(*TOY, *ADAGRAD, "trainer.num_parts=31"))
