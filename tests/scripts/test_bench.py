@@ -131,7 +131,7 @@ def test_a_long_run_holds_no_more_and_more(overrides):
 @needs_triton
 def test_every_row_of_the_gpu_runs_in_miniature_without_one(tmp_path):
     command = [sys.executable, "-m", "scripts.bench", "gpu", "--device", "cpu", "--small", "--seconds", "1000",
-               "--out", str(tmp_path)]
+               "--out", str(tmp_path), "--group", "1", "2", "3", "4"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000,
                             env={**os.environ, "PYTHONPATH": str(ROOT)})
     table = (tmp_path / "table.md").read_text()
@@ -142,7 +142,7 @@ def test_every_row_of_the_gpu_runs_in_miniature_without_one(tmp_path):
 
 
 def test_the_rows_of_the_gpu_fit_eight_minutes_():
-    assert gpu.FIRST + sum(row.seconds for row in gpu.ROWS if row.turn == "alone") <= 480
+    assert gpu.FIRST + sum(row.seconds for row in gpu.ROWS if row.turn == "alone" and row.group != "large") <= 480
     assert all(row.seconds == gpu.FIRST for row in gpu.ROWS if row.turn == "first")
     assert {row.compared for row in gpu.ROWS} <= {"", *(row.name for row in gpu.ROWS if row.turn == "alone")}
 

@@ -6,8 +6,11 @@ import copy
 import pytest
 import torch
 
+from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.knowledge import ranking
-from parallel_epochs.pipeline.knowledge.build import estimate_bytes
+from parallel_epochs.pipeline.knowledge.build import estimate_bytes, settle_parts
+from parallel_epochs.pipeline.knowledge.penalty import train_parts
+from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers import building as build
 from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.pipeline.knowledge.test_trainer import ADAGRAD, ALL, ALL_ADAM, NEGATIVES, SGD, TOY
@@ -86,3 +89,18 @@ def test_parts_that_no_gpu_holds_are_refused(configure, free):
         follow(config, GPU, PretendGPU())
     with pytest.raises(ValueError, match="trainer.num_parts=31: 60 entities make at most 30 parts of two"):
         build.open_graph(configure(*TOY, *ADAGRAD, "trainer.num_parts=31"))
+
+
+def test_ranks_agree_on_the_parts_and_a_resumed_run_keeps_them(configure, free, tmp_path):
+    class Crowded(Ranks):
+        def max_(self, tensor):
+            tensor.fill_(7)
+
+    config = configure(*TOY, *ADAGRAD)
+    opened = build.open_graph(config)
+    assert settle_parts(opened.parts[0], Crowded()) == (torch.device("cpu"), 7)
+    (tmp_path / "run").mkdir()
+    parts = []
+    train_parts(lambda part, folder: parts.append(part.config.trainer.num_parts) or {}, opened, tmp_path / "run",
+                ranks=Crowded())
+    assert parts == [7] and schema.load(tmp_path / "run/config.yaml").trainer.num_parts == 7

@@ -82,6 +82,9 @@ def test_rows_that_are_held_are_trained_as_all_rows_in_one_place(optimizer, monk
     for tables in (held, resumed):
         same((whole.weights(), whole.moments()), (tables.weights(), tables.moments()))
         assert len(tables.entities) == 22
+        train(tables, steps, [2])
+        tables.load(state[0])
+        same(state[0], tables.weights())
 
 
 def same(one, other):
