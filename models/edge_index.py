@@ -23,10 +23,10 @@ class ShapeVaries(RuntimeError):
 
 
 def room_for(num_edges: int) -> int:
-    """Return the number of edges that there is room for in a static batch: at most 3 % more, so that there are few
+    """Return the number of edges that there is room for in a static batch: at most 12 % more, so that there are few
     sizes. For such a number it returns the same.
     """
-    step = 1 << max(num_edges.bit_length() - 6, 6)
+    step = 1 << max(num_edges.bit_length() - 4, 6)
     return -(-num_edges // step) * step
 
 

@@ -155,6 +155,7 @@ def _move(table, moments, steps, row, gradient, same, mass, place, column, lr, d
         square = beta2 * _load(moments + D, row, is_first, column, 2 * D, D) + (1 - beta2) * gradient * gradient
         _store(moments, row, is_first, column, 2 * D, D, mean)
         _store(moments + D, row, is_first, column, 2 * D, D, square)
+        tl.debug_barrier()  # every warp has read the steps of its rows, and one stores those of all
         tl.store(steps + row, step, mask=is_first)
         corrected, spread = 1 - tl.exp(step * tl.log(beta1)), 1 - tl.exp(step * tl.log(beta2))
         x += lr * (mean / corrected[:, None]) / (tl.sqrt(square / spread[:, None]) + eps)

@@ -40,6 +40,7 @@ def gather_rows(far: Tensor, near: Tensor | None, slot: Tensor | None, rows: Ten
     if out.numel():
         block = min(128, triton.next_power_of_2(columns))
         size = max(1, 1024 // block)
-        gather[triton.cdiv(len(rows), size), triton.cdiv(columns, block)](
-            far, near, slot, rows, out, len(rows), columns, ROWS=size, COLUMNS=block)
+        with torch.cuda.device_of(rows):
+            gather[triton.cdiv(len(rows), size), triton.cdiv(columns, block)](
+                far, near, slot, rows, out, len(rows), columns, ROWS=size, COLUMNS=block)
     return out

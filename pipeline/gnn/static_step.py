@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 # Smallest scale of a loss whose gradients overflow float16: below it, the scale is not at fault.
 SMALLEST_SCALE = 2.0**-14
-# Runs of each part of a step before it is captured: they compile kernels and allocate what stays.
-WARM_UP = 2
+# Runs of each part of a step before the first is captured, which compile kernels and allocate what stays, and of each
+# part of another size after that, for which some kernels may be compiled anew.
+WARM_UP, WARM_UP_LATER = 2, 1
 # Largest number of sizes of batches that there is room for. Further ones run eagerly.
 MAX_SIZES = 8
 
@@ -46,10 +47,11 @@ class CudaRecorder:
 
     def run(self, function: Callable[[], None]) -> None:
         """Run a function on the stream on which it will be captured."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             function()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Capture the work of a function without doing it. If that fails, eager work can go on."""
@@ -324,7 +326,7 @@ class StaticStep:
             function()
         elif key in self._replays:
             self._replays[key]()
-        elif self._num_runs[key] < WARM_UP:
+        elif self._num_runs[key] < (WARM_UP_LATER if self._replays else WARM_UP):
             self._num_runs[key] += 1
             self._recorder.run(function)
         else:

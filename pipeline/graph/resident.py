@@ -26,7 +26,7 @@ class HeldRows:
 
     def __init__(self, values: Shaped[Tensor, "num_rows columns"], near: Int[Tensor, " num_near"],
                  device: torch.device):
-        self.values = values.pin_memory() if device.type == "cuda" else values
+        self.values = values.contiguous().pin_memory() if device.type == "cuda" else values
         self._near = self._slot = None
         if len(near):
             self._near = values[near].to(device)

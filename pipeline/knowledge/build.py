@@ -15,9 +15,9 @@ from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
-from parallel_epochs.pipeline.knowledge.parts import build_negatives
+from parallel_epochs.pipeline.knowledge.parts import PartSteps
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
-from parallel_epochs.pipeline.knowledge.steps import OneVsAllSteps, Penalty
+from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
 from parallel_epochs.pipeline.knowledge.tables import HeldTables, TrainedTables
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer, Steps
 from parallel_epochs.pipeline.names import SPLITS
@@ -176,10 +176,11 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
         steps = OneVsAllSteps(splits["train"].to(home), data.num_relations, batch_size=options.batch_size,
                               relation_weight=options.relation_weight, penalty=penalty, seed=config.seed)
     else:
-        steps = build_negatives(num_parts, splits["train"].to(home), data.num_nodes, batch_size=options.batch_size,
-                                chunk_size=options.chunk_size, num_negatives=options.num_negatives,
-                                margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
-                                penalty=penalty, seed=config.seed)
+        kind = NegativeSteps if num_parts == 1 else partial(PartSteps, num_parts=num_parts)
+        steps = kind(splits["train"].to(home), data.num_nodes, batch_size=options.batch_size,
+                     chunk_size=options.chunk_size, num_negatives=options.num_negatives,
+                     margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
+                     penalty=penalty, seed=config.seed)
     trained = TrainedTables(tables, build)
     if is_held:
         trained = HeldTables(tables, build, -(-data.num_nodes // num_parts), device)

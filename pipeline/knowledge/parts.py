@@ -85,10 +85,3 @@ class PartSteps(NegativeSteps):
             size + len(self._members[second]), size=shape))
         numbers += torch.where(numbers < size, ptr[first], ptr[second] - size)
         return tables.places(self._parts.perm[numbers])
-
-
-def build_negatives(num_parts: int, triples: Tensor, num_entities: int, **options: Any) -> NegativeSteps:
-    """Build steps of triples and negatives of all entities, or of two parts of them at a time."""
-    if num_parts == 1:
-        return NegativeSteps(triples, num_entities, **options)
-    return PartSteps(triples, num_entities, num_parts=num_parts, **options)

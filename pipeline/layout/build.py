@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.graph import neighbors, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
-from parallel_epochs.pipeline.graph.node_parts import NodeParts, deal_nodes, sort_into_blocks
+from parallel_epochs.pipeline.graph.node_parts import BlockEdges, NodeParts, deal_nodes, sort_into_blocks
 from parallel_epochs.pipeline.layout import tiled
 from parallel_epochs.pipeline.layout.config import LayoutConfig, LayoutTrainerConfig
 from parallel_epochs.pipeline.layout.nearest import keep_neighbors
@@ -143,16 +143,19 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
         kept = prepare(part, device)
     matrix, parts, components = weigh(config, data, kept)
     mass = np.asarray(matrix.sum(1)).ravel()
-    edges = sort_into_blocks(matrix, parts)
     mass = torch.from_numpy(np.where(mass > 0, mass, 0)[parts.node.numpy()])
-    drawn = Drawn(edges.edges, *walks.alias_tables(edges.ptr, edges.weight),
-                  *walks.negative_tables(parts.ptr, mass, options.negative_exponent))
+
+    def make_blocks() -> tuple[BlockEdges, Drawn]:
+        edges = sort_into_blocks(matrix, parts)
+        return edges, Drawn(edges.edges, *walks.alias_tables(edges.ptr, edges.weight),
+                            *walks.negative_tables(parts.ptr, mass, options.negative_exponent))
+
     positions = _first_places(options, matrix, components, config.seed)
     plan = LayoutPlan(num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every,
                       early_attraction=options.early_attraction, early_fraction=options.early_fraction)
     probe = build_probe(config, data)
     trainer = (tiled.TiledLayoutTrainer if tiled.trains_tiles(device) else LayoutTrainer)(
-                            positions[parts.node].contiguous().to(device), parts, edges, drawn,
+                            positions[parts.node].contiguous().to(device), parts, make_blocks,
                             LayoutOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
                                     smooth=options.smooth),
                             plan, score=probe, metric=probe.metric, seed=config.seed, ranks=ranks, stop=stop)

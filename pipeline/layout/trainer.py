@@ -1,6 +1,8 @@
 """Layouts in two or three dimensions: edges drawn by weight in blocks, the same bits for any number of workers."""
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,33 +51,38 @@ class LayoutTrainer(BlockTrainer):
 
     Args:
         positions: the first ones, a row for each point in the order of `parts` [num_points, dim], float32.
-        edges: sorted by blocks.
-        drawn: tables to draw from.
+        make_blocks: sorts the edges by blocks, and makes the tables to draw from.
         score, metric: see :class:`BlockTrainer`.
     """
 
     kernel = "layout on tied blocks"
     round_name = "epoch"
 
-    def __init__(self, positions: Tensor, parts: NodeParts, edges: BlockEdges, drawn: Drawn, options: LayoutOptions,
-                 plan: LayoutPlan, *, score: Score, metric: str, seed: int = 0, ranks: Ranks = Ranks(),
-                 stop: StopRequest | None = None):
+    def __init__(self, positions: Tensor, parts: NodeParts, make_blocks: Callable[[], tuple[BlockEdges, Drawn]],
+                 options: LayoutOptions, plan: LayoutPlan, *, score: Score, metric: str, seed: int = 0,
+                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
         super().__init__(parts, {"positions": {"rows": positions}}, tied_rounds(parts.num_parts), plan,
                          finish=lambda rows: rows, score=score, metric=metric, dim=positions.size(1), seed=seed,
                          ranks=ranks, stop=stop, loss_limit=_loss_limit(options))
         self.positions, self._layout_plan = positions, plan
-        self._edges, self._drawn, self._options = edges, drawn, options
+        self._make_blocks, self._options = make_blocks, options
         self._num_pairs = np.zeros(0, np.int64)
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[BlockEdges, Drawn]:
+        return self._make_blocks()
 
     def _open_round(self, round_: int) -> Round:
         """Choose how many edges each block draws."""
-        expected = self._edges.mass / self._edges.mass.sum() * len(self._edges.edges)
+        edges, _ = self._blocks
+        expected = edges.mass / edges.mass.sum() * len(edges.edges)
         chance = seeds.stream("edges of an epoch", self._seed, round_).random(len(expected))
         self._num_pairs = np.floor(expected + chance).astype(np.int64)
         return Round(int(self._num_pairs.sum()))
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
-        rows, first, num_parts = self.parts.ptr.tolist(), self._edges.ptr.tolist(), self.parts.num_parts
+        edges, drawn = self._blocks
+        rows, first, num_parts = self.parts.ptr.tolist(), edges.ptr.tolist(), self.parts.num_parts
 
         def block(i: int, j: int) -> EdgeBlock:
             number = i * num_parts + j
@@ -83,6 +90,6 @@ class LayoutTrainer(BlockTrainer):
                          first[number + 1] - first[number], int(self._num_pairs[number]))
 
         done = self.progress.round / self.num_rounds
-        return layout.train(self.positions, [[block(i, j) for i, j in task] for task in tasks], self._drawn,
+        return layout.train(self.positions, [[block(i, j) for i, j in task] for task in tasks], drawn,
                             self._options, lr=self.progress.lr, attraction=self._layout_plan.attraction(done),
                             key=seeds.key("layout", self._seed, self.progress.round))

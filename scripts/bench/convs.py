@@ -90,11 +90,12 @@ STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
 
 def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
                 repeat: int = 3, cases: tuple[str, ...] = (), dgl: str = "", device: str = "cpu",
-                busy: bool = False) -> None:
+                busy: bool = False, compiled: bool = False) -> None:
     """Measure time and memory of the layers that run fused, beside PyG's and DGL's.
 
     Args:
         cases: layers whose name contains one of these texts (default: all).
+        compiled: afterwards, also measure PyG's layers as torch.compile makes them.
         busy: only measure a GENConv next to a process that never sleeps, and without it.
     """
     if busy:
@@ -115,6 +116,8 @@ def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
         write_row(row)
     if takes_step:
         write_row(dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
+    for case in chosen if compiled else ():
+        write_row(_measure_compiled(case, data, channels, repeat))
 
 
 def _measure_beside_neighbour(*sizes: int) -> None:
@@ -230,6 +233,33 @@ def _measure(case: Case, data: Data, channels: int, repeat: int, library: Module
     row |= extra_of_both(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges))
     return row | _beside_dgl(case, library, data, theirs, channels, x, gradient, weight, exact["out"],
                              lambda: run(ours, data.edge_index, x, *edges), repeat)
+
+
+def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dict:
+    """Compare with PyG's layer as torch.compile makes it; without columns of numbers where that fails."""
+    say(f"{case.name}, PyG's compiled")
+    place = data.edge_attr.device
+    theirs, ours = (conv.to(place) for conv in build(case, channels, data.edge_attr.size(1)))
+    x = graphs.exact(data.num_nodes, channels).to(place).requires_grad_()
+    gradient = graphs.exact(data.num_nodes, channels).to(place)
+    weight = graphs.exact(data.num_edges).to(place).abs() + 1 / 32
+    edges = {"nothing": (), "weight": (weight,), "features": (data.edge_attr,)}[case.edges]
+    plain, quick = data.edge_index.as_tensor().clone(), torch.compile(theirs)
+
+    def run(conv: torch.nn.Module, edge_index: Tensor) -> dict[str, Tensor]:
+        return backward(conv(x, edge_index, *edges), {"x": x, **dict(theirs.named_parameters())}, gradient)
+
+    def run_ours() -> dict[str, Tensor]:
+        return backward(ours(x, data.edge_index, *edges), {"x": x, **dict(ours.named_parameters())}, gradient)
+
+    row = {"bench": "convs compiled", "conv": case.name, "channels": channels, "num_nodes": data.num_nodes,
+           "num_edges": data.num_edges}
+    try:
+        assert_close({"out": run(quick, plain)["out"]}, {"out": run_ours()["out"]}, tolerance=1e-3)
+    except Exception as error:  # of whatever kind the compiler raises
+        say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
+        return row | beside("compiled", None, run_ours, repeat, 9)
+    return row | beside("compiled", lambda: run(quick, plain), run_ours, repeat, 9)
 
 
 def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:

@@ -38,8 +38,8 @@ def write_triples(folder: Path, given: Path, scale: float) -> None:
 
 
 def write_points(folder: Path, given: Path, scale: float) -> None:
-    """Write points.npy: a million points of 50 numbers in a hundred clouds."""
-    rng, num_points = np.random.default_rng(0), int(1_000_000 * scale)
+    """Write points.npy: 100,000 points of 50 numbers in a hundred clouds."""
+    rng, num_points = np.random.default_rng(0), int(100_000 * scale)
     clouds = 8 * rng.standard_normal((100, 50), np.float32)
     np.save(folder / "points.npy", clouds[rng.integers(100, size=num_points)]
             + rng.standard_normal((num_points, 50), np.float32))

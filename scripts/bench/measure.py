@@ -117,7 +117,8 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
     rounds = []
     for round_ in range(repeat):
         a = statistics.median(seconds_of(theirs) for _ in range(inner if torch.cuda.is_initialized() else 1))
-        time.sleep(0.3)  # the peer's threads may wait for work in a busy loop for a fifth of a second
+        if not torch.cuda.is_initialized():
+            time.sleep(0.3)  # the peer's threads may wait for work in a busy loop for a fifth of a second
         b = statistics.median(seconds_of(ours) for _ in range(inner))
         rounds.append((a, b, a / b))
         say(f"round {round_ + 1}: {peer} {four_digits(a)} s, ours {four_digits(b)} s, ratio {a / b:.1f}")
@@ -214,9 +215,9 @@ def backward(out: Tensor, leaves: dict[str, Tensor], gradient: Tensor) -> dict[s
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def make_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    """Return a function that takes a step of Adam on a loss."""
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+def make_step(model: torch.nn.Module, loss: Callable[[], Tensor], *, capturable: bool = False) -> Callable[[], None]:
+    """Return a function that takes a step of Adam on a loss, perhaps one that a CUDA graph can capture."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True, capturable=capturable)
 
     def step() -> None:
         optimizer.zero_grad()

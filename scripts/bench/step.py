@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from parallel_epochs.models import DeeperGCN
+from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
@@ -42,8 +43,9 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
     def build(num_layers: int) -> DeeperGCN:
         return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").to(place)
 
-    def stepper(model: torch.nn.Module, edge_index: torch.Tensor):
-        return make_step(model, lambda: binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y))
+    def stepper(model: torch.nn.Module, edge_index: torch.Tensor, capturable: bool = False):
+        return make_step(model, lambda: binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y),
+                         capturable=capturable)
 
     model = build(pyg_layers)
     pyg = PyGDeeperGCN(model).to(place)
@@ -53,16 +55,27 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
     theirs, ours = stepper(pyg, plain), stepper(model, data.edge_index)
     compared = side_by_side(theirs, ours, repeat, inner=3)
     compared |= extra_of_both(theirs, ours)
-    if place.type == "cuda":
-        compared |= _beside_others(build(pyg_layers), stepper, plain, ours, repeat)
     write_row({**row, "layers": pyg_layers, **compared})
+    for num_layers in {pyg_layers, layers} if place.type == "cuda" else ():
+        write_row({**row, "layers": num_layers, **_replayed(build(num_layers), stepper, data.edge_index, repeat)})
     if layers != pyg_layers:
-        del theirs, ours, model, pyg
         say(f"{layers} layers without PyG, whose step would keep 1.1 GiB for every third layer")
-        ours = stepper(build(layers), data.edge_index)
-        ours()
-        alone = spread_of(ours, repeat) | {"ours_extra_mib": round(extra_mib(ours), 1)}
+        deep = stepper(build(layers), data.edge_index)
+        deep()
+        alone = spread_of(deep, repeat) | {"ours_extra_mib": round(extra_mib(deep), 1)}
         write_row({**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
+    if place.type == "cuda":
+        write_row({**row, "layers": pyg_layers, **_beside_others(build(pyg_layers), stepper, plain, ours, repeat)})
+
+
+def _replayed(model: DeeperGCN, stepper: Callable, edge_index: torch.Tensor, repeat: int) -> dict:
+    """Time a step that a GPU replays as a CUDA graph."""
+    recorder, step = CudaRecorder(edge_index.device), stepper(model, edge_index, capturable=True)
+    for _ in range(WARM_UP):
+        recorder.run(step)
+    replay = recorder.capture(step)
+    replay()
+    return {f"replayed_{name}": value for name, value in spread_of(replay, 5 * repeat).items()}
 
 
 def _beside_others(model: DeeperGCN, stepper: Callable, edge_index: torch.Tensor, ours: Callable[[], None],

@@ -30,17 +30,17 @@ def trainer():
     edges = sort_into_blocks(matrix, parts)
     drawn = Drawn(edges.edges, *alias_tables(edges.ptr, edges.weight), *alias_tables(parts.ptr, torch.ones(NUM_POINTS)))
     plan = LayoutPlan(num_epochs=NUM_EPOCHS, lr=1.0, last_lr=1.0, eval_every=NUM_EPOCHS)
-    return LayoutTrainer(torch.zeros(NUM_POINTS, 2), parts, edges, drawn, LayoutOptions(), plan,
+    return LayoutTrainer(torch.zeros(NUM_POINTS, 2), parts, lambda: (edges, drawn), LayoutOptions(), plan,
                          score=lambda positions: {}, metric="auc")
 
 
 def test_a_block_draws_edges_by_its_mass(trainer):
-    mass, drawn = trainer._edges.mass, []
+    edges, drawn = trainer._blocks[0], []
     for epoch in range(NUM_EPOCHS):
         assert trainer._open_round(epoch).num_pairs == trainer._num_pairs.sum()
         drawn.append(trainer._num_pairs)
-    drawn, expected = np.array(drawn), mass / mass.sum() * len(trainer._edges.edges)
-    assert mass.max() > 1.5 * mass.min() and (np.diff(trainer._edges.ptr) > 0).all()
+    drawn, expected = np.array(drawn), edges.mass / edges.mass.sum() * len(edges.edges)
+    assert edges.mass.max() > 1.5 * edges.mass.min() and (np.diff(edges.ptr) > 0).all()
     assert (abs(drawn - expected) < 1).all(), "rounded up or down"
     # A number rounded at random has a variance of at most a quarter; these are five deviations of the mean.
     assert (abs(drawn.mean(0) - expected) < 5 * 0.5 / NUM_EPOCHS ** 0.5).all()

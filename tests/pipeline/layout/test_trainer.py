@@ -272,7 +272,7 @@ def test_negatives_are_drawn_by_a_power_of_the_points_weights(graph, configure):
     data = building.open_graph(config).data
     trainer = building.build_trainer(config, data)
     degree = torch.bincount(data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes).double()
-    drawn, parts = trainer._drawn, trainer.parts
+    drawn, parts = trainer._blocks[1], trainer.parts
     for first, last in zip(parts.ptr[:-1].tolist(), parts.ptr[1:].tolist()):
         accept, alias, size = drawn.accept[first:last].double(), drawn.alias[first:last].long(), last - first
         chance = (accept / size).index_add(0, alias, (1 - accept) / size)
