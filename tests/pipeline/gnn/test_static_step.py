@@ -123,6 +123,14 @@ def test_parts_are_warmed_up_then_captured_and_replayed(configure, monkeypatch):
     assert recorder.calls == ["run"] * 2 * WARM_UP + ["capture", "replay"] * 2 + ["replay"] * 2 * (5 - WARM_UP - 1)
 
 
+def test_a_later_size_is_warmed_up_once(configure, monkeypatch):
+    recorder = FakeRecorder()
+    with trainer_of(configure, monkeypatch, is_static=True, recorder=recorder) as trainer:
+        for size in "aaaabbb":
+            trainer._static._run((size,), lambda: None)
+    assert recorder.calls == [*["run"] * 2, "capture", "replay", "replay", "run", "capture", "replay", "replay"]
+
+
 def test_the_ranks_sum_gradients_between_two_replays(configure, monkeypatch):
     """The sum over two ranks with the same batches is twice the gradient of one, over twice the labels."""
     recorder = FakeRecorder()
