@@ -61,4 +61,19 @@ def spread(state: Float[Tensor, "num_graphs channels"], ptr: Int[Tensor, " num_g
     """Return, for every node, the virtual node of its graph."""
     if torch.compiler.is_exporting():
         return state.index_select(0, graph_of(ptr, num_nodes))
+    if state.is_cuda:
+        return Spread.apply(state, ptr, num_nodes)
     return state.repeat_interleave(ptr.diff(), dim=0, output_size=num_nodes)
+
+
+class Spread(torch.autograd.Function):
+    """Repeats rows. The gradient has the same bits in every run, while torch's is a sum of atomics on a GPU."""
+
+    @staticmethod
+    def forward(ctx, state, ptr, num_nodes):
+        ctx.save_for_backward(ptr)
+        return state.repeat_interleave(ptr.diff(), dim=0, output_size=num_nodes)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_graphs(grad.contiguous(), ctx.saved_tensors[0], "sum"), None, None

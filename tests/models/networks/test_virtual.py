@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from parallel_epochs.models import DeeperGCN
+from parallel_epochs.models.networks.virtual import Spread, spread
 from tests.helpers.graphs import random_graph
 
 DATA = random_graph(30, 90, 0)
@@ -59,3 +60,16 @@ def test_what_no_virtual_node_can_be():
     with pytest.raises(ValueError, match="batch norm needs several virtual nodes, .* set model.norm=layer"):
         model(DATA.x, DATA.edge_index, DATA.edge_attr)
     model.eval()(DATA.x, DATA.edge_index, DATA.edge_attr)
+
+
+def test_rows_are_repeated_on_a_gpu_as_on_the_cpu():
+    """Its gradient is a sum over segments there; the second graph has no node."""
+    ptr = torch.tensor([0, 3, 3, 7])
+    found = []
+    for repeat in (Spread.apply, spread):
+        state = torch.arange(6.0).view(3, 2).requires_grad_()
+        out = repeat(state, ptr, 7)
+        (out * torch.arange(14.0).view(7, 2)).sum().backward()
+        found.append((out, state.grad))
+    for ours, theirs in zip(*found):
+        assert torch.equal(ours, theirs)
