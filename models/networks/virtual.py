@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn import functional as F
 
 from parallel_epochs.models.networks.heads import graph_of, reduce_graphs
@@ -70,10 +71,10 @@ class Spread(torch.autograd.Function):
     """Repeats rows. The gradient has the same bits in every run, while torch's is a sum of atomics on a GPU."""
 
     @staticmethod
-    def forward(ctx, state, ptr, num_nodes):
+    def forward(ctx: BackwardCFunction, state: Tensor, ptr: Tensor, num_nodes: int) -> Tensor:
         ctx.save_for_backward(ptr)
         return state.repeat_interleave(ptr.diff(), dim=0, output_size=num_nodes)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: BackwardCFunction, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return reduce_graphs(grad.contiguous(), ctx.saved_tensors[0], "sum"), None, None
