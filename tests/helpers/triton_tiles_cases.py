@@ -21,7 +21,7 @@ def move(tiles):
 @pytest.mark.parametrize("optimizer, tied, dim, num_negatives", [
     ("sgd", False, 20, 16), ("adam", True, 16, 5), ("adagrad", False, 40, 20), *more(
         ("sgd", True, 128, 16), ("adam", False, 70, 16))])
-def test_a_round_is_that_of_torch(optimizer, tied, dim, num_negatives):
+def test_a_round_is_that_of_torch(optimizer, tied, dim, num_negatives, rounds=1e-4):
     tiles = random_tiles(num_negatives=num_negatives, tied=tied)
     options = SkipGramOptions(optimizer=optimizer, weight_decay=0.01)
     heads, tails = random_tables(dim, optimizer, tied=tied)
@@ -33,13 +33,20 @@ def test_a_round_is_that_of_torch(optimizer, tied, dim, num_negatives):
         for launch in range(tiles.num_launches):
             function(*ours, there, launch, options, loss, lr=0.05)
         found.append(ours), losses.append(loss)
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses[0], losses[1], rtol=rounds, atol=rounds)
     assert torch.equal(losses[1], losses[2])
     for reference, first, second in zip(*found, strict=True):
         for name, tensor in first.tensors().items():
-            torch.testing.assert_close(tensor, reference.tensors()[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(tensor, reference.tensors()[name], rtol=rounds, atol=rounds / 10)
             assert torch.equal(tensor, second.tensors()[name])
     assert not torch.equal(found[0][0].rows.cpu(), heads.rows)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", *more("sgd", "adam")])
+def test_factors_of_eleven_bits_change_the_last_digits_alone(optimizer, monkeypatch):
+    """A GPU trains so; Triton's interpreter rounds nothing."""
+    monkeypatch.setattr(skipgram_gpu, "PRECISION", "tf32")
+    test_a_round_is_that_of_torch(optimizer, False, 128, 16, rounds=2e-2)
 
 
 def test_rows_stay_apart():
