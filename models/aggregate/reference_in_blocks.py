@@ -51,7 +51,11 @@ def compute_in_blocks(formula: Formula, edge_index: Tensor, rows: Rows, *, num_d
 
     Returns:
         [num_dst, ...]
+
+    Raises:
+        ShapeVaries: the edges are followed by padding. The blocks of one batch are not those of the next one.
     """
+    edges.refuse_held(edge_index, "the reference in blocks")
     if torch.compiler.is_exporting():  # nothing needs an order then
         src, dst = edge_index
         return formula(rows._replace(sources=[tensor.index_select(0, src) for tensor in rows.sources]), dst, num_dst)

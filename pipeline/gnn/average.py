@@ -55,7 +55,8 @@ class WeightAverage:
         Raises:
             TypeError: it is of another model.
         """
-        averages = [weights[name].clone() for name in self._names]
+        averages = [weights[name].to(value.device, copy=True)
+                    for name, value in zip(self._names, self._values, strict=True)]
         for name, value, average in zip(self._names, self._values, averages, strict=True):
             if average.shape != value.shape or average.dtype != value.dtype:
                 raise TypeError(f"{name} is {average.dtype} of {list(average.shape)}")

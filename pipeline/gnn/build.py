@@ -222,7 +222,7 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
         model, build_optimizer(config, model), setup.task, loader, schedule, predict_all, device=device, decay=decay,
         average=build_average(config, model), table=table, precision=train.precision,
         clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
-        ranks=ranks, stop=stop, is_static=choose_static(config, setup.task, kernel, device))
+        ranks=ranks, stop=stop, is_static=choose_static(config, setup.task, kernel, device, model))
     _describe_model(setup, trainer.about.num_parameters)
     log.info("%s%s", schedule, decay)
     return trainer

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from parallel_epochs.models.networks.encoders import TypeEncoder
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.config import GNNConfig
@@ -96,7 +97,7 @@ def check_precision(precision: str, device: torch.device) -> None:
                          f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}. Set train.precision=fp16")
 
 
-def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.device) -> bool:
+def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.device, model: torch.nn.Module) -> bool:
     """Choose whether steps run on static tensors, and say in the log why not.
 
     Args:
@@ -113,6 +114,8 @@ def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.devi
             raise ValueError("train.cuda_graph=true needs a GPU; this run has device=cpu. Leave train.cuda_graph out")
         return False
     reason = _why_not_static(config, task, kernel)
+    if any(isinstance(part, TypeEncoder) for part in model.modules()):
+        reason = "nodes of several types, of which each batch has other numbers"
     if reason and asked == "true":
         raise ValueError(f"train.cuda_graph=true needs batches of one shape and fused kernels; this run has {reason}. "
                          "Leave train.cuda_graph out")

@@ -5,6 +5,7 @@ import torch
 
 from parallel_epochs.models.convs.attention_convs import GATConv, GATv2Conv, TransformerConv
 from parallel_epochs.models.convs.gen_conv import GENConv
+from parallel_epochs.models.convs.pna_conv import PNAConv
 from parallel_epochs.models.convs.sum_convs import GCNConv, GINConv, GINEConv, SAGEConv
 from parallel_epochs.models.edge_index import ShapeVaries
 from parallel_epochs.models.structure import StaticEdges, as_edge_index, find_structure
@@ -59,6 +60,7 @@ def test_what_would_see_the_padding_is_refused():
     for conv, features, reason in (
             (GENConv(WIDTH, WIDTH), torch.zeros(ROOM, WIDTH, requires_grad=True), "the gradient of edge features"),
             (GATConv(WIDTH, WIDTH, edge_dim=3), attr, "the features of new self-loops"),
+            (PNAConv(WIDTH, WIDTH, ["mean"], ["identity"], torch.ones(3), edge_dim=3), attr, "the reference in blocks"),
             (SAGEConv(WIDTH, WIDTH, aggr="std", kernel="auto"), None, "PyG's own code")):
         with pytest.raises(ShapeVaries, match=f"{reason} would read the padding"):
             conv(x, static.edge_index, *(() if features is None else (features,)))

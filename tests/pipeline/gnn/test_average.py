@@ -7,6 +7,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, open_trainer
+from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import TOY, train
 
 
@@ -67,6 +68,16 @@ def test_a_run_scores_and_saves_the_average_and_trains_without_it(configure, tmp
     with open_trainer(config, open_graph(config).parts[0].data) as trainer:
         trainer.load(own["averaged"])
         assert all(torch.equal(value, plain[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_averages_go_on_where_the_weights_are():
+    """A checkpoint is read into the machine's memory, whatever the device of the model."""
+    with PretendGPU():
+        model = torch.nn.Linear(3, 2).to(GPU)
+        average = WeightAverage(model, 0.5)
+        average.load({name: torch.zeros(value.shape) for name, value in model.state_dict().items()})
+        average.update()
+        assert all(torch.equal(average.weights()[name], value / 2) for name, value in model.state_dict().items())
 
 
 def test_no_average_is_the_default():

@@ -15,6 +15,7 @@ from parallel_epochs.models import edge_index as edges
 from parallel_epochs.models.aggregate import cpu
 from parallel_epochs.models.edge_index import room_for
 from parallel_epochs.models.kernels.choose import Fused
+from parallel_epochs.models.networks.encoders import TypeEncoder
 from parallel_epochs.pipeline.gnn import build, optimization, static_step
 from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder, StaticStep
 from parallel_epochs.pipeline.run import checkpoint
@@ -310,16 +311,19 @@ def test_what_has_no_static_step_says_why(overrides, reason, configure, caplog):
     given = config if config.task.focal_gamma else configure(*TOY)
     task = building.Setup(given, building.open_graph(given).data, torch.device("cpu")).task
     kernel, gpu = "reference" if config.kernel == "reference" else "fused-gpu", torch.device("cuda")
-    assert optimization.choose_static(config, task, kernel, gpu) == (not reason)
+    model = torch.nn.Identity()
+    assert optimization.choose_static(config, task, kernel, gpu, model) == (not reason)
     assert (f"as this run has {reason}" if reason else "captured in CUDA graphs") in caplog.text
     config.train.cuda_graph = "true"
     with pytest.raises(ValueError, match="needs a GPU; this run has device=cpu"):
-        optimization.choose_static(config, task, kernel, torch.device("cpu"))
+        optimization.choose_static(config, task, kernel, torch.device("cpu"), model)
     if reason:
         with pytest.raises(ValueError, match=f"needs batches of one shape and fused kernels; this run has {reason}"):
-            optimization.choose_static(config, task, kernel, gpu)
+            optimization.choose_static(config, task, kernel, gpu, model)
+    config.train.cuda_graph = "auto"
+    assert not optimization.choose_static(config, task, kernel, gpu, TypeEncoder([[(0, 1)]], 4, in_channels=1))
     config.train.cuda_graph = "false"
-    assert not optimization.choose_static(config, task, kernel, gpu)
+    assert not optimization.choose_static(config, task, kernel, gpu, model)
 
 
 @pytest.mark.parametrize("asked", ["true", "auto"])
@@ -331,7 +335,7 @@ def test_without_triton_steps_are_not_captured(asked, configure, monkeypatch, ca
     task, given = types.SimpleNamespace(has_static_loss=True), (f"reference ({reason})", torch.device("cuda"))
     with pytest.raises(ValueError, match="kernel=reference .the GPU kernel needs Triton .pip install triton... Leave "
                        ) if asked == "true" else contextlib.nullcontext():
-        assert not optimization.choose_static(config, task, *given)
+        assert not optimization.choose_static(config, task, *given, torch.nn.Identity())
     assert asked == "true" or "not captured in CUDA graphs, as this run has kernel=reference (the GPU k" in caplog.text
 
 
