@@ -142,6 +142,8 @@ class Newcomers:
         Args:
             requests: rows and edges of each, as for :meth:`predict`.
         """
+        if max_neighbors is not None and max_neighbors < 1:
+            raise ValueError(f"max_neighbors={max_neighbors}: give a number of at least 1, or none for all edges")
         found = dict[int, Table | Exception]()
         near, size, no = list[Near](), 0, None if max_neighbors is None else False
         for place, (rows, edges) in enumerate(requests):
@@ -245,7 +247,10 @@ class Newcomers:
             columns = list(self.columns[name])
             for number, row in enumerate(given):
                 _check_row(f"{name}[{number}]", row, columns)
-        ids, known = [str(id) for id in self._encoder.texts(rows, one)], self._known
+        texts, known = self._encoder.texts(rows, one), self._known
+        if (lacks := next((number for number, text in enumerate(texts) if text is None), None)) is not None:
+            raise ValueError(f"rows[{lacks}]: {one} is empty; give the new row an id that no node has")
+        ids = [str(text) for text in texts]
         new = dict(zip(ids, range(len(known), len(known) + len(ids))))
         if len(new) < len(ids) or not ids:
             raise ValueError("rows must have different ids, and there must be one row at least")

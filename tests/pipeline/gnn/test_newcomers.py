@@ -159,6 +159,7 @@ def test_cells_are_encoded_as_the_reader_of_tables_encodes_them(wide):
 @pytest.mark.parametrize("row, edge, message", [
     ({"age": ...}, {}, r"rows\[0\] lacks the column 'age'; write null for an empty cell"),
     ({"id": "p1"}, {}, "rows: 'p1' is known already"),
+    ({"id": None}, {}, r"rows\[0\]: id is empty; give the new row an id"),
     ({"job": "king"}, {}, r"rows\[0\]: the cell of job holds 'king', a category that the training did not see"),
     ({"age": "old"}, {}, "the cell of age holds 'old', which is not a finite number of float32"),
     ({"age": "1e39"}, {}, "holds '1e39', which is not a finite number"),
@@ -176,6 +177,8 @@ def test_a_wrong_row_is_named(wide, row, edge, message):
         wide.newcomers().predict([row], [WIDE_EDGES[0] | edge])
     with pytest.raises(ValueError, match="rows must have different ids"):
         wide.newcomers().predict([WIDE[0], WIDE[0]])
+    with pytest.raises(ValueError, match="max_neighbors=0: give a number of at least 1, or none for all edges"):
+        wide.newcomers().predict([WIDE[0]], max_neighbors=0)
 
 
 def test_numbers_are_encoded_as_their_texts_are(wide):
