@@ -179,7 +179,7 @@ def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: i
         scale: standard deviation of the normal ones.
     """
     def even(rows: int, columns: int, bound: float) -> Tensor:
-        return torch.rand(rows, columns, generator=rng).mul_(2).sub_(1).mul_(bound)
+        return (2 * torch.rand(rows, columns, generator=rng) - 1) * bound
 
     if model.is_distance:
         bound = (margin + 2) / (dim // model.parts)
@@ -187,8 +187,8 @@ def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: i
         return entities, even(num_relations, model.relation_dim(dim), math.pi if model.parts == 2 else bound)
     if model.parts == 4:
         return _quaternions(num_entities, dim // 4, rng), _quaternions(num_relations, dim // 4, rng)
-    return (torch.randn(num_entities, dim, generator=rng).mul_(scale),
-            torch.randn(num_relations, model.relation_dim(dim), generator=rng).mul_(scale))
+    return (scale * torch.randn(num_entities, dim, generator=rng),
+            scale * torch.randn(num_relations, model.relation_dim(dim), generator=rng))
 
 
 def _quaternions(rows: int, columns: int, rng: torch.Generator) -> Tensor:
