@@ -23,8 +23,8 @@ class ShapeVaries(RuntimeError):
 
 
 def room_for(num_edges: int) -> int:
-    """Return the number of edges that there is room for in a static batch: at most 12 % more, so that there are few
-    sizes. For such a number it returns the same.
+    """Return the number of edges that there is room for in a static batch: at most an eighth more, so that there are
+    few sizes. For such a number it returns the same.
     """
     step = 1 << max(num_edges.bit_length() - 4, 6)
     return -(-num_edges // step) * step

@@ -156,7 +156,8 @@ def refused(config: "DataclassInstance") -> dict[str, Any]:
 
 def _check_entry(entry: Entry) -> None:
     name, value, meaning = entry.name, entry.value, entry.meaning
-    if value is None or meaning.may_be_auto and value == AUTO:
+    may_be_null = not meaning.may_be_auto or meaning.choices
+    if value is None and may_be_null or meaning.may_be_auto and value == AUTO:
         return
     is_whole = not isinstance(meaning.minimum, float)
     if meaning.may_be_auto and not meaning.choices and type(value) not in ((int,) if is_whole else (int, float)):

@@ -77,4 +77,4 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: BackwardCFunction, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return reduce_graphs(grad.contiguous(), ctx.saved_tensors[0], "sum"), None, None
+        return reduce_graphs(grad.float().contiguous(), ctx.saved_tensors[0], "sum").to(grad.dtype), None, None

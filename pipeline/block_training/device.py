@@ -35,6 +35,7 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
     if is_auto and stays or not is_auto and part.device.type == "cpu":
         return part.device
     device, name = rank_tools.choose_device("cuda", ranks) if is_auto else part.device, part.config.trainer.name
+    torch.cuda.empty_cache()  # a model that was trained before may have left some
     free = torch.cuda.mem_get_info(device)[0]
     reason = why_cpu
     if not reason and in_triton and importlib.util.find_spec("triton") is None:

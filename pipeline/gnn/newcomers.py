@@ -143,7 +143,8 @@ class Newcomers:
             requests: rows and edges of each, as for :meth:`predict`.
         """
         if max_neighbors is not None and max_neighbors < 1:
-            raise ValueError(f"max_neighbors={max_neighbors}: give a number of at least 1, or none for all edges")
+            raise ValueError(f"max_neighbors={max_neighbors}: give a number of at least 1, or leave it out to read all "
+                             "edges")
         found = dict[int, Table | Exception]()
         near, size, no = list[Near](), 0, None if max_neighbors is None else False
         for place, (rows, edges) in enumerate(requests):

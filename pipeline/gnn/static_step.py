@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 # Smallest scale of a loss whose gradients overflow float16: below it, the scale is not at fault.
 SMALLEST_SCALE = 2.0**-14
-# Runs of each part of a step before the first is captured, which compile kernels and allocate what stays, and of each
-# part of another size after that, for which some kernels may be compiled anew.
+# Each part of a step runs so often before it is captured. The first runs compile kernels and allocate what stays; a
+# later size needs one run, as some kernels may be compiled anew for it.
 WARM_UP, WARM_UP_LATER = 2, 1
 # Largest number of sizes of batches that there is room for. Further ones run eagerly.
 MAX_SIZES = 8

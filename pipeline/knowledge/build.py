@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from functools import partial
 
 import torch
@@ -35,6 +36,8 @@ COPIED = 0.5
 # Numbers of entities' vectors from which on device=auto takes a GPU, and tensors of the size of a step's scores or rows
 # that a step holds there.
 AUTO_NUMBERS, STEP_COPIES = 1_000_000, 6
+# Largest number of parts of the entities, and the share of a GPU's free memory that two of them may take.
+MOST_PARTS, SHARE = 256, 0.9
 
 # Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
@@ -79,9 +82,10 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     options, available = config.trainer, machine_memory()
     tables, step = estimate_bytes(config, data)
     needed = tables * config.parallel.num_ranks
-    if options.num_parts != keys.AUTO and options.num_parts > max(data.num_nodes // 2, 1):
-        raise ValueError(f"trainer.num_parts={options.num_parts}: {data.num_nodes:,} entities make at most "
-                         f"{max(data.num_nodes // 2, 1):,} parts of two")
+    most = most_parts(data)
+    if options.loss == "negatives" and options.num_parts != keys.AUTO and options.num_parts > most:
+        raise ValueError(f"trainer.num_parts={options.num_parts}: {data.num_nodes:,} entities make at most {most} "
+                         f"{'part' if most == 1 else 'parts'} here: lower it")
     if needed > available:
         raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
                          f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
@@ -90,6 +94,13 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
         mend = "trainer.batch_size" + ("" if options.loss == "one_vs_all" else " or trainer.num_negatives")
         raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(step)}, but this "
                          f"machine has {format_bytes(available)}: lower {mend}")
+
+
+def most_parts(data: Data) -> int:
+    """Return the largest number of parts of the entities: of two at least, and not so many that all time is spent on
+    moving them.
+    """
+    return min(MOST_PARTS, max(data.num_nodes // 2, 1))
 
 
 def estimate_bytes(config: KnowledgeConfig, data: Data) -> tuple[int, int]:
@@ -181,9 +192,8 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
                      chunk_size=options.chunk_size, num_negatives=options.num_negatives,
                      margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
                      penalty=penalty, seed=config.seed)
-    trained = TrainedTables(tables, build)
-    if is_held:
-        trained = HeldTables(tables, build, -(-data.num_nodes // num_parts), device)
+    trained = HeldTables(tables, build, -(-data.num_nodes // num_parts), device) if is_held else \
+        TrainedTables(tables, build)
     trainer = KnowledgeTrainer(trained, steps, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
                                eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop, home),
                                ranks=ranks, stop=stop)
@@ -207,21 +217,28 @@ def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
     size, is_auto = part.data.num_nodes * options.dim, options.num_parts == keys.AUTO
     one_vs_all = options.loss == "one_vs_all"
     needed = tables if one_vs_all else 0 if is_auto else tables * min(2 / options.num_parts, 1)
-    device = settle(part, size=size, least=AUTO_NUMBERS, what="numbers of entities", ranks=ranks, in_triton=False,
-                    needed=STEP_COPIES * step + int(needed), says=not is_auto or one_vs_all)
+    of_parts = "" if is_auto or options.num_parts == 1 else f", two of {options.num_parts} parts at a time,"
+    device = settle(part, size=size, least=AUTO_NUMBERS, what=f"numbers of entities{of_parts}", ranks=ranks,
+                    in_triton=False, needed=STEP_COPIES * step + int(needed), says=not is_auto or one_vs_all)
     if not is_auto or one_vs_all:
         return device, 1 if one_vs_all else options.num_parts
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()
     room = free - STEP_COPIES * step
-    num_parts = torch.tensor(1 if device.type == "cpu" or tables <= room else max(-(-2 * tables // max(room, 1)), 3))
+    num_parts = torch.tensor(1 if device.type == "cpu" or tables <= room else
+                             max(math.ceil(2 * tables / max(SHARE * room, 1)), 3))
     ranks.max_(num_parts)
-    if num_parts > max(part.data.num_nodes // 2, 1):
-        raise ValueError(f"device={part.config.device}: {format_bytes(free)} of the GPU are free, which is too little "
-                         f"for a step of {format_bytes(STEP_COPIES * step)} and two entities. Set device=cpu")
+    if num_parts > (most := most_parts(part.data)):
+        why = (f"{format_bytes(free)} of the GPU are free, but a step takes {format_bytes(STEP_COPIES * step)}, and "
+               f"two of {most} parts of the entities {format_bytes(2 * tables / most)}")
+        if part.config.device != "auto":
+            raise ValueError(f"device={part.config.device}: {why}. Lower trainer.batch_size or trainer.num_negatives, "
+                             "or set device=cpu")
+        log.info("device=auto: the CPU: %s", why)
+        return torch.device("cpu"), 1
     if num_parts > 1:
-        log.info("trainer.num_parts=auto: %d, as the tables take %s with their optimizer and %s of the GPU are free; "
-                 "they stay in memory, and the GPU holds two parts at a time", num_parts, format_bytes(tables),
-                 format_bytes(free))
+        log.info("trainer.num_parts=auto: %d parts. The tables and their optimizer take %s, and %s of the GPU are "
+                 "free, so the tables stay in memory and the GPU holds two parts at a time", num_parts,
+                 format_bytes(tables), format_bytes(free))
     return device, int(num_parts)
 
 

@@ -30,9 +30,10 @@ class KnowledgeTrainerConfig(TrainerConfig):
     chunk_size: int = key(64, "Number of triples that share their negatives.", minimum=1, when=NEGATIVES)
     num_negatives: int = key(256, "Number of entities drawn per chunk to replace its heads. As many are drawn to "
                              "replace its tails.", minimum=1, when=NEGATIVES)
-    num_parts: Number = key("auto", "Number of parts of the entities. The device holds the vectors of two parts at a "
-                            "time, from which negatives are drawn; memory holds all vectors. auto: 1, or as many as a "
-                            "GPU needs that cannot hold all.", minimum=1, may_be_auto=True, when=NEGATIVES, before=1)
+    num_parts: Number = key("auto", "Number of parts of the entities. A GPU holds the vectors of two parts at a time, "
+                            "and memory holds all. Negatives are drawn from these two parts, on a CPU too. auto: 1 if "
+                            "all vectors fit on the device, else as few parts as fit on the GPU.", minimum=1,
+                            may_be_auto=True, when=NEGATIVES, before=1)
     margin: float = key(9.0, "Distance beyond which a triple counts as false.", minimum=0, when=DISTANCES)
     temperature: float = key(1.0, "Temperature of self-adversarial weights: negatives are weighted by the softmax of "
                              "score / temperature. 0: equal weights.",

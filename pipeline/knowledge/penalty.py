@@ -1,4 +1,4 @@
-"""Chooses the weight of the N3 penalty by validation (trainer.n3=auto), and the number of parts by the device."""
+"""Chooses the weight of the N3 penalty by validation, and the number of parts by the memory of the GPU."""
 
 import logging
 from collections.abc import Callable

@@ -138,14 +138,17 @@ class HeldTables(TrainedTables):
         return found | {"state": found["state"] | {0: found["state"][0] | rows}}
 
     def load(self, weights: dict[str, Tensor], moments: dict | None = None) -> None:
-        self._held, self._has_changed = [None, None], False
+        self.whole()  # moments of the rows on the device stay
+        self._held = [None, None]
         self._rows[""].copy_(weights["entities"])
         self.relations.detach().copy_(weights["relations"])
         if moments is None:
             return
-        moments = copy.deepcopy(moments)
+        moments, there = copy.deepcopy(moments), self._on_device()
         of_entities = moments["state"].get(0, {})
+        self._rows = {"": self._rows[""]}
         for name, rows in of_entities.items():
             if isinstance(rows, Tensor) and rows.shape == self._rows[""].shape:
-                self._rows[name], of_entities[name] = rows, torch.zeros_like(self.entities)
+                self._rows[name] = rows
+                of_entities[name] = there[name] if name in there else torch.zeros_like(self.entities)
         self.optimizer.load_state_dict(moments)

@@ -121,7 +121,7 @@ class KnowledgeTrainer(Trainer):
                                      "moved. Try a lower train.lr")
         self.progress.loss_sum += float(message[0])
         self.progress.loss_count += float(message[1])
-        if self._ranks.num_ranks > 1:
+        if self._ranks.num_ranks > 1 and message[1] > 0:  # else no rank has a gradient
             for table in tables:
                 if self._steps.is_sparse:
                     table.grad = sum_rows(table, self._ranks)

@@ -60,6 +60,7 @@ class TiledLayoutTrainer(LayoutTrainer):
             matrix: weights of the edges [num_points, num_points].
             frequency: how often each row of the positions is drawn as a negative, in proportion [num_points].
         """
+        del self._make_blocks  # of the CPU
         device, entries = self.positions.device, matrix.tocoo()
         ends = np.stack(entries.coords, axis=1).astype(np.int64)
         self._ends = self.parts.row[torch.from_numpy(ends)].to(device)

@@ -70,7 +70,9 @@ class LayoutTrainer(BlockTrainer):
 
     @functools.cached_property
     def _blocks(self) -> tuple[BlockEdges, Drawn]:
-        return self._make_blocks()
+        make_blocks = self._make_blocks
+        del self._make_blocks  # and what it holds
+        return make_blocks()
 
     def _open_round(self, round_: int) -> Round:
         """Choose how many edges each block draws."""

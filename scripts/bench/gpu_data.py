@@ -47,6 +47,8 @@ def write_points(folder: Path, given: Path, scale: float) -> None:
 
 def write_million(folder: Path, given: Path, scale: float) -> None:
     """Write million.npy: 1,138,499 nodes and 4,945,382 links, as many as Youtube has."""
+    if (folder / "million.npy").exists():  # rows of two groups read it
+        return
     write_edges(folder / "million.npy", int(1_138_499 * scale), int(4_945_382 * scale))
 
 

@@ -139,6 +139,7 @@ COMMANDS = [
     (TRAIN, "train.lr=[1]", "train.lr must be a number, not [1]"),
     (TRAIN, "train.epochs=true", "train.epochs=true: give a whole number, or auto"),
     (TRAIN, "train.epochs=3.5", "train.epochs=3.5: give a whole number, or auto"),
+    (TRAIN, "train.epochs=null", "train.epochs=null: give a whole number, or auto"),
     (TRAIN, "model.num_layers=1e20", "model.num_layers must be a whole number in digits, not 1e20"),
     (TRAIN, "seed=null", "seed must be given a value, not null"),
     (TRAIN, "tensorboard=true", "tensorboard is unknown; did you mean tracker=tensorboard?"),

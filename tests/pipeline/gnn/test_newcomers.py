@@ -177,7 +177,7 @@ def test_a_wrong_row_is_named(wide, row, edge, message):
         wide.newcomers().predict([row], [WIDE_EDGES[0] | edge])
     with pytest.raises(ValueError, match="rows must have different ids"):
         wide.newcomers().predict([WIDE[0], WIDE[0]])
-    with pytest.raises(ValueError, match="max_neighbors=0: give a number of at least 1, or none for all edges"):
+    with pytest.raises(ValueError, match="max_neighbors=0: give a number of at least 1, or leave it out"):
         wide.newcomers().predict([WIDE[0]], max_neighbors=0)
 
 
