@@ -23,7 +23,7 @@ LIMITS = {"rooms": 36, "imports between rooms": 149, "rooms in models/": 11, "im
           "modules that import a configuration dataclass": 60, "comparisons of a component's name": 10,
           "lines of gnn/ that ask for the kind of graph": 26, "lines with config: Any": 0, "lines with : Any": 52,
           "predict from run, stops": 247, "predict from run, files": 60, "open_data from config, stops": 73,
-          "open_data from config, files": 22, "product lines": 79_780, "test lines": 45_850}
+          "open_data from config, files": 22, "product lines": 79_780, "test lines": 46_600}
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
 # Kernels in Triton's language cannot be cut into functions at will.
