@@ -1,4 +1,4 @@
-"""Whole programs on a CUDA device that is not there: what a GPU computes with is on it, and what can be replayed is."""
+"""Whole programs run on a CUDA device that is not there: no operation mixes devices, and what can be replayed is."""
 
 import importlib.metadata
 import json

@@ -46,10 +46,8 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
         reason = f"{size:,} {what} take {format_bytes(needed)}, but {format_bytes(free)} of the GPU are free"
         if not is_auto:
             raise ValueError(f"device={asked}: {reason}. Set device=cpu")
-    if not says:
-        pass
-    elif reason and not is_auto:
+    if says and reason and not is_auto:
         log.warning("device=%s: the CPU trains, as %s", asked, reason)
-    elif is_auto:
+    elif says and is_auto:
         log.info("device=auto: %s", f"the CPU: {reason}" if reason else f"a GPU, taken from {least:,} {what} on")
     return torch.device("cpu") if reason else device

@@ -97,8 +97,8 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
 
 
 def most_parts(data: Data) -> int:
-    """Return the largest number of parts of the entities: of two at least, and not so many that all time is spent on
-    moving them.
+    """Return the largest number of parts of the entities. A part has two of them at least, and more parts than
+    MOST_PARTS would spend all time on moving them.
     """
     return min(MOST_PARTS, max(data.num_nodes // 2, 1))
 

@@ -105,9 +105,9 @@ class HeldTables(TrainedTables):
         """Copy the rows and moments of a part to the device, or back."""
         buffer = torch.empty(min(MOVED, len(part)), self.entities.size(1), pin_memory=self.entities.is_cuda)
         for name, table in self._on_device().items():
-            rows = self._rows.setdefault(name, torch.empty(0))
-            if rows.shape != self._rows[""].shape:  # an optimizer makes moments in its first step
-                rows = self._rows[name] = torch.zeros_like(self._rows[""])
+            if name not in self._rows:  # an optimizer makes moments in its first step
+                self._rows[name] = torch.zeros_like(self._rows[""])
+            rows = self._rows[name]
             for begin in range(0, len(part), MOVED):
                 numbers = part[begin:begin + MOVED]
                 there, copied = table[self._first(side) + begin:][:len(numbers)], buffer[:len(numbers)]

@@ -45,8 +45,8 @@ class KnowledgeTrainer(Trainer):
     and no negative, but the last bits of sums.
 
     Args:
-        tables: what is learned, with its optimizer, whose learning rate is set at every step; in groups with an
-            ``lr_factor``, to that fraction.
+        tables: what is learned, with its optimizer. Its learning rate is set at every step, and a group with an
+            ``lr_factor`` gets that fraction of it.
         steps: batches and losses.
         num_epochs: rounds.
         lr: learning rate at the beginning; it falls linearly.

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -207,16 +208,8 @@ def import_dgl(folder: str) -> ModuleType:
 def _measure(case: Case, data: Data, channels: int, repeat: int, library: ModuleType | None) -> dict:
     say(case.name)
     torch.manual_seed(0)
-    place = data.edge_attr.device
-    theirs, ours = (conv.to(place) for conv in build(case, channels, data.edge_attr.size(1)))
-    x = graphs.exact(data.num_nodes, channels).to(place).requires_grad_()
-    gradient = graphs.exact(data.num_nodes, channels).to(place)
-    weight = graphs.exact(data.num_edges).to(place).abs() + 1 / 32
-    edges = {"nothing": (), "weight": (weight,), "features": (data.edge_attr,)}[case.edges]
-    plain = data.edge_index.as_tensor().clone()
-
-    def run(conv: torch.nn.Module, edge_index: Tensor | EdgeIndex, x: Tensor, *edges: Tensor) -> dict[str, Tensor]:
-        return backward(conv(x, edge_index, *edges), {"x": x, **dict(conv.named_parameters())}, gradient.to(x.dtype))
+    theirs, ours, x, weight, edges, plain, gradient = _inputs(case, data, channels)
+    run = partial(_run, gradient=gradient)
 
     setup = seconds_of(lambda: run(ours, plain, x, *edges)) - min(
         seconds_of(lambda: run(ours, plain, x, *edges)) for _ in range(3))
@@ -235,32 +228,41 @@ def _measure(case: Case, data: Data, channels: int, repeat: int, library: Module
                              lambda: run(ours, data.edge_index, x, *edges), repeat)
 
 
-def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dict:
-    """Compare with PyG's layer as torch.compile makes it; without columns of numbers where that fails."""
-    say(f"{case.name}, PyG's compiled")
+def _inputs(case: Case, data: Data, channels: int) -> tuple[
+        torch.nn.Module, torch.nn.Module, Tensor, Tensor, tuple[Tensor, ...], Tensor, Tensor]:
+    """Make PyG's layer and ours, features of the nodes, weights of the edges, what the layers read of the edges, the
+    edges as PyG gets them, and the gradient of the output.
+    """
     place = data.edge_attr.device
     theirs, ours = (conv.to(place) for conv in build(case, channels, data.edge_attr.size(1)))
     x = graphs.exact(data.num_nodes, channels).to(place).requires_grad_()
     gradient = graphs.exact(data.num_nodes, channels).to(place)
     weight = graphs.exact(data.num_edges).to(place).abs() + 1 / 32
     edges = {"nothing": (), "weight": (weight,), "features": (data.edge_attr,)}[case.edges]
-    plain, quick = data.edge_index.as_tensor().clone(), torch.compile(theirs)
+    return theirs, ours, x, weight, edges, data.edge_index.as_tensor().clone(), gradient
 
-    def run(conv: torch.nn.Module, edge_index: Tensor) -> dict[str, Tensor]:
-        return backward(conv(x, edge_index, *edges), {"x": x, **dict(theirs.named_parameters())}, gradient)
 
-    def run_ours() -> dict[str, Tensor]:
-        return backward(ours(x, data.edge_index, *edges), {"x": x, **dict(ours.named_parameters())}, gradient)
+def _run(conv: torch.nn.Module, edge_index: Tensor | EdgeIndex, x: Tensor, *edges: Tensor,
+         gradient: Tensor) -> dict[str, Tensor]:
+    """Compute the output of a layer, and the gradients of the nodes' features and of its parameters."""
+    return backward(conv(x, edge_index, *edges), {"x": x, **dict(conv.named_parameters())}, gradient.to(x.dtype))
 
+
+def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dict:
+    """Compare with PyG's layer as torch.compile makes it; without columns of numbers where that fails."""
+    say(f"{case.name}, PyG's compiled")
+    theirs, ours, x, _, edges, plain, gradient = _inputs(case, data, channels)
+    run_theirs = partial(_run, torch.compile(theirs), plain, x, *edges, gradient=gradient)
+    run_ours = partial(_run, ours, data.edge_index, x, *edges, gradient=gradient)
     row = {"bench": "convs compiled", "conv": case.name, "channels": channels, "num_nodes": data.num_nodes,
            "num_edges": data.num_edges}
     try:
-        found = run(quick, plain)["out"]
+        found = run_theirs()["out"]
     except Exception as error:  # of whatever kind the compiler raises
         say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
         return row | beside("compiled", None, run_ours, repeat, 9)
     assert_close({"out": found}, {"out": run_ours()["out"]}, tolerance=1e-3)
-    return row | beside("compiled", lambda: run(quick, plain), run_ours, repeat, 9)
+    return row | beside("compiled", run_theirs, run_ours, repeat, 9)
 
 
 def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:

@@ -166,7 +166,7 @@ TWO_CORES = ("device=cpu", "parallel.threads_per_rank=2")
 # Steps of all sizes are captured by the fourth epoch. An evaluation is not part of an epoch: there is one, at the end.
 EPOCHS = ("train.epochs=4", "train.eval_every=4")
 TINY_FLAGSHIP = (*TINY, "model.num_layers=3")
-# Limits of the first three groups. What they leave over is of use to later rows, and all end within --seconds.
+# Rows may use what earlier ones have left over of their limits, and all of them end within --seconds.
 ROWS: tuple[Row, ...] = (
     _test("kernels of sums", "triton_cases.py", "nothing_to_aggregate"),
     _test("kernels of attention", "triton_attention_cases.py", "graphs_without_edges"),

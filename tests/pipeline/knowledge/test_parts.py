@@ -1,4 +1,4 @@
-"""Entities in parts, of which the device holds two at a time: what is drawn, held, moved and resumed."""
+"""The entities are dealt out into parts, of which the device holds two: tests of what is drawn, moved and resumed."""
 
 import copy
 
