@@ -81,6 +81,7 @@ test-all: lint test test-slow test-exhaustive test-system test-slurm
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/oxlint --deny-warnings scripts/report  # the page's JavaScript; .oxlintrc.json has the rules

@@ -25,7 +25,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-PACKAGE = ROOT / "parallel_epochs"  # where the sources lie in a checkout, by links, and in a package of the sources
+PACKAGE = (
+    ROOT / "parallel_epochs"
+)  # where the sources lie in a checkout, by links, and in a package of the sources
 VARIABLE = "PARALLEL_EPOCHS_KERNELS"
 TARGET_VARIABLE = "PARALLEL_EPOCHS_TARGET"
 # The oldest glibc that a manylinux tag of this form names.
@@ -36,13 +38,18 @@ OLDEST_MACOS = "11.0"
 COMPILERS = {
     "linux-x86_64": ("c++", "x86_64-linux-gnu-g++"),
     "linux-aarch64": ("c++", "aarch64-linux-gnu-g++"),
-    "darwin-aarch64": (f"c++ -mmacosx-version-min={OLDEST_MACOS}",
-                       f"{shlex.quote(sys.executable)} -m ziglang c++ -target aarch64-macos.{OLDEST_MACOS}")}
+    "darwin-aarch64": (
+        f"c++ -mmacosx-version-min={OLDEST_MACOS}",
+        f"{shlex.quote(sys.executable)} -m ziglang c++ -target aarch64-macos.{OLDEST_MACOS}",
+    ),
+}
 
 
 def load_shipped():
     """Load models/kernels/shipped.py by its path, since importing the package needs torch."""
-    spec = importlib.util.spec_from_file_location("shipped", PACKAGE / "models" / "kernels" / "shipped.py")
+    spec = importlib.util.spec_from_file_location(
+        "shipped", PACKAGE / "models" / "kernels" / "shipped.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -57,7 +64,9 @@ def find_target() -> tuple[str, str]:
     here = f"{sys.platform}-{SHIPPED.MACHINE}"
     target = os.environ.get(TARGET_VARIABLE) or here
     if target not in COMPILERS:
-        sys.exit(f"{VARIABLE} compiles for {', '.join(COMPILERS)}, and this is {target}; set {TARGET_VARIABLE}")
+        sys.exit(
+            f"{VARIABLE} compiles for {', '.join(COMPILERS)}, and this is {target}; set {TARGET_VARIABLE}"
+        )
     if os.path.exists("/etc/alpine-release") and target == here:
         sys.exit(f"{VARIABLE} needs glibc, and this system has musl, for which torch has no wheels")
     system, _, machine = target.partition("-")
@@ -67,8 +76,10 @@ def find_target() -> tuple[str, str]:
 def find_compiler() -> list[str]:
     """Return the compiler of the target, with the arguments that choose it."""
     here, elsewhere = COMPILERS["-".join(find_target())]
-    return shlex.split(os.environ.get("CXX") or
-                       (here if find_target() == (sys.platform, SHIPPED.MACHINE) else elsewhere))
+    return shlex.split(
+        os.environ.get("CXX")
+        or (here if find_target() == (sys.platform, SHIPPED.MACHINE) else elsewhere)
+    )
 
 
 def compile_kernels(folder: Path) -> list[Path]:
@@ -79,14 +90,30 @@ def compile_kernels(folder: Path) -> list[Path]:
     """
     system, machine = find_target()
     folder = folder / system
-    sources = sorted(path for package in ("models", "pipeline") for path in (PACKAGE / package).rglob("*.cpp"))
-    paths = {(source, level): SHIPPED.path_of(source, level, folder, machine) for source in sources
-             for level in SHIPPED.LEVEL_FLAGS[machine]}
+    sources = sorted(
+        path for package in ("models", "pipeline") for path in (PACKAGE / package).rglob("*.cpp")
+    )
+    paths = {
+        (source, level): SHIPPED.path_of(source, level, folder, machine)
+        for source in sources
+        for level in SHIPPED.LEVEL_FLAGS[machine]
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with (
+        open(folder / "lock", "w") as lock,
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        jobs = [pool.submit(compile_library, source, SHIPPED.openmp_flags(SHIPPED.flags_of(level, machine), system),
-                            path) for (source, level), path in paths.items() if not path.exists()]
+        jobs = [
+            pool.submit(
+                compile_library,
+                source,
+                SHIPPED.openmp_flags(SHIPPED.flags_of(level, machine), system),
+                path,
+            )
+            for (source, level), path in paths.items()
+            if not path.exists()
+        ]
         for job in jobs:
             job.result()
     return list(paths.values())
@@ -96,11 +123,17 @@ def compile_library(source: Path, flags: list[str], target: Path) -> None:
     """Compile and link a C++ file. The library appears under its name when it is whole."""
     compiler = find_compiler()
     # On macOS too, OpenMP's functions are looked up when the library is loaded.
-    link_flags = ("-shared", "-Wl,-undefined,dynamic_lookup") if find_target()[0] == "darwin" else SHIPPED.LINK_FLAGS
+    link_flags = (
+        ("-shared", "-Wl,-undefined,dynamic_lookup")
+        if find_target()[0] == "darwin"
+        else SHIPPED.LINK_FLAGS
+    )
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         compiled, linked = Path(folder, "kernel.o"), Path(folder, "kernel.so")
-        for command in ([*compiler, *flags, "-c", source, "-o", compiled],
-                        [*compiler, *link_flags, compiled, "-o", linked]):
+        for command in (
+            [*compiler, *flags, "-c", source, "-o", compiled],
+            [*compiler, *link_flags, compiled, "-o", linked],
+        ):
             try:
                 failed = subprocess.run(command).returncode
             except FileNotFoundError:
@@ -118,8 +151,11 @@ def find_tag(libraries: list[Path], system: str = "linux", machine: str = "x86_6
     """
     if system == "darwin":
         return f"macosx_{OLDEST_MACOS.replace('.', '_')}_arm64"
-    versions = [tuple(map(int, version.split(b"."))) for path in libraries
-                for version in re.findall(rb"GLIBC_(\d+\.\d+)", path.read_bytes())]
+    versions = [
+        tuple(map(int, version.split(b".")))
+        for path in libraries
+        for version in re.findall(rb"GLIBC_(\d+\.\d+)", path.read_bytes())
+    ]
     major, minor = max([OLDEST_GLIBC, *versions])
     return f"manylinux_{major}_{minor}_{machine}"
 
@@ -131,27 +167,56 @@ def list_parts(distribution: Distribution, libraries: list[Path]) -> dict:
     """
     name, version = distribution.get_name(), distribution.get_version()
     constraints = ROOT / "constraints.txt"
-    pinned = re.findall(r"^([\w.-]+)==(\S+)", constraints.read_text() if constraints.exists() else "", re.MULTILINE)
+    pinned = re.findall(
+        r"^([\w.-]+)==(\S+)", constraints.read_text() if constraints.exists() else "", re.MULTILINE
+    )
     tested = {re.sub("[-_.]+", "-", package).lower(): number for package, number in pinned}
     components = []
     for requirement in distribution.install_requires:
         package = re.sub("[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
         number = tested.get(package)
-        components.append({
-            "type": "library", "name": package, "scope": "required", "bom-ref": package,
-            **({"version": number, "purl": f"pkg:pypi/{package}@{number}"} if number else {}),
-            "properties": [{"name": "parallel-epochs:requires", "value": requirement}]})
-    components += [{
-        "type": "file", "name": path.name, "bom-ref": path.name,
-        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
-        "properties": [{"name": "parallel-epochs:compiler", "value": SHIPPED.find_compiler(path)}]}
-        for path in sorted(libraries)]
+        components.append(
+            {
+                "type": "library",
+                "name": package,
+                "scope": "required",
+                "bom-ref": package,
+                **({"version": number, "purl": f"pkg:pypi/{package}@{number}"} if number else {}),
+                "properties": [{"name": "parallel-epochs:requires", "value": requirement}],
+            }
+        )
+    components += [
+        {
+            "type": "file",
+            "name": path.name,
+            "bom-ref": path.name,
+            "hashes": [
+                {"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}
+            ],
+            "properties": [
+                {"name": "parallel-epochs:compiler", "value": SHIPPED.find_compiler(path)}
+            ],
+        }
+        for path in sorted(libraries)
+    ]
     refs = [component["bom-ref"] for component in components]
-    return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
-            "metadata": {"component": {
-                "type": "library", "bom-ref": name, "name": name, "version": version,
-                "purl": f"pkg:pypi/{name}@{version}", "licenses": [{"license": {"id": "MIT"}}]}},
-            "components": components, "dependencies": [{"ref": name, "dependsOn": refs}]}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library",
+                "bom-ref": name,
+                "name": name,
+                "version": version,
+                "purl": f"pkg:pypi/{name}@{version}",
+                "licenses": [{"license": {"id": "MIT"}}],
+            }
+        },
+        "components": components,
+        "dependencies": [{"ref": name, "dependsOn": refs}],
+    }
 
 
 class Build(build_py):
@@ -171,7 +236,11 @@ class Wheel(bdist_wheel):
     """Gives a wheel with kernels the tag of any Python 3 on its systems, and every wheel a list of its parts."""
 
     def get_tag(self):
-        return ("py3", "none", find_tag(compile_kernels(KERNELS), *find_target())) if KERNELS else super().get_tag()
+        return (
+            ("py3", "none", find_tag(compile_kernels(KERNELS), *find_target()))
+            if KERNELS
+            else super().get_tag()
+        )
 
     def egg2dist(self, egginfo_path, distinfo_path):
         super().egg2dist(egginfo_path, distinfo_path)

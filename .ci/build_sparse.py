@@ -23,8 +23,11 @@ def merge(csrc: Path) -> None:
     # The latter use whole namespaces, in which names of the former would mean two things.
     for path in [*mains, *parts]:
         moved = path.rename(path.with_suffix(".inc"))
-        lines += [f"#define registry registry_of_{path.stem}", f'#include "{moved.relative_to(csrc)}"',
-                  "#undef registry"]
+        lines += [
+            f"#define registry registry_of_{path.stem}",
+            f'#include "{moved.relative_to(csrc)}"',
+            "#undef registry",
+        ]
     for path in mains:
         path.write_text("")
     (csrc / "version.cpp").write_text("\n".join([*lines, ""]))
@@ -34,15 +37,40 @@ def main(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     root = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory() as work:
-        subprocess.run([*pip, "download", "--no-binary", ",".join(PACKAGES), "--no-deps", "--no-build-isolation", "-c",
-                        str(root / "constraints.txt"), "--dest", work, *PACKAGES], check=True)
+        subprocess.run(
+            [
+                *pip,
+                "download",
+                "--no-binary",
+                ",".join(PACKAGES),
+                "--no-deps",
+                "--no-build-isolation",
+                "-c",
+                str(root / "constraints.txt"),
+                "--dest",
+                work,
+                *PACKAGES,
+            ],
+            check=True,
+        )
         for path in Path(work).glob("*.tar.gz"):
             with tarfile.open(path) as archive:
                 archive.extractall(work, filter="data")
             source = path.with_name(path.name.removesuffix(".tar.gz"))
             merge(source / "csrc")
-            subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder),
-                            str(source)], check=True, env=os.environ | FLAGS)
+            subprocess.run(
+                [
+                    *pip,
+                    "wheel",
+                    "--no-build-isolation",
+                    "--no-deps",
+                    "--wheel-dir",
+                    str(folder),
+                    str(source),
+                ],
+                check=True,
+                env=os.environ | FLAGS,
+            )
 
 
 if __name__ == "__main__":

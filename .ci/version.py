@@ -4,7 +4,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-version = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+version = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
+    "version"
+]
 tag = " ".join(sys.argv[1:])
 if tag != f"v{version}":
-    sys.exit(f"the tag is {tag or 'missing'}, and pyproject.toml has version {version}: tag v{version}")
+    sys.exit(
+        f"the tag is {tag or 'missing'}, and pyproject.toml has version {version}: tag v{version}"
+    )

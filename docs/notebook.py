@@ -25,13 +25,15 @@ rng = np.random.default_rng(0)
 kinds = ["garden", "kitchen", "music", "sports"]
 words = ["red", "green", "small", "large", "classic", "new", "light", "deluxe"]
 kind = rng.integers(4, size=600)
-products = pd.DataFrame({
-    "id": [f"P{number}" for number in range(600)],
-    "price": np.exp(rng.normal(2 + 0.3 * kind, 1)).round(2),
-    "colour": rng.choice(["black", "white", "blue"], 600),
-    "name": [" ".join(rng.choice(words[one:one + 5], 3)) for one in kind],
-    "kind": np.where(rng.random(600) < 2 / 3, np.array(kinds)[kind], ""),
-})
+products = pd.DataFrame(
+    {
+        "id": [f"P{number}" for number in range(600)],
+        "price": np.exp(rng.normal(2 + 0.3 * kind, 1)).round(2),
+        "colour": rng.choice(["black", "white", "blue"], 600),
+        "name": [" ".join(rng.choice(words[one : one + 5], 3)) for one in kind],
+        "kind": np.where(rng.random(600) < 2 / 3, np.array(kinds)[kind], ""),
+    }
+)
 first, second = rng.integers(600, size=(2, 20_000))
 together = rng.random(20_000) < np.where(kind[first] == kind[second], 0.3, 0.1)
 ids = products["id"].to_numpy()
@@ -40,10 +42,16 @@ products.head()
 
 # %%
 keys = {
-    "data.nodes.features": ["price"], "data.nodes.log1p": ["price"], "data.nodes.standardize": True,
-    "data.nodes.categories": ["colour"], "data.nodes.text": ["name"], "data.nodes.label": "kind",
+    "data.nodes.features": ["price"],
+    "data.nodes.log1p": ["price"],
+    "data.nodes.standardize": True,
+    "data.nodes.categories": ["colour"],
+    "data.nodes.text": ["name"],
+    "data.nodes.label": "kind",
 }
-result = pe.train((products, bought), num_layers=3, epochs=20, eval_every=5, folder="runs/shop", **keys)
+result = pe.train(
+    (products, bought), num_layers=3, epochs=20, eval_every=5, folder="runs/shop", **keys
+)
 result.scores
 
 # %% [markdown]
@@ -68,7 +76,9 @@ print(f"right for {right.mean():.1%} of {unknown.sum()} products without a kind"
 # A new product, with what it was bought with. Prices, words and colours are read as in training.
 
 # %%
-new = pd.DataFrame({"id": ["new"], "price": [12.5], "colour": ["blue"], "name": ["classic new light"]})
+new = pd.DataFrame(
+    {"id": ["new"], "price": [12.5], "colour": ["blue"], "name": ["classic new light"]}
+)
 partners = pd.DataFrame({"source": "new", "target": products["id"][kind == 2][:5]})
 later = result.model.predict((pd.concat([products, new]), pd.concat([bought, partners])))
 dict(zip(kinds, later[-1].numpy().round(3).tolist()))
@@ -80,4 +90,6 @@ dict(zip(kinds, later[-1].numpy().round(3).tolist()))
 # %%
 result.model.export("shop.pe")
 model = pe.load("shop.pe")
-kinds[model.predict((pd.concat([products, new]), pd.concat([bought, partners])))[-1].argmax().item()]
+kinds[
+    model.predict((pd.concat([products, new]), pd.concat([bought, partners])))[-1].argmax().item()
+]

@@ -12,20 +12,54 @@ if TYPE_CHECKING:
     from parallel_epochs.models.convs.gen_conv import GENConv
     from parallel_epochs.models.convs.pna_conv import PNAConv
     from parallel_epochs.models.convs.relation_conv import RGCNConv
-    from parallel_epochs.models.convs.sum_convs import GCNConv, GINConv, GINEConv, GraphConv, SAGEConv
+    from parallel_epochs.models.convs.sum_convs import (
+        GCNConv,
+        GINConv,
+        GINEConv,
+        GraphConv,
+        SAGEConv,
+    )
     from parallel_epochs.models.networks.deepgcn import DeeperGCN
     from parallel_epochs.models.networks.equilibrium import EquilibriumGNN
     from parallel_epochs.models.networks.link_predictor import LinkModel, LinkPredictor
     from parallel_epochs.models.networks.relational import HGT, RGCN
     from parallel_epochs.models.networks.reversible import RevGNN
 
-__all__ = ["HGT", "RGCN", "DeeperGCN", "EquilibriumGNN", "GATConv", "GATv2Conv", "GCNConv", "GENConv", "GINConv",
-           "GINEConv", "GraphConv", "LinkModel", "LinkPredictor", "PNAConv", "RGCNConv", "ResGatedGraphConv",
-           "RevGNN", "SAGEConv", "TransformerConv"]
+__all__ = [
+    "HGT",
+    "RGCN",
+    "DeeperGCN",
+    "EquilibriumGNN",
+    "GATConv",
+    "GATv2Conv",
+    "GCNConv",
+    "GENConv",
+    "GINConv",
+    "GINEConv",
+    "GraphConv",
+    "LinkModel",
+    "LinkPredictor",
+    "PNAConv",
+    "RGCNConv",
+    "ResGatedGraphConv",
+    "RevGNN",
+    "SAGEConv",
+    "TransformerConv",
+]
 # Imported when they are first used, as torch takes seconds: the options of models are read without it.
-_MODULES = ("convs.attention_convs", "convs.gated_conv", "convs.gen_conv", "convs.pna_conv", "convs.relation_conv",
-            "convs.sum_convs", "networks.deepgcn", "networks.equilibrium", "networks.link_predictor",
-            "networks.relational", "networks.reversible")
+_MODULES = (
+    "convs.attention_convs",
+    "convs.gated_conv",
+    "convs.gen_conv",
+    "convs.pna_conv",
+    "convs.relation_conv",
+    "convs.sum_convs",
+    "networks.deepgcn",
+    "networks.equilibrium",
+    "networks.link_predictor",
+    "networks.relational",
+    "networks.reversible",
+)
 
 
 def __getattr__(name: str) -> Any:

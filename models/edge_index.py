@@ -58,8 +58,10 @@ def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
     """Raise a ValueError if edges [2, num_edges] are int32 but there are too many edges or nodes for int32."""
     counts = edge_index.size(1), *num_nodes
     if edge_index.dtype == torch.int32 and choose_dtype(*counts) != torch.int32:
-        raise ValueError(f"edge_index is int32, which cannot count to {max(counts):,}, the number of edges or nodes: "
-                         f"make it int64")
+        raise ValueError(
+            f"edge_index is int32, which cannot count to {max(counts):,}, the number of edges or nodes: "
+            f"make it int64"
+        )
 
 
 def plain_edges(edge_index: Tensor) -> Tensor:
@@ -88,8 +90,12 @@ def for_pyg(edge_index: Tensor | SparseTensor) -> Tensor | SparseTensor:
     return edge_index.long() if is_dense and edge_index.dtype == torch.int32 else edge_index
 
 
-def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_dst_plus_1"], *,
-             num_src: int | None = None) -> EdgeIndex:
+def from_csc(
+    edge_index: Int[Tensor, "2 num_edges"],
+    indptr: Int[Tensor, " num_dst_plus_1"],
+    *,
+    num_src: int | None = None,
+) -> EdgeIndex:
     """Make an ``EdgeIndex`` of edges that are sorted by destination.
 
     Args:
@@ -105,13 +111,21 @@ def from_csc(edge_index: Int[Tensor, "2 num_edges"], indptr: Int[Tensor, " num_d
     """
     num_dst = indptr.numel() - 1
     check_int32(edge_index, num_dst, num_src or 0)
-    out = EdgeIndex(edge_index, sparse_size=(num_dst if num_src is None else num_src, num_dst), sort_order="col")
+    out = EdgeIndex(
+        edge_index, sparse_size=(num_dst if num_src is None else num_src, num_dst), sort_order="col"
+    )
     out._indptr = indptr.to(edge_index.dtype)
     return out
 
 
-def fill_csr(edge_index: EdgeIndex, *, perm: Int[Tensor, " num_edges"], src: Int[Tensor, " num_edges"],
-             dst: Int[Tensor, " num_edges"], rowptr: Int[Tensor, " num_src_plus_1"]) -> EdgeIndex:
+def fill_csr(
+    edge_index: EdgeIndex,
+    *,
+    perm: Int[Tensor, " num_edges"],
+    src: Int[Tensor, " num_edges"],
+    dst: Int[Tensor, " num_edges"],
+    rowptr: Int[Tensor, " num_src_plus_1"],
+) -> EdgeIndex:
     """Fill the CSR of an ``EdgeIndex`` that is sorted by destination, in place.
 
     Args:
@@ -135,7 +149,13 @@ def read_orders(edge_index: EdgeIndex) -> tuple[Tensor, ...]:
         ShapeVaries: the edges do not have both orders.
     """
     perm, (src, dst), rowptr = edge_index._T_perm, edge_index._T_index, edge_index._T_indptr
-    if perm is None or src is None or dst is None or rowptr is None or not edge_index.is_sorted_by_col:
+    if (
+        perm is None
+        or src is None
+        or dst is None
+        or rowptr is None
+        or not edge_index.is_sorted_by_col
+    ):
         raise ShapeVaries("the edges of a batch are not sorted by both ends")
     return edge_index.as_tensor(), perm, src, dst, edge_index.get_csc()[0][0], rowptr
 
@@ -161,8 +181,13 @@ def keep_edges(edge_index: Int[Tensor, "2 num_edges"], kept: Bool[Tensor, " num_
     by_source = edge_index._T_perm.long()
     kept_by_source = kept[by_source]
     src, dst = (nodes[kept_by_source] for nodes in edge_index._T_index)
-    return fill_csr(out, perm=_count(kept)[by_source[kept_by_source]].to(left.dtype), src=src, dst=dst,
-                    rowptr=_count(kept_by_source)[edge_index._T_indptr.long()].to(left.dtype))
+    return fill_csr(
+        out,
+        perm=_count(kept)[by_source[kept_by_source]].to(left.dtype),
+        src=src,
+        dst=dst,
+        rowptr=_count(kept_by_source)[edge_index._T_indptr.long()].to(left.dtype),
+    )
 
 
 def flip(edge_index: Int[Tensor, "2 num_edges"]) -> Tensor:
@@ -174,8 +199,14 @@ def flip(edge_index: Int[Tensor, "2 num_edges"]) -> Tensor:
         return edge_index.flip(0)
     num_src, num_dst = edge_index.get_sparse_size()
     order = "row" if edge_index.is_sorted_by_col else "col" if edge_index.is_sorted_by_row else None
-    out = EdgeIndex(edge_index.as_tensor().flip(0), sparse_size=(num_dst, num_src), sort_order=order)
-    out._indptr, out._T_perm, out._T_indptr = edge_index._indptr, edge_index._T_perm, edge_index._T_indptr
+    out = EdgeIndex(
+        edge_index.as_tensor().flip(0), sparse_size=(num_dst, num_src), sort_order=order
+    )
+    out._indptr, out._T_perm, out._T_indptr = (
+        edge_index._indptr,
+        edge_index._T_perm,
+        edge_index._T_indptr,
+    )
     out._T_index = edge_index._T_index[::-1]
     return out
 
@@ -196,7 +227,9 @@ def from_sparse_tensor(adj_t: SparseTensor) -> EdgeIndex:
     if storage not in _known:
         src, dst, perm = storage.col(), storage.row(), storage.csr2csc()
         edge_index = from_csc(torch.stack([src, dst]), storage.rowptr(), num_src=adj_t.size(1))
-        _known[storage] = fill_csr(edge_index, perm=perm, src=src[perm], dst=dst[perm], rowptr=storage.colptr())
+        _known[storage] = fill_csr(
+            edge_index, perm=perm, src=src[perm], dst=dst[perm], rowptr=storage.colptr()
+        )
     return _known[storage]
 
 
@@ -215,17 +248,25 @@ def from_torch_sparse(adj_t: Tensor) -> tuple[EdgeIndex, Tensor]:
     else:
         src, dst = expand(adj_t.ccol_indices()), adj_t.row_indices()
     known = _known.get(adj_t)
-    if known is None or not (torch.equal(known.as_tensor()[0], src) and torch.equal(known.as_tensor()[1], dst)):
+    if known is None or not (
+        torch.equal(known.as_tensor()[0], src) and torch.equal(known.as_tensor()[1], dst)
+    ):
         with torch.inference_mode(False):
             order = "row" if adj_t.layout == torch.sparse_csc else "col"
-            known = EdgeIndex(torch.stack([src, dst]), sparse_size=(adj_t.size(1), adj_t.size(0)), sort_order=order)
+            known = EdgeIndex(
+                torch.stack([src, dst]),
+                sparse_size=(adj_t.size(1), adj_t.size(0)),
+                sort_order=order,
+            )
         _known[adj_t] = known
     return known, adj_t.values()
 
 
 def expand(ptr: Tensor) -> Tensor:
     """Return the row of each entry."""
-    return torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=ptr.device).repeat_interleave(ptr.diff())
+    return torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=ptr.device).repeat_interleave(
+        ptr.diff()
+    )
 
 
 def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
@@ -244,7 +285,10 @@ def compress(edge_index: EdgeIndex, *, by: str) -> tuple[tuple[Tensor, Tensor], 
         # PyG 2.8 hands a filled transpose to the compiler without its nodes, and then fails on that.
         if not in_order and edge_index._T_perm is not None and edge_index._T_indptr is not None:
             perm = edge_index._T_perm
-            return (edge_index._T_indptr, edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm)), perm
+            return (
+                edge_index._T_indptr,
+                edge_index.as_tensor()[1 if by == "row" else 0].index_select(0, perm),
+            ), perm
     elif (edge_index._indptr if in_order else edge_index._T_indptr) is None:
         _check_ends(edge_index, 1 if by == "col" else 0)
     return edge_index.get_csc() if by == "col" else edge_index.get_csr()
@@ -262,8 +306,10 @@ def _check_ends(edge_index: EdgeIndex, side: int) -> None:
 def check_range(side: int, least: int, greatest: int, num_nodes: int) -> None:
     """Raise an IndexError if ends of edges, from the least to the greatest, are not among this number of nodes."""
     if least < 0 or greatest >= num_nodes:
-        raise IndexError(f"edge_index[{side}] has values from {least} to {greatest}, but there are {num_nodes} such "
-                         "nodes")
+        raise IndexError(
+            f"edge_index[{side}] has values from {least} to {greatest}, but there are {num_nodes} such "
+            "nodes"
+        )
 
 
 def pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
@@ -274,6 +320,8 @@ def pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
     """
     missing = num_nodes + 1 - indptr.numel()
     if missing < 0:
-        raise ValueError(f"the EdgeIndex has {indptr.numel() - 1} {side} nodes, but there are only {num_nodes}; "
-                         f"build it with sparse_size=(num_src, num_dst)")
+        raise ValueError(
+            f"the EdgeIndex has {indptr.numel() - 1} {side} nodes, but there are only {num_nodes}; "
+            f"build it with sparse_size=(num_src, num_dst)"
+        )
     return indptr if missing == 0 else torch.cat([indptr, indptr[-1:].expand(missing)])

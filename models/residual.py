@@ -20,10 +20,13 @@ BLOCKS: dict[str, Callable[[Tensor, Map, Map], Tensor]] = {
     "res+": lambda h, convolve, activate: h + convolve(activate(h)),
     "res": lambda h, convolve, activate: h + activate(convolve(h)),
     "plain": lambda h, convolve, activate: activate(convolve(h)),
-    "dense": lambda h, convolve, activate: torch.cat([h, activate(convolve(h))], dim=1)}
+    "dense": lambda h, convolve, activate: torch.cat([h, activate(convolve(h))], dim=1),
+}
 
 
-def recompute(model: torch.nn.Module, function: Callable[..., Result], *args, draws: bool = True) -> Result:
+def recompute(
+    model: torch.nn.Module, function: Callable[..., Result], *args, draws: bool = True
+) -> Result:
     """Call a function without keeping its intermediate tensors; backward computes them again.
 
     Args:
@@ -35,8 +38,13 @@ def recompute(model: torch.nn.Module, function: Callable[..., Result], *args, dr
     if torch.compiler.is_compiling():
         # A compiled graph writes buffers in forward only, and the compiler traces no `context_fn` with side effects.
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=draws)
-    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=draws,
-                      context_fn=lambda: (contextlib.nullcontext(), fix_statistics(model)))
+    return checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=draws,
+        context_fn=lambda: (contextlib.nullcontext(), fix_statistics(model)),
+    )
 
 
 @contextlib.contextmanager

@@ -50,8 +50,9 @@ class Structure(NamedTuple):
         return self[3:]
 
 
-def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int, *,
-                   by_source: bool) -> Structure:
+def find_structure(
+    edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int, *, by_source: bool
+) -> Structure:
     """Sort edges, unless they are sorted already.
 
     An ``EdgeIndex`` that is sorted by row or column is used as it is. A plain `edge_index` is sorted on its first use,
@@ -75,7 +76,9 @@ def find_structure(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst
     if not by_source:
         return _without_padding(edge_index, Structure(*by_destination, None, None, None))
     (rowptr, dst), position = edges.compress(edge_index, by="row")
-    return _without_padding(edge_index, Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position))
+    return _without_padding(
+        edge_index, Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position)
+    )
 
 
 def _without_padding(edge_index: EdgeIndex, structure: Structure) -> Structure:
@@ -83,8 +86,12 @@ def _without_padding(edge_index: EdgeIndex, structure: Structure) -> Structure:
     if structure.indptr.is_cuda or not edges.is_held(edge_index):
         return structure
     num_edges = int(structure.indptr[-1])
-    return Structure(*(tensor if tensor is None or name.endswith("ptr") else tensor[:num_edges]  # type: ignore[arg-type]
-                       for name, tensor in zip(Structure._fields, structure, strict=True)))
+    return Structure(
+        *(
+            tensor if tensor is None or name.endswith("ptr") else tensor[:num_edges]  # type: ignore[arg-type]
+            for name, tensor in zip(Structure._fields, structure, strict=True)
+        )
+    )
 
 
 class Degrees(NamedTuple):
@@ -109,13 +116,25 @@ def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degr
         held = edges.held[edge_index]
         return Degrees(edge_index, None, held.indptr.diff(), held.find_loops(num_nodes))
     if torch.compiler.is_exporting():  # the numbers of torch.bincount might be more than the nodes
-        degree = edge_index.new_zeros(num_nodes).index_add(0, edge_index[1], torch.ones_like(edge_index[1]))
+        degree = edge_index.new_zeros(num_nodes).index_add(
+            0, edge_index[1], torch.ones_like(edge_index[1])
+        )
         return Degrees(edge_index, None, degree, _find_loops(edge_index))
     is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.sort_order == "col"
-    if torch.compiler.is_compiling() or edge_index.is_inference() or not is_sorted and (
-            isinstance(edge_index, EdgeIndex) or edge_index.device.type != "cpu" or sorting.LIBRARY.get() is None):
+    if (
+        torch.compiler.is_compiling()
+        or edge_index.is_inference()
+        or not is_sorted
+        and (
+            isinstance(edge_index, EdgeIndex)
+            or edge_index.device.type != "cpu"
+            or sorting.LIBRARY.get() is None
+        )
+    ):
         plain = edges.plain_edges(edge_index)
-        return Degrees(edge_index, None, torch.bincount(plain[1], minlength=num_nodes), _find_loops(plain))
+        return Degrees(
+            edge_index, None, torch.bincount(plain[1], minlength=num_nodes), _find_loops(plain)
+        )
     structure = find_structure(edge_index, num_nodes, num_nodes, by_source=not is_sorted)
     key = edge_index._version if is_sorted else _sorted[edge_index][0]
     known = _degrees.get(edge_index)
@@ -123,8 +142,12 @@ def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degr
         kept = edge_index if is_sorted else as_edge_index(structure)
         plain = torch.stack([structure.src, edges.expand(structure.indptr)])
         # An entry must not hold its own key, which would then live for ever.
-        degrees = Degrees(plain[:, :0] if is_sorted else kept, None if is_sorted else structure.position,
-                          structure.indptr.diff(), _find_loops(plain))
+        degrees = Degrees(
+            plain[:, :0] if is_sorted else kept,
+            None if is_sorted else structure.position,
+            structure.indptr.diff(),
+            _find_loops(plain),
+        )
         known = _degrees[edge_index] = key, degrees
     return known[1]._replace(edge_index=edge_index) if is_sorted else known[1]
 
@@ -136,16 +159,27 @@ def _find_loops(edges: Tensor) -> Tensor:
 def as_edge_index(structure: Structure) -> EdgeIndex:
     """Make an ``EdgeIndex`` that is sorted by destination, with its CSC and CSR filled, of edges in both orders."""
     indptr, src, position, rowptr, by_source, position_by_src = structure
-    assert position is not None and rowptr is not None and by_source is not None and position_by_src is not None
+    assert (
+        position is not None
+        and rowptr is not None
+        and by_source is not None
+        and position_by_src is not None
+    )
     dst, num_src = edges.expand(indptr), rowptr.numel() - 1
     place = torch.empty_like(position)
     place[position] = torch.arange(position.numel(), dtype=position.dtype, device=position.device)
-    return edges.fill_csr(edges.from_csc(torch.stack([src, dst]), indptr, num_src=num_src), src=edges.expand(rowptr),
-                          perm=place[position_by_src], dst=by_source, rowptr=rowptr)
+    return edges.fill_csr(
+        edges.from_csc(torch.stack([src, dst]), indptr, num_src=num_src),
+        src=edges.expand(rowptr),
+        perm=place[position_by_src],
+        dst=by_source,
+        rowptr=rowptr,
+    )
 
 
-def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int,
-                              num_loops: int) -> Structure:
+def find_structure_with_loops(
+    edge_index: Int[Tensor, "2 num_edges"], num_src: int, num_dst: int, num_loops: int
+) -> Structure:
     """Sort edges after their self-loops were replaced by one of each of the first `num_loops` nodes.
 
     In `position`, edge i of `edge_index` has number i, and the new self-loop of node n has number num_edges + n. The
@@ -167,48 +201,73 @@ def find_structure_with_loops(edge_index: Int[Tensor, "2 num_edges"], num_src: i
 
     def sort(edge_index: Tensor) -> Structure:
         if not torch.compiler.is_compiling() and bool((edge_index[1] >= num_dst).any()):
-            raise IndexError(f"edge_index[1] has values up to {int(edge_index[1].max())}, but there are {num_dst} such "
-                             "nodes")
+            raise IndexError(
+                f"edge_index[1] has values up to {int(edge_index[1].max())}, but there are {num_dst} such "
+                "nodes"
+            )
         indptr, src, position, rowptr, dst, position_by_src = sorting.sort_edges(
-            append_loops(edge_index, num_dst, num_loops), num_src, num_dst + 1)
+            append_loops(edge_index, num_dst, num_loops), num_src, num_dst + 1
+        )
         stays = dst < num_dst
         before = torch.cat([rowptr[:1], stays.cumsum(0)])  # of the edges that stay
-        return Structure(indptr[:-1], src, position, before[rowptr].to(rowptr.dtype), dst[stays],
-                         position_by_src[stays])
+        return Structure(
+            indptr[:-1],
+            src,
+            position,
+            before[rowptr].to(rowptr.dtype),
+            dst[stays],
+            position_by_src[stays],
+        )
 
     return _remember(_looped, edge_index, (num_src, num_dst, num_loops), sort)
 
 
-def _sort_with_loops(edge_index: EdgeIndex, num_src: int, num_dst: int, num_loops: int) -> Structure:
+def _sort_with_loops(
+    edge_index: EdgeIndex, num_src: int, num_dst: int, num_loops: int
+) -> Structure:
     """Compute :func:`find_structure_with_loops` of edges that are in order, without waiting for the device.
 
     The removed self-loops lie behind the last edge that a pointer counts, by source too.
     """
     src, dst = append_loops(edge_index, num_dst, num_loops)
     found: list[Tensor] = []
-    for key, other, size in ((dst, src, num_dst), (torch.where(dst < num_dst, src, num_src), dst, num_src)):
+    for key, other, size in (
+        (dst, src, num_dst),
+        (torch.where(dst < num_dst, src, num_src), dst, num_src),
+    ):
         keys, position = key.sort(stable=True)
         ptr = torch.searchsorted(keys, torch.arange(size + 1, device=key.device))
         found += [part.to(key.dtype) for part in (ptr, other[position], position)]
     return Structure(*found)
 
 
-def append_loops(edge_index: Int[Tensor, "2 num_edges"], num_dst: int,
-                 num_loops: int) -> Int[Tensor, "2 num_edges_and_loops"]:
+def append_loops(
+    edge_index: Int[Tensor, "2 num_edges"], num_dst: int, num_loops: int
+) -> Int[Tensor, "2 num_edges_and_loops"]:
     """Append a self-loop of each of the first nodes; those that are there already get the destination `num_dst`."""
     src, dst = edges.plain_edges(edge_index)
     loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
-    return torch.stack([torch.cat([src, loops]), torch.cat([torch.where(src == dst, num_dst, dst), loops])])
+    return torch.stack(
+        [torch.cat([src, loops]), torch.cat([torch.where(src == dst, num_dst, dst), loops])]
+    )
 
 
 def _sort(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:
     edges.check_int32(edge_index, num_src, num_dst)
-    return _remember(_sorted, edge_index, (num_src, num_dst),
-                     lambda edge_index: Structure(*sorting.sort_edges(edge_index, num_src, num_dst)))
+    return _remember(
+        _sorted,
+        edge_index,
+        (num_src, num_dst),
+        lambda edge_index: Structure(*sorting.sort_edges(edge_index, num_src, num_dst)),
+    )
 
 
-def _remember(known_of: WeakIdKeyDictionary, edge_index: Tensor, sizes: tuple[int, ...],
-              sort: Callable[[Tensor], Structure]) -> Structure:
+def _remember(
+    known_of: WeakIdKeyDictionary,
+    edge_index: Tensor,
+    sizes: tuple[int, ...],
+    sort: Callable[[Tensor], Structure],
+) -> Structure:
     if torch.compiler.is_compiling() or edge_index.is_inference():
         return sort(edge_index)
     plain = edges.plain_edges(edge_index)
@@ -219,13 +278,17 @@ def _remember(known_of: WeakIdKeyDictionary, edge_index: Tensor, sizes: tuple[in
     if known is None or known[0] != key:
         known = known_of[edge_index] = key, checksum, sort(edge_index)
     elif plain.is_cuda:  # comparing here would wait for the device
-        torch._assert_async(known[1] == checksum, "edge_index was changed through .data: pass a new tensor instead")
+        torch._assert_async(
+            known[1] == checksum, "edge_index was changed through .data: pass a new tensor instead"
+        )
     return known[2]
 
 
 def _hash_on_gpu(edge_index: Tensor) -> Tensor:
     numbers = edge_index.flatten().long()
-    return ((numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * signed(GOLDEN) + 1)).sum()
+    return (
+        (numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * signed(GOLDEN) + 1)
+    ).sum()
 
 
 class StaticEdges:
@@ -244,9 +307,14 @@ class StaticEdges:
         ShapeVaries: the edges are not sorted.
     """
 
-    def __init__(self, edge_index: EdgeIndex, num_edges: int, has_loops: Callable[[], bool] | None = None):
+    def __init__(
+        self, edge_index: EdgeIndex, num_edges: int, has_loops: Callable[[], bool] | None = None
+    ):
         given = edges.read_orders(edge_index)
-        self._tensors = [*(_room_for(tensor, num_edges) for tensor in given[:4]), *map(torch.empty_like, given[4:])]
+        self._tensors = [
+            *(_room_for(tensor, num_edges) for tensor in given[:4]),
+            *map(torch.empty_like, given[4:]),
+        ]
         both, perm, src, dst, indptr, rowptr = self._tensors
         out = edges.from_csc(both, indptr, num_src=rowptr.numel() - 1)
         self.edge_index = edges.fill_csr(out, perm=perm, src=src, dst=dst, rowptr=rowptr)
@@ -279,8 +347,15 @@ class Derived:
         has_loops: as for :class:`StaticEdges`.
     """
 
-    def __init__(self, num_edges: int, indptr: Tensor, edge_index: EdgeIndex, has_loops: Callable[[], bool]):
-        self.indptr, self._num_edges, self._real, self._has_loops = indptr, num_edges, edge_index, has_loops
+    def __init__(
+        self, num_edges: int, indptr: Tensor, edge_index: EdgeIndex, has_loops: Callable[[], bool]
+    ):
+        self.indptr, self._num_edges, self._real, self._has_loops = (
+            indptr,
+            num_edges,
+            edge_index,
+            has_loops,
+        )
         self._looped = dict[tuple[int, ...], Structure]()
         self._loops: Tensor | None = None
 
@@ -295,24 +370,39 @@ class Derived:
 
     def pointers(self) -> list[Tensor]:
         """Return the pointers of the edges with self-loops."""
-        return [ptr for looped in self._looped.values() for ptr in (looped.indptr, looped.rowptr) if ptr is not None]
+        return [
+            ptr
+            for looped in self._looped.values()
+            for ptr in (looped.indptr, looped.rowptr)
+            if ptr is not None
+        ]
 
     def find_loops(self, num_nodes: int) -> Tensor:
         """Return the positions of self-loops: none, as their number would vary."""
         if self._loops is None:
-            self._loops = (find_degrees(self._real, num_nodes).loops if self._has_loops() else
-                           self.indptr.new_empty(0))
+            self._loops = (
+                find_degrees(self._real, num_nodes).loops
+                if self._has_loops()
+                else self.indptr.new_empty(0)
+            )
             if self._loops.numel():
-                raise edges.ShapeVaries(f"a layer weighs self-loops, of which a batch has {self._loops.numel():,}")
+                raise edges.ShapeVaries(
+                    f"a layer weighs self-loops, of which a batch has {self._loops.numel():,}"
+                )
         return self._loops
 
     def find_looped(self, *sizes: Any) -> Structure:
         """Return the edges with self-loops; see :func:`models.structure.find_structure_with_loops`."""
         if sizes not in self._looped:
             found, room = _sort_with_loops(self._real, *sizes), self._num_edges + sizes[2]
-            self._looped[sizes] = Structure(*(  # type: ignore[arg-type]
-                tensor if tensor is None else _room_for(tensor, tensor.numel() if name.endswith("ptr") else room)
-                for name, tensor in zip(Structure._fields, found, strict=True)))
+            self._looped[sizes] = Structure(
+                *(  # type: ignore[arg-type]
+                    tensor
+                    if tensor is None
+                    else _room_for(tensor, tensor.numel() if name.endswith("ptr") else room)
+                    for name, tensor in zip(Structure._fields, found, strict=True)
+                )
+            )
             _copy_all(self._looped[sizes], found)
         return self._looped[sizes]
 
@@ -325,5 +415,5 @@ def _copy_all(room: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> 
     """Copy tensors into larger ones along the last dimension, and fill up with zeros."""
     for wide, tensor in zip(room, given, strict=True):
         if wide is not None and tensor is not None:
-            wide[..., :tensor.size(-1)].copy_(tensor)
-            wide[..., tensor.size(-1):].zero_()
+            wide[..., : tensor.size(-1)].copy_(tensor)
+            wide[..., tensor.size(-1) :].zero_()

@@ -24,8 +24,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 # PyG calls torch.jit.script when it is imported. torch 2.14 warns that it is deprecated, which no user of PyG can mend.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is ", FutureWarning)
 
-_MODULES = {"api": ("Stopped", "embed", "train"), "model": ("Model", "Result", "evaluate", "load", "predict"),
-            "library": ("ClusterLoader", "GradientSync", "NeighborLoader", "partition")}
+_MODULES = {
+    "api": ("Stopped", "embed", "train"),
+    "model": ("Model", "Result", "evaluate", "load", "predict"),
+    "library": ("ClusterLoader", "GradientSync", "NeighborLoader", "partition"),
+}
 _API = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -33,6 +36,7 @@ def __getattr__(name: str) -> Any:
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
+
     return getattr(importlib.import_module(f"parallel_epochs.pipeline.{_API[name]}"), name)
 
 

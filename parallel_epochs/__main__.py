@@ -4,10 +4,20 @@ import os
 import runpy
 import sys
 
-COMMANDS = {"init": "pipeline.init", "train": "pipeline.train", "evaluate": "pipeline.evaluate",
-            "predict": "pipeline.predict", "explain": "pipeline.explain", "prepare": "pipeline.prepare",
-            "check": "pipeline.check", "baselines": "pipeline.baselines", "tune": "pipeline.tune",
-            "serve": "pipeline.serve", "report": "scripts.report", "bench": "scripts.bench"}
+COMMANDS = {
+    "init": "pipeline.init",
+    "train": "pipeline.train",
+    "evaluate": "pipeline.evaluate",
+    "predict": "pipeline.predict",
+    "explain": "pipeline.explain",
+    "prepare": "pipeline.prepare",
+    "check": "pipeline.check",
+    "baselines": "pipeline.baselines",
+    "tune": "pipeline.tune",
+    "serve": "pipeline.serve",
+    "report": "scripts.report",
+    "bench": "scripts.bench",
+}
 
 
 def main() -> None:
@@ -20,7 +30,9 @@ def main() -> None:
         sys.exit(usage)
     # The processes that this one starts (ranks, Slurm jobs) shall not look there either.
     os.environ["PYTHONSAFEPATH"] = "1"
-    runpy.run_module(f"parallel_epochs.{COMMANDS[sys.argv.pop(1)]}", run_name="__main__", alter_sys=True)
+    runpy.run_module(
+        f"parallel_epochs.{COMMANDS[sys.argv.pop(1)]}", run_name="__main__", alter_sys=True
+    )
 
 
 if __name__ == "__main__":

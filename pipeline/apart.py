@@ -15,7 +15,9 @@ from parallel_epochs.pipeline.command import cli
 _LOCKS = {"apart": threading.RLock()}
 # A fork may copy locks that threads of the parent hold.
 os.register_at_fork(after_in_child=lambda: _LOCKS.update(apart=threading.RLock()))
-_APART: list[contextlib.ExitStack] = []  # one entry for each call that is under way; the first holds what they change
+_APART: list[
+    contextlib.ExitStack
+] = []  # one entry for each call that is under way; the first holds what they change
 
 
 @contextlib.contextmanager
@@ -41,7 +43,9 @@ def apart_from_the_caller(config: object) -> Iterator[None]:
             yield
     except SystemExit as error:
         module = (getattr(getattr(config, "model", None), "path", None) or "").rpartition(".")[0]
-        if error.code or all(frame.f_globals["__name__"] != module for frame, _ in walk_tb(error.__traceback__)):
+        if error.code or all(
+            frame.f_globals["__name__"] != module for frame, _ in walk_tb(error.__traceback__)
+        ):
             raise  # a handler of a signal, say
         raise ValueError(cli.EXITED) from error
     finally:

@@ -37,8 +37,14 @@ _LOCKS = {"train": threading.RLock()}
 os.register_at_fork(after_in_child=lambda: _LOCKS.update(train=threading.RLock()))
 
 
-def train(data: object = None, *overrides: str, folder: str | Path | None = None, verbose: bool = True,
-          on_round: rounds.OnRound | None = None, **keys: object) -> Result:
+def train(
+    data: object = None,
+    *overrides: str,
+    folder: str | Path | None = None,
+    verbose: bool = True,
+    on_round: rounds.OnRound | None = None,
+    **keys: object,
+) -> Result:
     """Train as ``python -m pipeline.train`` does with the same keys.
 
     Calls in several threads wait for each other. Predictions in other threads do not wait; they take torch's random
@@ -67,13 +73,22 @@ def train(data: object = None, *overrides: str, folder: str | Path | None = None
     with _LOCKS["train"], naming(names):
         config, given = _configure(data, overrides, keys, folder, names)
         is_named, folder = folder is not None or config.resumes, _make_folder(config, folder)
-        config, summary = run_folder.begin_or_continue(config, folder, named=cli.named_keys(given), is_named=is_named,
-                                                       in_sweep=False)
+        config, summary = run_folder.begin_or_continue(
+            config, folder, named=cli.named_keys(given), is_named=is_named, in_sweep=False
+        )
         if summary is None:
             command = f"{words.command_of('train')} {shlex.join(given)}".strip()
-            with apart_from_the_caller(config), _logging(folder, names, verbose=verbose) as log_config:
-                summary = training.run(config, folder, command, log_config=log_config,
-                                       beside=partial(rounds.told, folder, on_round))
+            with (
+                apart_from_the_caller(config),
+                _logging(folder, names, verbose=verbose) as log_config,
+            ):
+                summary = training.run(
+                    config,
+                    folder,
+                    command,
+                    log_config=log_config,
+                    beside=partial(rounds.told, folder, on_round),
+                )
         return Result(folder, summary)
 
 
@@ -90,7 +105,9 @@ def _make_folder(config: RunConfig, folder: str | Path | None) -> Path:
         try:
             chosen.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"folder={chosen} cannot be a run directory: {error.strerror}") from None
+            raise ValueError(
+                f"folder={chosen} cannot be a run directory: {error.strerror}"
+            ) from None
         return chosen
     new = Path(f"outputs/{config.name}/{time.strftime('%Y-%m-%d_%H-%M-%S')}-s{config.seed}")
     for number in itertools.count(2):
@@ -101,8 +118,13 @@ def _make_folder(config: RunConfig, folder: str | Path | None) -> Path:
     return new
 
 
-def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
-               folder: str | Path | None = None, names: dict[str, str] | None = None) -> tuple[RunConfig, list[str]]:
+def _configure(
+    data: object,
+    overrides: Sequence[str],
+    keys: dict[str, Any],
+    folder: str | Path | None = None,
+    names: dict[str, str] | None = None,
+) -> tuple[RunConfig, list[str]]:
     """Compose and check the configuration of a run.
 
     Args:
@@ -115,15 +137,21 @@ def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
         ValueError: what the command would print.
     """
     if folder is not None and not isinstance(folder, (str, Path)):
-        raise ValueError(f"folder is of type {type(folder).__name__}: give the path of a run directory")
+        raise ValueError(
+            f"folder is of type {type(folder).__name__}: give the path of a run directory"
+        )
     if "RANK" in os.environ:
-        raise ValueError(f"RANK={os.environ['RANK']} is set, as torchrun does, and pe.train starts the ranks itself. "
-                         "Call it without torchrun, and give num_ranks")
+        raise ValueError(
+            f"RANK={os.environ['RANK']} is set, as torchrun does, and pe.train starts the ranks itself. "
+            "Call it without torchrun, and give num_ranks"
+        )
     if wrong := [text for text in (*overrides, *keys) if text.startswith(("hydra", "-"))]:
         raise ValueError(f"{wrong[0]} is for the command. Name the run directory by folder=")
     known, groups = schema.all_keys(), cli.config_groups()
     meant = {"seconds": "tune.seconds"} if keys.get("model") == "auto" else {}
-    given = {_full_name(meant.get(name, name), known, groups): value for name, value in keys.items()}
+    given = {
+        _full_name(meant.get(name, name), known, groups): value for name, value in keys.items()
+    }
     _check_names(given, known, groups)
     caches = [text.partition("=")[2] for text in overrides if text.startswith("cache_dir=")]
     cache = given.get("cache_dir", caches[-1] if caches else ".cache")
@@ -131,17 +159,35 @@ def _configure(data: object, overrides: Sequence[str], keys: dict[str, Any],
         raise ValueError(f"cache_dir is of type {type(cache).__name__}: give the path of a folder")
     cache = Path(cache).expanduser()
     names = {} if names is None else names
-    given = {key: keep_table(value, f"the table {key}", cache.absolute() / "given", names) if is_table(value) and
-             key.startswith("data.") else value for key, value in given.items()}
-    given = {name: text for key, value in given.items() for name, text in _describe_value(key, value).items()}
+    given = {
+        key: keep_table(value, f"the table {key}", cache.absolute() / "given", names)
+        if is_table(value) and key.startswith("data.")
+        else value
+        for key, value in given.items()
+    }
+    given = {
+        name: text
+        for key, value in given.items()
+        for name, text in _describe_value(key, value).items()
+    }
     found = keys_of(data, cache, names)
     data_keys = {name: _as_text(name, value) for name, value in found.items()}
-    twice = data_keys.keys() & (given.keys() | {text.partition("=")[0] for text in overrides}) - {"data"}
+    twice = data_keys.keys() & (given.keys() | {text.partition("=")[0] for text in overrides}) - {
+        "data"
+    }
     if twice:
-        raise ValueError(f"{min(twice)} is given, and data too, which stands for it: leave one of them out")
-    told = arguments.complete([*(f"{name}={text}" for name, text in data_keys.items()), *overrides,
-                               *(f"{name}={text}" for name, text in given.items()),
-                               *([] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"])], groups)
+        raise ValueError(
+            f"{min(twice)} is given, and data too, which stands for it: leave one of them out"
+        )
+    told = arguments.complete(
+        [
+            *(f"{name}={text}" for name, text in data_keys.items()),
+            *overrides,
+            *(f"{name}={text}" for name, text in given.items()),
+            *([] if folder is None else [f"hydra.run.dir={arguments.quoted(str(folder))}"]),
+        ],
+        groups,
+    )
     try:
         cli.check_command("pipeline.train", training.check_new, needs_data=True, given=told)
         return cli.compose_config(told), told
@@ -159,7 +205,9 @@ def _full_name(name: str, names: set[str], groups: Mapping[str, Any]) -> str:
         return name
     found = sorted(full for full in names if full.rpartition(".")[2] == name)
     if len(found) > 1:
-        raise ValueError(f"{name} means {' or '.join(found)}: name one in full, as in **{{\"{found[0]}\": VALUE}}")
+        raise ValueError(
+            f'{name} means {" or ".join(found)}: name one in full, as in **{{"{found[0]}": VALUE}}'
+        )
     return found[0] if found else name  # what is unknown is refused with the other arguments
 
 
@@ -184,12 +232,16 @@ def _describe_value(name: str, value: object) -> dict[str, str]:
         ValueError: a model that other processes could not import.
     """
     if name == "model" and isinstance(value, torch.nn.Module):
-        raise ValueError(f"model= takes the name of a model or a class, not an object of {type(value).__name__}: each "
-                         "rank builds its own. Give the class, and its arguments by **{'model.kwargs': {...}}")
+        raise ValueError(
+            f"model= takes the name of a model or a class, not an object of {type(value).__name__}: each "
+            "rank builds its own. Give the class, and its arguments by **{'model.kwargs': {...}}"
+        )
     if name in ("model", "tracker") and isinstance(value, type):
         if value.__module__ == "__main__" or "." in value.__qualname__:
-            raise ValueError(f"{name}={value.__qualname__}: write the class into a module of its own, at its top, so "
-                             "that other processes can import it")
+            raise ValueError(
+                f"{name}={value.__qualname__}: write the class into a module of its own, at its top, so "
+                "that other processes can import it"
+            )
         return {name: "custom", f"{name}.path": f"{value.__module__}.{value.__name__}"}
     return {name: _as_text(name, value)}
 
@@ -209,9 +261,13 @@ def _as_text(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{_as_text(name, item)}' for key, item in value.items())}}}"
     if not isinstance(value, (int, float, str, Path)):
-        raise ValueError(f"{name} is of type {type(value).__name__}: give a number, a text, a list or a dict of these")
+        raise ValueError(
+            f"{name} is of type {type(value).__name__}: give a number, a text, a list or a dict of these"
+        )
     text = str(value)
-    is_plain = not isinstance(value, (str, Path)) or re.fullmatch(r"[A-Za-z_][\w./+-]*", text, re.ASCII)
+    is_plain = not isinstance(value, (str, Path)) or re.fullmatch(
+        r"[A-Za-z_][\w./+-]*", text, re.ASCII
+    )
     return text if is_plain else arguments.quoted(text)
 
 

@@ -45,47 +45,96 @@ class TrainerConfig:
 class TrainConfig:
     """How long a run trains, and how often it is evaluated."""
 
-    epochs: int = key(200, "Number of passes over the graph, summed over the ranks.", minimum=1, changes_numbers=False)
+    epochs: int = key(
+        200,
+        "Number of passes over the graph, summed over the ranks.",
+        minimum=1,
+        changes_numbers=False,
+    )
     lr: float = key(0.005, "Learning rate of one rank.", above=0)
-    eval_every: int = key(1, "Number of epochs between two evaluations. Each evaluation saves a checkpoint.", minimum=1)
-    patience: int = key(20, "Stop after this many evaluations without a better validation metric. 0: never.", minimum=0)
+    eval_every: int = key(
+        1,
+        "Number of epochs between two evaluations. Each evaluation saves a checkpoint.",
+        minimum=1,
+    )
+    patience: int = key(
+        20,
+        "Stop after this many evaluations without a better validation metric. 0: never.",
+        minimum=0,
+    )
 
 
 @dataclass
 class ParallelConfig:
     """The ranks that train, and the limits of time after which the watchdog ends them."""
 
-    name: str = key("epochs", "epochs: each rank draws its own partition. split: the ranks share one partition. "
-                    "single: one process.", choices=("epochs", "split", "single"))
-    num_ranks: int = key(1, "Number of processes that train together. Each has a GPU of its own, or CPU "
-                         "cores.", minimum=1)
-    threads_per_rank: int = key(0, "Number of threads of each rank. 0: the number of processors divided by the number "
-                                "of ranks of the machine, or torch's default for a single process and under "
-                                "torchrun.", minimum=0,
-                                below=1024)
-    check_every: int = key(100, "Number of steps between two checks that all ranks have the same weights.", minimum=1,
-                           changes_numbers=False)
-    warn_after: float = key(30.0, "Number of seconds without a heartbeat after which the log names a rank. Phases that "
-                            "may take minutes have ten times as long.",
-                            above=0, changes_numbers=False)
-    timeout: float = key(600.0, "Number of seconds without a heartbeat of a rank after which the watchdog ends the "
-                         "run. The log then shows the rank's traceback, and the exit status is 75. Phases that may "
-                         "take minutes have ten times as long.", above=0, changes_numbers=False)
-    stop_timeout: float = key(12.0, "Number of seconds that the current step may take after a signal to stop. A slower "
-                              "run is killed, and only its last checkpoint remains.",
-                              above=0,
-                              changes_numbers=False)
+    name: str = key(
+        "epochs",
+        "epochs: each rank draws its own partition. split: the ranks share one partition. "
+        "single: one process.",
+        choices=("epochs", "split", "single"),
+    )
+    num_ranks: int = key(
+        1,
+        "Number of processes that train together. Each has a GPU of its own, or CPU cores.",
+        minimum=1,
+    )
+    threads_per_rank: int = key(
+        0,
+        "Number of threads of each rank. 0: the number of processors divided by the number "
+        "of ranks of the machine, or torch's default for a single process and under "
+        "torchrun.",
+        minimum=0,
+        below=1024,
+    )
+    check_every: int = key(
+        100,
+        "Number of steps between two checks that all ranks have the same weights.",
+        minimum=1,
+        changes_numbers=False,
+    )
+    warn_after: float = key(
+        30.0,
+        "Number of seconds without a heartbeat after which the log names a rank. Phases that "
+        "may take minutes have ten times as long.",
+        above=0,
+        changes_numbers=False,
+    )
+    timeout: float = key(
+        600.0,
+        "Number of seconds without a heartbeat of a rank after which the watchdog ends the "
+        "run. The log then shows the rank's traceback, and the exit status is 75. Phases that may "
+        "take minutes have ten times as long.",
+        above=0,
+        changes_numbers=False,
+    )
+    stop_timeout: float = key(
+        12.0,
+        "Number of seconds that the current step may take after a signal to stop. A slower "
+        "run is killed, and only its last checkpoint remains.",
+        above=0,
+        changes_numbers=False,
+    )
 
 
 @dataclass
 class TrackerConfig:
     """The tracker that also gets the records of metrics.jsonl."""
 
-    name: str = key("none", "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb, mlflow "
-                    "or custom.", changes_numbers=False)
-    project: str = key("parallel-epochs", "Name of the project in Weights & Biases, or of the experiment in "
-                       "MLflow.", changes_numbers=False)
-    path: str | None = key(None, "Class of tracker=custom, as package.module.Class.", changes_numbers=False)
+    name: str = key(
+        "none",
+        "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb, mlflow "
+        "or custom.",
+        changes_numbers=False,
+    )
+    project: str = key(
+        "parallel-epochs",
+        "Name of the project in Weights & Biases, or of the experiment in MLflow.",
+        changes_numbers=False,
+    )
+    path: str | None = key(
+        None, "Class of tracker=custom, as package.module.Class.", changes_numbers=False
+    )
 
 
 @dataclass
@@ -110,29 +159,68 @@ class RunConfig:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
-        *(Rule({name: lambda num_hops: num_hops > 0}, "trainer.name", ("gnn",), "other trainers read no node features")
-          for name in ("data.propagate", "data.summaries")),
-        *(Rule({"data.device": ("cuda", "pinned")}, name, allowed, why) for name, allowed, why in (
-            ("trainer.name", ("gnn",), "other trainers make no batches of a graph"),
-            ("data.on_disk", (False,), "a graph on the disk is read by the CPU"))),
-        Rule({"data.summaries": lambda num_hops: num_hops > 0}, "data.propagate", (0,), "the summaries hold means"))
+        *(
+            Rule(
+                {name: lambda num_hops: num_hops > 0},
+                "trainer.name",
+                ("gnn",),
+                "other trainers read no node features",
+            )
+            for name in ("data.propagate", "data.summaries")
+        ),
+        *(
+            Rule({"data.device": ("cuda", "pinned")}, name, allowed, why)
+            for name, allowed, why in (
+                ("trainer.name", ("gnn",), "other trainers make no batches of a graph"),
+                ("data.on_disk", (False,), "a graph on the disk is read by the CPU"),
+            )
+        ),
+        Rule(
+            {"data.summaries": lambda num_hops: num_hops > 0},
+            "data.propagate",
+            (0,),
+            "the summaries hold means",
+        ),
+    )
 
     name: str = key("default", "Name of the experiment.")
     seed: int = key(0, "Seed of every random number generator.", minimum=0, below=2**63)
-    device: str = key("auto", "Device: cpu, cuda, cuda:N, or auto: a GPU if there is one; of trainers but gnn, one "
-                      "process takes it, from a size on.")
-    memory: str | None = key(None, "Memory that training may use, per GPU or per machine, e.g. 12GB. Default: 80 % of "
-                             "what is installed.", changes_numbers=False)
-    resume: str | None = key(None, "Run directory to continue in place. auto, with hydra.run.dir=DIR: continue the run "
-                             "that DIR holds, or begin one there.", changes_numbers=False, is_path=True)
-    resume_allow_rescale: bool = key(False, "Allow that a run resumes with another number of ranks. The learning rate "
-                                     "is then computed anew.",
-                                     changes_numbers=False)
-    trust: bool = key(False, "Resume a run whose config.yaml names a class that you have not named in a command of "
-                      "your own (model=custom). Importing the class runs its code.",
-                      changes_numbers=False)
-    cache_dir: str = key(".cache", "Folder of prepared graphs and of partitions by METIS and KaMinPar.",
-                         changes_numbers=False, is_path=True)
+    device: str = key(
+        "auto",
+        "Device: cpu, cuda, cuda:N, or auto: a GPU if there is one; of trainers but gnn, one "
+        "process takes it, from a size on.",
+    )
+    memory: str | None = key(
+        None,
+        "Memory that training may use, per GPU or per machine, e.g. 12GB. Default: 80 % of "
+        "what is installed.",
+        changes_numbers=False,
+    )
+    resume: str | None = key(
+        None,
+        "Run directory to continue in place. auto, with hydra.run.dir=DIR: continue the run "
+        "that DIR holds, or begin one there.",
+        changes_numbers=False,
+        is_path=True,
+    )
+    resume_allow_rescale: bool = key(
+        False,
+        "Allow that a run resumes with another number of ranks. The learning rate "
+        "is then computed anew.",
+        changes_numbers=False,
+    )
+    trust: bool = key(
+        False,
+        "Resume a run whose config.yaml names a class that you have not named in a command of "
+        "your own (model=custom). Importing the class runs its code.",
+        changes_numbers=False,
+    )
+    cache_dir: str = key(
+        ".cache",
+        "Folder of prepared graphs and of partitions by METIS and KaMinPar.",
+        changes_numbers=False,
+        is_path=True,
+    )
     data: DataConfig = field(default_factory=SyntheticProteinsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -161,17 +249,24 @@ class RunConfig:
         product = self.trainer.name
         if self.data.holds not in self.takes:
             fitting = [name for name, schema in DATA_SCHEMAS.items() if schema.holds in self.takes]
-            raise ValueError(f"trainer={product} cannot train on data={self.data.source}, which holds "
-                             f"{_A_OR_NOTHING.get(self.data.holds, '')}{self.data.holds}. Choose one of "
-                             f"data={', '.join(fitting)}")
+            raise ValueError(
+                f"trainer={product} cannot train on data={self.data.source}, which holds "
+                f"{_A_OR_NOTHING.get(self.data.holds, '')}{self.data.holds}. Choose one of "
+                f"data={', '.join(fitting)}"
+            )
         if self.data.on_disk and self.data.holds != "graph":
-            raise ValueError(f"data.on_disk=true needs a single graph; data={self.data.source} holds "
-                             f"{self.data.holds}, which are mapped into memory anyway. Leave it out")
+            raise ValueError(
+                f"data.on_disk=true needs a single graph; data={self.data.source} holds "
+                f"{self.data.holds}, which are mapped into memory anyway. Leave it out"
+            )
         self.check_components()
 
     def describe_members(self) -> str:
         """Name the product and the other members that decide about the keys, as on the command line."""
-        chosen = [f"{part}={getattr(getattr(self, part), name)}" for part, (name, _) in self.members.items()]
+        chosen = [
+            f"{part}={getattr(getattr(self, part), name)}"
+            for part, (name, _) in self.members.items()
+        ]
         return " and ".join([f"trainer={self.trainer.name}", *chosen])
 
     def check_components(self) -> None:
@@ -181,28 +276,41 @@ class RunConfig:
             ValueError: names the key.
         """
         if self.data.components != "all":
-            raise ValueError(f"data.components={self.data.components}: trainer={self.trainer.name} trains on all "
-                             "components. Leave it out")
+            raise ValueError(
+                f"data.components={self.data.components}: trainer={self.trainer.name} trains on all "
+                "components. Leave it out"
+            )
 
 
 @dataclass
 class OpenConfig:
     """The keys of every command that opens a run that was trained."""
 
-    run: str = key(..., "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
-                   is_path=True)
-    checkpoint: str = key("best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last"))
+    run: str = key(
+        ...,
+        "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
+        is_path=True,
+    )
+    checkpoint: str = key(
+        "best", "Checkpoint: best by the validation metric, or last.", choices=("best", "last")
+    )
     device: str = key("auto", "Device: auto, cpu, cuda or cuda:N.")
-    trust: bool = key(False, "Open a run whose config.yaml names a class that you have not named in a command of your "
-                      "own (model=custom). Importing the class runs its code.")
+    trust: bool = key(
+        False,
+        "Open a run whose config.yaml names a class that you have not named in a command of your "
+        "own (model=custom). Importing the class runs its code.",
+    )
 
 
 @dataclass
 class AskConfig(OpenConfig):
     """The keys of the commands that write what they are asked about a run."""
 
-    overwrite: bool = key(False, "Replace existing files that python -m pipeline.predict did not write. Files that the "
-                          "command reads, and files of runs, stores and caches, are never replaced.")
+    overwrite: bool = key(
+        False,
+        "Replace existing files that python -m pipeline.predict did not write. Files that the "
+        "command reads, and files of runs, stores and caches, are never replaced.",
+    )
 
     def check_outputs(self, config: RunConfig) -> None:
         """Check all files that are to be written; see :func:`check_output`.
@@ -210,7 +318,11 @@ class AskConfig(OpenConfig):
         Raises:
             ValueError: names the key. Two keys may not name the same file.
         """
-        written = [(name, Path(path)) for name in OUTPUTS if (path := getattr(self, name, None)) is not None]
+        written = [
+            (name, Path(path))
+            for name in OUTPUTS
+            if (path := getattr(self, name, None)) is not None
+        ]
         outputs.check_distinct(written)
         for name, path in written:
             self.check_output(name, path, config)
@@ -225,11 +337,19 @@ class AskConfig(OpenConfig):
         Raises:
             ValueError: names the key, the file, and what it is.
         """
-        outputs.check(name, path, ours=self.ours(name), reads=self.sources(config), cache=Path(config.cache_dir),
-                      overwrite=self.overwrite)
+        outputs.check(
+            name,
+            path,
+            ours=self.ours(name),
+            reads=self.sources(config),
+            cache=Path(config.cache_dir),
+            overwrite=self.overwrite,
+        )
         if name == "export" and path.suffix not in EXPORTS:
-            raise ValueError(f"export={path}: the end of the name chooses the format, and must be one of "
-                             f"{', '.join(EXPORTS)}")
+            raise ValueError(
+                f"export={path}: the end of the name chooses the format, and must be one of "
+                f"{', '.join(EXPORTS)}"
+            )
 
     def ours(self, name: str) -> Callable[[outputs.Header], bool]:
         """Return what tells by the header of a file that the command wrote it, given the key that names the file."""
@@ -241,11 +361,22 @@ class AskConfig(OpenConfig):
         Args:
             config: of the run.
         """
-        named = [(entry.name, Path(entry.value)) for entry in keys.entries(self) if entry.meaning.is_path
-                 and entry.value and entry.name not in OUTPUTS and not entry.name.startswith("data.")]
-        found = [(name, path) for name, path in named if name != "run" or not path.is_dir()] + config.data.sources()
-        new = {entry.name: entry.value for entry in keys.entries(self)
-               if entry.name.startswith("data.") and entry.value is not None}
+        named = [
+            (entry.name, Path(entry.value))
+            for entry in keys.entries(self)
+            if entry.meaning.is_path
+            and entry.value
+            and entry.name not in OUTPUTS
+            and not entry.name.startswith("data.")
+        ]
+        found = [
+            (name, path) for name, path in named if name != "run" or not path.is_dir()
+        ] + config.data.sources()
+        new = {
+            entry.name: entry.value
+            for entry in keys.entries(self)
+            if entry.name.startswith("data.") and entry.value is not None
+        }
         if new:  # what is wrong with them is said when they are opened, before anything is written
             with contextlib.suppress(ValueError):
                 found += keys.replaced(config, new).data.sources()
@@ -256,31 +387,58 @@ class AskConfig(OpenConfig):
 class EvaluateConfig(AskConfig):
     """The keys of `python -m pipeline.evaluate` that every product reads."""
 
-    predictions: str | None = key(None, "File for the predictions. Logits, in the order of nodes, graphs or pairs, are "
-                                  "saved as .pt. Vectors and positions are saved as .pt, .npy, .parquet, or .txt in "
-                                  "word2vec's format. Answers are saved as .tsv, .parquet, .json or .pt.",
-                                  is_path=True)
+    predictions: str | None = key(
+        None,
+        "File for the predictions. Logits, in the order of nodes, graphs or pairs, are "
+        "saved as .pt. Vectors and positions are saved as .pt, .npy, .parquet, or .txt in "
+        "word2vec's format. Answers are saved as .tsv, .parquet, .json or .pt.",
+        is_path=True,
+    )
 
 
 @dataclass
 class ExplainConfig(AskConfig):
     """The keys of `python -m pipeline.explain`."""
 
-    node: str | None = key(None, "Id of the node, edge or graph whose prediction is explained.", is_text=True)
-    pair: str | None = key(None, "Ids of the two nodes of a link, as A,B (task=link).", is_text=True)
-    label: str | None = key(None, "Class or task whose score is explained. Default: the likeliest.", is_text=True)
-    top: int = key(10, "Largest number of columns, of neighbours and of edges that are named.", minimum=1, below=10_000)
-    output: str | None = key(None, "File to write. A page ends with .html. A table has all parts below each other, and "
-                             "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",
-                             is_path=True)
-    check: bool = key(False, "Measure, for rows of the test, what the prediction loses without the edges that are "
-                      "named, and without as many at random.")
+    node: str | None = key(
+        None, "Id of the node, edge or graph whose prediction is explained.", is_text=True
+    )
+    pair: str | None = key(
+        None, "Ids of the two nodes of a link, as A,B (task=link).", is_text=True
+    )
+    label: str | None = key(
+        None, "Class or task whose score is explained. Default: the likeliest.", is_text=True
+    )
+    top: int = key(
+        10,
+        "Largest number of columns, of neighbours and of edges that are named.",
+        minimum=1,
+        below=10_000,
+    )
+    output: str | None = key(
+        None,
+        "File to write. A page ends with .html. A table has all parts below each other, and "
+        "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",
+        is_path=True,
+    )
+    check: bool = key(
+        False,
+        "Measure, for rows of the test, what the prediction loses without the edges that are "
+        "named, and without as many at random.",
+    )
     num_checked: int = key(100, "Number of rows (check=true).", minimum=1)
-    examples: int | None = key(None, "Explain so many right and so many wrong predictions of the test, and write them "
-                               "into the run directory (why.json), where the report shows them.", minimum=1, below=101)
+    examples: int | None = key(
+        None,
+        "Explain so many right and so many wrong predictions of the test, and write them "
+        "into the run directory (why.json), where the report shows them.",
+        minimum=1,
+        below=101,
+    )
 
     def ours(self, name: str) -> Callable[[outputs.Header], bool]:
-        return lambda header: header.names[:2] == ("of", "part") or b'<section class="why">' in header.start
+        return lambda header: (
+            header.names[:2] == ("of", "part") or b'<section class="why">' in header.start
+        )
 
     def check_question(self, path: str, *, takes_pairs: bool) -> None:
         """Refuse a question that does not fit a run, before any long work.
@@ -294,22 +452,45 @@ class ExplainConfig(AskConfig):
         """
         wanted, other = ("pair", "node") if takes_pairs else ("node", "pair")
         if getattr(self, other) is not None:
-            raise ValueError(f"{other}={getattr(self, other)}: {path} predicts {'links' if takes_pairs else 'no links'}"
-                             f". Give {wanted}={'A,B' if takes_pairs else 'ID'}")
-        of_test = "check=true" if self.check else f"examples={self.examples}" if self.examples is not None else ""
-        if of_test and (takes_pairs or self.node is not None or self.output is not None or (
-                self.check and self.examples is not None)):
-            raise ValueError(f"{of_test} takes rows of the test, of a run that predicts labels: leave out node, pair, "
-                             "output and what else chooses rows")
+            raise ValueError(
+                f"{other}={getattr(self, other)}: {path} predicts {'links' if takes_pairs else 'no links'}"
+                f". Give {wanted}={'A,B' if takes_pairs else 'ID'}"
+            )
+        of_test = (
+            "check=true"
+            if self.check
+            else f"examples={self.examples}"
+            if self.examples is not None
+            else ""
+        )
+        if of_test and (
+            takes_pairs
+            or self.node is not None
+            or self.output is not None
+            or (self.check and self.examples is not None)
+        ):
+            raise ValueError(
+                f"{of_test} takes rows of the test, of a run that predicts labels: leave out node, pair, "
+                "output and what else chooses rows"
+            )
         if not of_test and getattr(self, wanted) is None:
-            raise ValueError(f"One argument is missing: {wanted}={'A,B' if takes_pairs else 'ID'}"
-                             + "; or check=true or examples=3" * (not takes_pairs))
-        if self.pair is not None and (len(self.pair.split(",")) != 2 or not all(self.pair.split(","))):
-            raise ValueError(f"pair={self.pair} does not name two nodes. Give their ids as pair=A,B")
+            raise ValueError(
+                f"One argument is missing: {wanted}={'A,B' if takes_pairs else 'ID'}"
+                + "; or check=true or examples=3" * (not takes_pairs)
+            )
+        if self.pair is not None and (
+            len(self.pair.split(",")) != 2 or not all(self.pair.split(","))
+        ):
+            raise ValueError(
+                f"pair={self.pair} does not name two nodes. Give their ids as pair=A,B"
+            )
         if self.output is not None and not self.output.endswith(".html"):
             from parallel_epochs.pipeline.run import tables  # imports pandas
+
             if not self.output.endswith(tables.FORMATS):
-                raise ValueError(f"output={self.output}: explanations are one of .html, {', '.join(tables.FORMATS)}")
+                raise ValueError(
+                    f"output={self.output}: explanations are one of .html, {', '.join(tables.FORMATS)}"
+                )
             tables.format_of("output", self.output)
 
 
@@ -325,19 +506,33 @@ def is_shared_model(header: outputs.Header) -> bool:
 def is_prediction(header: outputs.Header) -> bool:
     """Tell by the header of a file whether it holds predictions, vectors or answers of one of our runs."""
     found = header.names
-    if header.kind == "lines":  # word2vec's format: the numbers of rows and columns, then a name and numbers in a row
+    if (
+        header.kind == "lines"
+    ):  # word2vec's format: the numbers of rows and columns, then a name and numbers in a row
         sizes, row = re.fullmatch(r"\d+ (\d+)", found[0]), found[-1].split(" ")
         return len(found) == 2 and sizes is not None and len(row) == int(sizes[1]) + 1
     if set(found) in ({*ANSWER_COLUMNS}, {*ANSWER_COLUMNS, *ANSWER_TENSORS} - {"score"}):
         return True
     if header.kind == "keys":
         return set(found) <= {*RESULT_KEYS} and any(name in found for name in MAIN_RESULT_KEYS)
-    if found in ((*PAIR_COLUMNS, "score"), (*PAIR_COLUMNS, "link", "score"), (*PAIR_COLUMNS, "score", "rank")):
+    if found in (
+        (*PAIR_COLUMNS, "score"),
+        (*PAIR_COLUMNS, "link", "score"),
+        (*PAIR_COLUMNS, "score", "rank"),
+    ):
         return True
     vectors = tuple(f"v{number}" for number in range(len(found) - 1))
-    return header.kind == "columns" and found[:1] == ("id",) and (
-        found[1:] == vectors != () or found[1:2] == ("split",) and any(
-            name.startswith(tuple(f"{kind}_" for kind in SCORE_KINDS)) for name in found[2:]))
+    return (
+        header.kind == "columns"
+        and found[:1] == ("id",)
+        and (
+            found[1:] == vectors != ()
+            or found[1:2] == ("split",)
+            and any(
+                name.startswith(tuple(f"{kind}_" for kind in SCORE_KINDS)) for name in found[2:]
+            )
+        )
+    )
 
 
 # Another number of ranks changes these; a checkpoint records how many there were.
@@ -351,7 +546,9 @@ def write_config(config: RunConfig, folder: Path) -> None:
         FileError: the file cannot be written.
     """
     path, start = folder / "config.yaml", f"# started in {Path.cwd()}\n"
-    if files.is_there(path) and (found := re.search(r"^# started in /.*\n", files.read_text(path), re.MULTILINE)):
+    if files.is_there(path) and (
+        found := re.search(r"^# started in /.*\n", files.read_text(path), re.MULTILINE)
+    ):
         start = found[0]
     files.write_text(path, keys.to_yaml(config) + start)
 
@@ -363,15 +560,21 @@ def settings(config: RunConfig) -> dict[str, Any]:
     their number is.
     """
     left_out = keys_without_effect(config) | RESCALED
-    return {entry.name: entry.value for entry in keys.entries(config)
-            if entry.name not in left_out and not entry.meaning.names_files}
+    return {
+        entry.name: entry.value
+        for entry in keys.entries(config)
+        if entry.name not in left_out and not entry.meaning.names_files
+    }
 
 
 def keys_without_effect(config: RunConfig) -> set[str]:
     """Return the keys of which a run may be resumed with other values: a step computes the same with them."""
     values = {entry.name: entry.value for entry in keys.entries(config)}
-    return {entry.name for entry in keys.entries(config)
-            if not entry.meaning.changes_numbers or entry.meaning.blockers(values)}
+    return {
+        entry.name
+        for entry in keys.entries(config)
+        if not entry.meaning.changes_numbers or entry.meaning.blockers(values)
+    }
 
 
 def changed_keys(config: RunConfig) -> set[str]:
@@ -386,15 +589,22 @@ def changed_keys(config: RunConfig) -> set[str]:
         parts[part] = own()
     default = dataclasses.replace(default, **parts)
     values = {entry.name: entry.value for entry in keys.entries(config)}
-    return chosen | {entry.name for entry in keys.entries(default) if values[entry.name] != entry.value}
+    return chosen | {
+        entry.name for entry in keys.entries(default) if values[entry.name] != entry.value
+    }
 
 
 def explain_idle_keys(config: RunConfig) -> str | None:
     """Name the keys that were set but have no effect with the values of other keys. Return None if there are none."""
-    values, changed = {entry.name: entry.value for entry in keys.entries(config)}, changed_keys(config)
+    values, changed = (
+        {entry.name: entry.value for entry in keys.entries(config)},
+        changed_keys(config),
+    )
     idle = []
     for entry in keys.entries(config):
-        is_chosen = entry.name in changed and entry.value != entry.meaning.before  # which old runs have by themselves
+        is_chosen = (
+            entry.name in changed and entry.value != entry.meaning.before
+        )  # which old runs have by themselves
         if is_chosen and (blockers := entry.meaning.blockers(values)):
             others = " and ".join(f"{name}={values.get(name)}" for name in blockers)
             idle.append(f"{entry.name}={entry.value} with {others}")

@@ -26,17 +26,26 @@ def write(folder: Path, label: str, output: Path, *, overwrite: bool) -> None:
     """
     check_packages()
     from parallel_epochs.pipeline.data.tables.guess import guess  # imports torch
+
     labels = guess(folder, None).labels
     outputs.check("output", output, overwrite=overwrite)
     label = label or _ask(labels)
     found = guess(folder, None if label == "none" else label)
     files.write_text(output, found.schema)
     run = f"runs/{folder.absolute().name}"
-    more = [f"{name}={value}" for name, value in found.keys.items()] + ["task=link"] * (label == "none")
+    more = [f"{name}={value}" for name, value in found.keys.items()] + ["task=link"] * (
+        label == "none"
+    )
     own = [] if output.parent == folder else [f"data.folder={folder}"]
-    train = shlex.join(["data=tables", f"data.schema={output}", *own, *more, f"hydra.run.dir={run}"])
-    print(printable(f"wrote {output}. Read it, then train and predict:\n  {words.command_of('train')} {train}\n"
-                    f"  {words.command_of('predict')} run={run} output=predictions.csv"))
+    train = shlex.join(
+        ["data=tables", f"data.schema={output}", *own, *more, f"hydra.run.dir={run}"]
+    )
+    print(
+        printable(
+            f"wrote {output}. Read it, then train and predict:\n  {words.command_of('train')} {train}\n"
+            f"  {words.command_of('predict')} run={run} output=predictions.csv"
+        )
+    )
 
 
 def _ask(names: list[str]) -> str:
@@ -46,11 +55,20 @@ def _ask(names: list[str]) -> str:
         ValueError: there is no terminal to ask on.
     """
     if not sys.stdin.isatty():
-        raise ValueError(f"which column is to be predicted? Give label=TABLE.COLUMN, as in {', '.join(names)}, or "
-                         "label=none")
+        raise ValueError(
+            f"which column is to be predicted? Give label=TABLE.COLUMN, as in {', '.join(names)}, or "
+            "label=none"
+        )
     print("\n".join(f"{number:4}  {name}" for number, name in enumerate(names, 1)))
-    answer = input("Which column is to be predicted? Its number or name; nothing if there is none: ").strip() or "none"
-    return names[int(answer) - 1] if answer.isdecimal() and 0 < int(answer) <= len(names) else answer
+    answer = (
+        input(
+            "Which column is to be predicted? Its number or name; nothing if there is none: "
+        ).strip()
+        or "none"
+    )
+    return (
+        names[int(answer) - 1] if answer.isdecimal() and 0 < int(answer) <= len(names) else answer
+    )
 
 
 def main() -> None:
@@ -58,15 +76,25 @@ def main() -> None:
     if {"--help", "-h"} & set(sys.argv[1:]):
         print((__doc__ or "").partition("\n\n")[2].strip())
         return
-    given = OPTIONS | {name: value for name, mark, value in (text.partition("=") for text in sys.argv[1:]) if mark}
+    given = OPTIONS | {
+        name: value for name, mark, value in (text.partition("=") for text in sys.argv[1:]) if mark
+    }
     folders = [Path(text).expanduser() for text in sys.argv[1:] if "=" not in text]
     try:
         if unknown := sorted(given.keys() - OPTIONS.keys()):
-            raise ValueError(f"{unknown[0]} is no argument of init; choose among {', '.join(OPTIONS)}")
+            raise ValueError(
+                f"{unknown[0]} is no argument of init; choose among {', '.join(OPTIONS)}"
+            )
         if len(folders) != 1:
-            raise ValueError("name one folder of tables, as in parallel-epochs init shop label=users.churned")
-        write(folders[0], given["label"], Path(given["output"] or folders[0] / "schema.yaml"),
-              overwrite=given["overwrite"] == "true")
+            raise ValueError(
+                "name one folder of tables, as in parallel-epochs init shop label=users.churned"
+            )
+        write(
+            folders[0],
+            given["label"],
+            Path(given["output"] or folders[0] / "schema.yaml"),
+            overwrite=given["overwrite"] == "true",
+        )
     except (ValueError, OSError) as error:
         sys.exit(printable(f"error: {cli.explain(error)}"))
 

@@ -77,9 +77,14 @@ class Meaning:
     @property
     def condition(self) -> str:
         """Return the values of other keys that this key needs to have an effect, as in "task=link"; "" if none."""
-        fits = [f"{_short(name)}={'|'.join('null' if value is None else str(value).lower() for value in allowed)}"
-                for name, allowed in self.when.items()]
-        bars = [f"not {_short(name)}={'|'.join(map(str, barred))}" for name, barred in self.unless.items()]
+        fits = [
+            f"{_short(name)}={'|'.join('null' if value is None else str(value).lower() for value in allowed)}"
+            for name, allowed in self.when.items()
+        ]
+        bars = [
+            f"not {_short(name)}={'|'.join(map(str, barred))}"
+            for name, barred in self.unless.items()
+        ]
         return ", ".join([*([" or ".join(fits)] if fits else []), *bars])
 
 
@@ -89,7 +94,9 @@ def _short(name: str) -> str:
     return part if last in ("name", "source", "method") else name
 
 
-def key(default: object | EllipsisType, text: str, **meaning: Any) -> Any:  # as dataclasses.field, for type checkers
+def key(
+    default: object | EllipsisType, text: str, **meaning: Any
+) -> Any:  # as dataclasses.field, for type checkers
     """Declare a key of a configuration dataclass.
 
     Args:
@@ -130,7 +137,9 @@ def entries(config: "DataclassInstance", prefix: str = "") -> Iterator[Entry]:
 
 def meaning_of(schema: type, name: str) -> Meaning:
     """Return what is known of a key of a dataclass."""
-    return next(field for field in dataclasses.fields(schema) if field.name == name).metadata["meaning"]
+    return next(field for field in dataclasses.fields(schema) if field.name == name).metadata[
+        "meaning"
+    ]
 
 
 def check(config: "DataclassInstance") -> None:
@@ -160,7 +169,11 @@ def _check_entry(entry: Entry) -> None:
     if value is None and may_be_null or meaning.may_be_auto and value == AUTO:
         return
     is_whole = not isinstance(meaning.minimum, float)
-    if meaning.may_be_auto and not meaning.choices and type(value) not in ((int,) if is_whole else (int, float)):
+    if (
+        meaning.may_be_auto
+        and not meaning.choices
+        and type(value) not in ((int,) if is_whole else (int, float))
+    ):
         raise ValueError(f"{name}={as_typed(value)}: give a {'whole ' * is_whole}number, or {AUTO}")
     if meaning.is_path and value == "":
         raise ValueError(f"no value for {name}: give a path")
@@ -169,14 +182,22 @@ def _check_entry(entry: Entry) -> None:
     if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT32:
         kind = "number of float32" if math.isfinite(value) else "finite number"
         raise ValueError(f"{name} must be a {kind}, not {value}")
-    if type(value) is int and not -2**63 <= value < (meaning.below or 2**63):
-        raise ValueError(f"{name} must be less than {_power_of_two(meaning.below or 2**63)}, not {value}")
+    if type(value) is int and not -(2**63) <= value < (meaning.below or 2**63):
+        raise ValueError(
+            f"{name} must be less than {_power_of_two(meaning.below or 2**63)}, not {value}"
+        )
     if meaning.minimum is not None and meaning.below is not None:
         if not meaning.minimum <= value < meaning.below:
-            raise ValueError(f"{name} must be in [{meaning.minimum:g}, {_power_of_two(meaning.below)}), not {value}")
+            raise ValueError(
+                f"{name} must be in [{meaning.minimum:g}, {_power_of_two(meaning.below)}), not {value}"
+            )
     elif meaning.minimum is not None and value < meaning.minimum:
         raise ValueError(f"{name} must be at least {meaning.minimum:g}, not {value}")
-    if meaning.above is not None and meaning.below is not None and not meaning.above < value < meaning.below:
+    if (
+        meaning.above is not None
+        and meaning.below is not None
+        and not meaning.above < value < meaning.below
+    ):
         raise ValueError(f"{name} must be in ({meaning.above:g}, {meaning.below:g}), not {value}")
     if meaning.above is not None and not value > meaning.above:
         raise ValueError(f"{name} must be more than {meaning.above:g}, not {value}")
@@ -213,15 +234,23 @@ def check_rules(config: "DataclassInstance", rules: Iterable[Rule]) -> None:
     values = {entry.name: entry.value for entry in entries(config)}
 
     def fits(name: str, allowed: tuple | Callable[[Any], bool]) -> bool:
-        return name in values and (values[name] in allowed if isinstance(allowed, tuple) else allowed(values[name]))
+        return name in values and (
+            values[name] in allowed if isinstance(allowed, tuple) else allowed(values[name])
+        )
 
     for rule in rules:
-        if rule.key not in values or not all(fits(*item) for item in rule.when.items()) or fits(rule.key, rule.needs):
+        if (
+            rule.key not in values
+            or not all(fits(*item) for item in rule.when.items())
+            or fits(rule.key, rule.needs)
+        ):
             continue
         given = " with ".join(f"{_short(name)}={as_typed(values[name])}" for name in rule.when)
         needed = rule.text or f"{_short(rule.key)}={' or '.join(map(as_typed, rule.needs))}"  # type: ignore[arg-type]
-        raise ValueError(f"{given} needs {needed}{', since ' * bool(rule.why)}{rule.why}; this run has "
-                         f"{_short(rule.key)}={as_typed(values[rule.key])}")
+        raise ValueError(
+            f"{given} needs {needed}{', since ' * bool(rule.why)}{rule.why}; this run has "
+            f"{_short(rule.key)}={as_typed(values[rule.key])}"
+        )
 
 
 def as_typed(value: object) -> str:
@@ -247,8 +276,14 @@ def replaced(config: Config, values: dict[str, Any], prefix: str = "") -> Config
 
 def expand_paths(config: Config) -> Config:
     """Return a configuration in which a tilde at the beginning of a path is the home directory."""
-    return replaced(config, {entry.name: os.path.expanduser(entry.value) for entry in entries(config)
-                             if entry.meaning.is_path and isinstance(entry.value, str)})
+    return replaced(
+        config,
+        {
+            entry.name: os.path.expanduser(entry.value)
+            for entry in entries(config)
+            if entry.meaning.is_path and isinstance(entry.value, str)
+        },
+    )
 
 
 def to_yaml(config: "DataclassInstance") -> str:
@@ -256,7 +291,9 @@ def to_yaml(config: "DataclassInstance") -> str:
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
-def differences(saved: "DataclassInstance", given: "DataclassInstance", prefix: str = "") -> dict[str, str]:
+def differences(
+    saved: "DataclassInstance", given: "DataclassInstance", prefix: str = ""
+) -> dict[str, str]:
     """Find the keys whose values differ, with a text "key: saved -> given" for each, in the order of the schema."""
     if type(saved) is not type(given):
         name = prefix.rstrip(".")

@@ -27,8 +27,14 @@ from parallel_epochs.pipeline.run.sync import GradientSync as Exchange
 METHODS = tuple(name for name in PARTITIONS if name != "whole")
 
 
-def partition(edge_index: Tensor, num_parts: int, method: str = "metis", *, seed: int = 0,
-              num_nodes: int | None = None) -> Int[Tensor, " num_nodes"]:
+def partition(
+    edge_index: Tensor,
+    num_parts: int,
+    method: str = "metis",
+    *,
+    seed: int = 0,
+    num_nodes: int | None = None,
+) -> Int[Tensor, " num_nodes"]:
     """Cut a graph into clusters.
 
     Args:
@@ -59,7 +65,9 @@ def _partitioner(edges: EdgeIndex, num_parts: int, method: str, seed: int) -> Pa
     return Partitioner(edges, name=method, num_parts=num_parts, seed=seed)
 
 
-def _whole(name: str, value: object, least: int = 0, most: int | None = None, unit: str = "") -> int:
+def _whole(
+    name: str, value: object, least: int = 0, most: int | None = None, unit: str = ""
+) -> int:
     """Read an argument that is a whole number.
 
     Raises:
@@ -70,7 +78,11 @@ def _whole(name: str, value: object, least: int = 0, most: int | None = None, un
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or number < least or most is not None and number > most:
-        allowed = f"number of at least {least}" if most is None else f"number from {least} to the {most:,}{unit}"
+        allowed = (
+            f"number of at least {least}"
+            if most is None
+            else f"number from {least} to the {most:,}{unit}"
+        )
         raise ValueError(f"{name}={value!r} must be a whole {allowed}")
     return number
 
@@ -84,9 +96,13 @@ def _integers(name: str, values: object, shape: str) -> Tensor:
     try:
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} must hold integers of shape {shape}, not a {type(values).__name__}") from None
+        raise ValueError(
+            f"{name} must hold integers of shape {shape}, not a {type(values).__name__}"
+        ) from None
     if found.dim() != 1 + shape.count(",") or found.is_floating_point() or found.is_complex():
-        raise ValueError(f"{name} must hold integers of shape {shape}, not {found.dtype} of shape {list(found.shape)}")
+        raise ValueError(
+            f"{name} must hold integers of shape {shape}, not {found.dtype} of shape {list(found.shape)}"
+        )
     return found
 
 
@@ -95,12 +111,16 @@ def _sorted(edge_index: object, num_nodes: int | None) -> tuple[EdgeIndex, Tenso
     edges = plain_edges(_integers("edge_index", edge_index, "[2, num_edges]"))
     num_nodes = None if num_nodes is None else _whole("num_nodes", num_nodes)
     if len(edges) != 2 or edges.dtype == torch.bool:
-        raise ValueError(f"edge_index must hold integers of shape [2, num_edges], not {edges.dtype} of shape "
-                         f"{list(edges.shape)}")
+        raise ValueError(
+            f"edge_index must hold integers of shape [2, num_edges], not {edges.dtype} of shape "
+            f"{list(edges.shape)}"
+        )
     least, most = (int(edges.min()), int(edges.max())) if edges.numel() else (0, -1)
     num_nodes = most + 1 if num_nodes is None else num_nodes
     if least < 0 or most >= num_nodes:
-        raise ValueError(f"edge_index names node {least if least < 0 else most}, and there are {num_nodes:,} nodes")
+        raise ValueError(
+            f"edge_index names node {least if least < 0 else most}, and there are {num_nodes:,} nodes"
+        )
     return sort_edges(edges, num_nodes)
 
 
@@ -123,10 +143,14 @@ class Batches(IterableDataset[Data], ABC):
         except (TypeError, ValueError):
             self._rank, self._num_ranks = 0, 0
         if not 0 <= self._rank < self._num_ranks:
-            raise ValueError(f"share={share} must be (rank, ranks), where rank is from 0 to ranks - 1")
+            raise ValueError(
+                f"share={share} must be (rank, ranks), where rank is from 0 to ranks - 1"
+            )
         if not isinstance(data, Data):
-            raise ValueError(f"data is a {type(data).__name__}, and must be a torch_geometric.data.Data" + (
-                ". Give data.to_homogeneous()" if hasattr(data, "to_homogeneous") else ""))
+            raise ValueError(
+                f"data is a {type(data).__name__}, and must be a torch_geometric.data.Data"
+                + (". Give data.to_homogeneous()" if hasattr(data, "to_homogeneous") else "")
+            )
         if data.edge_index is None:
             raise ValueError("data has no edge_index")
         self._data, self._seed, self._epoch = data, _whole("seed", seed), 0
@@ -142,7 +166,9 @@ class Batches(IterableDataset[Data], ABC):
     def __iter__(self) -> Iterator[Data]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         numbers, worker = range(self._rank, self._num_batches, self._num_ranks), get_worker_info()
-        return self._batches(epoch, numbers if worker is None else numbers[worker.id::worker.num_workers])
+        return self._batches(
+            epoch, numbers if worker is None else numbers[worker.id :: worker.num_workers]
+        )
 
     @property
     @abstractmethod
@@ -159,8 +185,11 @@ class Batches(IterableDataset[Data], ABC):
         for key, value in self._data:
             if key == "edge_index" or key == "num_nodes":
                 continue
-            batch[key] = value[nodes] if self._data.is_node_attr(key) else (
-                value[place] if self._data.is_edge_attr(key) else value)
+            batch[key] = (
+                value[nodes]
+                if self._data.is_node_attr(key)
+                else (value[place] if self._data.is_edge_attr(key) else value)
+            )
         batch.n_id, batch.e_id = nodes, place
         return batch
 
@@ -181,8 +210,17 @@ class ClusterLoader(Batches):
         share: see :class:`Batches`. Ranks share out one draw.
     """
 
-    def __init__(self, data: Data, num_parts: int, *, method: str = "random", batch_size: int = 1, seed: int = 0,
-                 draw: int = 0, share: tuple[int, int] = (0, 1)):
+    def __init__(
+        self,
+        data: Data,
+        num_parts: int,
+        *,
+        method: str = "random",
+        batch_size: int = 1,
+        seed: int = 0,
+        draw: int = 0,
+        share: tuple[int, int] = (0, 1),
+    ):
         super().__init__(data, seed=seed, share=share)
         self._size, self._draw = _whole("batch_size", batch_size, 1), _whole("draw", draw)
         self._partitioner = _partitioner(self._edges, num_parts, method, seed)
@@ -195,8 +233,11 @@ class ClusterLoader(Batches):
         clusters = self._partitioner.draw(epoch, self._draw).merge(self._size)
         for number in numbers:
             nodes = clusters.nodes(number)
-            edges, position = subgraph.induce(self._edges, nodes) if subgraph.can_run(self._edges) else \
-                subgraph.induce_with_torch(self._edges, nodes)
+            edges, position = (
+                subgraph.induce(self._edges, nodes)
+                if subgraph.can_run(self._edges)
+                else subgraph.induce_with_torch(self._edges, nodes)
+            )
             yield self._attach(edges, nodes, position)
 
 
@@ -215,20 +256,39 @@ class NeighborLoader(Batches):
         seed, share: see :class:`Batches`.
     """
 
-    def __init__(self, data: Data, num_neighbors: Sequence[int], *, input_nodes: Tensor | None = None,
-                 batch_size: int = 1, shuffle: bool = False, seed: int = 0, share: tuple[int, int] = (0, 1)):
+    def __init__(
+        self,
+        data: Data,
+        num_neighbors: Sequence[int],
+        *,
+        input_nodes: Tensor | None = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        share: tuple[int, int] = (0, 1),
+    ):
         super().__init__(data, seed=seed, share=share)
         self._size, self._shuffles = _whole("batch_size", batch_size, 1), shuffle
         num_nodes = self._edges.get_sparse_size(1)
         self._fan_outs = _integers("num_neighbors", num_neighbors, "[num_hops]").tolist()
         if not self._fan_outs or not all(most == -1 or most > 0 for most in self._fan_outs):
-            raise ValueError(f"num_neighbors={self._fan_outs} must be positive numbers, or -1 for all neighbours")
-        nodes = _integers("input_nodes", torch.arange(num_nodes) if input_nodes is None else input_nodes, "[num_seeds]")
+            raise ValueError(
+                f"num_neighbors={self._fan_outs} must be positive numbers, or -1 for all neighbours"
+            )
+        nodes = _integers(
+            "input_nodes",
+            torch.arange(num_nodes) if input_nodes is None else input_nodes,
+            "[num_seeds]",
+        )
         if nodes.dtype == torch.bool and len(nodes) != num_nodes:
-            raise ValueError(f"input_nodes is a mask of {len(nodes):,} nodes, and there are {num_nodes:,}")
+            raise ValueError(
+                f"input_nodes is a mask of {len(nodes):,} nodes, and there are {num_nodes:,}"
+            )
         self._nodes = nodes.nonzero().squeeze(1) if nodes.dtype == torch.bool else nodes.long()
         if wrong := self._nodes[(self._nodes < 0) | (self._nodes >= num_nodes)].tolist():
-            raise ValueError(f"input_nodes names node {wrong[0]}, and there are {num_nodes:,} nodes")
+            raise ValueError(
+                f"input_nodes names node {wrong[0]}, and there are {num_nodes:,} nodes"
+            )
         if len(self._nodes.unique()) < len(self._nodes):
             raise ValueError("input_nodes names a node twice")
 
@@ -237,12 +297,19 @@ class NeighborLoader(Batches):
         return -(-len(self._nodes) // self._size)
 
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
-        order, sampler = torch.arange(len(self._nodes)), NeighborSampler(self._edges, self._fan_outs)
+        order, sampler = (
+            torch.arange(len(self._nodes)),
+            NeighborSampler(self._edges, self._fan_outs),
+        )
         if self._shuffles:
-            order = torch.from_numpy(stream("training seeds", self._seed, epoch).permutation(len(order)))
+            order = torch.from_numpy(
+                stream("training seeds", self._seed, epoch).permutation(len(order))
+            )
         for number in numbers:
-            places = order[number * self._size:(number + 1) * self._size]
-            key = stream("training neighbours", self._seed, epoch, number).bit_generator.random_raw()
+            places = order[number * self._size : (number + 1) * self._size]
+            key = stream(
+                "training neighbours", self._seed, epoch, number
+            ).bit_generator.random_raw()
             batch = self._attach(*sampler.sample(self._nodes[places], int(key)))
             batch.batch_size, batch.input_id = len(places), places
             yield batch
@@ -263,9 +330,13 @@ class GradientSync:
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self._parameters:
-            raise ValueError(f"model is a {type(model).__name__}, and must be a torch.nn.Module with parameters that "
-                             "need gradients")
-        self._exchange = Exchange(model, Ranks(dist.get_rank(), dist.get_world_size()) if has_others else Ranks())
+            raise ValueError(
+                f"model is a {type(model).__name__}, and must be a torch.nn.Module with parameters that "
+                "need gradients"
+            )
+        self._exchange = Exchange(
+            model, Ranks(dist.get_rank(), dist.get_world_size()) if has_others else Ranks()
+        )
 
     def __call__(self, loss_sum: Tensor | None = None, count: int = 0) -> float:
         """Exchange gradients, and divide them by the number of labels of all ranks.
@@ -282,14 +353,25 @@ class GradientSync:
             FloatingPointError: a rank's loss or gradient is not finite; names the ranks.
         """
         if loss_sum is not None and not (isinstance(loss_sum, Tensor) and loss_sum.numel() == 1):
-            raise ValueError("loss_sum must be a tensor of one number, the loss summed over the labels of the batch")
+            raise ValueError(
+                "loss_sum must be a tensor of one number, the loss summed over the labels of the batch"
+            )
         count, device = _whole("count", count), self._parameters[0].device
-        found = self._exchange(loss_sum, None if loss_sum is None else torch.tensor(float(count), device=device))
-        broken, own = found.broken, [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if loss_sum is not None and not bool((torch.nn.utils.get_total_norm(own) + loss_sum.detach()).isfinite()):
+        found = self._exchange(
+            loss_sum, None if loss_sum is None else torch.tensor(float(count), device=device)
+        )
+        broken, own = (
+            found.broken,
+            [parameter.grad for parameter in self._parameters if parameter.grad is not None],
+        )
+        if loss_sum is not None and not bool(
+            (torch.nn.utils.get_total_norm(own) + loss_sum.detach()).isfinite()
+        ):
             broken = broken or [0]  # a single rank checks its own
         if broken:
-            raise FloatingPointError(f"the loss or a gradient of rank {', '.join(map(str, broken))} is not finite")
+            raise FloatingPointError(
+                f"the loss or a gradient of rank {', '.join(map(str, broken))} is not finite"
+            )
         for gradient in own:
             gradient /= max(found.count, 1.0)
         return found.loss_sum / max(found.count, 1.0)

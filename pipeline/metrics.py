@@ -14,8 +14,9 @@ from torch import Tensor
 from parallel_epochs.pipeline.names import ranks_at
 
 
-def check_finite(predictions: Float[Tensor, "*shape"],
-                 then: str = "try a lower train.lr or train.clip_grad_norm") -> None:
+def check_finite(
+    predictions: Float[Tensor, "*shape"], then: str = "try a lower train.lr or train.clip_grad_norm"
+) -> None:
     """Check that all predictions are finite, without the copy that ``torch.isfinite`` makes of a contiguous tensor.
 
     Args:
@@ -28,12 +29,16 @@ def check_finite(predictions: Float[Tensor, "*shape"],
         raise FloatingPointError(f"the model's predictions are not finite; {then}")
 
 
-def accuracy(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
+def accuracy(
+    y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]
+) -> float:
     """Compute the fraction of the nodes whose largest logit is that of their class, in [0, 1]."""
     return float((y_pred.argmax(1, keepdim=True) == y_true).double().mean())
 
 
-def rocauc(y_true: Float[Tensor, "num_nodes num_tasks"], y_pred: Float[Tensor, "num_nodes num_tasks"]) -> float:
+def rocauc(
+    y_true: Float[Tensor, "num_nodes num_tasks"], y_pred: Float[Tensor, "num_nodes num_tasks"]
+) -> float:
     """Compute the mean over the tasks of the area under the ROC curve, as OGB defines it.
 
     A task without labels of both kinds is left out; labels that are NaN do not count. Computed for many tasks at once
@@ -48,8 +53,14 @@ def rocauc(y_true: Float[Tensor, "num_nodes num_tasks"], y_pred: Float[Tensor, "
         In [0, 1], or NaN if no task has labels of both kinds.
     """
     # A few tasks at a time: the float64 ranks of ogbn-proteins' 112 would take half a gigabyte.
-    areas = np.concatenate([_areas(truth.numpy(), predicted.numpy())
-                            for truth, predicted in zip(y_true.split(16, dim=1), y_pred.split(16, dim=1), strict=True)])
+    areas = np.concatenate(
+        [
+            _areas(truth.numpy(), predicted.numpy())
+            for truth, predicted in zip(
+                y_true.split(16, dim=1), y_pred.split(16, dim=1), strict=True
+            )
+        ]
+    )
     return float(areas.mean()) if len(areas) else float("nan")
 
 
@@ -64,8 +75,9 @@ def _areas(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     return wins[defined] / (num_positive * num_negative)[defined]
 
 
-def average_precision(y_true: Float[Tensor, "num_rows num_tasks"],
-                      y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+def average_precision(
+    y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]
+) -> float:
     """Compute the mean over the tasks of the average precision, as OGB and scikit-learn define it.
 
     That of a task is the mean over its positive rows of the precision among all rows that score at least as high: the
@@ -79,9 +91,11 @@ def average_precision(y_true: Float[Tensor, "num_rows num_tasks"],
     Returns:
         In [0, 1], or NaN if no task has labels of both kinds.
     """
-    each = [_average_precision(truth, predicted)
-            for truth, predicted in zip(y_true.t().numpy(), y_pred.t().numpy(), strict=True)
-            if (truth == 1).any() and (truth == 0).any()]
+    each = [
+        _average_precision(truth, predicted)
+        for truth, predicted in zip(y_true.t().numpy(), y_pred.t().numpy(), strict=True)
+        if (truth == 1).any() and (truth == 0).any()
+    ]
     return float(np.mean(each)) if each else float("nan")
 
 
@@ -91,7 +105,9 @@ def _average_precision(y_true: np.ndarray, y_pred: np.ndarray) -> float:
     return float(((len(positive) - np.searchsorted(positive, positive)) / rank).mean())
 
 
-def micro_f1(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+def micro_f1(
+    y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]
+) -> float:
     """Compute F1 over the labels of all tasks together, as scikit-learn's micro average of a multilabel problem.
 
     A positive logit predicts the label 1. Labels that are NaN do not count. Of one class a row, the micro average of F1
@@ -111,8 +127,9 @@ def micro_f1(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, 
     return 2 * hits / max(int((predicted & known).sum()) + int((y_true == 1).sum()), 1)
 
 
-def macro_f1_of_tasks(y_true: Float[Tensor, "num_rows num_tasks"],
-                      y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+def macro_f1_of_tasks(
+    y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]
+) -> float:
     """Compute the mean over the tasks of F1, as scikit-learn's macro average of a multilabel problem.
 
     A positive logit predicts the label 1. Labels that are NaN do not count. A task without any label is left out; a
@@ -144,13 +161,18 @@ def read_threshold(rule: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if not (0 < value < math.inf and (name == "cost" or value < 1)):
-        raise ValueError(f"task.threshold={rule} is no threshold. Give f1, cost:C with the cost of a missed positive "
-                         "over that of a false alarm, as in cost:5, a probability in (0, 1), or none")
+        raise ValueError(
+            f"task.threshold={rule} is no threshold. Give f1, cost:C with the cost of a missed positive "
+            "over that of a false alarm, as in cost:5, a probability in (0, 1), or none"
+        )
     return ("cost", value) if name == "cost" else ("fixed", value)
 
 
-def choose_thresholds(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"],
-                      rule: str) -> Float[Tensor, " num_tasks"]:
+def choose_thresholds(
+    y_true: Float[Tensor, "num_rows num_tasks"],
+    y_pred: Float[Tensor, "num_rows num_tasks"],
+    rule: str,
+) -> Float[Tensor, " num_tasks"]:
     """Choose, for each binary task, the number that the logit of a positive row exceeds; float64.
 
     It is halfway between two logits: the one with the best F1, or the least cost. A task without labels of both kinds
@@ -162,9 +184,14 @@ def choose_thresholds(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float
         rule: as :func:`read_threshold` reads it.
     """
     name, value = read_threshold(rule)
-    found = torch.full((y_true.size(1),), math.log(value / (1 - value)) if name == "fixed" else 0.0,
-                       dtype=torch.float64)
-    for task, (truth, predicted) in enumerate(zip(y_true.unbind(1), y_pred.double().unbind(1), strict=True)):
+    found = torch.full(
+        (y_true.size(1),),
+        math.log(value / (1 - value)) if name == "fixed" else 0.0,
+        dtype=torch.float64,
+    )
+    for task, (truth, predicted) in enumerate(
+        zip(y_true.unbind(1), y_pred.double().unbind(1), strict=True)
+    ):
         known = ~truth.isnan()
         order = predicted[known].argsort(descending=True)
         ordered, positive = predicted[known][order], (truth[known] == 1)[order]
@@ -172,31 +199,45 @@ def choose_thresholds(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float
         if name == "fixed" or num_positive in (0, len(positive)):
             continue
         ends = torch.cat([ordered[:1] + 1, ordered, ordered[-1:] - 1])
-        hits = torch.cat([torch.zeros(1), positive.cumsum(0)]).double()  # of the first 0, 1, ... rows
+        hits = torch.cat(
+            [torch.zeros(1), positive.cumsum(0)]
+        ).double()  # of the first 0, 1, ... rows
         num = torch.arange(len(hits), dtype=torch.float64)
-        merit = 2 * hits / (num + num_positive) if name == "f1" else hits - num - value * (num_positive - hits)
+        merit = (
+            2 * hits / (num + num_positive)
+            if name == "f1"
+            else hits - num - value * (num_positive - hits)
+        )
         best = int(merit.where(ends[:-1] > ends[1:], -torch.inf).argmax())
         found[task] = (ends[best] + ends[best + 1]) / 2
     return found
 
 
-def score_decisions(y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"],
-                    thresholds: Float[Tensor, " num_tasks"]) -> dict[str, float]:
+def score_decisions(
+    y_true: Float[Tensor, "num_rows num_tasks"],
+    y_pred: Float[Tensor, "num_rows num_tasks"],
+    thresholds: Float[Tensor, " num_tasks"],
+) -> dict[str, float]:
     """Compute the means over the tasks with labels of both kinds of precision, recall and F1 at thresholds, and of
     precision at K: the share of positive rows among the K with the highest logits, for each K of NUM_FIRST that all of
     these tasks have rows for. Rows with the K-th highest logit count alike. Without such a task, there is nothing.
     """
     found: dict[str, list[float]] = {}
-    for truth, predicted, threshold in zip(y_true.unbind(1), y_pred.double().unbind(1), thresholds, strict=True):
+    for truth, predicted, threshold in zip(
+        y_true.unbind(1), y_pred.double().unbind(1), thresholds, strict=True
+    ):
         known = ~truth.isnan()
         positive, logits = truth[known] == 1, predicted[known]
         if not positive.any() or positive.all():
             continue
         chosen, firsts = logits > threshold, [k for k in NUM_FIRST if k <= len(logits)]
         hits, num = int((chosen & positive).sum()), int(chosen.sum())
-        own = {"precision": hits / max(num, 1), "recall": hits / int(positive.sum()),
-               "f1": 2 * hits / (num + int(positive.sum())),
-               **{f"precision@{k}": _precision_of_first(positive, logits, k) for k in firsts}}
+        own = {
+            "precision": hits / max(num, 1),
+            "recall": hits / int(positive.sum()),
+            "f1": 2 * hits / (num + int(positive.sum())),
+            **{f"precision@{k}": _precision_of_first(positive, logits, k) for k in firsts},
+        }
         for name, score in own.items():
             found.setdefault(name, []).append(score)
     most = len(found.get("f1", ()))
@@ -209,7 +250,9 @@ def _precision_of_first(positive: Tensor, logits: Tensor, k: int) -> float:
     return float(positive[above].sum() + (k - above.sum()) * positive[equal].double().mean()) / k
 
 
-def macro_f1(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
+def macro_f1(
+    y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]
+) -> float:
     """Compute the mean of F1 over the classes that some node has or is predicted to have, as scikit-learn does.
 
     Args:
@@ -223,7 +266,9 @@ def macro_f1(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_node
     return _mean_f1(hits, true, predicted, true + predicted > 0)
 
 
-def balanced_accuracy(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]) -> float:
+def balanced_accuracy(
+    y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, "num_nodes num_classes"]
+) -> float:
     """Compute the mean over the classes that some node has of the fraction of their nodes that are predicted right.
 
     It is scikit-learn's ``balanced_accuracy_score``, and the accuracy where all classes are equally frequent.
@@ -242,8 +287,10 @@ def balanced_accuracy(y_true: Int[Tensor, "num_nodes 1"], y_pred: Float[Tensor, 
 def _count_classes(y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count, for each class, the nodes predicted right, those that have it, and those predicted to have it."""
     true, predicted = y_true[:, 0], y_pred.argmax(1)
-    return tuple(torch.bincount(classes, minlength=y_pred.size(1))  # type: ignore[return-value]
-                 for classes in (true[true == predicted], true, predicted))
+    return tuple(
+        torch.bincount(classes, minlength=y_pred.size(1))  # type: ignore[return-value]
+        for classes in (true[true == predicted], true, predicted)
+    )
 
 
 def _mean_f1(hits: Tensor, true: Tensor, predicted: Tensor, counts: Tensor) -> float:
@@ -251,8 +298,9 @@ def _mean_f1(hits: Tensor, true: Tensor, predicted: Tensor, counts: Tensor) -> f
     return float((2 * hits.double() / (true + predicted).clamp(min=1))[counts].mean())
 
 
-def mean_absolute_error(y_true: Float[Tensor, "num_rows num_tasks"],
-                        y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+def mean_absolute_error(
+    y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]
+) -> float:
     """Compute the mean over the targets of each one's mean absolute error, as scikit-learn does.
 
     A target without any value is left out; values that are NaN do not count.
@@ -263,8 +311,9 @@ def mean_absolute_error(y_true: Float[Tensor, "num_rows num_tasks"],
     return _mean_over_targets((y_pred.double() - y_true.double()).abs())
 
 
-def root_mean_squared_error(y_true: Float[Tensor, "num_rows num_tasks"],
-                            y_pred: Float[Tensor, "num_rows num_tasks"]) -> float:
+def root_mean_squared_error(
+    y_true: Float[Tensor, "num_rows num_tasks"], y_pred: Float[Tensor, "num_rows num_tasks"]
+) -> float:
     """Compute the mean over the targets of each one's root mean squared error, as OGB and scikit-learn do.
 
     A target without any value is left out; values that are NaN do not count.
@@ -275,12 +324,15 @@ def root_mean_squared_error(y_true: Float[Tensor, "num_rows num_tasks"],
     return _mean_over_targets((y_pred.double() - y_true.double()).square(), Tensor.sqrt)
 
 
-def _mean_over_targets(errors: Tensor, finish: Callable[[Tensor], Tensor] = lambda means: means) -> float:
+def _mean_over_targets(
+    errors: Tensor, finish: Callable[[Tensor], Tensor] = lambda means: means
+) -> float:
     return float(finish(errors.nanmean(0)).nanmean())
 
 
-def values_of_pairs(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
-                    y_pred_neg: Float[Tensor, "..."]) -> Float[Tensor, " num_positive"]:
+def values_of_pairs(
+    metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]
+) -> Float[Tensor, " num_positive"]:
     """Compute what each positive pair adds to a metric of links: the metric is the mean over these pairs, float64.
 
     Of "rocauc" it is the fraction of the negatives below the pair, of "ap" the precision of all pairs that are not
@@ -304,7 +356,9 @@ def values_of_pairs(metric: str, y_pred_pos: Float[Tensor, " num_positive"],
     return among.double() / (among + better + equal)
 
 
-def link_ranking(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> dict[str, float]:
+def link_ranking(
+    y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]
+) -> dict[str, float]:
     """Compute MRR, and Hits@K for each K of RANKS that there are enough negatives for. Arguments as of
     :func:`link_metric`.
     """
@@ -312,11 +366,19 @@ def link_ranking(y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[T
         num_as_good = (y_pred_neg >= y_pred_pos.unsqueeze(1)).sum(1)
     else:
         num_as_good = len(y_pred_neg) - torch.searchsorted(y_pred_neg.sort().values, y_pred_pos)
-    return {"mrr": link_metric("mrr", y_pred_pos, y_pred_neg),
-            **{f"hits@{k}": float((num_as_good < k).double().mean()) for k in RANKS if k <= y_pred_neg.size(-1)}}
+    return {
+        "mrr": link_metric("mrr", y_pred_pos, y_pred_neg),
+        **{
+            f"hits@{k}": float((num_as_good < k).double().mean())
+            for k in RANKS
+            if k <= y_pred_neg.size(-1)
+        },
+    }
 
 
-def count_by_score(y_true: Float[Tensor, " num_rows"], y_pred: Float[Tensor, " num_rows"]) -> dict[str, Any] | None:
+def count_by_score(
+    y_true: Float[Tensor, " num_rows"], y_pred: Float[Tensor, " num_rows"]
+) -> dict[str, Any] | None:
     """Count the labels of each kind between some thresholds, from which curves are drawn.
 
     The thresholds are quantiles of the positive and of the negative rows, so that curves are as fine for a rare label.
@@ -333,15 +395,22 @@ def count_by_score(y_true: Float[Tensor, " num_rows"], y_pred: Float[Tensor, " n
     is_positive = y_true == 1
     if is_positive.all() or not is_positive.any():
         return None
-    ends = [part.sort().values[torch.linspace(0, len(part) - 1, 100, dtype=torch.float64).long()]
-            for part in (y_pred[is_positive], y_pred[~is_positive])]
+    ends = [
+        part.sort().values[torch.linspace(0, len(part) - 1, 100, dtype=torch.float64).long()]
+        for part in (y_pred[is_positive], y_pred[~is_positive])
+    ]
     place = torch.searchsorted(torch.cat(ends).unique(), y_pred, right=True) - 1
-    positive, negative = (torch.bincount(place[chosen], minlength=int(place.max()) + 1)
-                          for chosen in (is_positive, ~is_positive))
+    positive, negative = (
+        torch.bincount(place[chosen], minlength=int(place.max()) + 1)
+        for chosen in (is_positive, ~is_positive)
+    )
     probability = torch.bincount(place, y_pred.double().sigmoid()) / (positive + negative)
-    return {"positive": positive.tolist(), "negative": negative.tolist(),
-            "probability": [round(value, 6) for value in probability.tolist()],
-            **{name: TASK_METRICS[name](y_true[:, None], y_pred[:, None]) for name in ("rocauc", "ap")}}
+    return {
+        "positive": positive.tolist(),
+        "negative": negative.tolist(),
+        "probability": [round(value, 6) for value in probability.tolist()],
+        **{name: TASK_METRICS[name](y_true[:, None], y_pred[:, None]) for name in ("rocauc", "ap")},
+    }
 
 
 def hits_at(metric: str) -> int:
@@ -353,12 +422,16 @@ def hits_at(metric: str) -> int:
     if metric in LINK_METRICS or ranks_at(metric):
         return 0
     if not (found := re.fullmatch(r"hits@([1-9]\d{0,8})", metric)):
-        raise ValueError(f"the metric {metric} of links is unknown; choose mrr or hits@K, such as hits@50, "
-                         "or rocauc or ap; or recall@K, ndcg@K, hit@K or mrr@K, which rank all candidates of a source")
+        raise ValueError(
+            f"the metric {metric} of links is unknown; choose mrr or hits@K, such as hits@50, "
+            "or rocauc or ap; or recall@K, ndcg@K, hit@K or mrr@K, which rank all candidates of a source"
+        )
     return int(found[1])
 
 
-def ranking_metric(metric: str, ranks: Float[Tensor, " num_answers"], sources: Int[Tensor, " num_answers"]) -> float:
+def ranking_metric(
+    metric: str, ranks: Float[Tensor, " num_answers"], sources: Int[Tensor, " num_answers"]
+) -> float:
     """Compute the mean over sources of a metric of the first K of all candidates.
 
     Of the answers to a source, recall@K is the fraction with a rank of at most K; ndcg@K their discounted gain
@@ -375,13 +448,19 @@ def ranking_metric(metric: str, ranks: Float[Tensor, " num_answers"], sources: I
     return float(values_of_sources(metric, ranks, sources).mean())
 
 
-def values_of_sources(metric: str, ranks: Float[Tensor, " num_answers"],
-                      sources: Int[Tensor, " num_answers"]) -> Float[Tensor, " num_sources"]:
+def values_of_sources(
+    metric: str, ranks: Float[Tensor, " num_answers"], sources: Int[Tensor, " num_answers"]
+) -> Float[Tensor, " num_sources"]:
     """Compute a metric of :func:`ranking_metric` for each source, in ascending order of the sources, float64."""
     name, k = metric.partition("@")[0], ranks_at(metric)
     _, place, count = sources.unique(return_inverse=True, return_counts=True)
     is_in = (ranks <= k).double()
-    gain = {"recall": is_in, "hit": is_in, "mrr": is_in / ranks, "ndcg": is_in / (1 + ranks).log2()}[name]
+    gain = {
+        "recall": is_in,
+        "hit": is_in,
+        "mrr": is_in / ranks,
+        "ndcg": is_in / (1 + ranks).log2(),
+    }[name]
     how = "sum" if name in ("recall", "ndcg") else "amax"
     found = torch.zeros(len(count), dtype=torch.float64).scatter_reduce_(0, place, gain, how)
     if name == "recall":
@@ -392,7 +471,9 @@ def values_of_sources(metric: str, ranks: Float[Tensor, " num_answers"],
     return found
 
 
-def link_metric(metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]) -> float:
+def link_metric(
+    metric: str, y_pred_pos: Float[Tensor, " num_positive"], y_pred_neg: Float[Tensor, "..."]
+) -> float:
     """Compute "hits@K", for any K, or "mrr", as OGB defines them, or "rocauc" or "ap" of the pairs as one binary task.
 
     Hits@K is the fraction of the positive pairs above the k-th best of all negative ones; a tie does not count. OGB
@@ -416,9 +497,17 @@ RANKS = (1, 3, 10, 20, 50, 100)  # K of the Hits@K that a report lists
 # [num_nodes, 1]; of real values, [num_nodes, num_tasks] with NaN for unknown ones. The second argument are logits, or
 # values in the unit of the first.
 Metric = Callable[[Tensor, Tensor], float]
-TASK_METRICS: dict[str, Metric] = {"rocauc": rocauc, "ap": average_precision, "micro_f1": micro_f1,
-                                   "macro_f1": macro_f1_of_tasks}
-CLASS_METRICS: dict[str, Metric] = {"acc": accuracy, "macro_f1": macro_f1, "balanced_acc": balanced_accuracy}
+TASK_METRICS: dict[str, Metric] = {
+    "rocauc": rocauc,
+    "ap": average_precision,
+    "micro_f1": micro_f1,
+    "macro_f1": macro_f1_of_tasks,
+}
+CLASS_METRICS: dict[str, Metric] = {
+    "acc": accuracy,
+    "macro_f1": macro_f1,
+    "balanced_acc": balanced_accuracy,
+}
 VALUE_METRICS: dict[str, Metric] = {"mae": mean_absolute_error, "rmse": root_mean_squared_error}
 KINDS = {"classes": CLASS_METRICS, "binary tasks": TASK_METRICS, "real values": VALUE_METRICS}
 METRICS = tuple(dict.fromkeys([*TASK_METRICS, *CLASS_METRICS, *VALUE_METRICS]))

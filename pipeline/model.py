@@ -34,10 +34,28 @@ if TYPE_CHECKING:
 # A table of classes may hold these columns, as the key `columns` of the command has them.
 COLUMNS = ("all", "class", "top3")
 # Keys of `predict` and `evaluate` that are arguments here, or are for files.
-OWN_KEYS = ("run", "checkpoint", "device", "trust", "overwrite", "predictions", "output", "export", "export_inputs",
-            "embeddings",
-            "output_nodes", "output_type", "skip_unknown", "columns", "pairs", "top", "filtered", "candidates",
-            "neighbors", "triples")
+OWN_KEYS = (
+    "run",
+    "checkpoint",
+    "device",
+    "trust",
+    "overwrite",
+    "predictions",
+    "output",
+    "export",
+    "export_inputs",
+    "embeddings",
+    "output_nodes",
+    "output_type",
+    "skip_unknown",
+    "columns",
+    "pairs",
+    "top",
+    "filtered",
+    "candidates",
+    "neighbors",
+    "triples",
+)
 _OPEN: "weakref.WeakSet[Model]" = weakref.WeakSet()
 
 
@@ -65,13 +83,23 @@ class Result:
     @property
     def scores(self) -> dict[str, float]:
         """The metric of each split at the best epoch, by "train", "valid" and "test", and what else was measured."""
-        found = {"train": self.summary["train"], "valid": self.summary["best_valid"], "test": self.summary["test"]}
-        return {split: score for split, score in found.items() if score is not None} | self.summary.get("scores", {})
+        found = {
+            "train": self.summary["train"],
+            "valid": self.summary["best_valid"],
+            "test": self.summary["test"],
+        }
+        return {
+            split: score for split, score in found.items() if score is not None
+        } | self.summary.get("scores", {})
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """The rounds of ``metrics.jsonl``: epoch, loss, learning rate, seconds and, where it was evaluated, scores."""
-        return [record for record in read_records(self.folder / "metrics.jsonl") if record["kind"] == "round"]
+        return [
+            record
+            for record in read_records(self.folder / "metrics.jsonl")
+            if record["kind"] == "round"
+        ]
 
     @cached_property
     def model(self) -> "Model":
@@ -93,8 +121,7 @@ class Model:
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of the classes or tasks, in the order of the columns; None for links and where they have numbers.
-        """
+        """The names of the classes or tasks, in the order of the columns; None for links and where they have numbers."""
         return self._open().classes
 
     @property
@@ -112,8 +139,14 @@ class Model:
         """The rounds of the run, see :attr:`Result.history`."""
         return self._result().history
 
-    def logits(self, data: object = None, *, pairs: Tensor | None = None, nodes: Sequence[Any] | None = None,
-               **keys: object) -> Tensor:
+    def logits(
+        self,
+        data: object = None,
+        *,
+        pairs: Tensor | None = None,
+        nodes: Sequence[Any] | None = None,
+        **keys: object,
+    ) -> Tensor:
         """Predict logits, or values in their own unit, see :meth:`predict`."""
         return self._rows(data, pairs, _ids("nodes", nodes), keys)[0]
 
@@ -127,12 +160,28 @@ class Model:
     def predict(self, data: object = ..., *, top: int, **keys: Any) -> pd.DataFrame: ...
 
     @overload
-    def predict(self, data: object = ..., *, pairs: object = ..., nodes: Sequence[Any] | None = ...,
-                **keys: Any) -> Tensor: ...
+    def predict(
+        self,
+        data: object = ...,
+        *,
+        pairs: object = ...,
+        nodes: Sequence[Any] | None = ...,
+        **keys: Any,
+    ) -> Tensor: ...
 
-    def predict(self, data: object = None, *, pairs: object = None, nodes: Sequence[Any] | None = None,
-                triples: object = None, top: int | None = None, filtered: bool = True, table: bool = False,
-                columns: str = "all", **keys: object) -> Tensor | pd.DataFrame:
+    def predict(
+        self,
+        data: object = None,
+        *,
+        pairs: object = None,
+        nodes: Sequence[Any] | None = None,
+        triples: object = None,
+        top: int | None = None,
+        filtered: bool = True,
+        table: bool = False,
+        columns: str = "all",
+        **keys: object,
+    ) -> Tensor | pd.DataFrame:
         """Predict the nodes of a graph, edges, graphs, links, or the answers to questions about a knowledge graph.
 
         Args:
@@ -181,14 +230,18 @@ class Model:
         rows, kind = self._rows(data, pairs, nodes, keys)
         if kind == "real values":
             return rows
-        rows = rows.double()  # as in the tables of `predict`: the last bit would depend on the processor
+        rows = (
+            rows.double()
+        )  # as in the tables of `predict`: the last bit would depend on the processor
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
 
     def _answers(self, triples: object, top: int, filtered: bool) -> pd.DataFrame:
         """Answer questions to a knowledge graph, see :meth:`predict`."""
         warm = self._open()
         if not hasattr(warm, "answers"):
-            raise ValueError(f"triples= is for runs of trainer=knowledge, and {self.run.folder} is none")
+            raise ValueError(
+                f"triples= is for runs of trainer=knowledge, and {self.run.folder} is none"
+            )
         with apart_from_the_caller(self.run.config):
             return warm.answers(triples, top=_number("top", top), filtered=filtered)
 
@@ -198,14 +251,21 @@ class Model:
         if wrong := [other for other, value in others.items() if value is not None]:
             raise ValueError(f"{name}= and {wrong[0]}= exclude each other. Give one of them")
 
-    def _rows(self, data: object, pairs: object, nodes: Sequence[Any] | None,
-              keys: Mapping[str, object]) -> tuple[Tensor, str]:
+    def _rows(
+        self, data: object, pairs: object, nodes: Sequence[Any] | None, keys: Mapping[str, object]
+    ) -> tuple[Tensor, str]:
         warm = self._open_rows(data, keys)
         with apart_from_the_caller(self.run.config):
             return warm.rows(nodes, pairs)
 
-    def top(self, k: int, *, sources: Sequence[Any] | None = None, candidates: Sequence[Any] | None = None,
-            filtered: bool = True) -> pd.DataFrame:
+    def top(
+        self,
+        k: int,
+        *,
+        sources: Sequence[Any] | None = None,
+        candidates: Sequence[Any] | None = None,
+        filtered: bool = True,
+    ) -> pd.DataFrame:
         """Rank the likeliest targets of each source, as ``predict top=K`` does for a model of links (task=link).
 
         Of a run that learned vectors these are the nearest vectors.
@@ -225,7 +285,9 @@ class Model:
         """
         config = self.run.config
         if not (product_of(config).learns_vectors or getattr(config, "predicts_links", False)):
-            raise ValueError(f"{self.run.folder} does not predict links (task=link), whose targets top() ranks")
+            raise ValueError(
+                f"{self.run.folder} does not predict links (task=link), whose targets top() ranks"
+            )
         k = _number("k", k)
         sources, candidates = _ids("sources", sources), _ids("candidates", candidates)
         warm = self._open()
@@ -253,12 +315,20 @@ class Model:
             ValueError: the model has no vectors.
         """
         learns = product_of(self.run.config).learns_vectors
-        warm = self._open(data) if data is None or learns else product_of(self.run.config).open_warm(
-            self.run, data, {"embeddings": True})
+        warm = (
+            self._open(data)
+            if data is None or learns
+            else product_of(self.run.config).open_warm(self.run, data, {"embeddings": True})
+        )
         with apart_from_the_caller(self.run.config):
             ids, vectors = warm.ids, warm.vectors.numpy()
-        return vectors if not table else pd.DataFrame(
-            {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)})
+        return (
+            vectors
+            if not table
+            else pd.DataFrame(
+                {"id": ids} | {f"v{number}": column for number, column in enumerate(vectors.T)}
+            )
+        )
 
     def explain(self, id: object, *, top: int = 10, label: str | None = None) -> "Explanation":
         """Say which columns, neighbours and edges carry a prediction, as the command ``explain`` does.
@@ -333,26 +403,44 @@ class Model:
         """
         from parallel_epochs.pipeline.serving.app import App
         from parallel_epochs.pipeline.serving.limits import Limits
+
         return App(self, Limits(**limits))
 
-    def _open_rows(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
+    def _open_rows(
+        self, data: object = None, given: Mapping[str, object] = MappingProxyType({})
+    ) -> Any:
         """Open the data of the training, or others, of a model that predicts rows.
 
         Raises:
             ValueError: the run learned vectors.
         """
         if product_of(self.run.config).learns_vectors:
-            raise ValueError(f"{self.run.folder} was trained by trainer={self.run.config.trainer.name}: ask for its "
-                             "vectors() or top()")
+            raise ValueError(
+                f"{self.run.folder} was trained by trainer={self.run.config.trainer.name}: ask for its "
+                "vectors() or top()"
+            )
         return self._open(data, given)
 
     def _open(self, data: object = None, given: Mapping[str, object] = MappingProxyType({})) -> Any:
         """Open the data of the training, once for each choice of keys, or others."""
         product = product_of(self.run.config)
-        named = {} if not given else schema.named_keys(
-            product_keys(self.run.config.trainer.name).predict(str(self.run.folder)), given, OWN_KEYS)
-        if self.run.shared is not None and data is None and not any(name.startswith("data.") for name in named):
-            raise ValueError(f"{self.run.folder} has no data of its own: give those to predict, as predict(data)")
+        named = (
+            {}
+            if not given
+            else schema.named_keys(
+                product_keys(self.run.config.trainer.name).predict(str(self.run.folder)),
+                given,
+                OWN_KEYS,
+            )
+        )
+        if (
+            self.run.shared is not None
+            and data is None
+            and not any(name.startswith("data.") for name in named)
+        ):
+            raise ValueError(
+                f"{self.run.folder} has no data of its own: give those to predict, as predict(data)"
+            )
         with apart_from_the_caller(self.run.config):
             if data is not None or any(name.startswith("data.") for name in named):
                 return product.open_warm(self.run, data, named)
@@ -365,9 +453,13 @@ class Model:
         self.run.refuse_several("scores and rounds")
         if self.run.shared is not None:
             raise ValueError(f"{self.run.folder} is a model alone, without the history of its run")
-        return Result(self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json")))
+        return Result(
+            self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json"))
+        )
 
-    def export(self, path: str | Path, *, overwrite: bool = False, export_inputs: str = "prepared") -> None:
+    def export(
+        self, path: str | Path, *, overwrite: bool = False, export_inputs: str = "prepared"
+    ) -> None:
         """Write the model to one file, without its data; :func:`load` opens it.
 
         Args:
@@ -387,8 +479,13 @@ class Model:
         product_of(config).export(self.run, path, asked)
 
 
-def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", device: str = "auto",
-         trust: bool = False) -> Model:
+def load(
+    path: str | Path | Sequence[str | Path],
+    *,
+    checkpoint: str = "best",
+    device: str = "auto",
+    trust: bool = False,
+) -> Model:
     """Open a trained model: a run directory, or a file that ``export`` wrote.
 
     Args:
@@ -401,19 +498,29 @@ def load(path: str | Path | Sequence[str | Path], *, checkpoint: str = "best", d
         ValueError: it is neither.
     """
     cli.register_schema()
-    paths: list[Any] = [path] if isinstance(path, (str, Path)) or not isinstance(path, (list, tuple)) else list(path)
+    paths: list[Any] = (
+        [path]
+        if isinstance(path, (str, Path)) or not isinstance(path, (list, tuple))
+        else list(path)
+    )
     if not paths or not all(isinstance(one, (str, Path)) for one in paths):
-        raise ValueError(f"path={shown(path)} names no run: give the directory of one, a file that export wrote, or a "
-                         "list of several")
+        raise ValueError(
+            f"path={shown(path)} names no run: give the directory of one, a file that export wrote, or a "
+            "list of several"
+        )
     paths = [Path(one).expanduser() for one in paths]
     loaded = cli.load_runs(cli.members_of(paths[0]) if len(paths) == 1 else paths, trusts=trust)
     first, config, _ = loaded[0]
-    options = product_keys(config.trainer.name).evaluate(str(first), checkpoint=checkpoint, device=device)
+    options = product_keys(config.trainer.name).evaluate(
+        str(first), checkpoint=checkpoint, device=device
+    )
     schema.check_options(options)
     return Model(cli.saved_runs(options, loaded))
 
 
-def predict(path: str | Path | Sequence[str | Path], data: object = None, **asked: Any) -> pd.DataFrame:
+def predict(
+    path: str | Path | Sequence[str | Path], data: object = None, **asked: Any
+) -> pd.DataFrame:
     """Predict with a trained model: :func:`load`, then :meth:`Model.predict` as a table, with the same arguments."""
     return load(path).predict(data, table=True, **asked)
 
@@ -455,5 +562,7 @@ def _ids(name: str, ids: object) -> list[str] | None:
     if isinstance(ids, Tensor):
         ids = ids.tolist()
     if not isinstance(ids, (list, tuple, range, np.ndarray, pd.Series, pd.Index)):
-        raise ValueError(f"{name} is a list of ids, as ['u1'], and not of type {type(ids).__name__}")
+        raise ValueError(
+            f"{name} is a list of ids, as ['u1'], and not of type {type(ids).__name__}"
+        )
     return list(map(str, ids))

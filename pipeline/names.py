@@ -4,8 +4,16 @@ import re
 
 SPLITS = ("train", "valid", "test")
 # The split that a name means, of a folder, a file or a cell of a table.
-SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "valid", "validation": "valid",
-               "dev": "valid", "test": "test", "testing": "test"}
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "dev": "valid",
+    "test": "test",
+    "testing": "test",
+}
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
 # Pairs of nodes of a link task, each [num_pairs, 2]: those to be linked, and those of an evaluation that are not.
 PAIRS = ("train_pairs", "valid_pairs", "valid_negatives", "test_pairs", "test_negatives")
@@ -39,8 +47,18 @@ LOWER_IS_BETTER = ("mae", "rmse")
 RANKING_METRICS = ("recall", "ndcg", "hit", "mrr")
 # Keys of .pt files of predictions and vectors: those of which one is always there, and optional ones.
 MAIN_RESULT_KEYS = ("logits", "values", "embedding")
-RESULT_KEYS = (*MAIN_RESULT_KEYS, "n_id", "smoothed", "temperature", "pairs", "embeddings", "neighbors", "names",
-               "relations", "relation_names")
+RESULT_KEYS = (
+    *MAIN_RESULT_KEYS,
+    "n_id",
+    "smoothed",
+    "temperature",
+    "pairs",
+    "embeddings",
+    "neighbors",
+    "names",
+    "relations",
+    "relation_names",
+)
 # Columns of answers to questions of a knowledge graph; in a .pt file, the triples and their scores as tensors.
 ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
 ANSWER_TENSORS = ("triples", "logits")

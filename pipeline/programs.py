@@ -78,16 +78,28 @@ def write(path: Path, program: Program) -> None:
             content = encode(_trace(program), program)
             found = _as_tuple(load(content, program))
         except Exception as error:  # torch raises many kinds
-            raise ValueError(f"export={path}: {program.title} cannot be written as a program: {_reason(error)}. "
-                             "A file that ends with .pe holds it for this package") from error
+            raise ValueError(
+                f"export={path}: {program.title} cannot be written as a program: {_reason(error)}. "
+                "A file that ends with .pe holds it for this package"
+            ) from error
     difference = max(_difference(*pair) for pair in zip(found, expected, strict=True))
     if not difference <= TOLERANCE:
-        raise ValueError(f"export={path}: the program and {program.title} differ by {difference:.1e}, more than "
-                         f"{TOLERANCE:g}, so nothing is written")
+        raise ValueError(
+            f"export={path}: the program and {program.title} differ by {difference:.1e}, more than "
+            f"{TOLERANCE:g}, so nothing is written"
+        )
     files.write_atomically(path, lambda file: file.write(content))
     rows = ", ".join(words.count(len(tensor), "row") for tensor in expected[:1])
-    log.info("wrote %s to %s: %s, in %.1f s; it differs from the network by %.1e at most, on %s (limit %g)",
-             program.title, path, format_bytes(len(content)), time.perf_counter() - began, difference, rows, TOLERANCE)
+    log.info(
+        "wrote %s to %s: %s, in %.1f s; it differs from the network by %.1e at most, on %s (limit %g)",
+        program.title,
+        path,
+        format_bytes(len(content)),
+        time.perf_counter() - began,
+        difference,
+        rows,
+        TOLERANCE,
+    )
 
 
 def suffix_of(path: Path) -> str:
@@ -97,12 +109,18 @@ def suffix_of(path: Path) -> str:
 
 def _check_onnx(path: Path, program: Program) -> None:
     """Refuse what ONNX needs and is not there, or what its files cannot hold."""
-    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name
+        for name in ("onnx", "onnxscript", "onnxruntime")
+        if importlib.util.find_spec(name) is None
+    ]:
         raise ValueError(f"export={path} needs {' and '.join(missing)}: {install_command('onnx')}")
     size = sum(tensor.nbytes for tensor in program.network.state_dict().values())
     if size > ONNX_BYTES - ONNX_GRAPH_BYTES:
-        raise ValueError(f"export={path}: {program.title} has {format_bytes(size)} of weights, and a file of ONNX "
-                         f"holds {format_bytes(ONNX_BYTES)} at most. Give a name that ends with .pt2")
+        raise ValueError(
+            f"export={path}: {program.title} has {format_bytes(size)} of weights, and a file of ONNX "
+            f"holds {format_bytes(ONNX_BYTES)} at most. Give a name that ends with .pt2"
+        )
 
 
 @contextlib.contextmanager
@@ -127,13 +145,17 @@ def _trace(program: Program) -> ExportedProgram:
     for module in network.modules():
         if getattr(module, "kernel", None) in KERNELS:
             setattr(module, "kernel", "reference")  # noqa: B010
-    dims = {name: dict.fromkeys(program.sizes[name], Dim.DYNAMIC) or None for name in program.inputs}
+    dims = {
+        name: dict.fromkeys(program.sizes[name], Dim.DYNAMIC) or None for name in program.inputs
+    }
     # Otherwise a graph of one node would be another program.
     with sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         found = torch.export.export(network, (), program.inputs, dynamic_shapes=dims)
         found = found.run_decompositions({torch.ops.aten.index_add.default: _scatter})
     # torch takes it for given that there are two nodes where its own branches tell sizes of 1 apart.
-    found._guards_code = [guard for guard in getattr(found, "_guards_code", []) if not FEW.search(guard)]
+    found._guards_code = [
+        guard for guard in getattr(found, "_guards_code", []) if not FEW.search(guard)
+    ]
     for node in found.graph.nodes:
         for name in ("stack_trace", "from_node"):  # which name files of this machine
             node.meta.pop(name, None)
@@ -168,7 +190,8 @@ def _to_package(traced: ExportedProgram, program: Program) -> bytes:
     description = {"aot_inductor.metadata": {PROGRAM_MARK: json.dumps(program.description)}}
     with tempfile.TemporaryDirectory() as folder:
         path = torch._inductor.aoti_compile_and_package(
-            traced, package_path=f"{folder}/{PROGRAM_MARK}.pt2", inductor_configs=description)
+            traced, package_path=f"{folder}/{PROGRAM_MARK}.pt2", inductor_configs=description
+        )
         return files.read_bytes(Path(path))
 
 
@@ -185,8 +208,15 @@ def _keep_nan() -> Callable[..., Tensor]:
     """
     is_inside = False
 
-    def extreme(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *,
-                include_self: bool = True) -> Tensor:
+    def extreme(
+        x: Tensor,
+        dim: int,
+        index: Tensor,
+        source: Tensor,
+        reduce: str,
+        *,
+        include_self: bool = True,
+    ) -> Tensor:
         nonlocal is_inside
         if is_inside or reduce not in ("amax", "amin"):
             return NotImplemented  # the operator itself
@@ -203,11 +233,20 @@ def _keep_nan() -> Callable[..., Tensor]:
 
 def _to_onnx(traced: ExportedProgram, program: Program) -> bytes:
     traced = traced.run_decompositions({torch.ops.aten.scatter_reduce.two: _keep_nan()})
-    found = torch.onnx.export(traced, (), kwargs=program.inputs, dynamo=True, verbose=False,
-                              output_names=list(program.outputs))
+    found = torch.onnx.export(
+        traced,
+        (),
+        kwargs=program.inputs,
+        dynamo=True,
+        verbose=False,
+        output_names=list(program.outputs),
+    )
     assert found is not None
     model = found.model
-    model.producer_name, model.metadata_props[PROGRAM_MARK] = PROGRAM_MARK, json.dumps(program.description)
+    model.producer_name, model.metadata_props[PROGRAM_MARK] = (
+        PROGRAM_MARK,
+        json.dumps(program.description),
+    )
     for name, of_input in zip(program.inputs, model.graph.inputs, strict=True):
         assert of_input.name == name and of_input.shape is not None
         for dim, size in program.sizes[name].items():
@@ -225,14 +264,21 @@ def _run_onnx(content: bytes, program: Program) -> Any:
     import onnxruntime  # an extra
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return tuple(map(torch.from_numpy, session.run(None, {
-        name: tensor.numpy() for name, tensor in program.checks.items()})))
+    return tuple(
+        map(
+            torch.from_numpy,
+            session.run(None, {name: tensor.numpy() for name, tensor in program.checks.items()}),
+        )
+    )
 
 
 Encode = Callable[[ExportedProgram, Program], bytes]
 # Functions that write and run programs, by the end of the file's name. The first that fits counts.
 FORMATS: dict[str, tuple[Encode, Callable[[bytes, Program], Any]]] = {
-    ".aoti.pt2": (_to_package, _run_package), ".pt2": (_to_torch, _run_torch), ".onnx": (_to_onnx, _run_onnx)}
+    ".aoti.pt2": (_to_package, _run_package),
+    ".pt2": (_to_torch, _run_torch),
+    ".onnx": (_to_onnx, _run_onnx),
+}
 
 
 def _as_tuple(found: Any) -> tuple[Tensor, ...]:
@@ -246,7 +292,10 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     if not expected.numel():
         return 0.0
     largest = max(1.0, float(expected.nan_to_num().abs().max()))
-    return float(torch.where(found.isnan() & expected.isnan(), 0.0, (found - expected).abs()).max()) / largest
+    return (
+        float(torch.where(found.isnan() & expected.isnan(), 0.0, (found - expected).abs()).max())
+        / largest
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -256,8 +305,12 @@ def _reason(error: BaseException) -> str:
         chain.append(cause)
     for text in map(str, chain):
         if "Caused by: (" in text:
-            lines = [frame for one in chain for frame in traceback.extract_tb(one.__traceback__)
-                     if not {"torch", "programs.py"} & set(Path(frame.filename).parts)]
+            lines = [
+                frame
+                for one in chain
+                for frame in traceback.extract_tb(one.__traceback__)
+                if not {"torch", "programs.py"} & set(Path(frame.filename).parts)
+            ]
             where = f" ({Path(lines[-1].filename).name}, {lines[-1].name})" if lines else ""
             return f"what it does depends on numbers that it computes{where}, and a program always does the same"
         if "ONNX" in text and (found := re.search(r"OpOverload\(op='([\w.]+)'", text)):

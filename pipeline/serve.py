@@ -51,8 +51,13 @@ def serve(cfg: DictConfig) -> None:
     token = read_token(asked.token)
     with bind(asked.host, asked.port, is_open=token is None and not asked.insecure) as listening:
         app = build(asked, token)
-        log.info("serving %s, at http://%s:%d%s", app.title, asked.host, listening.getsockname()[1],
-                 "" if token is None else ", with a token")
+        log.info(
+            "serving %s, at http://%s:%d%s",
+            app.title,
+            asked.host,
+            listening.getsockname()[1],
+            "" if token is None else ", with a token",
+        )
         _run(app, listening, asked)
     log.info("the service has ended")
 
@@ -63,13 +68,19 @@ def read_token(path: str | None) -> str | None:
     Raises:
         ValueError: it is too short or cannot stand in a header.
     """
-    token, origin = (os.environ.get(TOKEN), TOKEN) if path is None else (files.read_text(Path(path)), f"token={path}")
+    token, origin = (
+        (os.environ.get(TOKEN), TOKEN)
+        if path is None
+        else (files.read_text(Path(path)), f"token={path}")
+    )
     if token is None:
         return None
     token = token.strip()
     if len(token) < LEAST_LETTERS or not (token.isascii() and token.isprintable()) or " " in token:
-        raise ValueError(f"{origin}: a token has {LEAST_LETTERS} letters of ASCII at least and no blanks; make one by "
-                         "openssl rand -hex 32")
+        raise ValueError(
+            f"{origin}: a token has {LEAST_LETTERS} letters of ASCII at least and no blanks; make one by "
+            "openssl rand -hex 32"
+        )
     return token
 
 
@@ -87,8 +98,10 @@ def bind(host: str, port: int, *, is_open: bool) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ValueError(f"host={host} is no address of this machine: {error}") from None
     if is_open and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise ValueError(f"host={host} can be reached from other machines, and no token is asked for. Give token=FILE, "
-                         "or insecure=true if everyone may ask")
+        raise ValueError(
+            f"host={host} can be reached from other machines, and no token is asked for. Give token=FILE, "
+            "or insecure=true if everyone may ask"
+        )
     # asyncio sends an answer's body at once (TCP_NODELAY) where the protocol is named; else it waits some 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -97,8 +110,10 @@ def bind(host: str, port: int, *, is_open: bool) -> socket.socket:
         listening.listen(2048)  # another service that was given this port is refused from now on
     except OSError as error:
         listening.close()
-        raise ValueError(f"host={host} port={port} cannot be used: {error.strerror}. Choose another port, or 0 for a "
-                         "free one") from None
+        raise ValueError(
+            f"host={host} port={port} cannot be used: {error.strerror}. Choose another port, or 0 for a "
+            "free one"
+        ) from None
     return listening
 
 
@@ -112,8 +127,15 @@ def build(asked: ServeConfig, token: str | None) -> "App":
         return load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
 
     is_local = asked.host in (*LOOPBACK, "::1") and token is None and not asked.insecure
-    limits = Limits(asked.max_body, asked.max_rows, asked.max_waiting, asked.seconds, token,
-                    LOOPBACK if is_local else None, asked.max_neighbors)
+    limits = Limits(
+        asked.max_body,
+        asked.max_rows,
+        asked.max_waiting,
+        asked.seconds,
+        token,
+        LOOPBACK if is_local else None,
+        asked.max_neighbors,
+    )
 
     class Service(App):
         async def reload(self) -> str:
@@ -149,9 +171,18 @@ def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
             yield
 
     config = uvicorn.Config(
-        app, http=_impatient(asked.seconds), ws="none", lifespan="on", loop="asyncio", log_config=None,
-        access_log=False, server_header=False, timeout_keep_alive=max(int(asked.seconds), 1),
-        limit_concurrency=asked.max_clients, timeout_graceful_shutdown=DRAIN_SECONDS)
+        app,
+        http=_impatient(asked.seconds),
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=max(int(asked.seconds), 1),
+        limit_concurrency=asked.max_clients,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     try:
         asyncio.run(Server(config).serve([listening]))

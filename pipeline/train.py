@@ -37,12 +37,20 @@ def main(cfg: DictConfig) -> float | None:
         folder = Path(settings.runtime.output_dir)
         ranks = rank_tools.from_environment()
         is_first = ranks is None or ranks.is_first
-        begin = run_folder.begin_or_continue if ranks is None else partial(run_folder.begin_together, ranks=ranks)
+        begin = (
+            run_folder.begin_or_continue
+            if ranks is None
+            else partial(run_folder.begin_together, ranks=ranks)
+        )
         if starts.by_torchrun():
             end_with(os.getppid())  # a rank without its agent would keep the run directory locked
         config, summary = begin(
-            config, folder, named=cli.named_keys(settings.overrides.task),
-            is_named=arguments.names_run_dir(settings.overrides.hydra), in_sweep=settings.mode == RunMode.MULTIRUN)
+            config,
+            folder,
+            named=cli.named_keys(settings.overrides.task),
+            is_named=arguments.names_run_dir(settings.overrides.hydra),
+            in_sweep=settings.mode == RunMode.MULTIRUN,
+        )
         if summary is not None:
             if is_first:
                 log.info("%s has been trained already", folder)
@@ -57,9 +65,15 @@ def main(cfg: DictConfig) -> float | None:
             return training.run(config, folder, command, log_config=log_config).get("best_valid")
         except Stopped as stopped:
             begun = (folder / "config.yaml").exists()
-            log.info("%s; %s", stopped, f"continue with resume={folder}" if begun else "training had not begun")
+            log.info(
+                "%s; %s",
+                stopped,
+                f"continue with resume={folder}" if begun else "training had not begun",
+            )
             # The program that started this one may handle the signal: submitit puts the job back into Slurm's queue.
-            if stopped.signum not in (0, signal.SIGINT) and callable(signal.getsignal(stopped.signum)):
+            if stopped.signum not in (0, signal.SIGINT) and callable(
+                signal.getsignal(stopped.signum)
+            ):
                 signal.raise_signal(stopped.signum)
             sys.exit(stopped.exit_status)
 

@@ -20,7 +20,13 @@ from parallel_epochs.pipeline.data.opened import OpenData, Part, download
 from parallel_epochs.pipeline.loop import fit
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.products import PRODUCTS, product_of
-from parallel_epochs.pipeline.run import baseline_file, files, pulse, ranks as rank_tools, summary as summaries
+from parallel_epochs.pipeline.run import (
+    baseline_file,
+    files,
+    pulse,
+    ranks as rank_tools,
+    summary as summaries,
+)
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.launch import launch, start_rank_server
@@ -52,8 +58,10 @@ def check(config: RunConfig) -> None:
     files.check_folder("cache_dir", Path(config.cache_dir))
     num_ranks, available = config.parallel.num_ranks, machine_memory()
     if num_ranks * BYTES_PER_RANK > available:
-        raise ValueError(f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, but "
-                         f"this machine has {format_bytes(available)}")
+        raise ValueError(
+            f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, but "
+            f"this machine has {format_bytes(available)}"
+        )
     product_of(config).check(config)
 
 
@@ -66,8 +74,11 @@ def check_new(config: RunConfig) -> None:
     if config.resumes:
         return  # what else it takes is known when the run's own configuration is read
     check(config)
-    choose_device(config.device_name, rank_tools.from_environment() or Ranks(
-        num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks))
+    choose_device(
+        config.device_name,
+        rank_tools.from_environment()
+        or Ranks(num_ranks=config.parallel.num_ranks, num_local=config.parallel.num_ranks),
+    )
 
 
 def prepare(config: RunConfig) -> None:
@@ -117,13 +128,22 @@ def find_baselines(config: RunConfig, whose: str = "") -> str:
     """
     find = product_of(config).baselines
     if find is None:
-        raise ValueError(f"{whose}no simple method is known for trainer={config.trainer.name}: baselines is for "
-                         + " and ".join(f"trainer={name}" for name, known in PRODUCTS.items()
-                                        if product_of(known.config()).baselines))
+        raise ValueError(
+            f"{whose}no simple method is known for trainer={config.trainer.name}: baselines is for "
+            + " and ".join(
+                f"trainer={name}"
+                for name, known in PRODUCTS.items()
+                if product_of(known.config()).baselines
+            )
+        )
     part = open_data(config, torch.device("cpu")).parts[0]
     if part.number is not None or part.data.on_disk:
         key = "data.on_disk=true" if part.number is None else "data.components=separate"
-        mend = "Give the keys of its data in place of run=DIR, without this one" if whose else "Leave the key out"
+        mend = (
+            "Give the keys of its data in place of run=DIR, without this one"
+            if whose
+            else "Leave the key out"
+        )
         raise ValueError(f"{whose}{key}: baselines needs one graph, in memory. {mend}")
     found = []
     metric, baselines = find(part)
@@ -135,14 +155,25 @@ def find_baselines(config: RunConfig, whose: str = "") -> str:
     best = baseline_file.load_best(path)
     rows = []
     for baseline in found:
-        shown = {split: "-" if score != score else format_score(score) for split, score in baseline.scores.items()}
+        shown = {
+            split: "-" if score != score else format_score(score)
+            for split, score in baseline.scores.items()
+        }
         mark = "  best validation" if best and baseline.name == best["name"] else ""
-        rows.append((baseline.name, "  ".join(f"{split} {shown[split]:<6}" for split in SPLITS) + mark))
+        rows.append(
+            (baseline.name, "  ".join(f"{split} {shown[split]:<6}" for split in SPLITS) + mark)
+        )
     return format_table(rows, f"{metric} of simple methods on {config.data.origin()}")
 
 
-def run(config: RunConfig, folder: Path, command: str, *, log_config: dict | None = None,
-        beside: Callable[[StopRequest], contextlib.AbstractContextManager] = contextlib.nullcontext) -> dict:
+def run(
+    config: RunConfig,
+    folder: Path,
+    command: str,
+    *,
+    log_config: dict | None = None,
+    beside: Callable[[StopRequest], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> dict:
     """Train as configured and write the run directory, in this process or in one for each rank.
 
     Args:
@@ -195,7 +226,9 @@ def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Ite
         yield
 
 
-def _launch_ranks(config: RunConfig, folder: Path, command: str, stop: StopRequest, log_config: dict | None) -> dict:
+def _launch_ranks(
+    config: RunConfig, folder: Path, command: str, stop: StopRequest, log_config: dict | None
+) -> dict:
     """Check everything once, then start the ranks on this machine and wait for them."""
     num_ranks = config.parallel.num_ranks
     start_rank_server()
@@ -208,15 +241,31 @@ def _launch_ranks(config: RunConfig, folder: Path, command: str, stop: StopReque
         threads = threads_per_rank(num_ranks, config.parallel.threads_per_rank)
         log.info("starting %d ranks of %s", num_ranks, count(threads, "thread"))
         with pulse.waiting("waiting for the ranks"):
-            summary = launch(_train_launched, num_ranks, threads, stop, config, folder, command,
-                             opened.data.content_hash, log_config)
+            summary = launch(
+                _train_launched,
+                num_ranks,
+                threads,
+                stop,
+                config,
+                folder,
+                command,
+                opened.data.content_hash,
+                log_config,
+            )
     if summary is None:
         raise Stopped(stop.signum or signal.SIGTERM)
     return summary
 
 
-def _train_launched(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Path, command: str, content_hash: str,
-                    log_config: dict | None) -> dict | None:
+def _train_launched(
+    ranks: Ranks,
+    stop: StopRequest,
+    config: RunConfig,
+    folder: Path,
+    command: str,
+    content_hash: str,
+    log_config: dict | None,
+) -> dict | None:
     """Train in a process that :func:`run` has started; none if it was stopped."""
     if log_config is not None:
         logging.config.dictConfig(log_config)
@@ -226,8 +275,15 @@ def _train_launched(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: 
         return None
 
 
-def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Path, command: str, *,
-                  content_hash: str | None = None) -> dict:
+def train_as_rank(
+    ranks: Ranks,
+    stop: StopRequest,
+    config: RunConfig,
+    folder: Path,
+    command: str,
+    *,
+    content_hash: str | None = None,
+) -> dict:
     """Train as one of the ranks.
 
     Args:
@@ -247,21 +303,34 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
             opened = open_data(config, device)
             config = opened.config
             _write_start(folder, opened)
-        content_hash, config = ranks.broadcast((opened.data.get("content_hash") if opens else content_hash, config))
+        content_hash, config = ranks.broadcast(
+            (opened.data.get("content_hash") if opens else content_hash, config)
+        )
         if not opens:
             opened = open_data(config, device, content_hash=content_hash)
         train = partial(_train_one, root=folder, command=command, ranks=ranks, stop=stop)
         summary = product_of(config).train_parts(train, opened, folder, ranks=ranks)
         pulse.beat("summing up")
         if ranks.is_first:
-            best = baseline_file.load_best(baseline_file.path_of(
-                config.cache_dir, opened.parts[0].data.get("content_hash"), summary["metric"]))
+            best = baseline_file.load_best(
+                baseline_file.path_of(
+                    config.cache_dir, opened.parts[0].data.get("content_hash"), summary["metric"]
+                )
+            )
             summary |= ({"baseline": best} if best else {}) | summaries.of_trials(folder)
             files.write_json(folder / "summary.json", summary)
-            log.info("%s", format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"))
-            mask = (opened.data if len(opened.parts) > 1 else opened.parts[0].data).get("train_mask")
-            for remark in summaries.remarks(summary, schedule=getattr(config.train, "schedule", ""),
-                                            num_labels=None if mask is None else int(mask.sum())):
+            log.info(
+                "%s",
+                format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"),
+            )
+            mask = (opened.data if len(opened.parts) > 1 else opened.parts[0].data).get(
+                "train_mask"
+            )
+            for remark in summaries.remarks(
+                summary,
+                schedule=getattr(config.train, "schedule", ""),
+                num_labels=None if mask is None else int(mask.sum()),
+            ):
                 log.info("%s", remark)
             _say_what_next(config, folder, is_compared=best is not None or "base" in summary)
     ranks.wait()
@@ -270,14 +339,29 @@ def train_as_rank(ranks: Ranks, stop: StopRequest, config: RunConfig, folder: Pa
 
 def _say_what_next(config: RunConfig, folder: Path, *, is_compared: bool) -> None:
     quoted = shlex.quote(str(folder))
-    written = "output=FILE.csv" if hasattr(PRODUCTS[config.trainer.name].predict, "output") else "predictions=FILE.npy"
-    log.info("next: %s %s, %s run=%s %s", command_of("report"), quoted, command_of("predict"), quoted, written)
+    written = (
+        "output=FILE.csv"
+        if hasattr(PRODUCTS[config.trainer.name].predict, "output")
+        else "predictions=FILE.npy"
+    )
+    log.info(
+        "next: %s %s, %s run=%s %s",
+        command_of("report"),
+        quoted,
+        command_of("predict"),
+        quoted,
+        written,
+    )
     if product_of(config).baselines and not is_compared:
         log.info("is a simple method as good? %s run=%s tells", command_of("baselines"), quoted)
 
 
-def open_data(config: RunConfig, device: torch.device = torch.device("cpu"), *,
-              content_hash: str | None = None) -> OpenData:
+def open_data(
+    config: RunConfig,
+    device: torch.device = torch.device("cpu"),
+    *,
+    content_hash: str | None = None,
+) -> OpenData:
     """Open the dataset of a run by its product, after :func:`check`.
 
     Args:
@@ -298,9 +382,10 @@ def _write_start(folder: Path, opened: OpenData) -> None:
     product_of(opened.config).write_start(opened.parts[0], folder)
 
 
-def _train_one(part: Part, folder: Path, *, root: Path, command: str, ranks: Ranks, stop: StopRequest | None) -> dict:
-    """Train one model; one of several, of a component for example, in a run directory of its own below that of the run.
-    """
+def _train_one(
+    part: Part, folder: Path, *, root: Path, command: str, ranks: Ranks, stop: StopRequest | None
+) -> dict:
+    """Train one model; one of several, of a component for example, in a run directory of its own below that of the run."""
     train = partial(train_part, part, folder, command=command, ranks=ranks, stop=stop)
     if folder == root:
         return train()
@@ -313,8 +398,14 @@ def _train_one(part: Part, folder: Path, *, root: Path, command: str, ranks: Ran
     return summary
 
 
-def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks(),
-                stop: StopRequest | None = None) -> dict:
+def train_part(
+    part: Part,
+    folder: Path,
+    *,
+    command: str,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+) -> dict:
     """Train one model, from the last checkpoint in `folder` if there is one.
 
     Returns:
@@ -324,8 +415,10 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
     pulse.beat("preparing the training", pulse.State.LONG)
     if ranks.is_first:
         product.report(part)
-    with contextlib.closing(product.build(part, ranks=ranks, stop=stop)) as trainer, \
-            build_session(part, trainer, folder, ranks=ranks, stop=stop, began=began) as session:
+    with (
+        contextlib.closing(product.build(part, ranks=ranks, stop=stop)) as trainer,
+        build_session(part, trainer, folder, ranks=ranks, stop=stop, began=began) as session,
+    ):
         if ranks.is_first:
             check_room(folder, trainer.about.num_parameters)
         result = fit(trainer, session)
@@ -335,24 +428,56 @@ def train_part(part: Part, folder: Path, *, command: str, ranks: Ranks = Ranks()
         more = product.finish(part, trainer, folder, ranks=ranks, stop=stop)
     result.wall_seconds += time.perf_counter() - ended
     summary = summaries.summarise(
-        result, experiment=config.name, metric=trainer.about.metric, parallel=config.parallel.name,
-        lr_scaling=getattr(config.parallel, "lr_scaling", "none"), seed=config.seed, command=command,
-        device=part.device, ranks=ranks, libraries=builds())
+        result,
+        experiment=config.name,
+        metric=trainer.about.metric,
+        parallel=config.parallel.name,
+        lr_scaling=getattr(config.parallel, "lr_scaling", "none"),
+        seed=config.seed,
+        command=command,
+        device=part.device,
+        ranks=ranks,
+        libraries=builds(),
+    )
     if "scores" in more:
         more["scores"] = summary.get("scores", {}) | more["scores"]
     return summary | more
 
 
-def build_session(part: Part, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
-                  stop: StopRequest | None = None, began: float | None = None) -> Session:
+def build_session(
+    part: Part,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+    began: float | None = None,
+) -> Session:
     """Build what keeps a run in its directory; see :class:`Session`."""
     config, tracker = part.config, find_tracker(part.config.tracker.name, part.config.tracker.path)
     product = product_of(config)
-    open_tracker = None if tracker is None else partial(
-        tracker, folder, name="/".join(folder.resolve().parts[-2:]), project=config.tracker.project,
-        best="min" if trainer.about.lower_is_better else "max",
-        settings={entry.name: entry.value for entry in keys.entries(config)})
-    return Session(folder, data_hash=part.data.get("content_hash"), settings=settings(config),
-                   patience=config.train.patience, check_every=config.parallel.check_every,
-                   allow_rescale=config.resume_allow_rescale, open_tracker=open_tracker,
-                   on_best=partial(product.write_best, part, trainer, folder), ranks=ranks, stop=stop, began=began)
+    open_tracker = (
+        None
+        if tracker is None
+        else partial(
+            tracker,
+            folder,
+            name="/".join(folder.resolve().parts[-2:]),
+            project=config.tracker.project,
+            best="min" if trainer.about.lower_is_better else "max",
+            settings={entry.name: entry.value for entry in keys.entries(config)},
+        )
+    )
+    return Session(
+        folder,
+        data_hash=part.data.get("content_hash"),
+        settings=settings(config),
+        patience=config.train.patience,
+        check_every=config.parallel.check_every,
+        allow_rescale=config.resume_allow_rescale,
+        open_tracker=open_tracker,
+        on_best=partial(product.write_best, part, trainer, folder),
+        ranks=ranks,
+        stop=stop,
+        began=began,
+    )

@@ -50,10 +50,24 @@ class Worker:
         is_typed: the search was given in the command, and is not only what the study holds.
     """
 
-    def __init__(self, study: "Study", search: Search, folder: Path, *, num_trials: int, seed: int = 0,
-                 trust: bool = False, is_typed: bool = True):
+    def __init__(
+        self,
+        study: "Study",
+        search: Search,
+        folder: Path,
+        *,
+        num_trials: int,
+        seed: int = 0,
+        trust: bool = False,
+        is_typed: bool = True,
+    ):
         self._study, self._search, self._folder = study, search, folder
-        self._num_trials, self._seed, self._trust, self._is_typed = num_trials, seed, trust, is_typed
+        self._num_trials, self._seed, self._trust, self._is_typed = (
+            num_trials,
+            seed,
+            trust,
+            is_typed,
+        )
         self._types = space.check_space(search)
         self._child: subprocess.Popen | None = None
         self._signum = 0
@@ -86,6 +100,7 @@ class Worker:
             The trial, and the overrides with its values.
         """
         import optuna
+
         with hold(self._folder / ".study", wait=True):  # one worker at a time
             trials = self._study.get_trials(deepcopy=False)
             for known in trials:
@@ -106,14 +121,17 @@ class Worker:
     def _choose(self, trial: "Trial") -> list[str]:
         """Return the overrides of a trial; their values are drawn if it has none yet."""
         import optuna
+
         if "overrides" not in trial.user_attrs:
             # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
             self._study.sampler = optuna.samplers.TPESampler(seed=self._seed + trial.number)
             trial.set_user_attr("overrides", space.suggest(trial, self._search, self._types))
         overrides = trial.user_attrs["overrides"]
         if not self._trust and not space.could_suggest(self._search, overrides):
-            raise ValueError(f"{self._folder / 'study.journal'}: trial {trial.number} has the values {overrides}, "
-                             "which its search cannot give. If you trust the author of the study, add trust=true")
+            raise ValueError(
+                f"{self._folder / 'study.journal'}: trial {trial.number} has the values {overrides}, "
+                "which its search cannot give. If you trust the author of the study, add trust=true"
+            )
         self._check_class(overrides)
         return overrides
 
@@ -127,7 +145,9 @@ class Worker:
             _, config = space.compose_with(self._search, overrides)
         except cli.USER_ERRORS:  # the trial fails with the same message, and the study goes on
             return
-        trust.check(config, self._folder / "study.journal", trust=self._trust or self._is_typed, trains=True)
+        trust.check(
+            config, self._folder / "study.journal", trust=self._trust or self._is_typed, trains=True
+        )
 
     def _worker_folder(self, number: int) -> Path:
         return self._folder / ".workers" / str(number)
@@ -140,19 +160,29 @@ class Worker:
     def _run(self, trial: "Trial", chosen: list[str]) -> None:
         """Train a trial to its end, or until it is pruned, and tell the study."""
         from optuna.trial import TrialState
+
         folder = self._folder / f"trial_{trial.number:03d}"
         with hold(folder, wait=True):  # a run that lost its worker ends by itself, and saves first
             pass
-        is_resumed = any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
-        overrides = [f"resume={folder}", *["trust=true"] * self._trust] if is_resumed else \
-            [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
+        is_resumed = (
+            any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
+        )
+        overrides = (
+            [f"resume={folder}", *["trust=true"] * self._trust]
+            if is_resumed
+            else [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
+        )
         log.info("trial %d: %s", trial.number, " ".join(chosen))
         start, is_pruned = time.perf_counter(), False
         with tempfile.TemporaryFile("w+") as output:
-            self._child = subprocess.Popen([sys.executable, "-m", "parallel_epochs.pipeline.train", *overrides],
-                                           stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                                           start_new_session=True,
-                                           preexec_fn=partial(end_with, os.getpid(), signal.SIGTERM))
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "parallel_epochs.pipeline.train", *overrides],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=partial(end_with, os.getpid(), signal.SIGTERM),
+            )
             if self._signum:  # it came before there was a child to send it to
                 self._child.send_signal(signal.SIGTERM)
             while (status := self._wait()) is None:
@@ -167,7 +197,9 @@ class Worker:
         if is_pruned:
             self._study.tell(trial, state=TrialState.PRUNED)
             log.info("trial %d: pruned after %.0f s", trial.number, seconds)
-        elif (summary := read_summary(folder)) is not None:  # also where a signal met the run after its last word
+        elif (
+            summary := read_summary(folder)
+        ) is not None:  # also where a signal met the run after its last word
             self._tell(trial, summary.get("metric", ""), summary["best_valid"], seconds)
         elif status in (EXIT_TRY_AGAIN, -signal.SIGTERM):  # somebody stopped it, or this command
             self._signum = self._signum or signal.SIGTERM
@@ -178,12 +210,15 @@ class Worker:
 
     def _fail(self, trial: "Trial", reason: str) -> None:
         from optuna.trial import TrialState
+
         trial.set_user_attr("failure", reason)
         self._study.tell(trial, state=TrialState.FAIL)
         self._num_failed += 1
         log.warning("trial %d failed: %s", trial.number, reason)
         if self._num_failed >= MAX_FAILURES:
-            raise ValueError(f"{MAX_FAILURES} trials in a row have failed, the last one with: {reason}")
+            raise ValueError(
+                f"{MAX_FAILURES} trials in a row have failed, the last one with: {reason}"
+            )
 
     def _tell(self, trial: "Trial", metric: str, valid: float | None, seconds: float) -> None:
         """Tell the study what a trial has come to: the metric, or minus a metric of which less is better.
@@ -192,13 +227,21 @@ class Worker:
             ValueError: the metric is undefined on the validation split.
         """
         if valid is None:
-            raise ValueError(f"{metric} is undefined on the validation split of trial {trial.number}: there is nothing "
-                             "to search by; choose another task.metric, or give the split labels of both kinds")
+            raise ValueError(
+                f"{metric} is undefined on the validation split of trial {trial.number}: there is nothing "
+                "to search by; choose another task.metric, or give the split labels of both kinds"
+            )
         trial.set_user_attr("metric", metric)
         self._study.tell(trial, merit(metric, valid))
         self._num_failed = 0
-        log.info("trial %d: valid %s, %.0f s; best %s of trial %d", trial.number, format_score(valid), seconds,
-                 format_score(merit(metric, self._study.best_value)), self._study.best_trial.number)
+        log.info(
+            "trial %d: valid %s, %.0f s; best %s of trial %d",
+            trial.number,
+            format_score(valid),
+            seconds,
+            format_score(merit(metric, self._study.best_value)),
+            self._study.best_trial.number,
+        )
 
     def _wait(self) -> int | None:
         """Return the status of the run, or none after a moment in which it has not ended."""
@@ -212,8 +255,13 @@ class Worker:
         known = self._study._storage.get_trial(trial._trial_id).intermediate_values
         records = read_records(folder / "metrics.jsonl")
         metric = next((record["metric"] for record in records if "metric" in record), "")
-        new = {record["epochs"]: record["valid"] for record in records
-               if record["kind"] == "round" and record.get("valid") is not None and record["epochs"] not in known}
+        new = {
+            record["epochs"]: record["valid"]
+            for record in records
+            if record["kind"] == "round"
+            and record.get("valid") is not None
+            and record["epochs"] not in known
+        }
         for epoch, valid in new.items():
             trial.report(merit(metric, valid), epoch)
         return bool(new)
@@ -231,30 +279,50 @@ def read_summary(folder: Path) -> dict | None:
 
 
 def _quote(value: str) -> str:
-    return value if value.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum() \
+    return (
+        value
+        if value.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum()
         else "'" + value.replace("'", "\\'") + "'"
+    )
 
 
 def tabulate(study: "Study") -> str:
     """Format the trials, the best first, and the command of the best one."""
     rows = []
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    for trial in sorted(finished, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0))):
+    for trial in sorted(
+        finished, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0))
+    ):
         value = f"{trial.state.name.lower()} after {count(trial.last_step or 0, 'epoch')}"
         if trial.state.name == "COMPLETE":
-            value = format_score(merit(trial.user_attrs.get("metric", ""), cast(float, trial.value)))
-        rows.append((f"trial {trial.number}", f"{value}  {' '.join(trial.user_attrs.get('overrides', []))}"))
-    return format_table(rows or [("no trial", "has ended")], "trials, the best validation metric first")
+            value = format_score(
+                merit(trial.user_attrs.get("metric", ""), cast(float, trial.value))
+            )
+        rows.append(
+            (f"trial {trial.number}", f"{value}  {' '.join(trial.user_attrs.get('overrides', []))}")
+        )
+    return format_table(
+        rows or [("no trial", "has ended")], "trials, the best validation metric first"
+    )
 
 
 def main() -> None:
     """Search."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[TerminalHandler(sys.stdout)])
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[TerminalHandler(sys.stdout)]
+    )
     given, typed = space.read_command(sys.argv[1:])
     study, search, options = space.open_study(given, typed)
     try:
-        Worker(study, search, Path(options.study), num_trials=options.trials, seed=options.sampler_seed,
-               trust=options.trust, is_typed=bool(typed.fixed or typed.space)).work()
+        Worker(
+            study,
+            search,
+            Path(options.study),
+            num_trials=options.trials,
+            seed=options.sampler_seed,
+            trust=options.trust,
+            is_typed=bool(typed.fixed or typed.space),
+        ).work()
     except Stopped as stopped:
         log.info("%s; continue with %s study=%s", stopped, command_of("tune"), options.study)
         sys.exit(EXIT_TRY_AGAIN)
@@ -263,10 +331,14 @@ def main() -> None:
     if not any(trial.state.name == "COMPLETE" for trial in trials):
         reasons = [trial.user_attrs["failure"] for trial in trials if "failure" in trial.user_attrs]
         last = f", the last one with: {reasons[-1]}" if reasons else ""
-        raise ValueError(f"no trial of {options.study} has a result: all {len(trials)} have failed{last}")
+        raise ValueError(
+            f"no trial of {options.study} has a result: all {len(trials)} have failed{last}"
+        )
     best = study.best_trial
     log.info("best: trial %d, in %s", best.number, Path(options.study) / f"trial_{best.number:03d}")
-    log.info("%s %s", command_of("train"), shlex.join([*search.fixed, *best.user_attrs["overrides"]]))
+    log.info(
+        "%s %s", command_of("train"), shlex.join([*search.fixed, *best.user_attrs["overrides"]])
+    )
 
 
 if __name__ == "__main__":

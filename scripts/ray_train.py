@@ -59,7 +59,9 @@ def parse(given: list[str]) -> tuple[Options, list[str]]:
         if argument in others:
             continue
         if name not in vars(options):
-            raise ValueError(f"ray.{name} is no key of this command, whose keys are ray.{', ray.'.join(vars(options))}")
+            raise ValueError(
+                f"ray.{name} is no key of this command, whose keys are ray.{', ray.'.join(vars(options))}"
+            )
         least = {"num_workers": 1, "cpus": 1, "gpus": -1}.get(name, 0)
         if name != "address" and not (text.removeprefix("-").isdecimal() and int(text) >= least):
             raise ValueError(f"ray.{name} must be a whole number of at least {least}, not {text}")
@@ -72,8 +74,14 @@ def parse(given: list[str]) -> tuple[Options, list[str]]:
 def count_room(nodes: list[dict], cpus: int, gpus: int) -> int:
     """Return how many workers fit on the machines of a cluster, as :func:`ray.nodes` describes them."""
     found = [node["Resources"] for node in nodes if node["Alive"]]
-    return sum(min(int(has.get(name, 0) // needed) for name, needed in (("CPU", cpus), ("GPU", gpus)) if needed)
-               for has in found)
+    return sum(
+        min(
+            int(has.get(name, 0) // needed)
+            for name, needed in (("CPU", cpus), ("GPU", gpus))
+            if needed
+        )
+        for has in found
+    )
 
 
 def train_rank(job: dict[str, Any]) -> dict[str, Any]:
@@ -88,8 +96,14 @@ def train_rank(job: dict[str, Any]) -> dict[str, Any]:
     from parallel_epochs.pipeline.run import ranks as rank_tools
 
     try:
-        config, summary = run_folder.begin_together(job["config"], job["folder"], rank_tools.from_environment(),
-                                                    named=job["named"], is_named=True, in_sweep=False)
+        config, summary = run_folder.begin_together(
+            job["config"],
+            job["folder"],
+            rank_tools.from_environment(),
+            named=job["named"],
+            is_named=True,
+            in_sweep=False,
+        )
         logging.config.dictConfig(cli.log_config(job["folder"]))
         return {"summary": summary or training.run(config, job["folder"], job["command"])}
     except (ValueError, FloatingPointError) as error:
@@ -108,16 +122,27 @@ def begin(options: Options, given: list[str]) -> dict[str, Any] | None:
     """
     with initialize_config_dir(cli.CONF, version_base="1.3"):
         folder = Path(compose("config", given, return_hydra_config=True).hydra.run.dir).absolute()
-    config, named = run_folder.with_ranks_of(cli.compose_config(given), options.num_workers), cli.named_keys(given)
+    config, named = (
+        run_folder.with_ranks_of(cli.compose_config(given), options.num_workers),
+        cli.named_keys(given),
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    config, summary = run_folder.begin_or_continue(config, folder, named=named | {"parallel.num_ranks"}, is_named=True,
-                                                   in_sweep=False)
+    config, summary = run_folder.begin_or_continue(
+        config, folder, named=named | {"parallel.num_ranks"}, is_named=True, in_sweep=False
+    )
     if summary is not None:
         print(f"{folder} has been trained already")
         return None
-    command = shlex.join(["python", "-m", "scripts.ray_train", f"ray.num_workers={options.num_workers}", *given])
-    return {"config": dataclasses.replace(config, resume=keys.AUTO), "folder": folder, "named": named,
-            "cwd": os.getcwd(), "command": command}
+    command = shlex.join(
+        ["python", "-m", "scripts.ray_train", f"ray.num_workers={options.num_workers}", *given]
+    )
+    return {
+        "config": dataclasses.replace(config, resume=keys.AUTO),
+        "folder": folder,
+        "named": named,
+        "cwd": os.getcwd(),
+        "command": command,
+    }
 
 
 def find_room(options: Options, config: RunConfig) -> None:
@@ -129,14 +154,17 @@ def find_room(options: Options, config: RunConfig) -> None:
     import ray
 
     if options.gpus < 0:
-        options.gpus = int(config.device_name != "cpu" and ray.cluster_resources().get("GPU", 0) > 0)
+        options.gpus = int(
+            config.device_name != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        )
     end = time.monotonic() + options.wait
     while (room := count_room(ray.nodes(), options.cpus, options.gpus)) < options.num_workers:
         if time.monotonic() >= end:
             needed = f"{options.cpus} CPU" + f" and {options.gpus} GPU" * (options.gpus > 0)
             raise ValueError(
                 f"the Ray cluster has room for {count(room, 'worker')} of {needed} each, and ray.num_workers="
-                f"{options.num_workers}. Lower it, let more machines join, or set ray.wait=SECONDS to wait for them")
+                f"{options.num_workers}. Lower it, let more machines join, or set ray.wait=SECONDS to wait for them"
+            )
         time.sleep(1)
 
 
@@ -155,24 +183,40 @@ def train(options: Options, given: list[str]) -> None:
     try:
         ray.init(address=options.address or None, logging_level=logging.WARNING)
     except ConnectionError as error:
-        raise ValueError(f"ray.address={options.address}: no Ray cluster answers there ({error})") from None
+        raise ValueError(
+            f"ray.address={options.address}: no Ray cluster answers there ({error})"
+        ) from None
     find_room(options, job["config"])
     resources = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
     trainer = TorchTrainer(
-        train_rank, train_loop_config=job,
-        torch_config=TorchConfig("cpu:gloo,cuda:nccl" if options.gpus else "gloo",
-                                 timeout_s=int(job["config"].parallel.timeout * LONG_FACTOR)),
-        scaling_config=ScalingConfig(num_workers=options.num_workers, use_gpu=options.gpus > 0,
-                                     resources_per_worker=resources),
-        run_config=RayRun(name=".ray", storage_path=str(job["folder"]), failure_config=FailureConfig(
-            max_failures=options.max_failures, controller_failure_limit=options.max_failures)))
+        train_rank,
+        train_loop_config=job,
+        torch_config=TorchConfig(
+            "cpu:gloo,cuda:nccl" if options.gpus else "gloo",
+            timeout_s=int(job["config"].parallel.timeout * LONG_FACTOR),
+        ),
+        scaling_config=ScalingConfig(
+            num_workers=options.num_workers,
+            use_gpu=options.gpus > 0,
+            resources_per_worker=resources,
+        ),
+        run_config=RayRun(
+            name=".ray",
+            storage_path=str(job["folder"]),
+            failure_config=FailureConfig(
+                max_failures=options.max_failures, controller_failure_limit=options.max_failures
+            ),
+        ),
+    )
     try:
         result = trainer.fit().return_value
     except TrainingFailedError as error:
         find_room(dataclasses.replace(options, wait=0), job["config"])
         last = str(error).strip().splitlines()[-1]
-        raise ValueError(f"Ray Train has ended the run after ray.max_failures={options.max_failures} restarts: {last}. "
-                         f"The same command with resume=auto and hydra.run.dir={job['folder']} goes on") from None
+        raise ValueError(
+            f"Ray Train has ended the run after ray.max_failures={options.max_failures} restarts: {last}. "
+            f"The same command with resume=auto and hydra.run.dir={job['folder']} goes on"
+        ) from None
     if "problem" in result:
         raise ValueError(result["problem"])
 
@@ -189,9 +233,12 @@ def main() -> None:
         print(f"{__doc__}\n{Options.__doc__}")
 
     def start() -> None:
-        from parallel_epochs.scripts import ray_train  # whose functions Ray names, and does not copy
+        from parallel_epochs.scripts import (
+            ray_train,
+        )  # whose functions Ray names, and does not copy
 
         ray_train.train(options, sys.argv[1:])
+
     cli.call(start, check=check_new, needs_data=True)
 
 

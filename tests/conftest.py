@@ -13,8 +13,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The slow tests that take minutes. They begin first: a worker that begins one at the end leaves the others idle.
-LONG = {"test_faults_of_real_processes_lose_nothing", "test_kernels_compile_for_hopper_without_a_gpu",
-        "test_the_examples_train", "test_the_console_command_trains_ranks_beside_a_models_folder"}
+LONG = {
+    "test_faults_of_real_processes_lose_nothing",
+    "test_kernels_compile_for_hopper_without_a_gpu",
+    "test_the_examples_train",
+    "test_the_console_command_trains_ranks_beside_a_models_folder",
+}
 
 
 def pytest_collection_modifyitems(items):
@@ -40,8 +44,18 @@ def prepare(config) -> None:
 
     torch.set_num_threads(1)
     if os.environ.get("CHECK_SHAPES", "1") == "1":
-        shapes.check_packages(*(f"parallel_epochs.{name}" for name in (
-            "models", "pipeline.graph", "pipeline.data", "pipeline.gnn.loaders", "pipeline.gnn.tasks")))
+        shapes.check_packages(
+            *(
+                f"parallel_epochs.{name}"
+                for name in (
+                    "models",
+                    "pipeline.graph",
+                    "pipeline.data",
+                    "pipeline.gnn.loaders",
+                    "pipeline.gnn.tasks",
+                )
+            )
+        )
     cli.register_schema()
     composing.remember_choices()
     multiprocessing.util.spawnv_passfds = fork_rank_server  # here and in what is forked from here
@@ -64,8 +78,13 @@ def temporary_folder(tmp_path_factory):
         patch.setattr(tempfile, "tempdir", None)
         caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         # Kernels are compiled once, and not in each test run.
-        patch.setenv("TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR") or str(caches / "torch_extensions"))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))  # of the classes that commands name
+        patch.setenv(
+            "TORCH_EXTENSIONS_DIR",
+            os.environ.get("TORCH_EXTENSIONS_DIR") or str(caches / "torch_extensions"),
+        )
+        patch.setenv(
+            "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home"))
+        )  # of the classes that commands name
         start_rank_server()  # before any test has changed this process
         yield
 

@@ -16,23 +16,33 @@ from tools.architecture import (
     tree_of,
 )
 
-# Lines of code, without the signature, blank lines, comments and the docstring.
-LONGEST_FUNCTION, MOST_IMPORTS = 40, 25
+MOST_IMPORTS = 25
 # What `python -m tools.architecture --numbers` may count at most.
-LIMITS = {"rooms": 36, "imports between rooms": 149, "rooms in models/": 11, "imports between rooms of models/": 27,
-          "modules that import a configuration dataclass": 60, "comparisons of a component's name": 10,
-          "lines of gnn/ that ask for the kind of graph": 26, "lines with config: Any": 0, "lines with : Any": 52,
-          "predict from run, stops": 247, "predict from run, files": 60, "open_data from config, stops": 73,
-          "open_data from config, files": 22, "product lines": 79_780, "test lines": 46_600}
+LIMITS = {
+    "rooms": 36,
+    "imports between rooms": 149,
+    "rooms in models/": 11,
+    "imports between rooms of models/": 27,
+    "modules that import a configuration dataclass": 60,
+    "comparisons of a component's name": 10,
+    "lines of gnn/ that ask for the kind of graph": 26,
+    "lines with config: Any": 0,
+    "lines with : Any": 52,
+    "predict from run, stops": 247,
+    "predict from run, files": 60,
+    "open_data from config, stops": 73,
+    "open_data from config, files": 22,
+    "product tokens": 586_600,
+    "test tokens": 513_400,
+}
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config", "pipeline.graph.kaminpar_process"}
-# Kernels in Triton's language cannot be cut into functions at will.
-LONGER = {"models.aggregate.gpu_backward.backward", "models.aggregate.gpu_forward.forward"}
 
 
 def test_the_rooms_are_those_of_the_document():
-    assert (ROOT / "docs" / "architecture.md").read_text() == draw(), \
+    assert (ROOT / "docs" / "architecture.md").read_text() == draw(), (
         "run `python -m tools.architecture > docs/architecture.md`"
+    )
 
 
 def test_the_numbers_stay_within_their_limits():
@@ -42,40 +52,48 @@ def test_the_numbers_stay_within_their_limits():
 
 
 def test_the_rooms_of_models_form_no_circle():
-    assert sort_downwards({room: others & rooms("models").keys() for room, others in rooms("models").items()})
+    assert sort_downwards(
+        {room: others & rooms("models").keys() for room, others in rooms("models").items()}
+    )
 
 
-def test_functions_have_one_idea_and_modules_few_imports():
-    too_much, known = {}, modules()
-    for name, path in known.items():
-        source = path.read_text()
-        if (number := len(imports_of(path, known))) > MOST_IMPORTS:
-            too_much[name] = number
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef) and (number := code_lines(node, source)) > LONGEST_FUNCTION:
-                too_much[f"{name}.{node.name}"] = number
-    assert too_much.keys() <= LONGER, too_much
+def test_modules_have_few_imports():
+    known = modules()
+    numbers_of = {name: len(imports_of(path, known)) for name, path in known.items()}
+    assert not {name: number for name, number in numbers_of.items() if number > MOST_IMPORTS}
 
 
 def test_files_of_users_are_opened_in_one_place():
     """``files.open_file`` refuses a pipe, which never ends; ``open`` would wait for it."""
-    found = [f"{name}, line {node.lineno}" for name, path in modules().items()
-             if name.startswith("pipeline.") and not name.startswith("pipeline.run.") and name not in OWN_FILES
-             for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and reads_a_file(node)]
+    found = [
+        f"{name}, line {node.lineno}"
+        for name, path in modules().items()
+        if name.startswith("pipeline.")
+        and not name.startswith("pipeline.run.")
+        and name not in OWN_FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and reads_a_file(node)
+    ]
     assert not found
 
 
 def test_docstrings_and_comments_are_sentences():
     """A text that begins with one of these words has no subject, or asks what it should say."""
-    found = [f"{name}, line {line}: {text}" for name, path in modules().items()
-             for line, text in texts_of(path) if re.match(r"(Of|What|Who|Which|Whether|Beside)\b", text)]
+    found = [
+        f"{name}, line {line}: {text}"
+        for name, path in modules().items()
+        for line, text in texts_of(path)
+        if re.match(r"(Of|What|Who|Which|Whether|Beside)\b", text)
+    ]
     assert not found
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """Go through the docstrings of a module, and its comments that fill a line, without the further lines of each."""
     for node in ast.walk(tree_of(path)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
+            text := ast.get_docstring(node)
+        ):
             yield getattr(node, "lineno", 1), text.partition("\n")[0]
     before = ""
     for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -89,12 +107,11 @@ def reads_a_file(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name) and call.func.id == "open":
         mode = call.args[1] if len(call.args) > 1 else None
         return not (isinstance(mode, ast.Constant) and set(mode.value) & set("wax"))
-    return isinstance(call.func, ast.Attribute) and call.func.attr in ("read_text", "read_bytes", "open") \
-        and not (isinstance(call.func.value, ast.Name) and call.func.value.id in ("files", "os", "tarfile"))
-
-
-def code_lines(function: ast.FunctionDef, source: str) -> int:
-    """Count the lines of a function's body that hold code."""
-    body = function.body[ast.get_docstring(function) is not None:]
-    lines = source.splitlines()[body[0].lineno - 1:function.end_lineno] if body else []
-    return sum(bool(line.split("#")[0].strip()) for line in lines)
+    return (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("read_text", "read_bytes", "open")
+        and not (
+            isinstance(call.func.value, ast.Name)
+            and call.func.value.id in ("files", "os", "tarfile")
+        )
+    )

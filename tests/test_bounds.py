@@ -18,7 +18,11 @@ from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph import metis
-from parallel_epochs.pipeline.graph.components import find_components, select_component, split_components
+from parallel_epochs.pipeline.graph.components import (
+    find_components,
+    select_component,
+    split_components,
+)
 from parallel_epochs.pipeline.graph.partition import Partition, measure_partition, random_partition
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.structure import hash_structure
@@ -44,9 +48,14 @@ def test_edges_are_counted_in_any_blocks():
         part[partition.nodes(i)] = i
     expected = [int(((part[src] == i) & (part[dst] == i)).sum()) for i in range(3)]
     for block_edges in (1, 7, src.numel() - 1, src.numel(), 1 << 24):
-        assert measure_partition(data.edge_index, partition, 0.0, block_edges=block_edges).kept_edges == expected
+        assert (
+            measure_partition(data.edge_index, partition, 0.0, block_edges=block_edges).kept_edges
+            == expected
+        )
     loop = make_graph([(0, 0)], 1).edge_index
-    assert measure_partition(loop, Partition(torch.arange(1), torch.tensor([0, 1])), 0.0).kept_edges == [1]
+    assert measure_partition(
+        loop, Partition(torch.arange(1), torch.tensor([0, 1])), 0.0
+    ).kept_edges == [1]
 
 
 @pytest.mark.parametrize("name", ["random", "metis_random"])
@@ -54,14 +63,22 @@ def test_as_many_clusters_as_nodes(name):
     edge_index = random_graph(30, 100, 0).edge_index
     assert sizes_of(Partitioner(edge_index, name=name, num_parts=30).draw(0)) == [1] * 30
     # By default there are 20 micro-clusters for each cluster, if there are nodes for them.
-    assert [Partitioner(edge_index, name="metis_random", num_parts=n).num_micro_parts for n in (1, 2)] == [20, 30]
+    assert [
+        Partitioner(edge_index, name="metis_random", num_parts=n).num_micro_parts for n in (1, 2)
+    ] == [20, 30]
 
 
 def test_metis_sees_neither_loops_nor_duplicates(monkeypatch):
     seen = []
     part_graph = pymetis.part_graph
-    monkeypatch.setattr(pymetis, "part_graph", lambda num_parts, adjacency, **options: seen.append(
-        (adjacency.adj_starts.tolist(), adjacency.adjacent.tolist())) or part_graph(num_parts, adjacency, **options))
+    monkeypatch.setattr(
+        pymetis,
+        "part_graph",
+        lambda num_parts, adjacency, **options: (
+            seen.append((adjacency.adj_starts.tolist(), adjacency.adjacent.tolist()))
+            or part_graph(num_parts, adjacency, **options)
+        ),
+    )
     path = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
     for more in ([], [(0, 0), (3, 3)], [(0, 1), (1, 0)], [(1, 1), (1, 2), (2, 1), (1, 1)]):
         metis.cut_with_metis(make_graph(path + more, 4).edge_index, 2, 0)
@@ -81,25 +98,42 @@ def test_what_metis_leaves_empty_is_filled_from_the_largest(left, monkeypatch):
 def test_components_of_exactly_the_least_size_and_the_last_by_number():
     # Paths of 4, 3 and 2 nodes, of which the second has no training node.
     nodes = np.split(np.arange(9), [4, 7])
-    pairs = [(int(u), int(v)) for path in nodes for a, b in itertools.pairwise(path) for u, v in ((a, b), (b, a))]
+    pairs = [
+        (int(u), int(v))
+        for path in nodes
+        for a, b in itertools.pairwise(path)
+        for u, v in ((a, b), (b, a))
+    ]
     data = make_graph(pairs, 9, x=torch.zeros(9, 1))
     components = find_components(data)
-    for min_size, expected in ((1, ["1", "2", "3"]), (2, ["1", "2", "3"]), (3, ["1", "2"]), (4, ["1"]), (5, ["1"])):
-        assert [number for number, _ in split_components(data, components, "separate", min_size)] == expected
+    for min_size, expected in (
+        (1, ["1", "2", "3"]),
+        (2, ["1", "2", "3"]),
+        (3, ["1", "2"]),
+        (4, ["1"]),
+        (5, ["1"]),
+    ):
+        assert [
+            number for number, _ in split_components(data, components, "separate", min_size)
+        ] == expected
     assert select_component(data, components, "3").n_id.tolist() == [7, 8]
     with pytest.raises(ValueError, match="data.components=4 does not exist: .* from 1 to 3$"):
         select_component(data, components, "4")
     data.train_mask[4:7], data.valid_mask[4:7] = False, True
     components = find_components(data)
     assert [number for number, _ in split_components(data, components, "separate", 1)] == ["1", "3"]
-    with pytest.raises(ValueError, match="data.components=2: none of its 3 nodes is in the training split"):
+    with pytest.raises(
+        ValueError, match="data.components=2: none of its 3 nodes is in the training split"
+    ):
         select_component(data, components, "2")
 
 
 def test_graphs_of_the_same_degrees_have_different_digests():
     pairs = [(0, 1), (1, 0), (2, 3), (3, 2)]
     crossed = [(0, 2), (2, 0), (1, 3), (3, 1)]
-    assert hash_structure(make_graph(pairs, 4).edge_index) != hash_structure(make_graph(crossed, 4).edge_index)
+    assert hash_structure(make_graph(pairs, 4).edge_index) != hash_structure(
+        make_graph(crossed, 4).edge_index
+    )
 
 
 def test_views_of_more_clusters_than_nodes_have_one_node_each():
@@ -110,8 +144,16 @@ def test_views_of_more_clusters_than_nodes_have_one_node_each():
         sizes.append(batch.num_nodes)
         return batch.n_id, batch.x[:, :2]
 
-    rows = predict_views(predict, ClusterLoader(data), num_rows=40, out_channels=2, num_views=3, num_parts=99, seed=0,
-                         round_=0)
+    rows = predict_views(
+        predict,
+        ClusterLoader(data),
+        num_rows=40,
+        out_channels=2,
+        num_views=3,
+        num_parts=99,
+        seed=0,
+        round_=0,
+    )
     assert sizes == [1] * 120
     torch.testing.assert_close(rows, data.x[:, :2])
 
@@ -143,9 +185,19 @@ def test_exact_evaluation_borrows_the_threads_of_the_ranks_that_wait():
         seen.append(torch.get_num_threads())
         return batch.n_id[batch.target], batch.x[:, :2]
 
-    rows = predict_exact(predict, data, num_rows=40, out_channels=2, device=torch.device("cpu"),
-                         ranks=Ranks(0, 1, 0, 3))
-    assert seen == [3 * before] and torch.get_num_threads() == before and torch.equal(rows, data.x[:, :2])
+    rows = predict_exact(
+        predict,
+        data,
+        num_rows=40,
+        out_channels=2,
+        device=torch.device("cpu"),
+        ranks=Ranks(0, 1, 0, 3),
+    )
+    assert (
+        seen == [3 * before]
+        and torch.get_num_threads() == before
+        and torch.equal(rows, data.x[:, :2])
+    )
 
 
 def test_the_loss_and_the_predictions_are_those_of_the_targets():
@@ -186,33 +238,46 @@ def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, mo
     monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     train(configure(*TOY, "train.epochs=2"), tmp_path / "run")
     assert len({count for _, count in taken}) > 1
-    of_rounds = [map(sum, zip(*taken[first:first + 4], strict=True)) for first in (0, 4)]
+    of_rounds = [map(sum, zip(*taken[first : first + 4], strict=True)) for first in (0, 4)]
     losses = [e["loss"] for e in rounds_of(tmp_path / "run")]
     assert losses == pytest.approx([total / count for total, count in of_rounds])
 
 
 def test_the_last_batch_may_have_fewer_clusters():
     data = random_graph(30, 100, 0)
-    loader = ClusterLoader(data, Partitioner(data.edge_index, name="random", num_parts=5), clusters_per_step=2)
+    loader = ClusterLoader(
+        data, Partitioner(data.edge_index, name="random", num_parts=5), clusters_per_step=2
+    )
     assert loader.num_batches == len(list(loader.batches(0, Share()))) == 3
 
 
 def test_a_block_of_edges_ends_before_a_row_that_is_too_many():
-    assert blocks.cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    assert blocks.cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [
+        (0, 1),
+        (1, 3),
+        (3, 4),
+        (4, 5),
+    ]
     assert blocks.cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
 
 
 def test_what_the_fused_kernel_does_not_take():
     x, edge_index = torch.ones(3, 2), torch.zeros(2, 1, dtype=torch.int64)
     assert "eps is -1e-07" in fused.why_not_fused(x, edge_index, eps=-1e-7)
-    assert "more than one element" in fused.why_not_fused(x, edge_index, scalars=(torch.ones(2), 1.0, 0.0))
+    assert "more than one element" in fused.why_not_fused(
+        x, edge_index, scalars=(torch.ones(2), 1.0, 0.0)
+    )
     assert edges.pad(torch.tensor([0, 2, 3]), 4, "destination").tolist() == [0, 2, 3, 3, 3]
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(tmp_path, monkeypatch):
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(
+    tmp_path, monkeypatch
+):
     calls = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: calls.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: calls.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd)
+    )
     monkeypatch.setattr(os, "replace", lambda a, b: calls.append("rename") or replace(a, b))
     files.write_text(tmp_path / "a", "text")
     file, rename, folder = calls
@@ -224,25 +289,54 @@ def test_a_save_after_one_that_was_killed_between_its_two_names_leaves_no_third(
     os.link(tmp_path / "last.pt", tmp_path / "previous.pt")
     checkpoint.save_last(tmp_path, {"round": 2})
     assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
-    assert [checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")] == [1, 2]
+    assert [checkpoint.load(tmp_path / name)["round"] for name in ("previous.pt", "last.pt")] == [
+        1,
+        2,
+    ]
 
 
 def test_the_digest_sees_where_a_list_ends():
-    states = [[[1, 2], [3]], [[1], [2, 3]], [1, 2, 3], [[1, 2, 3]], [1, [2, 3]], [1, 23], [(1,), (2,), (3,)]]
+    states = [
+        [[1, 2], [3]],
+        [[1], [2, 3]],
+        [1, 2, 3],
+        [[1, 2, 3]],
+        [1, [2, 3]],
+        [1, 23],
+        [(1,), (2,), (3,)],
+    ]
     assert len({checkpoint.digest({"a": state}) for state in states}) == len(states)
 
 
 def test_what_json_cannot_say_is_null():
-    value = {"a": math.nan, "b": {"c": math.inf, "d": -math.inf, "e": 1.5}, "f": 2, "g": "nan", "h": None}
-    assert files.without_nan(value) == {"a": None, "b": {"c": None, "d": None, "e": 1.5}, "f": 2, "g": "nan", "h": None}
+    value = {
+        "a": math.nan,
+        "b": {"c": math.inf, "d": -math.inf, "e": 1.5},
+        "f": 2,
+        "g": "nan",
+        "h": None,
+    }
+    assert files.without_nan(value) == {
+        "a": None,
+        "b": {"c": None, "d": None, "e": 1.5},
+        "f": 2,
+        "g": "nan",
+        "h": None,
+    }
 
 
 @pytest.mark.parametrize("valid, best", [([0.4, 0.5, 0.5, 0.3], 2), ([math.nan] * 4, 4)])
-def test_of_equal_evaluations_the_first_is_the_best_and_of_undefined_ones_the_last(valid, best, configure, tmp_path,
-                                                                                        monkeypatch):
+def test_of_equal_evaluations_the_first_is_the_best_and_of_undefined_ones_the_last(
+    valid, best, configure, tmp_path, monkeypatch
+):
     scores = iter(valid)
-    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: dict.fromkeys(SPLITS, next(scores)))
-    assert train(configure(*TOY), tmp_path / "run")["best_epoch"] == best and len(rounds_of(tmp_path / "run")) == 4
+    monkeypatch.setattr(
+        NodeTask, "scores", lambda self, model, rows: dict.fromkeys(SPLITS, next(scores))
+    )
+    assert (
+        train(configure(*TOY), tmp_path / "run")["best_epoch"] == best
+        and len(rounds_of(tmp_path / "run")) == 4
+    )
 
 
 def test_time_is_added_up_over_the_starts_of_a_run(configure, tmp_path):

@@ -75,8 +75,12 @@ def copy(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("copy")
     for name in ("conf", "models", "pipeline", "scripts", "tools"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "parallel_epochs", root / "parallel_epochs", symlinks=True,
-                    ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "parallel_epochs",
+        root / "parallel_epochs",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     return root
 
 
@@ -84,44 +88,101 @@ def test_every_part_is_one_file_one_conf_file_and_one_line():
     for part in PARTS:
         blocks = section_of(part)
         new = [block for language, block in blocks if re.match(r"# [\w/.]+\n", block)]
-        (change,) = [block for language, block in blocks if re.match(r"# [\w/.]+: [A-Z_]+\n", block)]
+        (change,) = [
+            block for language, block in blocks if re.match(r"# [\w/.]+: [A-Z_]+\n", block)
+        ]
         assert len(new) == {"metric": 1, "model": 3, "product": 5}.get(part, 2), part
-        assert len([line for line in change.splitlines()[1:] if not line.startswith("from ")]) == 1, part
+        assert (
+            len([line for line in change.splitlines()[1:] if not line.startswith("from ")]) == 1
+        ), part
 
 
-@pytest.mark.parametrize("source, tests", [
-    ("pipeline/knowledge/ranking.py", ["tests/pipeline/knowledge/test_device.py",
-                                       "tests/pipeline/knowledge/test_ranking.py"]),
-    ("pipeline/layout/trainer.py", ["tests/pipeline/layout/test_rounds.py", "tests/pipeline/layout/test_trainer.py"]),
-    ("pipeline/loop.py", ["tests/pipeline/test_loop.py"]), ("pipeline/knowledge", ["tests/pipeline/knowledge"]),
-    ("scripts/bench/cut.py", ["tests/scripts/test_bench.py"]), ("tests/test_docs.py", ["tests/test_docs.py"]),
-    ("models/kernels/norm.h", ["tests/models/kernels/test_native.py"]),
-    ("models/kernels/simd.h", sorted(map(str, (ROOT / "tests/models/kernels").glob("test_*.py"))))])
+@pytest.mark.parametrize(
+    "source, tests",
+    [
+        (
+            "pipeline/knowledge/ranking.py",
+            ["tests/pipeline/knowledge/test_device.py", "tests/pipeline/knowledge/test_ranking.py"],
+        ),
+        (
+            "pipeline/layout/trainer.py",
+            ["tests/pipeline/layout/test_rounds.py", "tests/pipeline/layout/test_trainer.py"],
+        ),
+        ("pipeline/loop.py", ["tests/pipeline/test_loop.py"]),
+        ("pipeline/knowledge", ["tests/pipeline/knowledge"]),
+        ("scripts/bench/cut.py", ["tests/scripts/test_bench.py"]),
+        ("tests/test_docs.py", ["tests/test_docs.py"]),
+        ("models/kernels/norm.h", ["tests/models/kernels/test_native.py"]),
+        (
+            "models/kernels/simd.h",
+            sorted(map(str, (ROOT / "tests/models/kernels").glob("test_*.py"))),
+        ),
+    ],
+)
 def test_the_tests_of_a_file_are_found(source, tests):
-    assert [ROOT / test for test in tests] == [ROOT / path for path in find_tests(Path(source), ROOT)] != []
+    assert (
+        [ROOT / test for test in tests]
+        == [ROOT / path for path in find_tests(Path(source), ROOT)]
+        != []
+    )
 
 
 @pytest.mark.slow
 def test_the_examples_train(copy, tmp_path):
     mask = torch.arange(60) % 3
-    torch.save(Data(x=torch.randn(60, 4), edge_index=torch.randint(60, (2, 200)), y=mask, metric="top2",
-                    train_mask=mask == 0, val_mask=mask == 1, test_mask=mask == 2), tmp_path / "graph.pt")
+    torch.save(
+        Data(
+            x=torch.randn(60, 4),
+            edge_index=torch.randint(60, (2, 200)),
+            y=mask,
+            metric="top2",
+            train_mask=mask == 0,
+            val_mask=mask == 1,
+            test_mask=mask == 2,
+        ),
+        tmp_path / "graph.pt",
+    )
     steps = []
     for part in PARTS:
         _, _, module, *overrides = apply(part, copy)
         own = part in ("dataset", "metric")
         given = {override.split("=")[0] for override in overrides}
-        small = [] if part == "product" else [
-            override for override in (SMALL if own else TOY) if override.split("=")[0] not in given]
+        small = (
+            []
+            if part == "product"
+            else [
+                override
+                for override in (SMALL if own else TOY)
+                if override.split("=")[0] not in given
+            ]
+        )
         steps.append([module, *overrides, *small, f"hydra.run.dir={part}"])
     # All of them at once, by two ranks that are split over processes of their own.
-    steps.append(["pipeline.train", "data=ring", "partition=slices", "model=sage", "task=denoise", "loader=halves",
-                  "tracker=lines", "task.base=none", "train.epochs=4", "parallel.num_ranks=2",
-                  "hydra.run.dir=together"])
+    steps.append(
+        [
+            "pipeline.train",
+            "data=ring",
+            "partition=slices",
+            "model=sage",
+            "task=denoise",
+            "loader=halves",
+            "tracker=lines",
+            "task.base=none",
+            "train.epochs=4",
+            "parallel.num_ranks=2",
+            "hydra.run.dir=together",
+        ]
+    )
     steps.append(["pipeline.predict", "run=kind", "output=kind.csv"])
     result = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps(steps), cwd=tmp_path, capture_output=True, text=True,
-        timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(steps),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)},
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert summary_of(tmp_path / "dataset")["metric"] == "acc"
     assert "partition: slices, 4 clusters" in (tmp_path / "partition" / "train.log").read_text()
@@ -132,11 +193,14 @@ def test_the_examples_train(copy, tmp_path):
         assert lines[0].endswith(f"/{name}") and lines[1].startswith("after ") and len(lines) == 3
     assert summary_of(tmp_path / "metric")["metric"] == "top2"
     assert (tmp_path / "kind.csv").read_text().startswith("id,value_0,value_1,") and summary_of(
-        tmp_path / "kind")["metric"] == "rmse"
+        tmp_path / "kind"
+    )["metric"] == "rmse"
     assert summary_of(tmp_path / "together")["num_ranks"] == 2
     # Each of the others changes what is learned.
     weights = {part: summary_of(tmp_path / part)["weights_sha256"] for part in PARTS}
-    assert weights["product"] not in (weights[part] for part in ("partition", "model", "task", "loader"))
+    assert weights["product"] not in (
+        weights[part] for part in ("partition", "model", "task", "loader")
+    )
 
 
 @pytest.mark.slow
@@ -144,6 +208,12 @@ def test_the_examples_train(copy, tmp_path):
 def test_the_examples_of_layers_messages_and_scores_train(part, copy):
     """The script of an example fails unless its loss falls."""
     _, *script = apply(part, copy)
-    result = subprocess.run([sys.executable, *script], cwd=copy, capture_output=True, text=True, timeout=300,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)})
+    result = subprocess.run(
+        [sys.executable, *script],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)},
+    )
     assert result.returncode == 0, result.stdout + result.stderr

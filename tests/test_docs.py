@@ -37,14 +37,20 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
 SMALL_MATH = ["data.num_train=2000", "data.num_valid=50", "data.num_test=50", "trainer.dim=16"]
 # The other benchmarks are run by test_bench.py.
-SMALL_BENCH = {"partition": ["--repeat=1"], "scale": [], "ranks": ["--layers=2", "--steps=1"],
-               "memory": ["--layers=1", "--num-ranks=2"]}
+SMALL_BENCH = {
+    "partition": ["--repeat=1"],
+    "scale": [],
+    "ranks": ["--layers=2", "--steps=1"],
+    "memory": ["--layers=1", "--num-ranks=2"],
+}
 # What a newcomer reads before the first run.
 MOST_WORDS = 900
 # In place of schemas that pages write.
 TABLE = ROOT / "docs" / "runs.csv"
-TYPED = (f"{{nodes:{{user:{{path:{TABLE},id:run,label:seed}},tag:{{}}}},"
-         f"edges:{{buys:{{path:{TABLE},source:user,target:tag,time:seed}}}}}}")
+TYPED = (
+    f"{{nodes:{{user:{{path:{TABLE},id:run,label:seed}},tag:{{}}}},"
+    f"edges:{{buys:{{path:{TABLE},source:user,target:tag,time:seed}}}}}}"
+)
 # The part by which a loss may rise from the first round to the last, without and with a metric that is no worse.
 RISE, MOST_RISE = 0.05, 2.0
 
@@ -66,25 +72,43 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
 
 def commands_of(page: Path) -> list[list[str]]:
     """The commands of a page's shell blocks, and those in the middle of a sentence or table."""
-    lines = [line for language, block in blocks_of(page) if language == "bash" for line in block.splitlines()]
+    lines = [
+        line
+        for language, block in blocks_of(page)
+        if language == "bash"
+        for line in block.splitlines()
+    ]
     for code in re.findall(r"`([^`\n]+)`", prose_of(page)):
         if code.startswith(("python -m ", "pip install", "make ", "sbatch ")):
             lines.append(code)
         elif code.startswith("+experiment="):
             lines.append(f"python -m pipeline.train {code}")
-    return [shlex.split(part, comments=True) for line in lines for part in line.split(" && ") if part.strip()]
+    return [
+        shlex.split(part, comments=True)
+        for line in lines
+        for part in line.split(" && ")
+        if part.strip()
+    ]
 
 
 def assert_composes(overrides: list[str], name: str = "config") -> None:
     """Compose a configuration; of the values of a sweep, the first."""
-    overrides = [re.sub(r"=([^,\[({]*),.*", r"=\1", override)
-                 for override in overrides if override not in ("-m", "--help")]
+    overrides = [
+        re.sub(r"=([^,\[({]*),.*", r"=\1", override)
+        for override in overrides
+        if override not in ("-m", "--help")
+    ]
     if name == "config":
-        schema = TYPED.replace(",label:seed", "").replace("target:tag", "target:tag,label:seed") if (
-            "task=edge" in overrides) else TYPED
+        schema = (
+            TYPED.replace(",label:seed", "").replace("target:tag", "target:tag,label:seed")
+            if ("task=edge" in overrides)
+            else TYPED
+        )
         # Tables of the pages are not there, so that neither their schema is read nor one guessed from data.label.
-        overrides = [re.sub(r"^data\.(schema=.*\.yaml|label=\w+\.\w+)$", f"data.schema={schema}", override)
-                     for override in overrides]
+        overrides = [
+            re.sub(r"^data\.(schema=.*\.yaml|label=\w+\.\w+)$", f"data.schema={schema}", override)
+            for override in overrides
+        ]
         compose_config(tuple(overrides))
     else:
         with initialize_config_dir(cli.CONF, version_base="1.3"):
@@ -94,7 +118,10 @@ def assert_composes(overrides: list[str], name: str = "config") -> None:
 def assert_installs(program: str, *arguments: str) -> None:
     """Check a command that installs the project or builds what runs it."""
     if program == "make":
-        assert subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True).returncode == 0
+        assert (
+            subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True).returncode
+            == 0
+        )
     elif program == "pip":
         assert arguments[0] == "install"
         for extra in re.findall(r"\[(.*)\]", arguments[-1]):
@@ -102,13 +129,18 @@ def assert_installs(program: str, *arguments: str) -> None:
     elif program == "export":
         assert all(re.fullmatch(r"[A-Z_]+=\S+", argument) for argument in arguments), arguments
     elif program == ".":
-        assert arguments == (".venv/bin/activate",) and "VENV ?= .venv\n" in (ROOT / "Makefile").read_text()
+        assert (
+            arguments == (".venv/bin/activate",)
+            and "VENV ?= .venv\n" in (ROOT / "Makefile").read_text()
+        )
     elif arguments[0] == "build":
         assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
     else:
-        image = next(i for i, argument in enumerate(arguments) if argument.startswith("parallel-epochs:"))
+        image = next(
+            i for i, argument in enumerate(arguments) if argument.startswith("parallel-epochs:")
+        )
         assert arguments[0] == "run"
-        assert_sound(["parallel-epochs", *arguments[image + 1:]])
+        assert_sound(["parallel-epochs", *arguments[image + 1 :]])
 
 
 def assert_sound(command: list[str]) -> None:
@@ -119,10 +151,12 @@ def assert_sound(command: list[str]) -> None:
     elif program == "sbatch":
         script = next(i for i, argument in enumerate(arguments) if argument.endswith(".sbatch"))
         assert (ROOT / arguments[script]).is_file()
-        assert_composes(arguments[script + 1:])
+        assert_composes(arguments[script + 1 :])
     elif program == "torchrun":
         start = next(i for i, argument in enumerate(arguments) if not argument.startswith("--"))
-        assert_sound(["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:])
+        assert_sound(
+            ["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:]
+        )
     elif program == "parallel-epochs":
         assert_sound(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]])
     else:
@@ -131,7 +165,9 @@ def assert_sound(command: list[str]) -> None:
         spec = importlib.util.find_spec(module)
         assert spec is not None, f"{module} does not exist"
         if module == "pipeline.init":
-            assert {option.partition("=")[0] for option in options if "=" in option} <= init.OPTIONS.keys()
+            assert {
+                option.partition("=")[0] for option in options if "=" in option
+            } <= init.OPTIONS.keys()
         elif module == "pipeline.tune" and options:
             _, search = space.read_command(options)
             assert not search.space or space.check_space(search) is not None
@@ -139,8 +175,12 @@ def assert_sound(command: list[str]) -> None:
             if options:  # the head of a table names the command alone
                 build_parser().parse_args(options)
         elif module.startswith("pipeline."):
-            names = {"pipeline.evaluate": "evaluate", "pipeline.predict": "evaluate", "pipeline.serve": "serve",
-                     "pipeline.explain": "explain"}
+            names = {
+                "pipeline.evaluate": "evaluate",
+                "pipeline.predict": "evaluate",
+                "pipeline.serve": "serve",
+                "pipeline.explain": "explain",
+            }
             assert_composes(options, names.get(module, "config"))
         else:
             (folder,) = spec.submodule_search_locations or [None]
@@ -149,9 +189,13 @@ def assert_sound(command: list[str]) -> None:
                 assert f'"{option}"' in main.read_text(), f"{module} has no {option}"
 
 
-@pytest.mark.parametrize("where, least", [
-    pytest.param([PAGES[0], START], 16, id="README.md"),
-    pytest.param(EVERYWHERE, 200, id="everywhere", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "where, least",
+    [
+        pytest.param([PAGES[0], START], 16, id="README.md"),
+        pytest.param(EVERYWHERE, 200, id="everywhere", marks=pytest.mark.slow),
+    ],
+)
 def test_every_command_is_sound(where, least):
     pages = {tuple(command): page.name for page in where for command in commands_of(page)}
     assert len(pages) > least
@@ -164,14 +208,20 @@ def test_every_command_is_sound(where, least):
 
 def test_a_command_that_is_wrong_is_found():
     for wrong, error in (
-            ("python -m pipeline.train train.lrr=1", HydraException), ("python -m pipeline.trian", AssertionError),
-            ("make tset", AssertionError), ("pip install -e .[reprot]", AssertionError),
-            ("parallel-epochs fly", KeyError), ("python -m pipeline.tune study=runs/s train.lrr=1,2", HydraException),
-            ("python -m pipeline.tune trials=3", ValueError),
-            ("python -m scripts.report runs --figrue x", AssertionError), ("cd nowhere", AssertionError),
-            ("python -m scripts.bench disk --nodes 3", SystemExit), ("python -m scripts.bench walks", SystemExit),
-            ("sbatch scripts/train.sbatch +experiment=none", HydraException),
-            ("torchrun --nproc-per-node=2 -m pipeline.train model=none", HydraException)):
+        ("python -m pipeline.train train.lrr=1", HydraException),
+        ("python -m pipeline.trian", AssertionError),
+        ("make tset", AssertionError),
+        ("pip install -e .[reprot]", AssertionError),
+        ("parallel-epochs fly", KeyError),
+        ("python -m pipeline.tune study=runs/s train.lrr=1,2", HydraException),
+        ("python -m pipeline.tune trials=3", ValueError),
+        ("python -m scripts.report runs --figrue x", AssertionError),
+        ("cd nowhere", AssertionError),
+        ("python -m scripts.bench disk --nodes 3", SystemExit),
+        ("python -m scripts.bench walks", SystemExit),
+        ("sbatch scripts/train.sbatch +experiment=none", HydraException),
+        ("torchrun --nproc-per-node=2 -m pipeline.train model=none", HydraException),
+    ):
         with pytest.raises(error):
             assert_sound(shlex.split(wrong))
 
@@ -179,7 +229,9 @@ def test_a_command_that_is_wrong_is_found():
 def test_a_first_command_runs_as_it_stands(tmp_path):
     assert ["python", "-m", "pipeline.train", "hydra.run.dir=runs/first"] in commands_of(START)
     result = shell("pipeline.train", "hydra.run.dir=runs/first", *TOY, cwd=tmp_path)
-    assert result.returncode == 0 and (tmp_path / "runs" / "first" / "summary.json").is_file(), result.stderr
+    assert result.returncode == 0 and (tmp_path / "runs" / "first" / "summary.json").is_file(), (
+        result.stderr
+    )
 
 
 def test_the_readme_is_one_page():
@@ -200,27 +252,37 @@ def test_the_chart_of_the_readme_shows_measured_numbers():
     charts = [(ROOT / "docs" / f"times-{mode}.svg").read_text() for mode in ("light", "dark")]
     texts = [re.findall(r"<text[^>]*>([^<]*)</text>", chart) for chart in charts]
     assert texts[0] == texts[1]
-    seconds = [number for text in texts[0] if text.endswith(" s") and "1,000" not in text
-               for number in re.findall(r"[\d.,]+", text)]
+    seconds = [
+        number
+        for text in texts[0]
+        if text.endswith(" s") and "1,000" not in text
+        for number in re.findall(r"[\d.,]+", text)
+    ]
     assert len(seconds) >= 10
     for number in seconds:
         # Seconds, or milliseconds as the tables of a GPU have them.
         digits = [number, f"{1000 * float(number.replace(',', '')):.0f}"]
-        assert any(re.search(rf"(?<![\d.]){re.escape(text)}(?!\d)", measured) for text in digits), number
+        assert any(re.search(rf"(?<![\d.]){re.escape(text)}(?!\d)", measured) for text in digits), (
+            number
+        )
 
 
 @pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)\)", prose_of(page)):
-        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+        assert target.startswith("https://") or (page.parent / target).exists(), (
+            f"{page.name}: {target}"
+        )
 
 
 @pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
 def test_keys_and_files_in_the_prose_exist(page):
     if page.name == "log.md":  # is dated, and speaks of files that were
         return
-    configs = [*(config for product in PRODUCTS.values() for config in configuration.variants(product)),
-               EvaluateConfig()]
+    configs = [
+        *(config for product in PRODUCTS.values() for config in configuration.variants(product)),
+        EvaluateConfig(),
+    ]
     known = {entry.name for config in configs for entry in keys.entries(config)}
     parts = {field.name for field in dataclasses.fields(configuration.AnyRun)}
     for code in re.findall(r"`([^`\n]+)`", prose_of(page)):
@@ -232,11 +294,15 @@ def test_keys_and_files_in_the_prose_exist(page):
 
 
 def test_the_reference_of_keys_is_that_of_the_schema():
-    assert (ROOT / "docs" / "keys.md").read_text() == write_page(), "write it again: python -m tools.keys"
+    assert (ROOT / "docs" / "keys.md").read_text() == write_page(), (
+        "write it again: python -m tools.keys"
+    )
 
 
 def test_the_changelog_begins_with_this_version():
-    version = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    version = re.search(
+        r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )[1]
     assert version == PROJECT["project"]["version"]
 
 
@@ -251,7 +317,13 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program == "torchrun":
         start = next(i for i, argument in enumerate(arguments) if not argument.startswith("--"))
         inner = ["python", *arguments[start:]] if arguments[start] == "-m" else arguments[start:]
-        return ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *shrink(inner, folder)]
+        return [
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            *shrink(inner, folder),
+        ]
     if program == "parallel-epochs":
         _, *small = shrink(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]], folder)
         return ["parallel_epochs", arguments[0], *small]
@@ -259,53 +331,111 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program != "python" or own_tests & set(arguments):
         return None  # real Slurm, real Ray and real faults have tests of their own
     module, *arguments = arguments[1:]
-    graphs = next((a.partition("=")[2].removesuffix("_gatedgcn").replace("_", "-") for a in arguments
-                   if a.startswith("+experiment=ogbg")), "ogbg-molhiv" if "data=ogb_graph" in arguments else "")
+    graphs = next(
+        (
+            a.partition("=")[2].removesuffix("_gatedgcn").replace("_", "-")
+            for a in arguments
+            if a.startswith("+experiment=ogbg")
+        ),
+        "ogbg-molhiv" if "data=ogb_graph" in arguments else "",
+    )
     folder = folder.with_name(graphs) if graphs else folder
-    if any(argument.startswith(("+experiment=ogbl_collab", "data=ogb_link")) for argument in arguments):
-        names = [argument.partition("=")[2] for argument in arguments if argument.startswith("data.name=")]
+    if any(
+        argument.startswith(("+experiment=ogbl_collab", "data=ogb_link")) for argument in arguments
+    ):
+        names = [
+            argument.partition("=")[2]
+            for argument in arguments
+            if argument.startswith("data.name=")
+        ]
         folder = folder.with_name(names[-1] if names else "ogbl-collab")
     if any("fb15k237" in argument for argument in arguments):
         folder = folder.with_name("triples")
     # Which the page itself writes, or the test where the page looks for them.
-    if not {"data=graph_files", "data=triples", "data=tables", "+experiment=debian_sections"} & set(arguments):
-        arguments = [re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments]
-    arguments = [re.sub(r"^data\.path=.*blogcatalog", f"data.path={folder.with_name('blogcatalog')}", argument)
-                 for argument in arguments]
-    arguments = [re.sub(r"^data\.path=.*mnist_t10k", f"data.path={folder.with_name('images')}", argument)
-                 for argument in arguments]
-    arguments = [re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument) for argument in arguments]
+    if not {"data=graph_files", "data=triples", "data=tables", "+experiment=debian_sections"} & set(
+        arguments
+    ):
+        arguments = [
+            re.sub(r"^data\.folder=.*", f"data.folder={folder}", argument) for argument in arguments
+        ]
+    arguments = [
+        re.sub(
+            r"^data\.path=.*blogcatalog", f"data.path={folder.with_name('blogcatalog')}", argument
+        )
+        for argument in arguments
+    ]
+    arguments = [
+        re.sub(r"^data\.path=.*mnist_t10k", f"data.path={folder.with_name('images')}", argument)
+        for argument in arguments
+    ]
+    arguments = [
+        re.sub(r"^parallel\.num_ranks=.*", "parallel.num_ranks=2", argument)
+        for argument in arguments
+    ]
     # Two layers and eight channels, as SMALL has them.
-    arguments = [re.sub(r"^features\.channels=.*", "features.channels=8", argument) for argument in arguments]
-    arguments = [re.sub(r"^(loader\.num_neighbors=\[\d+,\d+),.*", r"\1]", argument) for argument in arguments]
+    arguments = [
+        re.sub(r"^features\.channels=.*", "features.channels=8", argument) for argument in arguments
+    ]
+    arguments = [
+        re.sub(r"^(loader\.num_neighbors=\[\d+,\d+),.*", r"\1]", argument) for argument in arguments
+    ]
     if module == "scripts.bench":
         if arguments[0] not in SMALL_BENCH:
             return None
-        return [module, arguments[0], "--num-nodes=500", "--num-edges=10000", *SMALL_BENCH[arguments[0]]]
-    is_whole = not any(argument.startswith(("resume=", "--help")) and argument != "resume=auto"
-                       for argument in arguments)
-    if module in ("pipeline.check", "pipeline.baselines", "pipeline.prepare", "pipeline.train") and is_whole:
-        if any(a.startswith("+experiment=ogb") for a in arguments) and f"data.folder={folder}" not in arguments:
+        return [
+            module,
+            arguments[0],
+            "--num-nodes=500",
+            "--num-edges=10000",
+            *SMALL_BENCH[arguments[0]],
+        ]
+    is_whole = not any(
+        argument.startswith(("resume=", "--help")) and argument != "resume=auto"
+        for argument in arguments
+    )
+    if (
+        module in ("pipeline.check", "pipeline.baselines", "pipeline.prepare", "pipeline.train")
+        and is_whole
+    ):
+        if (
+            any(a.startswith("+experiment=ogb") for a in arguments)
+            and f"data.folder={folder}" not in arguments
+        ):
             arguments.append(f"data.folder={folder}")
         own_data = any(a.startswith(("data=", "+experiment=")) for a in arguments)
         small = SMALL if is_gnn(arguments) else SMALL[2:]
-        arguments += [*(small if own_data else TOY), *(["seed=0,1"] if "+sweep=seeds" in arguments else [])]
+        arguments += [
+            *(small if own_data else TOY),
+            *(["seed=0,1"] if "+sweep=seeds" in arguments else []),
+        ]
         if {"data=math", "+experiment=complex_math"} & set(arguments):
             arguments += SMALL_MATH
         if "+experiment=debian_sections" in arguments:
             arguments.append("partition.num_parts=4")
     if module == "pipeline.tune":
         searched = any("interval" in argument for argument in arguments)
-        arguments = [*(a for a in arguments if not a.startswith("trials=")), *(["trials=1"] if searched else []),
-                     *((SMALL[2:] if "+experiment=digits" in arguments else TOY[:-3] + TOY[-1:]) if searched else [])]
+        arguments = [
+            *(a for a in arguments if not a.startswith("trials=")),
+            *(["trials=1"] if searched else []),
+            *(
+                (SMALL[2:] if "+experiment=digits" in arguments else TOY[:-3] + TOY[-1:])
+                if searched
+                else []
+            ),
+        ]
     return [module, *arguments]
 
 
 def is_gnn(arguments: list[str]) -> bool:
     """Whether a command trains the default product: other products read no model."""
-    texts = [(ROOT / "conf" / "experiment" / f"{a.partition('=')[2]}.yaml").read_text()
-             for a in arguments if a.startswith("+experiment=")]
-    return not re.search(r"\btrainer[=:] ?(?!gnn)\w|experiment/graphvite/_", "\n".join([*arguments, *texts]))
+    texts = [
+        (ROOT / "conf" / "experiment" / f"{a.partition('=')[2]}.yaml").read_text()
+        for a in arguments
+        if a.startswith("+experiment=")
+    ]
+    return not re.search(
+        r"\btrainer[=:] ?(?!gnn)\w|experiment/graphvite/_", "\n".join([*arguments, *texts])
+    )
 
 
 def test_a_folder_of_a_run_stands_for_one_command():
@@ -318,7 +448,9 @@ def test_a_folder_of_a_run_stands_for_one_command():
                 for argument in command:
                     if argument.startswith("hydra.run.dir="):
                         folders.setdefault(argument, set()).add(shlex.join(command))
-    assert folders and not {folder: commands for folder, commands in folders.items() if len(commands) > 1}
+    assert folders and not {
+        folder: commands for folder, commands in folders.items() if len(commands) > 1
+    }
 
 
 def odd_results(folder: Path) -> list[str]:
@@ -330,7 +462,9 @@ def odd_results(folder: Path) -> list[str]:
     odd = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         rounds = [record for record in read_records(path) if record["kind"] == "round"]
-        losses, scores = ([record[key] for record in rounds if key in record] for key in ("loss", "valid"))
+        losses, scores = (
+            [record[key] for record in rounds if key in record] for key in ("loss", "valid")
+        )
         if len(losses) < len(rounds) or not rounds or None in [*losses, *scores]:
             odd.append(f"{path.parent}: the losses are {losses}, the validation metrics {scores}")
             continue
@@ -342,9 +476,18 @@ def odd_results(folder: Path) -> list[str]:
     return odd
 
 
-@pytest.mark.parametrize("change, is_odd", [
-    ({}, False), ({"loss": 1.2}, False), ({"loss": 1.04, "valid": 0.4}, False), ({"loss": 1.2, "valid": 0.4}, True),
-    ({"loss": 2.35e12}, True), ({"loss": None}, True), ({"valid": None}, True)])
+@pytest.mark.parametrize(
+    "change, is_odd",
+    [
+        ({}, False),
+        ({"loss": 1.2}, False),
+        ({"loss": 1.04, "valid": 0.4}, False),
+        ({"loss": 1.2, "valid": 0.4}, True),
+        ({"loss": 2.35e12}, True),
+        ({"loss": None}, True),
+        ({"valid": None}, True),
+    ],
+)
 def test_odd_results_are_found(change, is_odd, tmp_path):
     run = write_run(tmp_path / "some" / "run", [0.5, 0.6])
     *others, last = read_records(run / "metrics.jsonl")
@@ -359,13 +502,33 @@ def shared(tmp_path_factory) -> tuple[Path, set]:
 
 
 # The commands of the other pages run in the exhaustive suite; in the slow one they are only checked, by the test above.
-RUN = ("README.md", "start.md", "data.md", "edges.md", "embeddings.md", "knowledge.md", "reliability.md", "report.md",
-       "tables.md", "time.md", "tutorial.md")
+RUN = (
+    "README.md",
+    "start.md",
+    "data.md",
+    "edges.md",
+    "embeddings.md",
+    "knowledge.md",
+    "reliability.md",
+    "report.md",
+    "tables.md",
+    "time.md",
+    "tutorial.md",
+)
 
 
-@pytest.mark.parametrize("page", [
-    pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in RUN else pytest.mark.exhaustive)
-    for page in PAGES if blocks_of(page) and page.name not in ("install.md", "serving.md", "slurm.md")])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=page.name,
+            marks=pytest.mark.slow if page.name in RUN else pytest.mark.exhaustive,
+        )
+        for page in PAGES
+        if blocks_of(page) and page.name not in ("install.md", "serving.md", "slurm.md")
+    ],
+)
 def test_every_command_runs(page, shared, ogb_toy):
     folder, been_run = shared
     toy, steps, num_checked = ogb_toy(), [], 0
@@ -373,8 +536,10 @@ def test_every_command_runs(page, shared, ogb_toy):
         ogb_toy(name)
     write_triples(toy.with_name("triples"))
     network = np.triu(np.random.default_rng(0).random((40, 40)) < 0.2, 1)
-    scipy.io.savemat(toy.with_name("blogcatalog.mat"), {
-        "network": (network | network.T).astype(float), "group": np.eye(3)[np.arange(40) % 3]})
+    scipy.io.savemat(
+        toy.with_name("blogcatalog.mat"),
+        {"network": (network | network.T).astype(float), "group": np.eye(3)[np.arange(40) % 3]},
+    )
     write_images(toy.with_name("images"))
     write_packages(folder / "dataset" / "debian")
     for language, block in blocks_of(page):

@@ -42,23 +42,32 @@ def test_pictures_have_their_files_and_load_nothing():
         for target in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text()):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
     for picture in (ROOT / "docs").glob("*.svg"):
-        assert not re.search(r'(?:href|src)="https?:|url\(["\']?https?:|@import', picture.read_text()), picture.name
+        assert not re.search(
+            r'(?:href|src)="https?:|url\(["\']?https?:|@import', picture.read_text()
+        ), picture.name
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="make docs installs it")
     folder = tmp_path_factory.mktemp("site")
-    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],
-                            cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
 
 @pytest.mark.system
 def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
-    found = {entry["location"].partition("#")[0] for entry in
-             json.loads((site / "search" / "search_index.json").read_text())["docs"]}
+    found = {
+        entry["location"].partition("#")[0]
+        for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    }
     pages = {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"}
     assert found == pages | {"index.html", "notebook.html"}
     listed = (site / "llms.txt").read_text()
@@ -66,8 +75,10 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
         if page.name != "404.html":
             text = page.with_suffix(".md")
             assert f"]({text.name})" in listed and "# " in text.read_text(), page.name
-        loaded = re.findall(r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
-                            page.read_text())
+        loaded = re.findall(
+            r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
+            page.read_text(),
+        )
         assert not loaded, f"{page.name}: {loaded}"
 
 
@@ -87,20 +98,29 @@ def test_the_reference_has_docstrings(site):
 
 @pytest.mark.system
 def test_the_search_of_the_site_finds_the_page_of_a_word(site, tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server, Browser(tmp_path) as browser:
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server,
+        Browser(tmp_path) as browser,
+    ):
         server.RequestHandlerClass = functools.partial(QuietHandler, directory=site)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/"
         browser.call("Page.navigate", url=f"{address}index.html")
-        browser.wait_for("document.readyState == 'complete' && !!document.querySelector('.md-search__input')")
+        browser.wait_for(
+            "document.readyState == 'complete' && !!document.querySelector('.md-search__input')"
+        )
         browser.run("document.querySelector('.md-search__input').focus()")
         for letter in "perplexity":  # the page listens to keys
             for kind in ("keyDown", "keyUp"):
                 browser.call("Input.dispatchKeyEvent", type=kind, text=letter, key=letter)
-        browser.wait_for("[...document.querySelectorAll('.md-search-result__link')].some("
-                         "link => link.href.includes('/keys.html'))")
+        browser.wait_for(
+            "[...document.querySelectorAll('.md-search-result__link')].some("
+            "link => link.href.includes('/keys.html'))"
+        )
         server.shutdown()
-    assert all(complaint.startswith(address) for complaint in browser.complaints), browser.complaints
+    assert all(complaint.startswith(address) for complaint in browser.complaints), (
+        browser.complaints
+    )
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -31,8 +31,15 @@ def needs_gpu():
 
 def start(*command, **options):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.Popen([sys.executable, "-m", *map(str, command)], cwd=ROOT, env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,
+    )
 
 
 def run(*command) -> str:
@@ -54,16 +61,34 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("file", ["triton_cases.py", "triton_attention_cases.py", "triton_messages_cases.py",
-                                  "triton_gather_cases.py", "triton_tiles_cases.py"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "triton_cases.py",
+        "triton_attention_cases.py",
+        "triton_messages_cases.py",
+        "triton_gather_cases.py",
+        "triton_tiles_cases.py",
+    ],
+)
 def test_cases(file):
     run_cases(file, "not exhaustive")
 
 
 def test_layers_are_those_of_pyg():
     """The benchmark compares outputs and gradients in float64 before it times anything."""
-    output = run("scripts.bench", "convs", "--device", "cuda", "--num-nodes", "600", "--num-edges", "9000",
-                 "--repeat", "1")
+    output = run(
+        "scripts.bench",
+        "convs",
+        "--device",
+        "cuda",
+        "--num-nodes",
+        "600",
+        "--num-edges",
+        "9000",
+        "--repeat",
+        "1",
+    )
     assert torch.cuda.get_device_name() in output and output.count("\nconvs,") == 11
 
 
@@ -71,7 +96,9 @@ def test_a_stopped_run_ends_with_the_bits_of_an_undisturbed_one(trained, tmp_pat
     folder = tmp_path / "run"
     process = start("pipeline.train", *TOY, *EPOCHS, f"hydra.run.dir={folder}")
     deadline = time.monotonic() + 200
-    while not re.search("epoch +10/", "".join(path.read_text() for path in folder.glob("train.log"))):
+    while not re.search(
+        "epoch +10/", "".join(path.read_text() for path in folder.glob("train.log"))
+    ):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
@@ -86,9 +113,19 @@ def test_replayed_steps_give_the_bits_of_steps_from_python(trained, tmp_path):
     found = []
     for number, value in enumerate(("true", "false")):
         folder = tmp_path / value
-        output = run("pipeline.train", *TOY, *EPOCHS, "model.dropout=0.2", "model.gradient_checkpointing=true",
-                     "train.clip_grad_norm=0.5", f"train.cuda_graph={value}", f"hydra.run.dir={folder}")
-        assert ("captured in CUDA graphs" in output) == (number == 0) and "cannot be captured" not in output
+        output = run(
+            "pipeline.train",
+            *TOY,
+            *EPOCHS,
+            "model.dropout=0.2",
+            "model.gradient_checkpointing=true",
+            "train.clip_grad_norm=0.5",
+            f"train.cuda_graph={value}",
+            f"hydra.run.dir={folder}",
+        )
+        assert ("captured in CUDA graphs" in output) == (
+            number == 0
+        ) and "cannot be captured" not in output
         found.append(summary(folder)["weights_sha256"])
     assert found[0] == found[1]
 
@@ -104,16 +141,31 @@ def test_predictions_on_the_cpu_are_close(trained, tmp_path):
 
 def test_torchrun_starts_a_rank_on_its_gpu(trained, tmp_path):
     folder = tmp_path / "run"
-    run("torch.distributed.run", "--nproc-per-node=1", "-m", "pipeline.train", *TOY, *EPOCHS, f"hydra.run.dir={folder}")
+    run(
+        "torch.distributed.run",
+        "--nproc-per-node=1",
+        "-m",
+        "pipeline.train",
+        *TOY,
+        *EPOCHS,
+        f"hydra.run.dir={folder}",
+    )
     assert summary(folder)["weights_sha256"] == summary(trained)["weights_sha256"]
 
 
 @pytest.mark.parametrize("far", [(), ("x", "edge_attr")])
-@pytest.mark.parametrize("overrides", [
-    ["partition.num_parts=3", "partition.scale_sums=true"], ["partition=metis", "partition.num_parts=3"],
-    ["partition=whole"], ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,-1]"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition.num_parts=3", "partition.scale_sums=true"],
+        ["partition=metis", "partition.num_parts=3"],
+        ["partition=whole"],
+        ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,-1]"],
+    ],
+)
 def test_batches_of_the_gpu_have_the_bits_of_the_cpu(overrides, far, configure):
     """The other loaders are compared on a pretended device, in tests/pipeline/gnn/loaders/test_on_device.py."""
+
     def batches_of(put):
         loader = open_graph(configure(*TOY, *overrides)).parts[0].loader
         if put is not None:
@@ -129,28 +181,62 @@ def test_batches_of_the_gpu_have_the_bits_of_the_cpu(overrides, far, configure):
 
 
 @pytest.mark.parametrize("place", ["cuda", "pinned"])
-@pytest.mark.parametrize("overrides", [
-    ["partition.num_parts=3"], ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,4]",
-                                "evaluation=neighbor"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition.num_parts=3"],
+        [
+            "loader=neighbor",
+            "loader.batch_size=40",
+            "loader.num_neighbors=[4,4]",
+            "evaluation=neighbor",
+        ],
+    ],
+)
 def test_a_run_ends_with_the_same_weights_wherever_its_graph_lies(overrides, place, tmp_path):
     for name in ("cpu", place):
-        output = run("pipeline.train", *TOY, *overrides, f"data.device={name}", f"hydra.run.dir={tmp_path / name}")
-        assert name == "cpu" or f"data.device={place}: " in output and "which makes the batches" in output
+        output = run(
+            "pipeline.train",
+            *TOY,
+            *overrides,
+            f"data.device={name}",
+            f"hydra.run.dir={tmp_path / name}",
+        )
+        assert (
+            name == "cpu"
+            or f"data.device={place}: " in output
+            and "which makes the batches" in output
+        )
     ours, expected = (summary(tmp_path / name) for name in (place, "cpu"))
-    assert ours["weights_sha256"] == expected["weights_sha256"] and ours["best_valid"] == expected["best_valid"]
+    assert (
+        ours["weights_sha256"] == expected["weights_sha256"]
+        and ours["best_valid"] == expected["best_valid"]
+    )
 
 
-@pytest.mark.parametrize("trainer, data", [("node_embedding", "digits"), ("layout", "digits"), ("knowledge", "math")])
+@pytest.mark.parametrize(
+    "trainer, data", [("node_embedding", "digits"), ("layout", "digits"), ("knowledge", "math")]
+)
 def test_two_runs_of_vectors_have_the_same_bits(trainer, data, tmp_path):
     for name in ("a", "b"):
-        run("pipeline.train", f"trainer={trainer}", f"data={data}", "train.epochs=3", "device=cuda",
-            f"hydra.run.dir={tmp_path / name}")
+        run(
+            "pipeline.train",
+            f"trainer={trainer}",
+            f"data={data}",
+            "train.epochs=3",
+            "device=cuda",
+            f"hydra.run.dir={tmp_path / name}",
+        )
     assert summary(tmp_path / "a")["weights_sha256"] == summary(tmp_path / "b")["weights_sha256"]
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["device=cuda:99"], "device=cuda:99 does not exist: this machine has"),
-    (["parallel.num_ranks=99"], "every rank needs one of its own")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["device=cuda:99"], "device=cuda:99 does not exist: this machine has"),
+        (["parallel.num_ranks=99"], "every rank needs one of its own"),
+    ],
+)
 def test_gpus_that_are_not_there_are_refused(overrides, message, tmp_path):
     process = start("pipeline.train", *TOY, *overrides, f"hydra.run.dir={tmp_path / 'run'}")
     output, _ = process.communicate(timeout=100)

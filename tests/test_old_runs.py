@@ -19,8 +19,13 @@ from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
 LATER = ("score_folds", "link_negatives", "reading", "degrees")
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
-RUNS = ["gnn", *(pytest.param(name, marks=pytest.mark.slow) for name in
-                 ("knowledge", "gnn_of_tables", "layout", "node_embedding"))]
+RUNS = [
+    "gnn",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("knowledge", "gnn_of_tables", "layout", "node_embedding")
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +48,19 @@ def test_a_run_is_evaluated_predicted_and_continued(name, folder):
     assert (folder / f"{name}.pt").stat().st_size > 0
     done = shell("pipeline.evaluate", f"run={run}", cwd=folder)
     assert done.returncode == 0, done.stderr
-    scores = {words[0]: float(words[2]) for words in map(str.split, done.stdout.splitlines())
-              if words[0] in ("train", "valid", "test")}
-    assert scores == pytest.approx({"train": before["train"], "valid": before["best_valid"], "test": before["test"]},
-                                   abs=2e-4)
+    scores = {
+        words[0]: float(words[2])
+        for words in map(str.split, done.stdout.splitlines())
+        if words[0] in ("train", "valid", "test")
+    }
+    assert scores == pytest.approx(
+        {"train": before["train"], "valid": before["best_valid"], "test": before["test"]}, abs=2e-4
+    )
     status, output = finish(["train.epochs=3"], run, folder / "cache")
     assert status == 0, output
-    assert [record["epochs"] for record in rounds_of(run)][-1] == 3 and summary_of(run)["data_epochs"] == 3
+    assert [record["epochs"] for record in rounds_of(run)][-1] == 3 and summary_of(run)[
+        "data_epochs"
+    ] == 3
 
 
 def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
@@ -62,7 +73,9 @@ def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     assert list(later.values()) == ["groups", "sides", 5, True]
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
     for name in ("node_embedding", "knowledge", "layout"):  # which have no task
-        assert "data.link_negatives" not in str(explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml")))
+        assert "data.link_negatives" not in str(
+            explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml"))
+        )
 
 
 def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):
@@ -76,8 +89,16 @@ def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):
 
 def test_a_store_is_read(folder):
     (store,) = (folder / "cache" / "graphs").glob("tables-*.store")
-    done = shell("pipeline.train", "data=store", f"data.path={store}", "model.num_layers=2", "model.hidden_channels=4",
-                 "train.epochs=1", f"hydra.run.dir={folder / 'of_store'}", cwd=folder)
+    done = shell(
+        "pipeline.train",
+        "data=store",
+        f"data.path={store}",
+        "model.num_layers=2",
+        "model.hidden_channels=4",
+        "train.epochs=1",
+        f"hydra.run.dir={folder / 'of_store'}",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
 
 

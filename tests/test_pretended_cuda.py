@@ -15,10 +15,24 @@ from tests.helpers.resume_cases import WRITE
 from tests.helpers.running import ROOT, TOY
 from tests.helpers.triton_process import needs_triton
 
-pytestmark = [pytest.mark.exhaustive, needs_triton, pytest.mark.skipif(
-    not importlib.metadata.version("torch").startswith("2.13."), reason="the device is written for torch 2.13"),
-    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")]
-KNOWLEDGE = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_train=1400", "trainer.dim=16"]
+pytestmark = [
+    pytest.mark.exhaustive,
+    needs_triton,
+    pytest.mark.skipif(
+        not importlib.metadata.version("torch").startswith("2.13."),
+        reason="the device is written for torch 2.13",
+    ),
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+    ),
+]
+KNOWLEDGE = [
+    "trainer=knowledge",
+    "data=math",
+    "data.num_entities=60",
+    "data.num_train=1400",
+    "trainer.dim=16",
+]
 EDGES = ["data=edges", "data.path={folder}/edges.npy"]
 PROGRAMS = {
     "clusters": ([*TOY, "train.epochs=6"], 9),
@@ -26,14 +40,41 @@ PROGRAMS = {
     "clusters of the CPU": ([*TOY, "data.device=cpu", "train.cuda_graph=false"], 0),
     "pinned features": ([*TOY, "data.device=pinned", "model=pyg", "model.conv=GATv2Conv"], 1),
     "neighbors": ([*TOY, "loader=neighbor", "loader.batch_size=60"], 0),
-    "links": ([*EDGES, "task=link", "task.base=none", "model.num_layers=2", "model.hidden_channels=8",
-               "train.epochs=2"], 0),
+    "links": (
+        [
+            *EDGES,
+            "task=link",
+            "task.base=none",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+            "train.epochs=2",
+        ],
+        0,
+    ),
     "graphs": (["model.virtual_node=add", "task.base=none", "train.epochs=2"], 0),
-    "vectors": ([*EDGES, "trainer=node_embedding", "trainer.dim=16", "trainer.metric=auc", "train.epochs=2"], 0),
+    "vectors": (
+        [
+            *EDGES,
+            "trainer=node_embedding",
+            "trainer.dim=16",
+            "trainer.metric=auc",
+            "train.epochs=2",
+        ],
+        0,
+    ),
     "knowledge": ([*KNOWLEDGE, "train.epochs=2"], 0),
-    "knowledge in parts": ([*KNOWLEDGE, "trainer.loss=negatives", "trainer.num_parts=4", "trainer.batch_size=200",
-                            "train.epochs=2"], 0),
-    "layout": (["trainer=layout", "data=digits", "train.epochs=2"], 0)}
+    "knowledge in parts": (
+        [
+            *KNOWLEDGE,
+            "trainer.loss=negatives",
+            "trainer.num_parts=4",
+            "trainer.batch_size=200",
+            "train.epochs=2",
+        ],
+        0,
+    ),
+    "layout": (["trainer=layout", "data=digits", "train.epochs=2"], 0),
+}
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +84,37 @@ def library(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_on_the_device(name, library, tmp_path):
-    overrides, replays = [text.format(folder=tmp_path) for text in PROGRAMS[name][0]], PROGRAMS[name][1]
+    overrides, replays = (
+        [text.format(folder=tmp_path) for text in PROGRAMS[name][0]],
+        PROGRAMS[name][1],
+    )
     write_edges(tmp_path / "edges.npy", 200, 1000)
     if name == "graphs":
         overrides = [*WRITE["graph"](tmp_path), *overrides]
-    command = [sys.executable, "-m", "tests.helpers.pretended_cuda", str(library), "pipeline.train", *overrides,
-               "device=cuda", f"cache_dir={tmp_path}/cache", f"hydra.run.dir={tmp_path}/run"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600,
-                            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "tests.helpers.pretended_cuda",
+        str(library),
+        "pipeline.train",
+        *overrides,
+        "device=cuda",
+        f"cache_dir={tmp_path}/cache",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     counts = json.loads(result.stderr.splitlines()[-1])
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert counts["waits"] and summary["weights_sha256"]
-    assert counts.get("replayed", 0) >= replays and bool(counts.get("replayed")) == bool(replays), counts
+    assert counts.get("replayed", 0) >= replays and bool(counts.get("replayed")) == bool(replays), (
+        counts
+    )
     assert counts.get("kernels") or name.startswith("knowledge")

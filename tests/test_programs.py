@@ -9,7 +9,9 @@ import pytest
 from tests.helpers.running import ROOT, shell
 
 PAGE = (ROOT / "docs" / "library.md").read_text()
-PROGRAMS = dict(re.findall(r'^```python title="([\w.]+)"\n(.*?)^```', PAGE, re.DOTALL | re.MULTILINE))
+PROGRAMS = dict(
+    re.findall(r'^```python title="([\w.]+)"\n(.*?)^```', PAGE, re.DOTALL | re.MULTILINE)
+)
 MOST_LINES = 15
 INTERNALS = re.compile(r"parallel_epochs\.(pipeline|models\.\w)|[\s.(]_[a-z]")
 
@@ -48,4 +50,6 @@ def test_a_program_runs(name, folder):
     (folder / name).write_text(PROGRAMS[name])
     text = run(folder, "torch.distributed.run", "--standalone", "--nproc-per-node=2", name)
     losses = re.findall(r"\d+\.\d{3}", text)  # two ranks may write to one line
-    assert len(losses) == 20 and losses.count(losses[0]) == 2  # both ranks print the mean over all labels
+    assert (
+        len(losses) == 20 and losses.count(losses[0]) == 2
+    )  # both ranks print the mean over all labels

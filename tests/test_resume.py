@@ -56,7 +56,9 @@ class Matrix:
 
     def __init__(self, folder: Path):
         self.folder, self.cache = folder, folder / "cache"
-        self._data, self.config, self.whole = map(functools.cache, (self._write, self._compose, self._train))
+        self._data, self.config, self.whole = map(
+            functools.cache, (self._write, self._compose, self._train)
+        )
 
     def _write(self, name: str) -> list[str]:
         (self.folder / name).mkdir()
@@ -67,7 +69,9 @@ class Matrix:
         return [*data, *ROWS[row], *more]
 
     def _compose(self, row: str, *more: str) -> configuration.RunConfig:
-        return cli.compose_config(list(without_base([f"cache_dir={self.cache}", *self.overrides(row, *more)])))
+        return cli.compose_config(
+            list(without_base([f"cache_dir={self.cache}", *self.overrides(row, *more)]))
+        )
 
     def _train(self, row: str, *more: str) -> Path:
         """Train without an interruption; returns the folder."""
@@ -135,7 +139,11 @@ def follow(new: Callable[[], Any]) -> Course:
     """Train two rounds and keep every state."""
     with new() as trainer:
         # What a session writes there.
-        trainer.progress.best_epoch, trainer.progress.best_scores, trainer.progress.num_worse = 7, {"valid": 0.5}, 3
+        trainer.progress.best_epoch, trainer.progress.best_scores, trainer.progress.num_worse = (
+            7,
+            {"valid": 0.5},
+            3,
+        )
         course, steps = Course([], [], trainer.about.num_steps), walk(trainer)
         take_step(steps, trainer)
         while len(course.states) < 2 * trainer.about.num_steps:
@@ -160,22 +168,52 @@ def leave_an_evaluation(trainer, stop: Asks, looks: int) -> str:
 
 
 # What these are made of, other rows have as well.
-COMBINED = ["cluster: epochs without an evaluation", "cluster: METIS with random weights", "cluster: views",
-            "cluster: the whole graph", "cluster: label inputs", "link: validation edges, MRR",
-            "link: sampled evaluation", "link: hidden pairs, batch norm", "table: neighbor", "table: hidden rows",
-            "node embedding: AdaGrad", "pyg: AGDN", "cluster: METIS", "cluster: bf16",
-            "cluster: the reference's kernel", "table: SGD", "link: METIS", "link: METIS with random weights",
-            "link: the whole graph", "link: bf16", "link: views", "link: revgnn", "links of edges",
-            "graph: bins of nodes", "graph: focal loss", "cluster: focal loss", "tables: smoothed predictions",
-            "tables: smoothed in two steps, borders of times",
-            "node embedding: LINE, Adam", "node embedding: on disk", "link: GCN autoencoder with common neighbours",
-            "neighbor: label inputs, sampled evaluation", "cluster: scaled sums", "cluster: fp16",
-            "cluster: two clusters a step", "tables: weighted classes", "cluster: batch norm"]
+COMBINED = [
+    "cluster: epochs without an evaluation",
+    "cluster: METIS with random weights",
+    "cluster: views",
+    "cluster: the whole graph",
+    "cluster: label inputs",
+    "link: validation edges, MRR",
+    "link: sampled evaluation",
+    "link: hidden pairs, batch norm",
+    "table: neighbor",
+    "table: hidden rows",
+    "node embedding: AdaGrad",
+    "pyg: AGDN",
+    "cluster: METIS",
+    "cluster: bf16",
+    "cluster: the reference's kernel",
+    "table: SGD",
+    "link: METIS",
+    "link: METIS with random weights",
+    "link: the whole graph",
+    "link: bf16",
+    "link: views",
+    "link: revgnn",
+    "links of edges",
+    "graph: bins of nodes",
+    "graph: focal loss",
+    "cluster: focal loss",
+    "tables: smoothed predictions",
+    "tables: smoothed in two steps, borders of times",
+    "node embedding: LINE, Adam",
+    "node embedding: on disk",
+    "link: GCN autoencoder with common neighbours",
+    "neighbor: label inputs, sampled evaluation",
+    "cluster: scaled sums",
+    "cluster: fp16",
+    "cluster: two clusters a step",
+    "tables: weighted classes",
+    "cluster: batch norm",
+]
 # So many states of a run are tried, evenly spaced.
 TRIED = 4
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.slow if row in COMBINED else []) for row in ROWS])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=pytest.mark.slow if row in COMBINED else []) for row in ROWS]
+)
 def test_the_state_after_every_step_is_whole(row, matrix):
     """A fresh trainer that loads it takes the next step with the same bits, and so on from step to step."""
     config = matrix.config(row, *SHORT.get(product(row), ["train.epochs=2"]))
@@ -211,8 +249,14 @@ def train_changed(change: Callable[[], object], config, folder: Path) -> None:
 
 def records_of(folder: Path) -> list[dict]:
     """The records of the rounds without what a clock told, or the process that took the last steps counted."""
-    return [{key: value for key, value in record.items() if "seconds" not in key and key not in OF_THE_PROCESS}
-            for record in rounds_of(folder)]
+    return [
+        {
+            key: value
+            for key, value in record.items()
+            if "seconds" not in key and key not in OF_THE_PROCESS
+        }
+        for record in rounds_of(folder)
+    ]
 
 
 def learned_by(folder: Path) -> list:
@@ -220,11 +264,27 @@ def learned_by(folder: Path) -> list:
     summary, last = summary_of(folder), checkpoint.load(folder / "checkpoints" / "last.pt")
     scores = folder / SCORES
     last["progress"].pop("wall_seconds")
-    return [{key: summary.get(key) for key in ("weights_sha256", "train", "test", "best_valid", "best_epoch", "scores",
-                                               "smoothed", "data_epochs", "num_rounds", "components")},
-            records_of(folder),
-            checkpoint.digest(last), checkpoint.digest(checkpoint.load(folder / "checkpoints" / "best.pt")),
-            scores.read_text() if scores.exists() else None]
+    return [
+        {
+            key: summary.get(key)
+            for key in (
+                "weights_sha256",
+                "train",
+                "test",
+                "best_valid",
+                "best_epoch",
+                "scores",
+                "smoothed",
+                "data_epochs",
+                "num_rounds",
+                "components",
+            )
+        },
+        records_of(folder),
+        checkpoint.digest(last),
+        checkpoint.digest(checkpoint.load(folder / "checkpoints" / "best.pt")),
+        scores.read_text() if scores.exists() else None,
+    ]
 
 
 def assert_same(folder: Path, whole: Path) -> None:
@@ -238,30 +298,56 @@ def assert_same(folder: Path, whole: Path) -> None:
 HOWS: dict[str, Callable[[int, int], tuple[Callable[[], object], int]]] = {
     "stopped in a round": lambda num_steps, total: (
         # It is seen in the next step of the round, if there is one.
-        lambda: resume_cases.after_step(num_steps + 1, resume_cases.ask_to_stop), num_steps + min(num_steps, 2)),
+        lambda: resume_cases.after_step(num_steps + 1, resume_cases.ask_to_stop),
+        num_steps + min(num_steps, 2),
+    ),
     "stopped in an evaluation": lambda num_steps, total: (
-        lambda: resume_cases.after_step(total, resume_cases.ask_to_stop), total),
+        lambda: resume_cases.after_step(total, resume_cases.ask_to_stop),
+        total,
+    ),
     "killed in a round": lambda num_steps, total: (
-        lambda: resume_cases.after_step(num_steps + 2, resume_cases.kill_this_process), max(num_steps, 2)),
+        lambda: resume_cases.after_step(num_steps + 2, resume_cases.kill_this_process),
+        max(num_steps, 2),
+    ),
     "killed before a checkpoint": lambda num_steps, total: (
-        lambda: resume_cases.die_before_a_checkpoint(2), num_steps),
+        lambda: resume_cases.die_before_a_checkpoint(2),
+        num_steps,
+    ),
 }
 # The quick ones; with the state after every step, these are a sign for all others.
-QUICK = {("cluster", "stopped in a round"), ("cluster", "killed before a checkpoint"),
-         ("node embedding", "killed in a round")}
+QUICK = {
+    ("cluster", "stopped in a round"),
+    ("cluster", "killed before a checkpoint"),
+    ("node embedding", "killed in a round"),
+}
 # Each way to interrupt a product; another row of it is stopped or killed, in turns, in the exhaustive suite: the state
 # after every step of it is tested too.
 STOPPED_OR_KILLED = ("stopped in a round", "killed in a round")
 IN_TURNS = {row: STOPPED_OR_KILLED[number % 2] for number, row in enumerate(ROWS)}
-LONGER = {"node embedding": ["train.epochs=12", "train.eval_every=1"],
-          **dict.fromkeys(("layout", "layout of a graph"), ["train.epochs=3", "train.eval_every=1"])}
+LONGER = {
+    "node embedding": ["train.epochs=12", "train.eval_every=1"],
+    **dict.fromkeys(("layout", "layout of a graph"), ["train.epochs=3", "train.eval_every=1"]),
+}
 
 
-@pytest.mark.parametrize("row, how", [
-    pytest.param(row, how, marks=[] if (row, how) in QUICK else
-                 pytest.mark.slow if row == product(row) else pytest.mark.exhaustive) for row in ROWS for how in HOWS
-    if (row == product(row) or how == IN_TURNS[row])
-    and not (LOOKS.get(product(row), 1) is None and how == "stopped in an evaluation")])
+@pytest.mark.parametrize(
+    "row, how",
+    [
+        pytest.param(
+            row,
+            how,
+            marks=[]
+            if (row, how) in QUICK
+            else pytest.mark.slow
+            if row == product(row)
+            else pytest.mark.exhaustive,
+        )
+        for row in ROWS
+        for how in HOWS
+        if (row == product(row) or how == IN_TURNS[row])
+        and not (LOOKS.get(product(row), 1) is None and how == "stopped in an evaluation")
+    ],
+)
 def test_an_interrupted_run_ends_with_the_same_bits(row, how, matrix, tmp_path):
     more = LONGER.get(product(row), ["train.epochs=3"])
     whole, config, folder = matrix.whole(row, *more), matrix.config(row, *more), tmp_path / "run"
@@ -282,14 +368,24 @@ def test_an_interrupted_run_ends_with_the_same_bits(row, how, matrix, tmp_path):
 UNEVEN = ["parallel.num_ranks=2", "train.epochs=3"]
 SPLIT = [*UNEVEN, "parallel=split"]
 RANKS = [
-    ("cluster", UNEVEN, "stopped"), ("cluster", UNEVEN, "killed"),
-    ("cluster", [*SPLIT, "partition.num_parts=5"], "stopped"), ("cluster", [*SPLIT, "partition.num_parts=5"], "killed"),
+    ("cluster", UNEVEN, "stopped"),
+    ("cluster", UNEVEN, "killed"),
+    ("cluster", [*SPLIT, "partition.num_parts=5"], "stopped"),
+    ("cluster", [*SPLIT, "partition.num_parts=5"], "killed"),
     ("cluster: METIS", [*UNEVEN, "train.label_input=0.5"], "stopped"),
     ("cluster: AdamW, warm-up, plateau and clipping", [*SPLIT, "partition.num_parts=5"], "killed"),
-    *((row, [*UNEVEN, *norm, f"evaluation={evaluation}"], "stopped")
-      for row, *norm in (("revgnn", "model.norm=batch"), ("equilibrium", "model.norm=batch"), ("custom",),
-                         ("pyg", "model.norm=batch"), ("cluster: fp16", "model.norm=batch"), ("cluster: batch norm",))
-      for evaluation in ("exact", "views")),
+    *(
+        (row, [*UNEVEN, *norm, f"evaluation={evaluation}"], "stopped")
+        for row, *norm in (
+            ("revgnn", "model.norm=batch"),
+            ("equilibrium", "model.norm=batch"),
+            ("custom",),
+            ("pyg", "model.norm=batch"),
+            ("cluster: fp16", "model.norm=batch"),
+            ("cluster: batch norm",),
+        )
+        for evaluation in ("exact", "views")
+    ),
     ("tables: weighted classes", [*UNEVEN, "train.label_input=0.5"], "stopped"),
     ("tables: weighted classes", [*SPLIT, "partition.num_parts=5"], "killed"),
     ("tables: terms, quantiles, thresholds", UNEVEN, "killed"),
@@ -298,20 +394,29 @@ RANKS = [
     ("tables: logits at the scores", [*UNEVEN, "evaluation=views"], "killed"),
     ("tables: logits at the scores", [*SPLIT, "partition.num_parts=5"], "stopped"),
     ("tables: smoothed predictions", [*UNEVEN, "evaluation=views"], "stopped"),
-    ("cluster: focal loss", SPLIT, "killed"), ("graph: focal loss", UNEVEN, "stopped"),
-    ("cluster: scaled sums", UNEVEN, "killed"), ("cluster: scaled sums", [*UNEVEN, "evaluation=views"], "killed"),
-    ("cluster: on disk", UNEVEN, "killed"), ("cluster: on disk", SPLIT, "killed"),
+    ("cluster: focal loss", SPLIT, "killed"),
+    ("graph: focal loss", UNEVEN, "stopped"),
+    ("cluster: scaled sums", UNEVEN, "killed"),
+    ("cluster: scaled sums", [*UNEVEN, "evaluation=views"], "killed"),
+    ("cluster: on disk", UNEVEN, "killed"),
+    ("cluster: on disk", SPLIT, "killed"),
     ("cluster: on disk", [*UNEVEN, "partition=metis_random"], "killed"),
-    ("dynamic edges", UNEVEN, "killed"), ("dynamic edges", [*UNEVEN, "evaluation=views"], "killed"),
-    ("neighbor", SPLIT, "stopped"), ("neighbor", SPLIT, "killed"),
+    ("dynamic edges", UNEVEN, "killed"),
+    ("dynamic edges", [*UNEVEN, "evaluation=views"], "killed"),
+    ("neighbor", SPLIT, "stopped"),
+    ("neighbor", SPLIT, "killed"),
     ("neighbor: label inputs, sampled evaluation", UNEVEN, "stopped"),
     ("neighbor: label inputs, sampled evaluation", UNEVEN, "killed"),
-    ("table", UNEVEN, "killed"), ("table: neighbor", [*SPLIT, "parallel.check_every=1"], "killed"),
+    ("table", UNEVEN, "killed"),
+    ("table: neighbor", [*SPLIT, "parallel.check_every=1"], "killed"),
     ("link: GCN autoencoder with common neighbours", UNEVEN, "stopped"),
     ("link: GCN autoencoder with common neighbours", SPLIT, "killed"),
-    ("link", UNEVEN, "killed"), ("link", [*SPLIT, "task.pairs_per_step=50"], "killed"),
-    ("links of edges", UNEVEN, "killed"), ("links of edges", [*SPLIT, "task.pairs_per_step=50"], "stopped"),
-    ("graph", UNEVEN, "killed"), ("graph", [*SPLIT, "loader.batch_size=9"], "killed"),
+    ("link", UNEVEN, "killed"),
+    ("link", [*SPLIT, "task.pairs_per_step=50"], "killed"),
+    ("links of edges", UNEVEN, "killed"),
+    ("links of edges", [*SPLIT, "task.pairs_per_step=50"], "stopped"),
+    ("graph", UNEVEN, "killed"),
+    ("graph", [*SPLIT, "loader.batch_size=9"], "killed"),
     ("node embedding", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),
     ("node embedding: on disk", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),
     ("knowledge: sparse Adam", UNEVEN, "killed"),
@@ -321,53 +426,115 @@ RANKS = [
 
 # For each loader and product the first one that is stopped or killed; what the others add, one process or another row
 # has too.
-SIGNS = {(row, how) for row, how in (
-    ("cluster", "killed"), ("cluster: batch norm", "stopped"), ("neighbor", "stopped"), ("link", "killed"),
-    ("tables: terms, quantiles, thresholds", "killed"),
-    ("graph", "killed"), ("node embedding", "killed"), ("layout", "stopped"))}
+SIGNS = {
+    (row, how)
+    for row, how in (
+        ("cluster", "killed"),
+        ("cluster: batch norm", "stopped"),
+        ("neighbor", "stopped"),
+        ("link", "killed"),
+        ("tables: terms, quantiles, thresholds", "killed"),
+        ("graph", "killed"),
+        ("node embedding", "killed"),
+        ("layout", "stopped"),
+    )
+}
 FIRST = {(row, how): more for row, more, how in reversed(RANKS)}
 
 
-@pytest.mark.parametrize("row, more, how", [
-    pytest.param(row, more, how, id=f"{row} {' '.join(more)} {how}", marks=pytest.mark.slow
-                 if (row, how) in SIGNS and more is FIRST[row, how] else pytest.mark.exhaustive)
-    for row, more, how in RANKS])
-def test_ranks_that_are_interrupted_end_with_the_same_bits(row, more, how, matrix, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "row, more, how",
+    [
+        pytest.param(
+            row,
+            more,
+            how,
+            id=f"{row} {' '.join(more)} {how}",
+            marks=pytest.mark.slow
+            if (row, how) in SIGNS and more is FIRST[row, how]
+            else pytest.mark.exhaustive,
+        )
+        for row, more, how in RANKS
+    ],
+)
+def test_ranks_that_are_interrupted_end_with_the_same_bits(
+    row, more, how, matrix, tmp_path, monkeypatch
+):
     whole, config, folder = matrix.whole(row, *more), matrix.config(row, *more), tmp_path / "run"
     last = rounds_of(whole)[-1]["step"]
     if LOOKS.get(product(row), 1) is None and how == "stopped":
         last -= 1  # a request in the last step but one would be seen by nothing that comes after
     with monkeypatch.context() as patch, pytest.raises(Stopped if how == "stopped" else RankError):
-        patch.setattr(training, "_train_launched", functools.partial(resume_cases.train_interrupted, 1, last - 1, how))
+        patch.setattr(
+            training,
+            "_train_launched",
+            functools.partial(resume_cases.train_interrupted, 1, last - 1, how),
+        )
         train(config, folder)
     left = checkpoint.load_last(folder / "checkpoints")["progress"]
-    assert left["step"] == last if how == "stopped" else left["step_in_round"] == 0 < left["step"] < last
+    assert (
+        left["step"] == last
+        if how == "stopped"
+        else left["step_in_round"] == 0 < left["step"] < last
+    )
     train(config, folder)
     assert_same(folder, whole)
-    counts = [value for name, value in checkpoint.load(folder / "checkpoints" / "last.pt").get("model", {}).items()
-              if name.endswith("num_batches_tracked")]
-    has_batch_norm = row == "custom" or getattr(getattr(config, "model", None), "norm", None) == "batch"
+    counts = [
+        value
+        for name, value in checkpoint.load(folder / "checkpoints" / "last.pt")
+        .get("model", {})
+        .items()
+        if name.endswith("num_batches_tracked")
+    ]
+    has_batch_norm = (
+        row == "custom" or getattr(getattr(config, "model", None), "norm", None) == "batch"
+    )
     assert all(count == last for count in counts) and bool(counts) == has_batch_norm
 
 
 # Rounds until a run is killed from outside, wherever it happens to be, and the overrides that leave some to do.
 KILLED = [
-    ("cluster", ["train.epochs=60"], [5, 23]), ("table", ["train.epochs=40", "train.eval_every=2"], [3, 15]),
+    ("cluster", ["train.epochs=60"], [5, 23]),
+    ("table", ["train.epochs=40", "train.eval_every=2"], [3, 15]),
     ("link", ["train.epochs=24", "partition.num_parts=3", "task.pairs_per_step=20"], [3, 8]),
-    ("link", ["train.epochs=24", "partition.num_parts=3", "task.pairs_per_step=20", "parallel.num_ranks=2"], [3, 8]),
+    (
+        "link",
+        [
+            "train.epochs=24",
+            "partition.num_parts=3",
+            "task.pairs_per_step=20",
+            "parallel.num_ranks=2",
+        ],
+        [3, 8],
+    ),
     ("graph", ["train.epochs=40", "train.eval_every=3"], [7]),
     ("node embedding: AdaGrad", ["train.epochs=400", "train.eval_every=40"], [12]),
-    ("node embedding: on disk", ["train.epochs=400", "train.eval_every=40", "parallel.num_ranks=2"], [12]),
-    ("knowledge: sparse Adam", ["train.epochs=40"], [5]), ("layout", ["train.epochs=300", "train.eval_every=10"], [25]),
+    (
+        "node embedding: on disk",
+        ["train.epochs=400", "train.eval_every=40", "parallel.num_ranks=2"],
+        [12],
+    ),
+    ("knowledge: sparse Adam", ["train.epochs=40"], [5]),
+    ("layout", ["train.epochs=300", "train.eval_every=10"], [25]),
     ("layout", ["train.epochs=300", "train.eval_every=10", "parallel.num_ranks=2"], [25]),
 ]
 
 
-@pytest.mark.parametrize("row, more, rounds", [
-    pytest.param(row, more, rounds, id=f"{row} {' '.join(more)}",
-                 marks=pytest.mark.exhaustive if "parallel.num_ranks=2" in more or row in ("table", "graph")
-                 else pytest.mark.slow)
-    for row, more, rounds in KILLED])
+@pytest.mark.parametrize(
+    "row, more, rounds",
+    [
+        pytest.param(
+            row,
+            more,
+            rounds,
+            id=f"{row} {' '.join(more)}",
+            marks=pytest.mark.exhaustive
+            if "parallel.num_ranks=2" in more or row in ("table", "graph")
+            else pytest.mark.slow,
+        )
+        for row, more, rounds in KILLED
+    ],
+)
 def test_kill_9_of_a_command_at_any_moment_loses_nothing(row, more, rounds, matrix, tmp_path):
     whole, folder = matrix.whole(row, *more), tmp_path / "killed"
     for number in rounds:

@@ -15,11 +15,15 @@ from tests.helpers import shapes
 @pytest.mark.skipif(os.environ.get("CHECK_SHAPES", "1") != "1", reason="CHECK_SHAPES=0")
 def test_wrong_shapes_are_found():
     edge_index = torch.tensor([[0, 1], [1, 1]])
-    calls = (lambda: aggregate(torch.ones(2, 3), edge_index, torch.ones(2, 4), torch.ones(5, 4)),  # 5 channels, x has 3
-             lambda: aggregate(torch.ones(2, 3), edge_index.float()),
-             lambda: norm_relu_dropout(torch.ones(3), torch.nn.LayerNorm(3)),
-             lambda: from_csc(edge_index, torch.zeros(3)),
-             lambda: DeeperGCN(3, 4, 2, 1)(torch.ones(2, 3, 1), edge_index))
+    calls = (
+        lambda: aggregate(
+            torch.ones(2, 3), edge_index, torch.ones(2, 4), torch.ones(5, 4)
+        ),  # 5 channels, x has 3
+        lambda: aggregate(torch.ones(2, 3), edge_index.float()),
+        lambda: norm_relu_dropout(torch.ones(3), torch.nn.LayerNorm(3)),
+        lambda: from_csc(edge_index, torch.zeros(3)),
+        lambda: DeeperGCN(3, 4, 2, 1)(torch.ones(2, 3, 1), edge_index),
+    )
     for call in calls:
         with pytest.raises(TypeCheckError):
             call()
@@ -30,7 +34,9 @@ def test_wrong_shapes_are_found():
 def test_what_follows_right_calls_is_checked_too():
     wrong = torch.zeros(1, 5)
 
-    def double(x: Float[Tensor, "num_nodes 2"], y: Float[Tensor, " num_nodes"]) -> Float[Tensor, " num_nodes"]:
+    def double(
+        x: Float[Tensor, "num_nodes 2"], y: Float[Tensor, " num_nodes"]
+    ) -> Float[Tensor, " num_nodes"]:
         return wrong if len(x) == 7 else 2 * y
 
     checked = shapes._check(double)

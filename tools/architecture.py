@@ -6,9 +6,11 @@ checkout. Rooms are models/, scripts/, tools/, the folders of pipeline/ and the 
 
 import ast
 import functools
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,26 +29,53 @@ value of `trainer=`, is one room; [`pipeline/products/`](../pipeline/products/) 
 |---|---|---|
 """
 # Parts of a configuration whose member is chosen by name, and the key that chooses it.
-CHOICES = {"data": "source", "task": "name", "loader": "name", "partition": "name", "model": "name", "features": "name",
-           "trainer": "name", "parallel": "name", "evaluation": "method", "tracker": "name"}
+CHOICES = {
+    "data": "source",
+    "task": "name",
+    "loader": "name",
+    "partition": "name",
+    "model": "name",
+    "features": "name",
+    "trainer": "name",
+    "parallel": "name",
+    "evaluation": "method",
+    "tracker": "name",
+}
 # A line of gnn/ that asks for the kind of graph, or of what is learned.
 ASKS_FOR_KIND = re.compile(
     r"data_kind\(|DataKind\.|schema_of\(|listed_schema\(|link_relation_of\(|predicts_links|\"store\" (not )?in"
     r"|is_stored|isinstance\([^()]*(Node|Link|Graph)(Task|Kind)|task\.name|\.(types|store|schema) is (not )?None"
-    r"|\bis_typed\b|\bkind ?==")
+    r"|\bis_typed\b|\bkind ?=="
+)
 # Files that define a kind of graph, or the keys by which a user chooses one.
 OWN_KINDS = ("pipeline.gnn.kinds", "pipeline.gnn.config")
 # Functions and parameters that a reader follows: the first module that exists counts.
-FOLLOWED = {"predict from run": (("pipeline.gnn.export", "pipeline.gnn.predict", "pipeline.gnn.predictions"), "predict",
-                                 "run"),
-            "open_data from config": (("pipeline.gnn.build",), "open_data", "config")}
-PRODUCT_CODE, PACKAGES = (".py", ".cpp", ".h", ".js", ".css"), ("pipeline", "models", "scripts", "tools")
+FOLLOWED = {
+    "predict from run": (
+        ("pipeline.gnn.export", "pipeline.gnn.predict", "pipeline.gnn.predictions"),
+        "predict",
+        "run",
+    ),
+    "open_data from config": (("pipeline.gnn.build",), "open_data", "config"),
+}
+PACKAGES = ("pipeline", "models", "scripts", "tools")
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Find every module of the packages: its dotted name and its file."""
     files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
-    names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    names = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+    }
     return {name: path for name, path in names.items() if path.stat().st_size}
 
 
@@ -71,8 +100,11 @@ def _names_imported(path: Path) -> frozenset[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return frozenset(name.removeprefix("parallel_epochs.") for name in found
-                     if name and name.startswith(("parallel_epochs.", "tools.")))
+    return frozenset(
+        name.removeprefix("parallel_epochs.")
+        for name in found
+        if name and name.startswith(("parallel_epochs.", "tools."))
+    )
 
 
 def room_of(module: str, package: str = "pipeline", root: Path = ROOT) -> str:
@@ -84,7 +116,11 @@ def room_of(module: str, package: str = "pipeline", root: Path = ROOT) -> str:
     parts = module.split(".")
     if parts[0] != package or len(parts) == 1:
         return f"{parts[0]}/"
-    return f"{package}/{parts[1]}/" if (root / package / parts[1]).is_dir() else f"{package}/{parts[1]}.py"
+    return (
+        f"{package}/{parts[1]}/"
+        if (root / package / parts[1]).is_dir()
+        else f"{package}/{parts[1]}.py"
+    )
 
 
 def rooms(package: str = "pipeline", root: Path = ROOT) -> dict[str, set[str]]:
@@ -92,7 +128,9 @@ def rooms(package: str = "pipeline", root: Path = ROOT) -> dict[str, set[str]]:
     known, arrows = modules(root), defaultdict(set)
     for name, path in known.items():
         room = room_of(name, package, root)
-        arrows[room] |= {room_of(other, package, root) for other in imports_of(path, known)} - {room}
+        arrows[room] |= {room_of(other, package, root) for other in imports_of(path, known)} - {
+            room
+        }
     arrows.pop(f"{package}/", None)  # a docstring, and the names that it exports
     return arrows
 
@@ -100,37 +138,73 @@ def rooms(package: str = "pipeline", root: Path = ROOT) -> dict[str, set[str]]:
 def numbers(root: Path = ROOT) -> dict[str, int]:
     """Count what makes the code hard to change."""
     arrows, known = rooms(root=root), modules(root)
-    models = {room: others & rooms("models", root).keys() for room, others in rooms("models", root).items()
-              if room.startswith("models/")}
+    models = {
+        room: others & rooms("models", root).keys()
+        for room, others in rooms("models", root).items()
+        if room.startswith("models/")
+    }
     pipeline = {name: path for name, path in known.items() if name.startswith("pipeline")}
     trees = {name: tree_of(path) for name, path in pipeline.items()}
-    lines = [(name, line) for name, path in pipeline.items() for line in path.read_text().splitlines()]
-    walks = {what: Walk(trees).follow(next(module for module in places if module in trees), function, parameter).stops
-             for what, (places, function, parameter) in FOLLOWED.items()}
-    return {"rooms": len(arrows), "imports between rooms": sum(map(len, arrows.values())),
-            "rooms in models/": len(models), "imports between rooms of models/": sum(map(len, models.values())),
-            "modules that import a configuration dataclass": sum(map(_imports_configuration, trees.values())),
-            "comparisons of a component's name": sum(len(list(_comparisons(tree))) for tree in trees.values()),
-            "lines of gnn/ that ask for the kind of graph": sum(
-                bool(ASKS_FOR_KIND.search(line)) and not re.search(r"^ *(def|from|import) ", line)
-                for name, line in lines if name.startswith("pipeline.gnn") and not name.startswith(OWN_KINDS)),
-            "lines with config: Any": sum(bool(re.search(r"\bconfig: Any\b", line)) for _, line in lines),
-            "lines with : Any": sum(bool(re.search(r": Any\b", line)) for _, line in lines),
-            **{f"{what}, {unit}": len(stops) for what, walk in walks.items()
-               for unit, stops in (("stops", walk), ("files", set(walk)))},
-            "product lines": _count_lines(root, PACKAGES), "test lines": _count_lines(root, ("tests",))}
+    lines = [
+        (name, line) for name, path in pipeline.items() for line in path.read_text().splitlines()
+    ]
+    walks = {
+        what: Walk(trees)
+        .follow(next(module for module in places if module in trees), function, parameter)
+        .stops
+        for what, (places, function, parameter) in FOLLOWED.items()
+    }
+    return {
+        "rooms": len(arrows),
+        "imports between rooms": sum(map(len, arrows.values())),
+        "rooms in models/": len(models),
+        "imports between rooms of models/": sum(map(len, models.values())),
+        "modules that import a configuration dataclass": sum(
+            map(_imports_configuration, trees.values())
+        ),
+        "comparisons of a component's name": sum(
+            len(list(_comparisons(tree))) for tree in trees.values()
+        ),
+        "lines of gnn/ that ask for the kind of graph": sum(
+            bool(ASKS_FOR_KIND.search(line)) and not re.search(r"^ *(def|from|import) ", line)
+            for name, line in lines
+            if name.startswith("pipeline.gnn") and not name.startswith(OWN_KINDS)
+        ),
+        "lines with config: Any": sum(
+            bool(re.search(r"\bconfig: Any\b", line)) for _, line in lines
+        ),
+        "lines with : Any": sum(bool(re.search(r": Any\b", line)) for _, line in lines),
+        **{
+            f"{what}, {unit}": len(stops)
+            for what, walk in walks.items()
+            for unit, stops in (("stops", walk), ("files", set(walk)))
+        },
+        "product tokens": _count_tokens(root, (*PACKAGES, "parallel_epochs", "setup.py")),
+        "test tokens": _count_tokens(root, ("tests",)),
+    }
 
 
-def _count_lines(root: Path, packages: tuple[str, ...]) -> int:
-    """Count the lines of code in the files of some folders that git knows."""
-    files = subprocess.run(["git", "ls-files", *packages], cwd=root, capture_output=True, text=True, check=True).stdout
-    paths = [root / file for file in files.splitlines() if file.endswith(PRODUCT_CODE)]
-    return sum(path.read_text().count("\n") for path in paths if path.exists())
+def _count_tokens(root: Path, packages: tuple[str, ...]) -> int:
+    """Count the tokens of Python in the files that git knows, without comments and layout."""
+    files = subprocess.run(
+        ["git", "ls-files", *packages], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
+    paths = [root / file for file in files.splitlines() if file.endswith(".py")]
+    return sum(
+        token.type not in LAYOUT
+        for path in paths
+        if path.exists()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    )
 
 
 def _imports_configuration(tree: ast.Module) -> bool:
-    return any(alias.name.endswith("Config") and node.module.startswith("parallel_epochs.")
-               for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names)
+    return any(
+        alias.name.endswith("Config") and node.module.startswith("parallel_epochs.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    )
 
 
 def _comparisons(tree: ast.Module) -> Iterator[ast.Compare]:
@@ -139,11 +213,18 @@ def _comparisons(tree: ast.Module) -> Iterator[ast.Compare]:
         if not isinstance(node, ast.Compare):
             continue
         sides = [node.left, *node.comparators]
-        is_choice = any(isinstance(side, ast.Attribute) and isinstance(side.value, (ast.Attribute, ast.Name))
-                        and CHOICES.get(getattr(side.value, "attr", getattr(side.value, "id", ""))) == side.attr
-                        for side in sides)
-        texts = [value for side in sides for value in ast.walk(side)
-                 if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+        is_choice = any(
+            isinstance(side, ast.Attribute)
+            and isinstance(side.value, (ast.Attribute, ast.Name))
+            and CHOICES.get(getattr(side.value, "attr", getattr(side.value, "id", ""))) == side.attr
+            for side in sides
+        )
+        texts = [
+            value
+            for side in sides
+            for value in ast.walk(side)
+            if isinstance(value, ast.Constant) and isinstance(value.value, str)
+        ]
         if is_choice and texts:
             yield node
 
@@ -165,7 +246,12 @@ def draw() -> str:
         rows.append(f"| `{room}` | {texts.get(room, '').rstrip('.')}{members} | {others} |")
     # A shell that redirects our output to the page has emptied it before we read it.
     page = (ROOT / "docs" / "architecture.md").read_text() or subprocess.run(
-        ["git", "show", "HEAD:docs/architecture.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        ["git", "show", "HEAD:docs/architecture.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     _, heading, by_hand = page.partition("\n## ")  # the sections below the table, if there are any
     return HEAD + "\n".join(rows) + "\n" + heading + by_hand
 

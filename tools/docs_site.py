@@ -8,7 +8,10 @@ import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")}}
+TOP = {
+    "README.md": "index.md",
+    **{name: name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")},
+}
 PACKAGE = griffe.load("parallel_epochs", search_paths=[str(ROOT)])
 TEXTS: dict[str, tuple[str, str]] = {}
 
@@ -18,12 +21,20 @@ def on_files(files, config):
     for name, page in TOP.items():
         text = (ROOT / name).read_text()
         text = re.sub(r"\]\((?!https?:|#)([^)]*)\)", lambda link: f"](../{link[1]})", text)
-        text = re.sub(r"<picture>.*?alt=\"([^\"]*)\" src=\"docs/([\w-]+)-light.svg\".*?</picture>",
-                      r"![\1](\2-light.svg#only-light)![\1](\2-dark.svg#only-dark)", text, flags=re.DOTALL)
+        text = re.sub(
+            r"<picture>.*?alt=\"([^\"]*)\" src=\"docs/([\w-]+)-light.svg\".*?</picture>",
+            r"![\1](\2-light.svg#only-light)![\1](\2-dark.svg#only-dark)",
+            text,
+            flags=re.DOTALL,
+        )
         text = text.replace("](../docs/", "](")
         files.append(File.generated(config, page, content=text))
     notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())
-    files.append(File.generated(config, "notebook.md", content="\n\n".join(map(_draw_cell, notebook["cells"]))))
+    files.append(
+        File.generated(
+            config, "notebook.md", content="\n\n".join(map(_draw_cell, notebook["cells"]))
+        )
+    )
     return files
 
 
@@ -45,12 +56,16 @@ def _draw_cell(cell: dict) -> str:
 
 def on_page_markdown(markdown, page, **_):
     """Lead links to the pages of the top there, leave out links to files that are no pages, and keep the text."""
+
     def mend(link: re.Match) -> str:
         page = TOP.get(link[2].partition("#")[0])
         return f"[{link[1]}]({page})" if page else link[1]
 
     text = re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", mend, markdown)
-    TEXTS[page.file.src_uri] = str(page.title), re.sub(r"^::: ([\w.]+)$", _describe, text, flags=re.MULTILINE)
+    TEXTS[page.file.src_uri] = (
+        str(page.title),
+        re.sub(r"^::: ([\w.]+)$", _describe, text, flags=re.MULTILINE),
+    )
     return text
 
 
@@ -58,10 +73,21 @@ def _describe(mark: re.Match) -> str:
     """Write out the class or function that a mark of the reference names, and the public methods of a class."""
     found = PACKAGE[mark[1].partition(".")[2]]
     members = {**found.inherited_members, **found.members}
-    public = [member for name, member in members.items() if member.is_function and not name.startswith("_")]
-    return "\n\n".join(part for one in [found, *public] if one.docstring for part in (
-        f"### {one.path.removeprefix(found.parent.path + '.')}", f"```python\n{one.signature()}\n```",
-        one.docstring.value))
+    public = [
+        member
+        for name, member in members.items()
+        if member.is_function and not name.startswith("_")
+    ]
+    return "\n\n".join(
+        part
+        for one in [found, *public]
+        if one.docstring
+        for part in (
+            f"### {one.path.removeprefix(found.parent.path + '.')}",
+            f"```python\n{one.signature()}\n```",
+            one.docstring.value,
+        )
+    )
 
 
 def on_post_build(config):

@@ -18,7 +18,17 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.strikes import FAULTS, GNN, SITE, TABLES, Fault, LiveRun, is_alive, wait_for_saves, write_data
+from tools.strikes import (
+    FAULTS,
+    GNN,
+    SITE,
+    TABLES,
+    Fault,
+    LiveRun,
+    is_alive,
+    wait_for_saves,
+    write_data,
+)
 
 SECONDS_TO_END = 40
 
@@ -38,11 +48,16 @@ class Campaign:
         own = fault.unprepared or fault.unread
         return self.root / (f"cache-{fault.name.replace(' ', '-')}" if own else "cache")
 
-    def command(self, fault: Fault, folder: Path, *, cache: Path | None = None, torchrun: bool = False) -> list[str]:
+    def command(
+        self, fault: Fault, folder: Path, *, cache: Path | None = None, torchrun: bool = False
+    ) -> list[str]:
         """Return the module and the arguments that a fault strikes."""
         job, more = fault.job, list[str]()
         if job.module == "pipeline.train":
-            more = [*([] if torchrun else [f"parallel.num_ranks={fault.num_ranks}"]), *fault.overrides]
+            more = [
+                *([] if torchrun else [f"parallel.num_ranks={fault.num_ranks}"]),
+                *fault.overrides,
+            ]
         if job.module in ("pipeline.train", "pipeline.tune"):
             more.append(f"cache_dir={cache or self.cache(fault)}")
         own = [argument.format(root=self.root) for argument in job.arguments]
@@ -50,7 +65,9 @@ class Campaign:
 
     def reference(self, fault: Fault) -> Path:
         """Return the folder of the undisturbed run whose result the struck runs must have."""
-        number = next(number for number, other in enumerate(FAULTS) if other.overrides == fault.overrides)
+        number = next(
+            number for number, other in enumerate(FAULTS) if other.overrides == fault.overrides
+        )
         return self.root / f"undisturbed-{fault.job.name}-{fault.num_ranks}-{number}"
 
     def train_reference(self, fault: Fault) -> bool:
@@ -84,7 +101,9 @@ class Campaign:
             if run.wait(600) != 0:
                 if run.status is None:
                     os.killpg(run.pid, signal.SIGKILL)
-                raise WrongOutcome(f"an undisturbed run ended with status {run.status}: {run.log.read_text()[-2000:]}")
+                raise WrongOutcome(
+                    f"an undisturbed run ended with status {run.status}: {run.log.read_text()[-2000:]}"
+                )
             runs, lost = runs + 1, lost + self._is_lost(fault, folder)
             shutil.rmtree(folder)
             folder = self._new_folder(fault, runs)
@@ -130,14 +149,18 @@ class Campaign:
             for pid in {run.pid, *pids}:
                 if is_alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            raise WrongOutcome(f"a process was still alive {SECONDS_TO_END} s after the strike: "
-                               f"{run.log.read_text()[-2000:]}")
+            raise WrongOutcome(
+                f"a process was still alive {SECONDS_TO_END} s after the strike: "
+                f"{run.log.read_text()[-2000:]}"
+            )
         if status == 0:
             return False
         output = run.log.read_text()
         if status not in fault.statuses:
-            raise WrongOutcome(f"the exit status was {status}, not one of {[*map(int, fault.statuses)]}: "
-                               f"{output[-2000:]}")
+            raise WrongOutcome(
+                f"the exit status was {status}, not one of {[*map(int, fault.statuses)]}: "
+                f"{output[-2000:]}"
+            )
         if fault.quiet and "Traceback (most recent call last)" in output:
             raise WrongOutcome(f"the user saw a traceback: {output[-2000:]}")
         if fault.damage is not None:
@@ -185,18 +208,38 @@ def in_processes(jobs: list[Callable[[], bool]]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=10, help="number of strikes of each fault (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2,
-                        help="number of runs that are struck in parallel (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT",
-                        help="try only faults whose name contains one of these texts")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=10,
+        help="number of strikes of each fault (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=2,
+        help="number of runs that are struck in parallel (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help="try only faults whose name contains one of these texts",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random moments (default: %(default)s)"
+    )
     options = parser.parse_args()
     import torch.distributed.run  # noqa: F401 - imported once, for all forks
 
     import parallel_epochs.pipeline.training  # noqa: F401
+
     faults = [fault for fault in FAULTS if any(text in fault.name for text in options.only)]
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -205,22 +248,41 @@ def main() -> None:
         site = Path(root, "site")
         site.mkdir()
         (site / "sitecustomize.py").write_text(SITE)
-        paths = [str(site), str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        paths = [
+            str(site),
+            str(Path(__file__).resolve().parents[1]),
+            os.environ.get("PYTHONPATH", ""),
+        ]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         campaign = Campaign(Path(root))
         write_data(campaign.root)
         # The first of these also prepares the graph for others; both are predicted with, reported or exported.
-        bases = {campaign.reference(fault): fault for fault in FAULTS
-                 if fault.job in (GNN, TABLES) and fault.num_ranks == 1 and not fault.overrides}
+        bases = {
+            campaign.reference(fault): fault
+            for fault in FAULTS
+            if fault.job in (GNN, TABLES) and fault.num_ranks == 1 and not fault.overrides
+        }
         for fault in bases.values():
             campaign.train_reference(fault)
-        references = {campaign.reference(fault): fault for fault in faults if campaign.reference(fault) not in bases}
-        split = [list(references.values())[job::options.jobs] for job in range(options.jobs)]
-        if not in_processes([lambda mine=mine: all(map(campaign.train_reference, mine)) for mine in split]):
+        references = {
+            campaign.reference(fault): fault
+            for fault in faults
+            if campaign.reference(fault) not in bases
+        }
+        split = [list(references.values())[job :: options.jobs] for job in range(options.jobs)]
+        if not in_processes(
+            [lambda mine=mine: all(map(campaign.train_reference, mine)) for mine in split]
+        ):
             sys.exit(1)
         print("| fault | times tried | lost |\n|---|---|---|", flush=True)
-        good = in_processes([lambda mine=faults[job::options.jobs]: work(campaign, mine, options.times, options.seed)
-                             for job in range(options.jobs)])
+        good = in_processes(
+            [
+                lambda mine=faults[job :: options.jobs]: work(
+                    campaign, mine, options.times, options.seed
+                )
+                for job in range(options.jobs)
+            ]
+        )
     print(f"{time.monotonic() - start:.0f} seconds", file=sys.stderr)
     sys.exit(0 if good else 1)
 

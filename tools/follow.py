@@ -31,7 +31,12 @@ class Walk:
         self._names = {module: dict(_names_in(module, tree)) for module, tree in trees.items()}
         self._methods = defaultdict[str, list[Place]](list)
         for module, tree in trees.items():
-            for function in (member for node in tree.body if isinstance(node, ast.ClassDef) for member in node.body):
+            for function in (
+                member
+                for node in tree.body
+                if isinstance(node, ast.ClassDef)
+                for member in node.body
+            ):
                 if isinstance(function, ast.FunctionDef):
                     self._methods[function.name].append((module, function))
 
@@ -48,8 +53,10 @@ class Walk:
         if (module, function.lineno) not in self._seen:
             self._seen.add((module, function.lineno))
             found = _computed_from(function, parameters)
-            for call in sorted((node for node in ast.walk(function) if isinstance(node, ast.Call)),
-                               key=lambda call: (call.end_lineno, call.end_col_offset)):
+            for call in sorted(
+                (node for node in ast.walk(function) if isinstance(node, ast.Call)),
+                key=lambda call: (call.end_lineno, call.end_col_offset),
+            ):
                 for callee in self._callees(module, call.func):
                     if passed := _parameters_of(call, callee[1], found):
                         self._enter(callee, passed, module)
@@ -76,8 +83,11 @@ class Walk:
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 return [(module, node)]
             if isinstance(node, ast.ClassDef) and node.name == name:
-                return [(module, member) for member in node.body
-                        if isinstance(member, ast.FunctionDef) and member.name == "__init__"]
+                return [
+                    (module, member)
+                    for member in node.body
+                    if isinstance(member, ast.FunctionDef) and member.name == "__init__"
+                ]
         target = self._names.get(module, {}).get(name)
         return self._define(*target) if target and target != (module, name) else []
 
@@ -99,10 +109,19 @@ def _computed_from(function: ast.FunctionDef, parameters: set[str]) -> set[str]:
     for _ in range(2):  # a loop may use what a later line assigns
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and _holds(node.value, found):
-                found |= {name.id for target in node.targets for name in ast.walk(target) if _is_stored(name)}
+                found |= {
+                    name.id
+                    for target in node.targets
+                    for name in ast.walk(target)
+                    if _is_stored(name)
+                }
             elif isinstance(node, ast.NamedExpr) and _holds(node.value, found):
                 found.add(node.target.id)
-            elif isinstance(node, ast.withitem) and node.optional_vars and _holds(node.context_expr, found):
+            elif (
+                isinstance(node, ast.withitem)
+                and node.optional_vars
+                and _holds(node.context_expr, found)
+            ):
                 found |= {name.id for name in ast.walk(node.optional_vars) if _is_stored(name)}
     return found
 
@@ -115,8 +134,14 @@ def _holds(value: ast.expr, found: set[str]) -> bool:
     """Tell whether an expression is a part of a variable, or a call that is given one."""
     value = _root(value)
     if isinstance(value, ast.Call):
-        return (any(_holds(argument, found) for argument in [*value.args, *(word.value for word in value.keywords)])
-                or isinstance(value.func, ast.Attribute) and _holds(value.func, found))
+        return (
+            any(
+                _holds(argument, found)
+                for argument in [*value.args, *(word.value for word in value.keywords)]
+            )
+            or isinstance(value.func, ast.Attribute)
+            and _holds(value.func, found)
+        )
     return isinstance(value, ast.Name) and value.id in found
 
 
@@ -130,12 +155,18 @@ def _parameters_of(call: ast.Call, function: ast.FunctionDef, found: set[str]) -
     """Find the parameters of a function to which a call passes a variable or a part of it."""
     names = [argument.arg for argument in function.args.posonlyargs + function.args.args]
     bound = names[:1] if names[:1] in (["self"], ["cls"]) else []
-    positional, keywords = names[len(bound):], {*names, *(argument.arg for argument in function.args.kwonlyargs)}
+    positional, keywords = (
+        names[len(bound) :],
+        {*names, *(argument.arg for argument in function.args.kwonlyargs)},
+    )
 
     def passes(value: ast.expr) -> bool:
         root = _root(value)
         return isinstance(root, ast.Name) and root.id in found
 
     own = set(bound) if isinstance(call.func, ast.Attribute) and passes(call.func.value) else set()
-    return own | {name for name, value in zip(positional, call.args, strict=False) if passes(value)} | {
-        word.arg for word in call.keywords if word.arg in keywords and passes(word.value)}
+    return (
+        own
+        | {name for name, value in zip(positional, call.args, strict=False) if passes(value)}
+        | {word.arg for word in call.keywords if word.arg in keywords and passes(word.value)}
+    )

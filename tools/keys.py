@@ -11,7 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command.arguments import Parser, shorten
-from parallel_epochs.pipeline.command.cli import CONF, config_groups, format_entries, register_schema
+from parallel_epochs.pipeline.command.cli import (
+    CONF,
+    config_groups,
+    format_entries,
+    register_schema,
+)
 from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, ExplainConfig, RunConfig
@@ -42,10 +47,21 @@ marks the keys that do not change the result of a run: a run may be resumed with
 
 def write_page() -> str:
     """Write the page: the keys that every run has, those of each product, and those of the other entry points."""
-    groups = [f"{group}={' | '.join(shorten(members))}" for group, members in config_groups().items()]
+    groups = [
+        f"{group}={' | '.join(shorten(members))}" for group, members in config_groups().items()
+    ]
     lines = [INTRODUCTION, "```", *groups, "hydra/launcher=slurm (with -m)", "```"]
     for title, schema, entries in [*shared_sections(), *product_sections(), *command_sections()]:
-        lines += ["", f"## {title}", "", summarise(schema), "", "```", *format_entries(mark(entries)), "```"]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            summarise(schema),
+            "",
+            "```",
+            *format_entries(mark(entries)),
+            "```",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -56,19 +72,36 @@ def shared_sections() -> Iterator[Section]:
     for source, schema in RunConfig.members["data"][1].items():
         yield f"`data={source}`", schema, keys.entries(schema(), "data.")
     for field in ("train", "parallel", "tracker"):
-        yield f"`{field}`", type(getattr(run, field)), keys.entries(getattr(run, field), f"{field}.")
+        yield (
+            f"`{field}`",
+            type(getattr(run, field)),
+            keys.entries(getattr(run, field), f"{field}."),
+        )
 
 
 def product_sections() -> Iterator[Section]:
     """Go through the keys that one product alone reads, or has another default of."""
-    shared = {entry.name: entry.value for entry in keys.entries(RunConfig()) if entry.name != "trainer.name"}
+    shared = {
+        entry.name: entry.value
+        for entry in keys.entries(RunConfig())
+        if entry.name != "trainer.name"
+    }
     for name, product in PRODUCTS.items():
         config = product.config()
         chosen = tuple(f"{part}." for part in config.members)
         usual = [composed(entry, f"trainer={name}") for entry in keys.entries(config)]
-        yield f"`trainer={name}`", product.config, iter([
-            entry for entry in usual if not entry.name.startswith(chosen)
-            and (entry.name not in shared or entry.value != shared[entry.name])])
+        yield (
+            f"`trainer={name}`",
+            product.config,
+            iter(
+                [
+                    entry
+                    for entry in usual
+                    if not entry.name.startswith(chosen)
+                    and (entry.name not in shared or entry.value != shared[entry.name])
+                ]
+            ),
+        )
         for part, (_, schemas) in config.members.items():
             if part not in RunConfig.members:
                 for member, schema in schemas.items():
@@ -77,11 +110,20 @@ def product_sections() -> Iterator[Section]:
 
 def composed(entry: keys.Entry, *overrides: str) -> keys.Entry:
     """Give a key the value that a command composes, with the member of a group that the key needs."""
-    groups = [f"{group}={members[0]}" for key, members in (entry.meaning.when or {}).items()
-              for group, _, field in [key.partition(".")] if field == "name" and members[0] in config_groups()[group]]
+    groups = [
+        f"{group}={members[0]}"
+        for key, members in (entry.meaning.when or {}).items()
+        for group, _, field in [key.partition(".")]
+        if field == "name" and members[0] in config_groups()[group]
+    ]
     value = OmegaConf.select(compose_once(*overrides, *groups), entry.name)
-    return entry if value is None else dataclasses.replace(
-        entry, value=OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
+    return (
+        entry
+        if value is None
+        else dataclasses.replace(
+            entry, value=OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+        )
+    )
 
 
 @functools.cache
@@ -95,8 +137,11 @@ def compose_once(*overrides: str) -> DictConfig:
 def command_sections() -> Iterator[Section]:
     """Go through the keys of the entry points that do not train."""
     usual = {entry.name for entry in keys.entries(EvaluateConfig())}
-    yield ("`python -m pipeline.evaluate` and `python -m pipeline.predict`", EvaluateConfig,
-           keys.entries(EvaluateConfig()))
+    yield (
+        "`python -m pipeline.evaluate` and `python -m pipeline.predict`",
+        EvaluateConfig,
+        keys.entries(EvaluateConfig()),
+    )
     for name, product in PRODUCTS.items():
         if own := [entry for entry in keys.entries(product.predict()) if entry.name not in usual]:
             commands = "predict" if product.evaluate is EvaluateConfig else "evaluate` and `predict"
@@ -119,13 +164,27 @@ def mark(entries: Iterator[keys.Entry]) -> Iterator[keys.Entry]:
 
 
 if __name__ == "__main__":
-    parser = Parser(prog="python -m tools.keys", description="Write the reference of every key, from the schema.")
-    parser.add_argument("file", type=Path, nargs="?", default=Path("docs/keys.md"), help="%(default)s if not given")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file that is no such reference")
+    parser = Parser(
+        prog="python -m tools.keys",
+        description="Write the reference of every key, from the schema.",
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=Path("docs/keys.md"), help="%(default)s if not given"
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an existing file that is no such reference",
+    )
     options = parser.parse_args()
     try:
-        outputs.check("FILE", options.file, ours=lambda header: header.start.startswith(INTRODUCTION[:40].encode()),
-                      overwrite=options.overwrite, way_out="--overwrite")
+        outputs.check(
+            "FILE",
+            options.file,
+            ours=lambda header: header.start.startswith(INTRODUCTION[:40].encode()),
+            overwrite=options.overwrite,
+            way_out="--overwrite",
+        )
         files.write_text(options.file, write_page())
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

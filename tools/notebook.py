@@ -38,13 +38,28 @@ def execute(source: str, folder: Path) -> str:
         import nbformat
         from nbclient import NotebookClient
     except ImportError:
-        raise ValueError(f"notebooks are executed by nbclient: {install_command('notebook')}") from None
+        raise ValueError(
+            f"notebooks are executed by nbclient: {install_command('notebook')}"
+        ) from None
     make = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
-    cells = [make[kind](text, id=f"cell-{number}") for number, (kind, text) in enumerate(cells_of(source))]
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
-    NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True,
-                   resources={"metadata": {"path": str(folder)}}).execute()
+    cells = [
+        make[kind](text, id=f"cell-{number}")
+        for number, (kind, text) in enumerate(cells_of(source))
+    ]
+    notebook = nbformat.v4.new_notebook(
+        cells=cells,
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+        },
+    )
+    NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+    ).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
@@ -58,7 +73,9 @@ def execute(source: str, folder: Path) -> str:
 def main() -> None:
     """Write the notebook."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")])
+        )
         write_text(SOURCE.with_suffix(".ipynb"), execute(SOURCE.read_text(), Path(folder)))
 
 

@@ -20,36 +20,101 @@ import torch
 from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import files, outputs
 
-TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "train.patience=0", "task.base=none"]
+TOY = [
+    "data.num_nodes=240",
+    "data.num_edges=4800",
+    "data.num_species=4",
+    "data.num_groups=8",
+    "data.num_tasks=3",
+    "model.num_layers=3",
+    "model.hidden_channels=16",
+    "train.epochs=6",
+    "train.patience=0",
+    "task.base=none",
+]
 RUNS = {
     "random": TOY,
     "metis": [*TOY, "partition=metis"],
-    "metis_random": [*TOY, "partition=metis_random", "partition.num_parts=8", "partition.clusters_per_step=2"],
+    "metis_random": [
+        *TOY,
+        "partition=metis_random",
+        "partition.num_parts=8",
+        "partition.clusters_per_step=2",
+    ],
     "whole": [*TOY, "partition=whole"],
     "batch norm": [*TOY, "model.norm=batch", "model.num_mlp_layers=1"],
     "label input": [*TOY, "train.label_input=0.5"],
-    "two ranks, epochs": [*TOY, "parallel.num_ranks=2", "parallel.lr_scaling=sqrt", "train.epochs=7"],
-    "two ranks, split": [*TOY, "parallel=split", "parallel.num_ranks=2", "partition.num_parts=5",
-                         "train.label_input=0.3"],
-    "two ranks, batch norm, views": [*TOY, "parallel.num_ranks=2", "model.norm=batch", "evaluation=views",
-                                     "evaluation.num_views=2"],
+    "two ranks, epochs": [
+        *TOY,
+        "parallel.num_ranks=2",
+        "parallel.lr_scaling=sqrt",
+        "train.epochs=7",
+    ],
+    "two ranks, split": [
+        *TOY,
+        "parallel=split",
+        "parallel.num_ranks=2",
+        "partition.num_parts=5",
+        "train.label_input=0.3",
+    ],
+    "two ranks, batch norm, views": [
+        *TOY,
+        "parallel.num_ranks=2",
+        "model.norm=batch",
+        "evaluation=views",
+        "evaluation.num_views=2",
+    ],
     "views": [*TOY, "evaluation=views", "evaluation.num_views=3", "evaluation.num_parts=4"],
     "bf16": [*TOY, "train.precision=bf16"],
     "reference kernel": [*TOY, "kernel=reference", "model.aggr=softmax_sum", "model.learn_y=true"],
-    "optimizer": [*TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=7",
-                  "train.clip_grad_norm=0.1"],
-    "dense, checkpointing, power": [*TOY, "model.block=dense", "model.aggr=power", "model.learn_p=true",
-                                    "model.gradient_checkpointing=true"],
+    "optimizer": [
+        *TOY,
+        "train.optimizer=adamw",
+        "train.weight_decay=0.1",
+        "train.warmup_steps=7",
+        "train.clip_grad_norm=0.1",
+    ],
+    "dense, checkpointing, power": [
+        *TOY,
+        "model.block=dense",
+        "model.aggr=power",
+        "model.learn_p=true",
+        "model.gradient_checkpointing=true",
+    ],
     "digits": ["+experiment=digits", "train.epochs=3"],
-    "separate": ["data=file", "data.path=COMPONENTS", "data.degrees=false", "data.components=separate",
-                 "data.min_component_size=30", "data.node_features=log_sum", "partition.num_parts=2", "train.epochs=3",
-                 "model.num_layers=2"],
-    "largest": ["data=file", "data.path=COMPONENTS", "data.degrees=false", "task.base=none", "data.components=largest",
-                "partition.num_parts=2", "train.epochs=3"],
-    "stopped in an epoch": [*TOY, "partition.num_parts=60", "train.epochs=40", "train.eval_every=40"],
-    "two ranks, stopped in an epoch": [*TOY, "partition.num_parts=60", "train.epochs=60", "train.eval_every=60",
-                                       "parallel.num_ranks=2"],
+    "separate": [
+        "data=file",
+        "data.path=COMPONENTS",
+        "data.degrees=false",
+        "data.components=separate",
+        "data.min_component_size=30",
+        "data.node_features=log_sum",
+        "partition.num_parts=2",
+        "train.epochs=3",
+        "model.num_layers=2",
+    ],
+    "largest": [
+        "data=file",
+        "data.path=COMPONENTS",
+        "data.degrees=false",
+        "task.base=none",
+        "data.components=largest",
+        "partition.num_parts=2",
+        "train.epochs=3",
+    ],
+    "stopped in an epoch": [
+        *TOY,
+        "partition.num_parts=60",
+        "train.epochs=40",
+        "train.eval_every=40",
+    ],
+    "two ranks, stopped in an epoch": [
+        *TOY,
+        "partition.num_parts=60",
+        "train.epochs=60",
+        "train.eval_every=60",
+        "parallel.num_ranks=2",
+    ],
 }
 KEYS = ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs", "num_parameters")
 
@@ -57,30 +122,61 @@ KEYS = ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs", "nu
 def write_components(path: Path) -> None:
     """Save a graph of two large components and a few isolated nodes."""
     rng = torch.Generator().manual_seed(0)
-    pairs = torch.cat([torch.randint(0, 120, (2, 500), generator=rng),
-                       torch.randint(120, 190, (2, 250), generator=rng)], dim=1)
-    edges, part = torch.cat([pairs, pairs.flip(0)], dim=1), torch.randint(0, 3, (195,), generator=rng)
-    torch.save({"edge_index": edges, "edge_attr": torch.rand(500 + 250, 3, generator=rng).repeat(2, 1),
-                "y": torch.randint(0, 2, (195, 2), generator=rng).float(),
-                "train_mask": part == 0, "valid_mask": part == 1, "test_mask": part == 2}, path)
+    pairs = torch.cat(
+        [
+            torch.randint(0, 120, (2, 500), generator=rng),
+            torch.randint(120, 190, (2, 250), generator=rng),
+        ],
+        dim=1,
+    )
+    edges, part = (
+        torch.cat([pairs, pairs.flip(0)], dim=1),
+        torch.randint(0, 3, (195,), generator=rng),
+    )
+    torch.save(
+        {
+            "edge_index": edges,
+            "edge_attr": torch.rand(500 + 250, 3, generator=rng).repeat(2, 1),
+            "y": torch.randint(0, 2, (195, 2), generator=rng).float(),
+            "train_mask": part == 0,
+            "valid_mask": part == 1,
+            "test_mask": part == 2,
+        },
+        path,
+    )
 
 
 def train(name: str, root: Path, num_threads: int) -> dict:
     """Train a reference run in its own processes. Runs named "stopped" get a signal and are resumed."""
-    arguments = [argument.replace("COMPONENTS", str(root / "components.pt")) for argument in RUNS[name]]
+    arguments = [
+        argument.replace("COMPONENTS", str(root / "components.pt")) for argument in RUNS[name]
+    ]
     folder = root / name.replace(" ", "_").replace(",", "")
     environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
-    command = [sys.executable, "-m", "pipeline.train", *arguments, f"cache_dir={root / 'cache'}",
-               f"parallel.threads_per_rank={num_threads}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.train",
+        *arguments,
+        f"cache_dir={root / 'cache'}",
+        f"parallel.threads_per_rank={num_threads}",
+    ]
 
     def start(target: str) -> subprocess.Popen:
-        return subprocess.Popen([*command, target], env=environment, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [*command, target],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     process = start(f"hydra.run.dir={folder}")
     if "stopped" in name:
         metrics = folder / "metrics.jsonl"
-        while process.poll() is None and (not metrics.exists() or metrics.read_text().count('"loss"') < 2):
+        while process.poll() is None and (
+            not metrics.exists() or metrics.read_text().count('"loss"') < 2
+        ):
             time.sleep(0.005)
         process.send_signal(signal.SIGUSR1)
         process.communicate()
@@ -95,19 +191,42 @@ def train(name: str, root: Path, num_threads: int) -> dict:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m tools.reference_runs", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("record", "compare"), help="write the file, or compare with it")
+    parser = Parser(
+        prog="python -m tools.reference_runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "action", choices=("record", "compare"), help="write the file, or compare with it"
+    )
     parser.add_argument("file", type=Path, help="results of the reference runs, as JSON")
-    parser.add_argument("--threads", type=int, default=1, help="number of threads of a process (default: %(default)s)")
-    parser.add_argument("--at-once", type=int, default=2, help="number of runs at the same time (default: %(default)s)")
-    parser.add_argument("--overwrite", action="store_true",
-                        help="replace an existing file that does not hold such results")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="number of threads of a process (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=2,
+        help="number of runs at the same time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an existing file that does not hold such results",
+    )
     options = parser.parse_args()
     try:
         if options.action == "record":
-            outputs.check("FILE", options.file, ours=lambda header: {*header.names} <= {*RUNS} and bool(header.names),
-                          overwrite=options.overwrite, way_out="--overwrite")
+            outputs.check(
+                "FILE",
+                options.file,
+                ours=lambda header: {*header.names} <= {*RUNS} and bool(header.names),
+                overwrite=options.overwrite,
+                way_out="--overwrite",
+            )
         recorded = files.read_json(options.file) if options.action == "compare" else {}
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
@@ -118,8 +237,11 @@ def main() -> None:
     if options.action == "record":
         files.write_text(options.file, json.dumps(results, indent=2) + "\n")
         return
-    differing = [f"{name}: {recorded.get(name)} -> {result}" for name, result in results.items()
-                 if recorded.get(name) != result]
+    differing = [
+        f"{name}: {recorded.get(name)} -> {result}"
+        for name, result in results.items()
+        if recorded.get(name) != result
+    ]
     if differing:
         raise SystemExit("\n".join(differing))
     print(f"{len(results)} reference runs are the same")

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
-RUN = (*GENERATED, "model.norm=batch", "train.epochs=60", "train.eval_every=4", "parallel.threads_per_rank=1")
+RUN = (
+    *GENERATED,
+    "model.norm=batch",
+    "train.epochs=60",
+    "train.eval_every=4",
+    "parallel.threads_per_rank=1",
+)
 RAYLET = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS_TO_END = 900
@@ -45,8 +51,14 @@ def free_port() -> int:
 def start(*arguments: str, log: Path, **environment: str) -> subprocess.Popen:
     """Start `python -m` in a session of its own. Its output is added to a file."""
     with open(log, "a") as file:
-        return subprocess.Popen([sys.executable, "-m", *arguments], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
-                                start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+        return subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
 
 
 class Torchrun:
@@ -61,15 +73,34 @@ class Torchrun:
         import torch.distributed as dist
 
         self.log, self._port = folder.with_suffix(".log"), free_port()
-        self._store = dist.TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False, multi_tenant=True)
-        self._arguments = (f"--nnodes={nodes}", "--rdzv-conf", f"last_call_timeout={seconds_to_join},join_timeout=900",
-                           "-m", "pipeline.train", *overrides, f"hydra.run.dir={folder}", "resume=auto")
+        self._store = dist.TCPStore(
+            "127.0.0.1", self._port, is_master=True, wait_for_workers=False, multi_tenant=True
+        )
+        self._arguments = (
+            f"--nnodes={nodes}",
+            "--rdzv-conf",
+            f"last_call_timeout={seconds_to_join},join_timeout=900",
+            "-m",
+            "pipeline.train",
+            *overrides,
+            f"hydra.run.dir={folder}",
+            "resume=auto",
+        )
         self.agents = [self.start_agent(), self.start_agent()]
 
     def start_agent(self) -> subprocess.Popen:
-        return start("torch.distributed.run", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=restarts",
-                     f"--rdzv-endpoint=127.0.0.1:{self._port}", "--local-addr=127.0.0.1", "--max-restarts=3",
-                     *self._arguments, log=self.log, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        return start(
+            "torch.distributed.run",
+            "--nproc-per-node=1",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=restarts",
+            f"--rdzv-endpoint=127.0.0.1:{self._port}",
+            "--local-addr=127.0.0.1",
+            "--max-restarts=3",
+            *self._arguments,
+            log=self.log,
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        )
 
     def poll(self) -> int | None:
         statuses = [agent.poll() for agent in self.agents]
@@ -77,8 +108,11 @@ class Torchrun:
 
     def strikes(self) -> dict[str, Callable[[], None]]:
         """Return what can be killed, by its name."""
-        return {"a rank": self.kill_rank, "an agent": self.kill_agent,
-                "an agent and its rank": lambda: self.kill_agent(with_rank=True)}
+        return {
+            "a rank": self.kill_rank,
+            "an agent": self.kill_agent,
+            "an agent and its rank": lambda: self.kill_agent(with_rank=True),
+        }
 
     def kill_rank(self) -> None:
         os.kill(children(random.choice(self.agents).pid)[0], signal.SIGKILL)
@@ -106,7 +140,9 @@ class Torchrun:
 @functools.cache
 def ray_cluster() -> "Cluster":
     """Begin a Ray cluster: a head without processors, and two raylets with one each."""
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "600")  # on a busy machine; Ray reads it when it is imported
+    os.environ.setdefault(
+        "RAY_raylet_start_wait_time_s", "600"
+    )  # on a busy machine; Ray reads it when it is imported
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **RAYLET})
@@ -117,8 +153,14 @@ def ray_cluster() -> "Cluster":
 
 def workers_of(raylet: "Node") -> list[int]:
     """Return the processes of Ray Train's workers that a raylet has started."""
-    pids = [pid for process in raylet.all_processes["raylet"] for pid in children(process.process.pid)]
-    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RayTrainWorker")]
+    pids = [
+        pid for process in raylet.all_processes["raylet"] for pid in children(process.process.pid)
+    ]
+    return [
+        pid
+        for pid in pids
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RayTrainWorker")
+    ]
 
 
 class Ray:
@@ -130,9 +172,16 @@ class Ray:
 
     def __init__(self, folder: Path, *overrides: str):
         self.log, self._cluster = folder.with_suffix(".log"), ray_cluster()
-        self._process = start("scripts.ray_train", *overrides, f"hydra.run.dir={folder}", "ray.num_workers=2",
-                              f"ray.address={self._cluster.address}", log=self.log,
-                              RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.5", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="600")
+        self._process = start(
+            "scripts.ray_train",
+            *overrides,
+            f"hydra.run.dir={folder}",
+            "ray.num_workers=2",
+            f"ray.address={self._cluster.address}",
+            log=self.log,
+            RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.5",
+            RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="600",
+        )
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -146,7 +195,9 @@ class Ray:
 
     def kill_raylet(self) -> None:
         """Kill a raylet that has a worker, and let another one join the cluster."""
-        victim = random.choice([raylet for raylet in self._cluster.worker_nodes if workers_of(raylet)])
+        victim = random.choice(
+            [raylet for raylet in self._cluster.worker_nodes if workers_of(raylet)]
+        )
         self._cluster.remove_node(victim, allow_graceful=False)
         self._cluster.add_node(num_cpus=1, **RAYLET)
 
@@ -185,27 +236,47 @@ def strike_run(name: str, folder: Path, strikes: int, expected: str) -> tuple[li
 
 
 def main() -> None:
-    parser = Parser(prog="python -m tools.restarts", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="python -m tools.restarts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("--times", type=positive, default=20, help="number of kills (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default: %(default)s)")
+    parser.add_argument(
+        "--times", type=positive, default=20, help="number of kills (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random moments (default: %(default)s)"
+    )
     options = parser.parse_args()
     random.seed(options.seed)
     killed, runs, lost = list[str](), 0, 0
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "undisturbed")
-        if start("pipeline.train", *RUN, f"cache_dir={root}/cache", "parallel.num_ranks=2", f"hydra.run.dir={folder}",
-                 log=Path(root, "log")).wait():
+        if start(
+            "pipeline.train",
+            *RUN,
+            f"cache_dir={root}/cache",
+            "parallel.num_ranks=2",
+            f"hydra.run.dir={folder}",
+            log=Path(root, "log"),
+        ).wait():
             sys.exit(Path(root, "log").read_text())
         while len(killed) < options.times:
-            found, good = strike_run(options.engine, Path(root, f"run{runs}"), min(2, options.times - len(killed)),
-                                     read_summary(folder)["weights_sha256"])
+            found, good = strike_run(
+                options.engine,
+                Path(root, f"run{runs}"),
+                min(2, options.times - len(killed)),
+                read_summary(folder)["weights_sha256"],
+            )
             if not found and not good:
                 sys.exit(f"error: run {runs + 1} ended before it was struck; its output is above")
             killed, runs, lost = killed + found, runs + 1, lost + (not good)
-            print(f"run {runs}: killed {', '.join(found) or 'nothing'}; {'same bits' if good else 'LOST'}",
-                  file=sys.stderr, flush=True)
+            print(
+                f"run {runs}: killed {', '.join(found) or 'nothing'}; {'same bits' if good else 'LOST'}",
+                file=sys.stderr,
+                flush=True,
+            )
     print("| killed | times tried | lost |\n|---|---|---|")
     for kind in sorted(set(killed)):
         print(f"| {options.engine}: {kind} | {killed.count(kind)} | |")

@@ -59,22 +59,40 @@ def aggregate(
         try:
             return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
         except SteepError as error:
-            notice.warn(f"aggr={aggr}, {error}: the reference aggregation runs for these messages",
-                        once=f"steep {aggr}")
+            notice.warn(
+                f"aggr={aggr}, {error}: the reference aggregation runs for these messages",
+                once=f"steep {aggr}",
+            )
     return reference.aggregate(x, edge_index, edge_attr, weight, bias, **options)
 
 
-def check_tensors(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-                  bias: Tensor | None = None, table: Tensor | None = None) -> None:
+def check_tensors(
+    x: Tensor,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    table: Tensor | None = None,
+) -> None:
     """Raise a ValueError if shapes, dtypes or devices of the tensors do not match; it names both."""
     if x.dim() != 2 or not x.is_floating_point():
-        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}, but must be floating point [num_nodes, channels]")
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
-                         f"int64 [2, num_edges]")
+        raise ValueError(
+            f"x is {x.dtype} of shape {tuple(x.shape)}, but must be floating point [num_nodes, channels]"
+        )
+    if (
+        edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype not in (torch.int32, torch.int64)
+    ):
+        raise ValueError(
+            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
+            f"int64 [2, num_edges]"
+        )
     for tensor in (edge_index, edge_attr, weight, bias, table):
         if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"tensors are on '{x.device}' and '{tensor.device}': move them to one device")
+            raise ValueError(
+                f"tensors are on '{x.device}' and '{tensor.device}': move them to one device"
+            )
     channels = x.size(1)
     if table is not None:
         _check_table(table, edge_attr, channels)
@@ -87,26 +105,36 @@ def check_tensors(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
     columns = weight.size(1) if weight is not None else channels if table is None else 0
     columns += table is not None
     if edge_attr.dim() != 2 or edge_attr.size(1) != columns:
-        raise ValueError(f"edge_attr has shape {tuple(edge_attr.shape)}, but must be [num_edges, {columns}]")
+        raise ValueError(
+            f"edge_attr has shape {tuple(edge_attr.shape)}, but must be [num_edges, {columns}]"
+        )
     check_rows(edge_index, edge_attr)
 
 
 def _check_table(table: Tensor, edge_attr: Tensor | None, channels: int) -> None:
     if table.dim() != 2 or table.size(1) != channels or not table.size(0):
-        raise ValueError(f"table has shape {tuple(table.shape)}, but must be [num_relations, {channels}], with a row "
-                         "for each relation")
+        raise ValueError(
+            f"table has shape {tuple(table.shape)}, but must be [num_relations, {channels}], with a row "
+            "for each relation"
+        )
     if edge_attr is None:
-        raise ValueError(f"a table of {table.size(0)} relations needs edge_attr, whose column 0 holds the relation of "
-                         "each edge; there is no edge_attr")
+        raise ValueError(
+            f"a table of {table.size(0)} relations needs edge_attr, whose column 0 holds the relation of "
+            "each edge; there is no edge_attr"
+        )
     if not edge_attr.is_floating_point() or table.size(0) - 1 > count_exactly(edge_attr.dtype):
-        raise ValueError(f"edge_attr is {edge_attr.dtype}, which cannot hold the numbers of {table.size(0):,} "
-                         "relations: make it float32")
+        raise ValueError(
+            f"edge_attr is {edge_attr.dtype}, which cannot hold the numbers of {table.size(0):,} "
+            "relations: make it float32"
+        )
 
 
 def check_rows(edge_index: Tensor, edge_attr: Tensor) -> None:
     """Raise a ValueError unless there are as many rows of edge features as edges [2, num_edges]."""
     if edge_attr.size(0) != edge_index.size(-1):
-        raise ValueError(f"edge_attr has {edge_attr.size(0)} rows, but edge_index has {edge_index.size(-1)} edges")
+        raise ValueError(
+            f"edge_attr has {edge_attr.size(0)} rows, but edge_index has {edge_index.size(-1)} edges"
+        )
 
 
 def backend(
@@ -126,5 +154,10 @@ def backend(
 
 def _why_reference(x, edge_index, edge_attr, weight, bias, table, scalars, eps, kernel) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
-    return KERNEL.why_reference(kernel, x.device.type, lambda: fused.why_not_fused(
-        x, edge_index, edge_attr, weight, bias, table, scalars=scalars, eps=eps))
+    return KERNEL.why_reference(
+        kernel,
+        x.device.type,
+        lambda: fused.why_not_fused(
+            x, edge_index, edge_attr, weight, bias, table, scalars=scalars, eps=eps
+        ),
+    )

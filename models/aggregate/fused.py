@@ -18,9 +18,17 @@ _MAX_EDGE_DIM = 64
 _MAX_GPU_T = 1e5
 
 
-def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, weight: Tensor | None = None,
-                  bias: Tensor | None = None, table: Tensor | None = None, *, scalars: tuple = (),
-                  eps: float = 1e-7) -> str:
+def why_not_fused(
+    x: Tensor,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    table: Tensor | None = None,
+    *,
+    scalars: tuple = (),
+    eps: float = 1e-7,
+) -> str:
     """Return the reason why the kernels cannot compute a call, or an empty text; `scalars` are t, p and y."""
     for tensor in scalars:
         if isinstance(tensor, Tensor) and tensor.device != x.device:
@@ -30,8 +38,10 @@ def why_not_fused(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None
             return f"a tensor has dtype {tensor.dtype}, but the kernel computes in float32"
     if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
         return "t, p or y has more than one element"
-    if x.is_cuda and any(not isinstance(scalar, Tensor) and abs(scalar) > limit
-                         for scalar, limit in zip(scalars, (_MAX_GPU_T, cpu.MAX_POWER), strict=False)):
+    if x.is_cuda and any(
+        not isinstance(scalar, Tensor) and abs(scalar) > limit
+        for scalar, limit in zip(scalars, (_MAX_GPU_T, cpu.MAX_POWER), strict=False)
+    ):
         return f"t={scalars[0]} or p={scalars[1]} is too large for the GPU kernel's float32"
     return f"eps is {eps}, but the kernel needs messages that are not negative" if eps < 0 else ""
 
@@ -64,9 +74,16 @@ def aggregate(
         # Without features the encoder returns its bias, the same for all edges.
         attr, weight, bias, x = None, None, None, x if bias is None else x + bias
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
-        notice.warn(f"edge_attr has {weight.size(1)} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}: "
-                    f"every layer builds a tensor of edges x channels")
-        attr, weight, bias, table = _encode(attr.to(weight.dtype), weight, bias, table), None, None, None
+        notice.warn(
+            f"edge_attr has {weight.size(1)} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}: "
+            f"every layer builds a tensor of edges x channels"
+        )
+        attr, weight, bias, table = (
+            _encode(attr.to(weight.dtype), weight, bias, table),
+            None,
+            None,
+            None,
+        )
     dtype = x.dtype
     weight, bias, table = _convert_to_float32(weight, bias, table)
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
@@ -77,10 +94,14 @@ def aggregate(
         param = torch.full((), param, dtype=torch.float32, device=x.device)
 
     inputs = (x, attr, weight, bias, table, param)
-    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+    save = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in inputs
+    )
     structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    out, _, _ = ops.forward(x, structure, attr, weight, bias, table, param, kind, eps, *limits, save)
+    out, _, _ = ops.forward(
+        x, structure, attr, weight, bias, table, param, kind, eps, *limits, save
+    )
     if aggr == "mean" or aggr.endswith("_sum"):
         exponent = _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)

@@ -13,7 +13,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from parallel_epochs.models.aggregate import gpu_backward, gpu_forward, gpu_relations, ops, relation_table
+from parallel_epochs.models.aggregate import (
+    gpu_backward,
+    gpu_forward,
+    gpu_relations,
+    ops,
+    relation_table,
+)
 from parallel_epochs.models.edge_index import INT32_END, check_range, room_for
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.structure import Structure
@@ -52,7 +58,9 @@ class ChunkPlan(NamedTuple):
         return tl.int64 if self.num_items + self.chunk_items >= 2**31 else tl.int32
 
 
-def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int) -> ChunkPlan:
+def plan(
+    ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int
+) -> ChunkPlan:
     """Cut a graph into chunks on its device. The plan is kept until `ptr` is freed or changed.
 
     Args:
@@ -74,11 +82,15 @@ def plan(ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, n
 def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     for index, limit in ((other, num_others), (position, num_positions)):
         if index is not None and index.numel():
-            torch._assert_async(((index >= 0) & (index < limit)).all(),
-                                f"an edge has an end or a row of features that does not exist: there are {limit}")
+            torch._assert_async(
+                ((index >= 0) & (index < limit)).all(),
+                f"an edge has an end or a row of features that does not exist: there are {limit}",
+            )
     num_rows = ptr.numel() - 1
     if num_rows >= INT32_END:
-        raise ValueError(f"the GPU kernel counts nodes in int32, which {num_rows:,} nodes exceed: set kernel=reference")
+        raise ValueError(
+            f"the GPU kernel counts nodes in int32, which {num_rows:,} nodes exceed: set kernel=reference"
+        )
     num_items = num_rows + other.numel()
     # Edges with and without the padding of a static batch are cut at the same places.
     chunk_items = max(MIN_CHUNK, -(-(num_rows + room_for(other.numel())) // MAX_CHUNKS))
@@ -88,7 +100,9 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     row = torch.searchsorted(begins[1:], cuts, right=True).clamp(max=num_rows - 1)
     cuts = torch.where(begins[row + 1] - begins[row] > chunk_items, cuts, begins[row])
     cuts = torch.cat([cuts, begins[-1:]])
-    rows = torch.searchsorted(begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True)
+    rows = torch.searchsorted(
+        begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True
+    )
     return ChunkPlan(chunk_items, num_items, cuts, rows)
 
 
@@ -98,8 +112,15 @@ def choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> dic
     dot = edge_dim >= DOT_FROM
     # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
     block_d = min(64 if dot else 128, max(16, triton.next_power_of_2(channels)))
-    return dict(D=channels, K=edge_dim, DOT=dot, BLOCK_D=block_d, BLOCK_E=16 if dot else min(32, elements // block_d),
-                BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)), num_warps=4 if dot else 1)
+    return dict(
+        D=channels,
+        K=edge_dim,
+        DOT=dot,
+        BLOCK_D=block_d,
+        BLOCK_E=16 if dot else min(32, elements // block_d),
+        BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)),
+        num_warps=4 if dot else 1,
+    )
 
 
 def _describe_features(attr: Tensor | None, weight: Tensor | None, table: Tensor | None) -> str:
@@ -120,8 +141,18 @@ def launch(kernel, grid: tuple[int, int], *args, **options) -> None:
 
 
 def forward(
-    x: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-    table: Tensor | None, param: Tensor, aggr: str, eps: float, low: float, high: float, save: bool,
+    x: Tensor,
+    edges: Sequence[Tensor | None],
+    attr: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    param: Tensor,
+    aggr: str,
+    eps: float,
+    low: float,
+    high: float,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
     out, stat, stat2 = ops.allocate_outputs(x, edges, aggr, save)
@@ -129,10 +160,13 @@ def forward(
     if out.numel() == 0:
         return out, stat, stat2
     if aggr == "power":
-        torch._assert_async(~(param.abs() > MAX_POWER).any(),
-                            f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference")
+        torch._assert_async(
+            ~(param.abs() > MAX_POWER).any(),
+            f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference",
+        )
     x, indptr, src, position, attr, weight, bias, table = make_contiguous(
-        x, *Structure(*edges).by_destination, attr, weight, bias, table)
+        x, *Structure(*edges).by_destination, attr, weight, bias, table
+    )
     relation_table.check_all(attr, table)
     cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
     blocks = choose_blocks(x.size(1), weight, elements=512)
@@ -141,26 +175,85 @@ def forward(
     options = dict(KIND=aggr, FILLS=fills, SAVE=save, WIDE=cut.wide)
     features = dict(FEATURES=_describe_features(attr, weight, table), FIRST=int(table is not None))
     with torch.cuda.device_of(x):
-        launch(gpu_forward.forward, grid, x, indptr, cut.cuts, cut.rows, src, position, attr, weight, bias, table,
-               param, out, stat, stat2, partial, eps, low, high, **features, **options, **blocks)
-        launch(gpu_forward.merge_forward, grid, indptr, cut.cuts, cut.rows, param, low, high, out, stat, stat2, partial,
-                cut.chunk_items, **options, D=x.size(1), BLOCK_C=8, BLOCK_D=blocks["BLOCK_D"], num_warps=1)
+        launch(
+            gpu_forward.forward,
+            grid,
+            x,
+            indptr,
+            cut.cuts,
+            cut.rows,
+            src,
+            position,
+            attr,
+            weight,
+            bias,
+            table,
+            param,
+            out,
+            stat,
+            stat2,
+            partial,
+            eps,
+            low,
+            high,
+            **features,
+            **options,
+            **blocks,
+        )
+        launch(
+            gpu_forward.merge_forward,
+            grid,
+            indptr,
+            cut.cuts,
+            cut.rows,
+            param,
+            low,
+            high,
+            out,
+            stat,
+            stat2,
+            partial,
+            cut.chunk_items,
+            **options,
+            D=x.size(1),
+            BLOCK_C=8,
+            BLOCK_D=blocks["BLOCK_D"],
+            num_warps=1,
+        )
     return out, stat, stat2
 
 
 def backward(
-    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor, edges: Sequence[Tensor | None],
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
-    eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
+    grad: Tensor,
+    out: Tensor | None,
+    stat: Tensor,
+    stat2: Tensor,
+    x: Tensor,
+    edges: Sequence[Tensor | None],
+    attr: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    param: Tensor,
+    aggr: str,
+    eps: float,
+    low: float,
+    high: float,
+    need_attr: bool,
+    need_weight: bool,
+    need_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.backward`."""
     aggr = aggr.removesuffix("mean")
-    grads = ops.allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
+    grads = ops.allocate_gradients(
+        x, attr, weight, table, param, need_attr, need_weight, need_table
+    )
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, grad_table, grad_param = grads
     grad, x, rowptr, dst, position, attr, weight, bias, table = make_contiguous(
-        grad, x, *Structure(*edges).by_source, attr, weight, bias, table)
+        grad, x, *Structure(*edges).by_source, attr, weight, bias, table
+    )
     relation_table.check_all(attr, table)
     cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
@@ -181,14 +274,58 @@ def backward(
         partial = _allocate(x, 2 * cut.num_chunks, channels)
         sums = _allocate(x, cut.num_chunks, num_sums * channels)
         grid = cut.num_chunks, num_blocks
-        options = dict(KIND=aggr, FEATURES=_describe_features(attr, weight, table), FIRST=int(table is not None))
-        launch(gpu_backward.backward, grid, pairs, x, rowptr, cut.cuts, cut.rows, dst, position, attr, weight, bias,
-               table, param, grad_x, attr_parts, partial, sums, eps, low, high, attr.size(0) if need_attr else 0,
-               NEED_ATTR=need_attr, NEED_WEIGHT=need_weight, WIDE=cut.wide, **options, **blocks)
+        options = dict(
+            KIND=aggr,
+            FEATURES=_describe_features(attr, weight, table),
+            FIRST=int(table is not None),
+        )
+        launch(
+            gpu_backward.backward,
+            grid,
+            pairs,
+            x,
+            rowptr,
+            cut.cuts,
+            cut.rows,
+            dst,
+            position,
+            attr,
+            weight,
+            bias,
+            table,
+            param,
+            grad_x,
+            attr_parts,
+            partial,
+            sums,
+            eps,
+            low,
+            high,
+            attr.size(0) if need_attr else 0,
+            NEED_ATTR=need_attr,
+            NEED_WEIGHT=need_weight,
+            WIDE=cut.wide,
+            **options,
+            **blocks,
+        )
         merge_sums(rowptr, cut, grad_x, partial, block_d)
         if need_table:
-            _differentiate_table(grad_table, pairs, grad.size(0), x, rowptr, dst, position, attr, weight, bias, table,
-                                 param, (eps, low, high), options | blocks)
+            _differentiate_table(
+                grad_table,
+                pairs,
+                grad.size(0),
+                x,
+                rowptr,
+                dst,
+                position,
+                attr,
+                weight,
+                bias,
+                table,
+                param,
+                (eps, low, high),
+                options | blocks,
+            )
         if attr_parts is not grad_attr:
             grad_attr.copy_(sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
         total = sum_rows(sums).view(num_sums, channels)
@@ -199,19 +336,57 @@ def backward(
     return tuple(grads)
 
 
-def _differentiate_table(grad_table, pairs, num_dst, x, rowptr, dst, position, attr, weight, bias, table, param,
-                         numbers, options) -> None:
+def _differentiate_table(
+    grad_table,
+    pairs,
+    num_dst,
+    x,
+    rowptr,
+    dst,
+    position,
+    attr,
+    weight,
+    bias,
+    table,
+    param,
+    numbers,
+    options,
+) -> None:
     """Compute the gradient of the table in a second walk over the edges, which it sorts by relation."""
-    src, dst, position, relptr = gpu_relations.sort_by_relation(attr, rowptr, dst, position, table.size(0))
+    src, dst, position, relptr = gpu_relations.sort_by_relation(
+        attr, rowptr, dst, position, table.size(0)
+    )
     cut = plan(relptr, dst, num_dst, position, attr.size(0))
     partial = _allocate(x, 2 * cut.num_chunks, x.size(1))
     grid = cut.num_chunks, triton.cdiv(x.size(1), options["BLOCK_D"])
-    launch(gpu_relations.backward, grid, pairs, x, relptr, cut.cuts, cut.rows, src, dst, position, attr, weight, bias,
-           table, param, grad_table, partial, *numbers, WIDE=cut.wide, **options)
+    launch(
+        gpu_relations.backward,
+        grid,
+        pairs,
+        x,
+        relptr,
+        cut.cuts,
+        cut.rows,
+        src,
+        dst,
+        position,
+        attr,
+        weight,
+        bias,
+        table,
+        param,
+        grad_table,
+        partial,
+        *numbers,
+        WIDE=cut.wide,
+        **options,
+    )
     merge_sums(relptr, cut, grad_table, partial, options["BLOCK_D"])
 
 
-def merge_sums(ptr: Tensor, cut: ChunkPlan, written: Tensor, partial: Tensor, block_d: int | None = None) -> None:
+def merge_sums(
+    ptr: Tensor, cut: ChunkPlan, written: Tensor, partial: Tensor, block_d: int | None = None
+) -> None:
     """Add up the sums [2 * num_chunks, channels] of rows that several chunks share.
 
     Args:
@@ -219,8 +394,21 @@ def merge_sums(ptr: Tensor, cut: ChunkPlan, written: Tensor, partial: Tensor, bl
     """
     channels = partial.size(1)
     block_d = block_d or max(16, min(128, triton.next_power_of_2(channels)))
-    launch(gpu_backward.merge_backward, (cut.num_chunks, triton.cdiv(channels, block_d)), ptr, cut.cuts, cut.rows,
-           written, partial, cut.chunk_items, WIDE=cut.wide, D=channels, BLOCK_C=8, BLOCK_D=block_d, num_warps=1)
+    launch(
+        gpu_backward.merge_backward,
+        (cut.num_chunks, triton.cdiv(channels, block_d)),
+        ptr,
+        cut.cuts,
+        cut.rows,
+        written,
+        partial,
+        cut.chunk_items,
+        WIDE=cut.wide,
+        D=channels,
+        BLOCK_C=8,
+        BLOCK_D=block_d,
+        num_warps=1,
+    )
 
 
 def _sum_of_param(aggr: str, total: Tensor, power_sums: Tensor | None) -> Tensor:
@@ -243,11 +431,29 @@ def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]
     pairs = _allocate(grad, num_dst, 2, channels)
     power_sums = _allocate(grad, num_packs if aggr == "power" else 0, channels)
     is_gentle = grad.new_ones(1, dtype=torch.bool)
-    launch(gpu_backward.pack, (num_packs, num_blocks), grad, out, stat, stat2, pairs, power_sums, is_gentle, num_dst,
-           KIND=aggr, STEEP=STEEP, D=channels, BLOCK_N=PACK_ROWS, BLOCK_D=block_d, num_warps=4)
+    launch(
+        gpu_backward.pack,
+        (num_packs, num_blocks),
+        grad,
+        out,
+        stat,
+        stat2,
+        pairs,
+        power_sums,
+        is_gentle,
+        num_dst,
+        KIND=aggr,
+        STEEP=STEEP,
+        D=channels,
+        BLOCK_N=PACK_ROWS,
+        BLOCK_D=block_d,
+        num_warps=4,
+    )
     if aggr.startswith("softmax"):
-        torch._assert_async(is_gentle,
-                            "t times a message is too large for the GPU kernel's float32: set kernel=reference")
+        torch._assert_async(
+            is_gentle,
+            "t times a message is too large for the GPU kernel's float32: set kernel=reference",
+        )
     return pairs, power_sums
 
 
@@ -255,8 +461,17 @@ def sum_rows(values: Tensor) -> Tensor:
     """Sum the rows of [num_rows, num_columns] in an order that is the same on every machine."""
     while values.size(0) > 1 and values.size(1):
         sums = values.new_empty((triton.cdiv(values.size(0), _GROUP), values.size(1)))
-        launch(gpu_backward.sum_rows, (triton.cdiv(values.size(1), 64), sums.size(0)), values, sums, *values.shape,
-                GROUP=_GROUP, BLOCK_R=16, BLOCK_C=64, num_warps=1)
+        launch(
+            gpu_backward.sum_rows,
+            (triton.cdiv(values.size(1), 64), sums.size(0)),
+            values,
+            sums,
+            *values.shape,
+            GROUP=_GROUP,
+            BLOCK_R=16,
+            BLOCK_C=64,
+            num_warps=1,
+        )
         values = sums
     return values.reshape(values.size(1)) if values.size(0) else values.new_zeros(values.size(1))
 

@@ -21,14 +21,49 @@ from parallel_epochs.models.kernels.walk import Edges, merge, walk
 
 # The functions of the passes read and write this; see the arguments of :func:`backward`.
 Sum = namedtuple("Sum", "channel in_d grad partial D BLOCK_D")
-Messages = namedtuple("Messages", (*Sum._fields, "columns", "bias", "param", "pairs", "x", "attr", "table", "eps",
-                                   "low", "high", "KIND", "FEATURES", "DOT", "FIRST", "K", "BLOCK_K"))
-Backward = namedtuple("Backward", (*Messages._fields, "grad_attr", "num_edges", "NEED_ATTR", "NEED_WEIGHT"))
+Messages = namedtuple(
+    "Messages",
+    (
+        *Sum._fields,
+        "columns",
+        "bias",
+        "param",
+        "pairs",
+        "x",
+        "attr",
+        "table",
+        "eps",
+        "low",
+        "high",
+        "KIND",
+        "FEATURES",
+        "DOT",
+        "FIRST",
+        "K",
+        "BLOCK_K",
+    ),
+)
+Backward = namedtuple(
+    "Backward", (*Messages._fields, "grad_attr", "num_edges", "NEED_ATTR", "NEED_WEIGHT")
+)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def pack(grad, out, stat, stat2, into, sums, is_gentle, num_rows, KIND: tl.constexpr, STEEP: tl.constexpr,
-         D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+def pack(
+    grad,
+    out,
+    stat,
+    stat2,
+    into,
+    sums,
+    is_gentle,
+    num_rows,
+    KIND: tl.constexpr,
+    STEEP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Write the two numbers of each destination that its edges will read, and sum power's gradient for p.
 
     The grid is [blocks of destinations, blocks of channels].
@@ -65,14 +100,46 @@ def pack(grad, out, stat, stat2, into, sums, is_gentle, num_rows, KIND: tl.const
     tl.store(to + D, second, mask=there)
     if KIND == "power":
         slope = tl.load(stat2 + offset, mask=there, other=0.0)
-        tl.store(sums + tl.program_id(0).to(tl.int64) * D + channel, tl.sum(g * slope, 0), mask=in_d)
+        tl.store(
+            sums + tl.program_id(0).to(tl.int64) * D + channel, tl.sum(g * slope, 0), mask=in_d
+        )
 
 
 @triton.jit(do_not_specialize=["num_edges"])
-def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, table, param, grad_x, grad_attr, partial,
-             sums, eps, low, high, num_edges, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
-             NEED_ATTR: tl.constexpr, NEED_WEIGHT: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr,
-             D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def backward(
+    pairs,
+    x,
+    ptr,
+    cuts,
+    rows,
+    dst,
+    position,
+    attr,
+    weight,
+    bias,
+    table,
+    param,
+    grad_x,
+    grad_attr,
+    partial,
+    sums,
+    eps,
+    low,
+    high,
+    num_edges,
+    KIND: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DOT: tl.constexpr,
+    NEED_ATTR: tl.constexpr,
+    NEED_WEIGHT: tl.constexpr,
+    WIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Compute the gradients of one chunk's messages: summed by row for x, by chunk for weight, bias and t.
 
     The grid is [num_chunks, number of blocks of channels]; a row is a source. The arguments are those of
@@ -95,12 +162,44 @@ def backward(pairs, x, ptr, cuts, rows, dst, position, attr, weight, bias, table
     columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
     param_sum, bias_sum, weight_sums = walk(
         Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
-        Backward(channel, in_d, grad_x, partial, D, BLOCK_D, columns, b, tl.load(param).to(tl.float32), pairs, x, attr,
-                 table, eps, low, high, KIND, FEATURES, DOT, FIRST, K, BLOCK_K, grad_attr, num_edges, NEED_ATTR,
-                 NEED_WEIGHT),
-        (tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32),
-         start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D)),
-        start_row, add_edges, store_sum, close_row)
+        Backward(
+            channel,
+            in_d,
+            grad_x,
+            partial,
+            D,
+            BLOCK_D,
+            columns,
+            b,
+            tl.load(param).to(tl.float32),
+            pairs,
+            x,
+            attr,
+            table,
+            eps,
+            low,
+            high,
+            KIND,
+            FEATURES,
+            DOT,
+            FIRST,
+            K,
+            BLOCK_K,
+            grad_attr,
+            num_edges,
+            NEED_ATTR,
+            NEED_WEIGHT,
+        ),
+        (
+            tl.zeros((BLOCK_D,), tl.float32),
+            tl.zeros((BLOCK_D,), tl.float32),
+            start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D),
+        ),
+        start_row,
+        add_edges,
+        store_sum,
+        close_row,
+    )
 
     # Rows of the sums: the weight's columns and the bias if needed, then t's.
     num_sums: tl.constexpr = (K + 1 if NEED_WEIGHT else 0) + (1 if KIND == "softmax" else 0)
@@ -155,7 +254,9 @@ def load_pairs(p, node, there):
     first = tl.load(p.pairs + node[:, None] * stride + p.channel[None, :], mask=there, other=0.0)
     second = first
     if p.KIND != "add":
-        second = tl.load(p.pairs + node[:, None] * stride + p.D + p.channel[None, :], mask=there, other=0.0)
+        second = tl.load(
+            p.pairs + node[:, None] * stride + p.D + p.channel[None, :], mask=there, other=0.0
+        )
     return first, second
 
 
@@ -166,8 +267,13 @@ def store_sum(p, at, state, degree, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def start_products(NEEDED: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-                   BLOCK_D: tl.constexpr):
+def start_products(
+    NEEDED: tl.constexpr,
+    DOT: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Return empty sums for the gradient of an encoder's weight, in the form of its columns."""
     sums = ()
     if NEEDED:
@@ -192,7 +298,9 @@ def add_products(p, weight_sums, features, q):
 
 
 @triton.jit
-def store_products(to, sums, in_d, stride, DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def store_products(
+    to, sums, in_d, stride, DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """Write what :func:`add_products` returns: K rows of channels, `stride` numbers apart."""
     if DOT:
         k = tl.arange(0, BLOCK_K)
@@ -206,26 +314,56 @@ def store_products(to, sums, in_d, stride, DOT: tl.constexpr, K: tl.constexpr, B
 def store_features(p, attr_row, valid, q):
     """Write the gradients for the features of a block of edges; of raw ones each block of channels has its own part."""
     if p.FEATURES == "encoded":
-        tl.store(p.grad_attr + attr_row[:, None] * p.D + p.channel[None, :], q,
-                 mask=valid[:, None] & p.in_d[None, :])
+        tl.store(
+            p.grad_attr + attr_row[:, None] * p.D + p.channel[None, :],
+            q,
+            mask=valid[:, None] & p.in_d[None, :],
+        )
     else:
-        to = p.grad_attr + (tl.program_id(1).to(tl.int64) * p.num_edges + attr_row) * (p.K + p.FIRST) + p.FIRST
+        to = (
+            p.grad_attr
+            + (tl.program_id(1).to(tl.int64) * p.num_edges + attr_row) * (p.K + p.FIRST)
+            + p.FIRST
+        )
         if p.DOT:
             k = tl.arange(0, p.BLOCK_K)
-            tl.store(to[:, None] + k[None, :], tl.dot(q, tl.trans(p.columns[0]), input_precision="ieee"),
-                     mask=valid[:, None] & (k < p.K)[None, :])
+            tl.store(
+                to[:, None] + k[None, :],
+                tl.dot(q, tl.trans(p.columns[0]), input_precision="ieee"),
+                mask=valid[:, None] & (k < p.K)[None, :],
+            )
         else:
             for k in tl.static_range(p.K):
                 tl.store(to + k, tl.sum(q * p.columns[k][None, :], 1), mask=valid)
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
-def merge_backward(ptr, cuts, rows, grad, partial, chunk_items, WIDE: tl.constexpr, D: tl.constexpr,
-                   BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
+def merge_backward(
+    ptr,
+    cuts,
+    rows,
+    grad,
+    partial,
+    chunk_items,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-    merge(ptr, cuts, rows, chunk_items, Sum(channel, in_d, grad, partial, D, BLOCK_D), start_sum, add_sums, store_sum,
-          WIDE, BLOCK_C)
+    merge(
+        ptr,
+        cuts,
+        rows,
+        chunk_items,
+        Sum(channel, in_d, grad, partial, D, BLOCK_D),
+        start_sum,
+        add_sums,
+        store_sum,
+        WIDE,
+        BLOCK_C,
+    )
 
 
 @triton.jit
@@ -237,12 +375,29 @@ def start_sum(p, row):
 @triton.jit
 def add_sums(p, state, slot, is_part):
     """Add the sums that some chunks kept."""
-    return (state[0] + tl.sum(tl.load(p.partial + slot[:, None] * p.D + p.channel[None, :],
-                                      mask=is_part[:, None] & p.in_d[None, :], other=0.0), 0),)
+    return (
+        state[0]
+        + tl.sum(
+            tl.load(
+                p.partial + slot[:, None] * p.D + p.channel[None, :],
+                mask=is_part[:, None] & p.in_d[None, :],
+                other=0.0,
+            ),
+            0,
+        ),
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def sum_rows(values, out, num_rows, num_columns, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def sum_rows(
+    values,
+    out,
+    num_rows,
+    num_columns,
+    GROUP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Sum up groups of rows.
 
     The grid is [blocks of columns, groups].
@@ -261,6 +416,11 @@ def sum_rows(values, out, num_rows, num_columns, GROUP: tl.constexpr, BLOCK_R: t
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for begin in range(0, GROUP, BLOCK_R):
         row = (group * GROUP + begin + tl.arange(0, BLOCK_R)).to(tl.int64)
-        total += tl.load(values + row[:, None] * num_columns + column[None, :],
-                         mask=(row < num_rows)[:, None] & (column < num_columns)[None, :], other=0.0)
-    tl.store(out + group.to(tl.int64) * num_columns + column, tl.sum(total, 0), mask=column < num_columns)
+        total += tl.load(
+            values + row[:, None] * num_columns + column[None, :],
+            mask=(row < num_rows)[:, None] & (column < num_columns)[None, :],
+            other=0.0,
+        )
+    tl.store(
+        out + group.to(tl.int64) * num_columns + column, tl.sum(total, 0), mask=column < num_columns
+    )

@@ -17,8 +17,17 @@ def select_channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr,
-                 BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_encoder(
+    weight,
+    bias,
+    channel,
+    in_d,
+    FEATURES: tl.constexpr,
+    DOT: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Read a block of channels of the edge encoder: the weight's columns as a tuple, or as one tile [BLOCK_K, BLOCK_D]
     for tl.dot; and the bias.
     """
@@ -29,8 +38,13 @@ def load_encoder(weight, bias, channel, in_d, FEATURES: tl.constexpr, DOT: tl.co
             b = tl.load(bias + channel, mask=in_d, other=0.0)
         if DOT:
             k = tl.arange(0, BLOCK_K)
-            columns = (tl.load(weight + channel[None, :] * K + k[:, None], mask=in_d[None, :] & (k < K)[:, None],
-                               other=0.0),)
+            columns = (
+                tl.load(
+                    weight + channel[None, :] * K + k[:, None],
+                    mask=in_d[None, :] & (k < K)[:, None],
+                    other=0.0,
+                ),
+            )
         else:
             for k in tl.static_range(K):
                 columns = columns + (tl.load(weight + channel * K + k, mask=in_d, other=0.0),)
@@ -42,8 +56,13 @@ def load_features(p, attr_row, valid):
     """Read the features of a block of edges, rows `attr_row` of `attr`: a tuple of columns, or of one tile."""
     features = ()
     if p.FEATURES == "encoded":
-        features = (tl.load(p.attr + attr_row[:, None] * p.D + p.channel[None, :],
-                            mask=valid[:, None] & p.in_d[None, :], other=0.0).to(tl.float32),)
+        features = (
+            tl.load(
+                p.attr + attr_row[:, None] * p.D + p.channel[None, :],
+                mask=valid[:, None] & p.in_d[None, :],
+                other=0.0,
+            ).to(tl.float32),
+        )
     elif p.FEATURES == "raw":
         features = load_columns(p, p.attr + attr_row * (p.K + p.FIRST) + p.FIRST, valid, p.DOT)
     return features
@@ -55,8 +74,11 @@ def load_columns(p, rows, valid, TILE: tl.constexpr):
     columns = ()
     if TILE:
         k = tl.arange(0, p.BLOCK_K)
-        columns = (tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & (k < p.K)[None, :],
-                           other=0.0).to(tl.float32),)
+        columns = (
+            tl.load(
+                rows[:, None] + k[None, :], mask=valid[:, None] & (k < p.K)[None, :], other=0.0
+            ).to(tl.float32),
+        )
     else:
         for k in tl.static_range(p.K):
             columns = columns + (tl.load(rows + k, mask=valid, other=0.0).to(tl.float32),)
@@ -67,9 +89,16 @@ def load_columns(p, rows, valid, TILE: tl.constexpr):
 def add_relations(p, z, attr_row, valid):
     """Add the table's rows of the relations of a block of edges to z, the sum of the nodes and the bias."""
     if p.FIRST:
-        relation = tl.load(p.attr + attr_row * (p.K + p.FIRST), mask=valid, other=0.0).to(tl.float32).to(tl.int64)
-        z += tl.load(p.table + relation[:, None] * p.D + p.channel[None, :], mask=valid[:, None] & p.in_d[None, :],
-                     other=0.0)
+        relation = (
+            tl.load(p.attr + attr_row * (p.K + p.FIRST), mask=valid, other=0.0)
+            .to(tl.float32)
+            .to(tl.int64)
+        )
+        z += tl.load(
+            p.table + relation[:, None] * p.D + p.channel[None, :],
+            mask=valid[:, None] & p.in_d[None, :],
+            other=0.0,
+        )
     return z
 
 

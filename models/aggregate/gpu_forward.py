@@ -25,16 +25,61 @@ from parallel_epochs.models.aggregate.gpu_kinds import (
 from parallel_epochs.models.kernels.walk import Edges, merge, walk
 
 # The functions of both passes read and write this; see the arguments of :func:`forward`.
-Result = namedtuple("Result", "channel in_d param low high out stat stat2 partial KIND FILLS SAVE D BLOCK_D")
-Forward = namedtuple("Forward", (*Result._fields, "columns", "bias", "x", "attr", "table", "eps", "FEATURES", "DOT",
-                                 "FIRST", "K", "BLOCK_K"))
+Result = namedtuple(
+    "Result", "channel in_d param low high out stat stat2 partial KIND FILLS SAVE D BLOCK_D"
+)
+Forward = namedtuple(
+    "Forward",
+    (
+        *Result._fields,
+        "columns",
+        "bias",
+        "x",
+        "attr",
+        "table",
+        "eps",
+        "FEATURES",
+        "DOT",
+        "FIRST",
+        "K",
+        "BLOCK_K",
+    ),
+)
 
 
 @triton.jit
-def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param, out, stat, stat2, partial, eps, low,
-            high, KIND: tl.constexpr, FILLS: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr,
-            SAVE: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
-            BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def forward(
+    x,
+    ptr,
+    cuts,
+    rows,
+    src,
+    position,
+    attr,
+    weight,
+    bias,
+    table,
+    param,
+    out,
+    stat,
+    stat2,
+    partial,
+    eps,
+    low,
+    high,
+    KIND: tl.constexpr,
+    FILLS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DOT: tl.constexpr,
+    SAVE: tl.constexpr,
+    WIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Aggregate the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
@@ -75,10 +120,40 @@ def forward(x, ptr, cuts, rows, src, position, attr, weight, bias, table, param,
     """
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
-    walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-         Forward(channel, in_d, tl.load(param).to(tl.float32), low, high, out, stat, stat2, partial, KIND, FILLS, SAVE,
-                 D, BLOCK_D, columns, b, x, attr, table, eps, FEATURES, DOT, FIRST, K, BLOCK_K),
-         (), start_row, add_edges, store_row)
+    walk(
+        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
+        Forward(
+            channel,
+            in_d,
+            tl.load(param).to(tl.float32),
+            low,
+            high,
+            out,
+            stat,
+            stat2,
+            partial,
+            KIND,
+            FILLS,
+            SAVE,
+            D,
+            BLOCK_D,
+            columns,
+            b,
+            x,
+            attr,
+            table,
+            eps,
+            FEATURES,
+            DOT,
+            FIRST,
+            K,
+            BLOCK_K,
+        ),
+        (),
+        start_row,
+        add_edges,
+        store_row,
+    )
 
 
 @triton.jit
@@ -91,7 +166,11 @@ def start_row(p, row):
 def add_edges(p, own, state, sums, edge, node, attr_row, valid):
     """Merge the state of a row with the messages of a block of its edges."""
     features = load_features(p, attr_row, valid)
-    z = tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=valid[:, None] & p.in_d[None, :], other=0.0)
+    z = tl.load(
+        p.x + node[:, None] * p.D + p.channel[None, :],
+        mask=valid[:, None] & p.in_d[None, :],
+        other=0.0,
+    )
     z = add_relations(p, z.to(tl.float32) + p.bias[None, :], attr_row, valid)
     z = add_encoded(p, z, features, p.columns)
     states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.low, p.high, p.KIND)
@@ -120,15 +199,55 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(ptr, cuts, rows, param, low, high, out, stat, stat2, partial, chunk_items, KIND: tl.constexpr,
-                  FILLS: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr,
-                  BLOCK_D: tl.constexpr):
+def merge_forward(
+    ptr,
+    cuts,
+    rows,
+    param,
+    low,
+    high,
+    out,
+    stat,
+    stat2,
+    partial,
+    chunk_items,
+    KIND: tl.constexpr,
+    FILLS: tl.constexpr,
+    SAVE: tl.constexpr,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-    merge(ptr, cuts, rows, chunk_items,
-          Result(channel, in_d, tl.load(param).to(tl.float32), low, high, out, stat, stat2, partial, KIND, FILLS, SAVE,
-                 D, BLOCK_D),
-          start_row, add_states, store_row, WIDE, BLOCK_C)
+    merge(
+        ptr,
+        cuts,
+        rows,
+        chunk_items,
+        Result(
+            channel,
+            in_d,
+            tl.load(param).to(tl.float32),
+            low,
+            high,
+            out,
+            stat,
+            stat2,
+            partial,
+            KIND,
+            FILLS,
+            SAVE,
+            D,
+            BLOCK_D,
+        ),
+        start_row,
+        add_states,
+        store_row,
+        WIDE,
+        BLOCK_C,
+    )
 
 
 @triton.jit

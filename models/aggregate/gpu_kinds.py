@@ -28,7 +28,11 @@ def make_message(z, eps):
 @triton.jit
 def clamp(m, low, high):
     """Clamp messages to [low, high]. A NaN stays a NaN."""
-    return tl.minimum(tl.maximum(m, low, propagate_nan=tl.PropagateNan.ALL), high, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(
+        tl.maximum(m, low, propagate_nan=tl.PropagateNan.ALL),
+        high,
+        propagate_nan=tl.PropagateNan.ALL,
+    )
 
 
 @triton.jit
@@ -87,13 +91,19 @@ def merge_states(state, states, param, KIND: tl.constexpr):
         return base, total + tl.sum(totals, 0), weighted
     elif KIND == "max":
         top = tl.maximum(base, tl.max(bases, 0))
-        ties = tl.where(base == top, total, 0.0) + tl.sum(tl.where(bases == top[None, :], totals, 0.0), 0)
+        ties = tl.where(base == top, total, 0.0) + tl.sum(
+            tl.where(bases == top[None, :], totals, 0.0), 0
+        )
         return top, ties, weighted
     else:
         top = tl.maximum(base, tl.max(bases, 0))
         slope = find_slope(param, KIND)
         scale, scales = tl.exp2((base - top) * slope), tl.exp2((bases - top[None, :]) * slope)
-        return top, total * scale + tl.sum(scales * totals, 0), weighted * scale + tl.sum(scales * weighteds, 0)
+        return (
+            top,
+            total * scale + tl.sum(scales * totals, 0),
+            weighted * scale + tl.sum(scales * weighteds, 0),
+        )
 
 
 @triton.jit
@@ -114,7 +124,10 @@ def finish_state(state, degree, param, low, high, KIND: tl.constexpr, FILLS: tl.
         log_out = (base + tl.log2(divisor / tl.maximum(degree, 1).to(tl.float32))) / param
         if FILLS:
             log_out = tl.where(empty, -INF / param, log_out)
-        first, second = tl.minimum(tl.log2(low) / param, MOST), tl.minimum(tl.log2(high) / param, MOST)
+        first, second = (
+            tl.minimum(tl.log2(low) / param, MOST),
+            tl.minimum(tl.log2(high) / param, MOST),
+        )
         least, greatest = tl.minimum(first, second), tl.maximum(first, second)
         clamped = (log_out < least - ROUNDING) | (log_out > greatest + ROUNDING)
         log_out = tl.where(clamped, tl.minimum(tl.maximum(log_out, least), greatest), log_out)
@@ -122,9 +135,17 @@ def finish_state(state, degree, param, low, high, KIND: tl.constexpr, FILLS: tl.
         if not FILLS:
             out = tl.where(empty, 0.0, out)
         slope = out * (LN_2 / param) * (tl.where(clamped, 0.0, weighted / divisor) - log_out)
-        return out, tl.where(clamped, INF, base + tl.log2(divisor)), tl.where(log_out < MOST, slope, 0.0)
+        return (
+            out,
+            tl.where(clamped, INF, base + tl.log2(divisor)),
+            tl.where(log_out < MOST, slope, 0.0),
+        )
     else:
-        return weighted / divisor, tl.where(empty, 0.0, base) * find_slope(param, KIND) + tl.log2(divisor), zero
+        return (
+            weighted / divisor,
+            tl.where(empty, 0.0, base) * find_slope(param, KIND) + tl.log2(divisor),
+            zero,
+        )
 
 
 @triton.jit
@@ -141,7 +162,9 @@ def pack_pair(grad, out, stat, KIND: tl.constexpr):
         magnitude = tl.abs(grad)
         first = tl.where(magnitude < SMALLEST_NORMAL, INF, stat - tl.log2(magnitude))
         sign = grad.to(tl.int32, bitcast=True) & SIGN
-        return first, (out.to(tl.int32, bitcast=True) & MAGNITUDE | sign).to(tl.float32, bitcast=True)
+        return first, (out.to(tl.int32, bitcast=True) & MAGNITUDE | sign).to(
+            tl.float32, bitcast=True
+        )
 
 
 @triton.jit

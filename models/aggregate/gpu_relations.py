@@ -12,15 +12,21 @@ import triton.language as tl
 from torch import Tensor
 
 from parallel_epochs.models.aggregate.gpu_backward import Messages, load_pairs, store_sum
-from parallel_epochs.models.aggregate.gpu_encode import add_encoded, load_encoder, load_features, select_channels
+from parallel_epochs.models.aggregate.gpu_encode import (
+    add_encoded,
+    load_encoder,
+    load_features,
+    select_channels,
+)
 from parallel_epochs.models.aggregate.gpu_kinds import differentiate, make_message
 from parallel_epochs.models.kernels.walk import Edges, walk
 
 Relations = namedtuple("Relations", (*Messages._fields, "src"))
 
 
-def sort_by_relation(attr: Tensor, rowptr: Tensor, dst: Tensor, position: Tensor | None,
-                     num_relations: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sort_by_relation(
+    attr: Tensor, rowptr: Tensor, dst: Tensor, position: Tensor | None, num_relations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sort edges by relation, without waiting for the device.
 
     Args:
@@ -40,16 +46,48 @@ def sort_by_relation(attr: Tensor, rowptr: Tensor, dst: Tensor, position: Tensor
     # Edges that no pointer counts come last, behind all relations.
     relation = torch.where(edge < rowptr[-1], relation, num_relations)
     relation, order = relation.sort(stable=True)
-    src = torch.searchsorted(rowptr[1:], edge, right=True).clamp(max=rowptr.numel() - 2).to(rowptr.dtype)
-    ptr = torch.searchsorted(relation, torch.arange(num_relations + 1, dtype=relation.dtype, device=dst.device))
+    src = (
+        torch.searchsorted(rowptr[1:], edge, right=True)
+        .clamp(max=rowptr.numel() - 2)
+        .to(rowptr.dtype)
+    )
+    ptr = torch.searchsorted(
+        relation, torch.arange(num_relations + 1, dtype=relation.dtype, device=dst.device)
+    )
     return src[order], dst[order], position[order], ptr.to(rowptr.dtype)
 
 
 @triton.jit
-def backward(pairs, x, ptr, cuts, rows, src, dst, position, attr, weight, bias, table, param, grad_table, partial, eps,
-             low, high, KIND: tl.constexpr, FEATURES: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr,
-             FIRST: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
-             BLOCK_D: tl.constexpr):
+def backward(
+    pairs,
+    x,
+    ptr,
+    cuts,
+    rows,
+    src,
+    dst,
+    position,
+    attr,
+    weight,
+    bias,
+    table,
+    param,
+    grad_table,
+    partial,
+    eps,
+    low,
+    high,
+    KIND: tl.constexpr,
+    FEATURES: tl.constexpr,
+    DOT: tl.constexpr,
+    WIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Sum up the gradients of one chunk's messages by relation.
 
     The grid is [num_chunks, number of blocks of channels]; a row is a relation. Arguments that are not listed are those
@@ -65,10 +103,38 @@ def backward(pairs, x, ptr, cuts, rows, src, dst, position, attr, weight, bias, 
     """
     channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
     columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
-    walk(Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
-         Relations(channel, in_d, grad_table, partial, D, BLOCK_D, columns, b, tl.load(param).to(tl.float32), pairs, x,
-                   attr, table, eps, low, high, KIND, FEATURES, DOT, FIRST, K, BLOCK_K, src),
-         (), start_row, add_edges, store_sum)
+    walk(
+        Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
+        Relations(
+            channel,
+            in_d,
+            grad_table,
+            partial,
+            D,
+            BLOCK_D,
+            columns,
+            b,
+            tl.load(param).to(tl.float32),
+            pairs,
+            x,
+            attr,
+            table,
+            eps,
+            low,
+            high,
+            KIND,
+            FEATURES,
+            DOT,
+            FIRST,
+            K,
+            BLOCK_K,
+            src,
+        ),
+        (),
+        start_row,
+        add_edges,
+        store_sum,
+    )
 
 
 @triton.jit
@@ -86,7 +152,12 @@ def add_edges(p, own, state, sums, edge, other, attr_row, valid):
     features = load_features(p, attr_row, valid)
     first, second = load_pairs(p, other, there)
     # In the order of the other passes, so that max finds its winners again.
-    z = tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=there, other=0.0).to(tl.float32) + p.bias[None, :]
+    z = (
+        tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=there, other=0.0).to(
+            tl.float32
+        )
+        + p.bias[None, :]
+    )
     z = add_encoded(p, z + own[0][None, :], features, p.columns)
     q, _ = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)
     return (state[0] + tl.sum(tl.where(there & (z > 0.0), q, 0.0), 0),), sums

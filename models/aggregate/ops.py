@@ -33,8 +33,18 @@ def allocate_outputs(x, edges, aggr, save):
 
 @operator("aggregate", allocate_outputs)
 def forward(
-    x: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-    table: Tensor | None, param: Tensor, aggr: str, eps: float, low: float, high: float, save: bool,
+    x: Tensor,
+    edges: Sequence[Tensor | None],
+    attr: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    param: Tensor,
+    aggr: str,
+    eps: float,
+    low: float,
+    high: float,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate messages by destination.
 
@@ -63,7 +73,9 @@ def forward(
         IndexError: an edge has an end, a row of features or a relation that does not exist.
     """
     outputs = allocate_outputs(x, edges, aggr, save)
-    cpu.forward(x, Structure(*edges), attr, weight, bias, table, param, aggr, eps, low, high, outputs)
+    cpu.forward(
+        x, Structure(*edges), attr, weight, bias, table, param, aggr, eps, low, high, outputs
+    )
     return outputs
 
 
@@ -82,9 +94,24 @@ def allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, ne
 
 @operator("aggregate_backward", allocate_gradients)
 def backward(
-    grad: Tensor, out: Tensor | None, stat: Tensor, stat2: Tensor, x: Tensor, edges: Sequence[Tensor | None],
-    attr: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor | None, param: Tensor, aggr: str,
-    eps: float, low: float, high: float, need_attr: bool, need_weight: bool, need_table: bool,
+    grad: Tensor,
+    out: Tensor | None,
+    stat: Tensor,
+    stat2: Tensor,
+    x: Tensor,
+    edges: Sequence[Tensor | None],
+    attr: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
+    param: Tensor,
+    aggr: str,
+    eps: float,
+    low: float,
+    high: float,
+    need_attr: bool,
+    need_weight: bool,
+    need_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`forward` for x, attr, weight, bias, table and param.
 
@@ -103,14 +130,32 @@ def backward(
         relations in column 0 of `attr` is 0.
     """
     grads = allocate_gradients(x, attr, weight, table, param, need_attr, need_weight, need_table)
-    cpu.backward(grad, out, stat, stat2, x, Structure(*edges), attr, weight, bias, table, param, aggr, eps, low, high,
-                 grads)
+    cpu.backward(
+        grad,
+        out,
+        stat,
+        stat2,
+        x,
+        Structure(*edges),
+        attr,
+        weight,
+        bias,
+        table,
+        param,
+        aggr,
+        eps,
+        low,
+        high,
+        grads,
+    )
     return grads
 
 
 def _setup_context(ctx, inputs, output):
     x, edges, attr, weight, bias, table, param, ctx.aggr, *ctx.numbers, save = inputs
-    assert save and edges[3] is not None, "backward needs the edges sorted by source and what forward saves for it"
+    assert save and edges[3] is not None, (
+        "backward needs the edges sorted by source and what forward saves for it"
+    )
     out, stat, stat2 = output
     ctx.mark_non_differentiable(stat, stat2)
     ctx.set_materialize_grads(False)
@@ -128,27 +173,70 @@ def _backward(ctx, grad, _, __):
 
 def _differentiate(ctx, grad):
     need_x, need_attr, need_weight, need_bias, need_table, need_param = (
-        ctx.needs_input_grad[i] for i in _DIFFERENTIABLE)
-    *results, x, attr, weight, bias, table, param = (saved := ctx.saved_tensors)[:9]  # checkpointing gives them once
-    need_attr = need_attr and (table is None or weight is not None)  # relations alone have no gradient
-    grads = backward(grad, *results, x, Structure(*saved[9:]), attr, weight, bias, table, param, ctx.aggr,
-                     *ctx.numbers, need_attr, need_weight or need_bias, need_table)
-    needed = need_x, need_attr, need_weight, need_bias, need_table, need_param and ctx.aggr != "softmax_sg"
+        ctx.needs_input_grad[i] for i in _DIFFERENTIABLE
+    )
+    *results, x, attr, weight, bias, table, param = (saved := ctx.saved_tensors)[
+        :9
+    ]  # checkpointing gives them once
+    need_attr = need_attr and (
+        table is None or weight is not None
+    )  # relations alone have no gradient
+    grads = backward(
+        grad,
+        *results,
+        x,
+        Structure(*saved[9:]),
+        attr,
+        weight,
+        bias,
+        table,
+        param,
+        ctx.aggr,
+        *ctx.numbers,
+        need_attr,
+        need_weight or need_bias,
+        need_table,
+    )
+    needed = (
+        need_x,
+        need_attr,
+        need_weight,
+        need_bias,
+        need_table,
+        need_param and ctx.aggr != "softmax_sg",
+    )
     return [value if need else None for value, need in zip(grads, needed, strict=True)]
 
 
 def _differentiate_twice(ctx, grad):
     """Compute gradients that have gradients themselves, in plain torch with tensors of edges x channels."""
-    notice.warn("aggregation: the reference computes gradients of gradients, with tensors of edges x channels")
+    notice.warn(
+        "aggregation: the reference computes gradients of gradients, with tensors of edges x channels"
+    )
     x, attr, weight, bias, table, param, _, _, _, rowptr, dst, position = ctx.saved_tensors[3:]
     # Views, as one input may have been computed from another.
-    inputs = x, attr, weight, bias, table, param = [None if tensor is None else tensor.view_as(tensor)
-                                                    for tensor in (x, attr, weight, bias, table, param)]
+    inputs = x, attr, weight, bias, table, param = [
+        None if tensor is None else tensor.view_as(tensor)
+        for tensor in (x, attr, weight, bias, table, param)
+    ]
     eps, low, high = ctx.numbers
     src = torch.arange(x.size(0), device=x.device).repeat_interleave(rowptr.diff().long())
     rows = attr if attr is None or position is None else attr.index_select(0, position)
-    out = aggregate_edges(x.index_select(0, src), dst, rows, weight, bias, table, param, param, 0.0, aggr=ctx.aggr,
-                          eps=eps, num_dst=grad.size(0), limits=(low, high))
+    out = aggregate_edges(
+        x.index_select(0, src),
+        dst,
+        rows,
+        weight,
+        bias,
+        table,
+        param,
+        param,
+        0.0,
+        aggr=ctx.aggr,
+        eps=eps,
+        num_dst=grad.size(0),
+        limits=(low, high),
+    )
     return differentiate_again(ctx, _DIFFERENTIABLE, out, inputs, grad)
 
 

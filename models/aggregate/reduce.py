@@ -12,7 +12,9 @@ _MILD_POWER = 4.0
 _STEEP_LOGIT = 1024.0
 
 
-def aggregate_edges(x_j, dst, edge_attr, weight, bias, table, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE):
+def aggregate_edges(
+    x_j, dst, edge_attr, weight, bias, table, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE
+):
     """Aggregate all edges at once, as :func:`models.aggregate.aggregate` does.
 
     Args:
@@ -23,7 +25,9 @@ def aggregate_edges(x_j, dst, edge_attr, weight, bias, table, t, p, y, *, aggr, 
     if table is not None:
         message = message + relation_table.encode_edges(edge_attr, weight, bias, table)
     elif edge_attr is not None:
-        message = message + (edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias))
+        message = message + (
+            edge_attr if weight is None else torch.nn.functional.linear(edge_attr, weight, bias)
+        )
     message = message.relu() + eps
     # Sums of many terms would lose too much in 16 bits.
     message = message.to(torch.promote_types(message.dtype, torch.float32))
@@ -78,7 +82,9 @@ def _find_extreme(message: Tensor, dst: Tensor, num_dst: int, sign: float | Tens
 
 
 @torch.no_grad()
-def _find_base_of_powers(message: Tensor, dst: Tensor, num_dst: int, p: float | Tensor) -> Tensor | None:
+def _find_base_of_powers(
+    message: Tensor, dst: Tensor, num_dst: int, p: float | Tensor
+) -> Tensor | None:
     """Find divisors of the messages [num_dst, channels] that keep all their powers within float32's range.
 
     A power mean is homogeneous, so the result does not depend on them. They are None or 1 where p is so small that no
@@ -91,14 +97,18 @@ def _find_base_of_powers(message: Tensor, dst: Tensor, num_dst: int, p: float | 
     return torch.where((p.abs() <= _MILD_POWER) | (base == 0), 1.0, base)
 
 
-def _clamp_mean(mean: Tensor, base: Tensor | None, limits: tuple[float, float], p: float | Tensor) -> Tensor:
+def _clamp_mean(
+    mean: Tensor, base: Tensor | None, limits: tuple[float, float], p: float | Tensor
+) -> Tensor:
     """Compute ``mean.clamp(*limits) ** (1 / p)`` from the mean of messages that were divided by `base`."""
     mild = mean.clamp(*limits).pow(1 / p)
     if base is None:
         return mild
     p = torch.as_tensor(p, dtype=mean.dtype, device=mean.device)
     is_mild = p.abs() <= _MILD_POWER
-    p = p.masked_fill(is_mild, _MILD_POWER)  # otherwise unused powers of 1 / p would make its gradient NaN
+    p = p.masked_fill(
+        is_mild, _MILD_POWER
+    )  # otherwise unused powers of 1 / p would make its gradient NaN
     low, high = (torch.full_like(p, limit) for limit in limits)
     with torch.no_grad():
         log_mean = mean.log() + p * base.log()
@@ -108,7 +118,9 @@ def _clamp_mean(mean: Tensor, base: Tensor | None, limits: tuple[float, float], 
     return torch.where(is_mild, mild, out)
 
 
-def _softmax(message: Tensor, dst: Tensor, num_dst: int, t: float | Tensor, *, semi_grad: bool) -> Tensor:
+def _softmax(
+    message: Tensor, dst: Tensor, num_dst: int, t: float | Tensor, *, semi_grad: bool
+) -> Tensor:
     with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
         # Two constants are subtracted that do not change the result, so they need no gradient. The largest logit keeps
         # exp from overflowing. The base of the messages keeps large logits from being rounded: only differences of

@@ -8,7 +8,17 @@ from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_i
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.operator import is_transformed
 
-AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
+AGGREGATIONS = (
+    "softmax",
+    "softmax_sg",
+    "softmax_sum",
+    "power",
+    "power_sum",
+    "powermean",
+    "mean",
+    "max",
+    "add",
+)
 MAX_BLOCK_EDGES = 1 << 18
 
 
@@ -72,23 +82,49 @@ def aggregate(
     aggr = replace_power_of_one(aggr, p)
     max_block_edges = MAX_BLOCK_EDGES if max_block_edges is None else max_block_edges
     if not is_transformed() and edge_index.size(1) > max_block_edges:
-        return _aggregate_in_blocks(x, edge_index, edge_attr, (weight, bias, table, t, p, y), aggr=aggr, eps=eps,
-                                    num_dst=num_dst, max_block_edges=max_block_edges)
+        return _aggregate_in_blocks(
+            x,
+            edge_index,
+            edge_attr,
+            (weight, bias, table, t, p, y),
+            aggr=aggr,
+            eps=eps,
+            num_dst=num_dst,
+            max_block_edges=max_block_edges,
+        )
     src, dst = plain_edges(edge_index)
-    return aggregate_edges(x.index_select(0, src), dst, edge_attr, weight, bias, table, t, p, y, aggr=aggr,
-                           eps=eps, num_dst=num_dst)
+    return aggregate_edges(
+        x.index_select(0, src),
+        dst,
+        edge_attr,
+        weight,
+        bias,
+        table,
+        t,
+        p,
+        y,
+        aggr=aggr,
+        eps=eps,
+        num_dst=num_dst,
+    )
 
 
-def _aggregate_in_blocks(x, edge_index, edge_attr, shared, *, num_dst, max_block_edges, **options) -> Tensor:
+def _aggregate_in_blocks(
+    x, edge_index, edge_attr, shared, *, num_dst, max_block_edges, **options
+) -> Tensor:
     def formula(rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
         (x_j,), _, attr, tensors = rows
         found = iter(tensors)
         given = [next(found) if isinstance(value, Tensor) else value for value in shared]
-        return aggregate_edges(x_j, dst, attr[0] if attr else None, *given, num_dst=num_dst, **options)
+        return aggregate_edges(
+            x_j, dst, attr[0] if attr else None, *given, num_dst=num_dst, **options
+        )
 
     tensors = [value for value in shared if isinstance(value, Tensor)]
     rows = Rows([x], [], [] if edge_attr is None else [edge_attr], tensors)
-    return compute_in_blocks(formula, edge_index, rows, num_dst=num_dst, max_block_edges=max_block_edges)
+    return compute_in_blocks(
+        formula, edge_index, rows, num_dst=num_dst, max_block_edges=max_block_edges
+    )
 
 
 def check_aggr(aggr: str) -> None:

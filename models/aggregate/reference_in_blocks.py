@@ -34,8 +34,14 @@ class Rows(NamedTuple):
 Formula = Callable[[Rows, Tensor, int], Tensor]
 
 
-def compute_in_blocks(formula: Formula, edge_index: Tensor, rows: Rows, *, num_dst: int,
-                      max_block_edges: int | None = None) -> Tensor:
+def compute_in_blocks(
+    formula: Formula,
+    edge_index: Tensor,
+    rows: Rows,
+    *,
+    num_dst: int,
+    max_block_edges: int | None = None,
+) -> Tensor:
     """Compute a formula of edges and destinations, one block of destinations after the other.
 
     Backward computes each block again. A gradient that needs a gradient itself is computed for all edges at once.
@@ -58,14 +64,20 @@ def compute_in_blocks(formula: Formula, edge_index: Tensor, rows: Rows, *, num_d
     edges.refuse_held(edge_index, "the reference in blocks")
     if torch.compiler.is_exporting():  # nothing needs an order then
         src, dst = edge_index
-        return formula(rows._replace(sources=[tensor.index_select(0, src) for tensor in rows.sources]), dst, num_dst)
+        return formula(
+            rows._replace(sources=[tensor.index_select(0, src) for tensor in rows.sources]),
+            dst,
+            num_dst,
+        )
     indptr, src, dst, position = sort_by_destination(edge_index, num_dst)
     structure = indptr, src, dst, position
     counts, tensors = [len(part) for part in rows], [tensor for part in rows for tensor in part]
     if is_transformed():
         return formula(*_choose((0, num_dst), structure, counts, tensors))
     if max_block_edges is None:
-        width = max(tensor[:1].numel() for tensor in (*rows.sources, *rows.destinations, *rows.edges))
+        width = max(
+            tensor[:1].numel() for tensor in (*rows.sources, *rows.destinations, *rows.edges)
+        )
         max_block_edges = max(MAX_ELEMENTS // max(width, 1), 1)
     blocks = cut_into_blocks(indptr, max_block_edges)
     return _InBlocks.apply(formula, structure, blocks, counts, *tensors)
@@ -90,22 +102,33 @@ class _InBlocks(torch.autograd.Function):
 def _differentiate_whole(ctx, grad, tensors, needed):
     structure = ctx.structure
     out = ctx.formula(*_choose((0, structure[0].numel() - 1), structure, ctx.counts, tensors))
-    return torch.autograd.grad(out, [tensors[i] for i in needed], grad, create_graph=True, allow_unused=True)
+    return torch.autograd.grad(
+        out, [tensors[i] for i in needed], grad, create_graph=True, allow_unused=True
+    )
 
 
 def _differentiate_blocks(ctx, grad, tensors, needed):
     indptr, src, _, position = ctx.structure
     # Sums over many blocks would lose too much in 16 bits.
-    totals = {i: torch.zeros_like(tensors[i], dtype=torch.promote_types(tensors[i].dtype, torch.float32))
-              for i in needed}
+    totals = {
+        i: torch.zeros_like(tensors[i], dtype=torch.promote_types(tensors[i].dtype, torch.float32))
+        for i in needed
+    }
     for first, last in ctx.blocks:
         chosen = slice(int(indptr[first]), int(indptr[last]))
         rows, dst, num_dst = _choose((first, last), ctx.structure, ctx.counts, tensors)
         leaves = [leaf.detach().requires_grad_(i in totals) for i, leaf in enumerate(sum(rows, []))]
         with torch.enable_grad():
             out = ctx.formula(_group(leaves, ctx.counts), dst, num_dst)
-        parts = torch.autograd.grad(out, [leaves[i] for i in needed], grad[first:last], allow_unused=True)
-        where = [src[chosen], slice(first, last), chosen if position is None else position[chosen], ...]
+        parts = torch.autograd.grad(
+            out, [leaves[i] for i in needed], grad[first:last], allow_unused=True
+        )
+        where = [
+            src[chosen],
+            slice(first, last),
+            chosen if position is None else position[chosen],
+            ...,
+        ]
         kinds = [kind for kind, count in enumerate(ctx.counts) for _ in range(count)]
         for i, part in zip(needed, parts, strict=True):
             if part is None:
@@ -125,17 +148,26 @@ def _choose(block: tuple[int, int], structure, counts: Sequence[int], tensors: S
     chosen = slice(int(indptr[first]), int(indptr[last]))
     rows = _group(list(tensors), counts)
     edges = chosen if position is None else position[chosen]
-    return Rows([tensor.index_select(0, src[chosen]) for tensor in rows.sources],
-                [tensor[first:last] for tensor in rows.destinations],
-                [tensor[edges] for tensor in rows.edges], rows.shared), dst[chosen] - first, last - first
+    return (
+        Rows(
+            [tensor.index_select(0, src[chosen]) for tensor in rows.sources],
+            [tensor[first:last] for tensor in rows.destinations],
+            [tensor[edges] for tensor in rows.edges],
+            rows.shared,
+        ),
+        dst[chosen] - first,
+        last - first,
+    )
 
 
 def _group(tensors: list[Tensor], counts: Sequence[int]) -> Rows:
-    ends = [sum(counts[:i + 1]) for i in range(len(counts))]
-    return Rows(*(tensors[end - count:end] for end, count in zip(ends, counts, strict=True)))
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return Rows(*(tensors[end - count : end] for end, count in zip(ends, counts, strict=True)))
 
 
-def sort_by_destination(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def sort_by_destination(
+    edge_index: Tensor, num_dst: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Sort edges by destination: pointers, sources, destinations, and positions unless they were in this order."""
     if isinstance(edge_index, EdgeIndex) and edge_index.sort_order is not None:
         (indptr, src), position = edges.compress(edge_index, by="col")
@@ -150,12 +182,16 @@ def sort_by_destination(edge_index: Tensor, num_dst: int) -> tuple[Tensor, Tenso
     return indptr, src.index_select(0, position), dst, position
 
 
-def cut_into_blocks(indptr: Tensor, max_edges: int, max_rows: int | None = None) -> list[tuple[int, int]]:
+def cut_into_blocks(
+    indptr: Tensor, max_edges: int, max_rows: int | None = None
+) -> list[tuple[int, int]]:
     """Cut the rows into ranges of at most `max_rows` rows and `max_edges` edges; a larger row is a range of its own."""
     indptr = indptr.cpu()
     blocks, first, num_rows = [], 0, indptr.numel() - 1
     while first < num_rows:
-        limit = min(int(indptr[first]) + max_edges, int(indptr[-1]))  # fits into the pointers' dtype
+        limit = min(
+            int(indptr[first]) + max_edges, int(indptr[-1])
+        )  # fits into the pointers' dtype
         last = int(torch.searchsorted(indptr, indptr.new_tensor(limit), right=True)) - 1
         last = min(max(last, first + 1), num_rows, first + (max_rows or num_rows))
         blocks.append((first, last))

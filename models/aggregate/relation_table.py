@@ -8,10 +8,12 @@ from torch.nn import functional as F
 from parallel_epochs.models.kernels.operator import is_transformed
 
 
-def encode_edges(edge_attr: Float[Tensor, "num_edges edge_columns"],
-                 weight: Float[Tensor, "channels num_features"] | None,
-                 bias: Float[Tensor, " channels"] | None,
-                 table: Float[Tensor, "num_relations channels"]) -> Float[Tensor, "num_edges channels"]:
+def encode_edges(
+    edge_attr: Float[Tensor, "num_edges edge_columns"],
+    weight: Float[Tensor, "channels num_features"] | None,
+    bias: Float[Tensor, " channels"] | None,
+    table: Float[Tensor, "num_relations channels"],
+) -> Float[Tensor, "num_edges channels"]:
     """Add each relation's row of the table to the linear map of the other columns, for all edges at once.
 
     Args:
@@ -28,16 +30,19 @@ def encode_edges(edge_attr: Float[Tensor, "num_edges edge_columns"],
     return rows if weight is None else rows + F.linear(edge_attr[:, 1:], weight, bias)
 
 
-def drop_features(weight: Tensor | None, bias: Tensor | None,
-                  table: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+def drop_features(
+    weight: Tensor | None, bias: Tensor | None, table: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Return weight, bias and table; where the weight has no columns, the bias becomes a part of the table."""
     if weight is None or weight.size(1):
         return weight, bias, table
     return None, None, table if bias is None else table + bias
 
 
-def look_up(edge_attr: Float[Tensor, "num_edges edge_columns"],
-            table: Float[Tensor, "num_relations channels"]) -> Float[Tensor, "num_edges channels"]:
+def look_up(
+    edge_attr: Float[Tensor, "num_edges edge_columns"],
+    table: Float[Tensor, "num_relations channels"],
+) -> Float[Tensor, "num_edges channels"]:
     """Return the row of each edge's relation; raises as :func:`encode_edges` does."""
     check_all(edge_attr, table)
     return F.embedding(edge_attr[:, 0].detach().long(), table)
@@ -55,7 +60,10 @@ def check(number: Float[Tensor, " num_edges"], num_relations: int) -> None:
         return
     right = ~_find_wrong(number, num_relations)
     if number.device.type != "cpu":
-        torch._assert_async(right.all(), f"column 0 of edge_attr holds a relation outside of 0 to {num_relations - 1}")
+        torch._assert_async(
+            right.all(),
+            f"column 0 of edge_attr holds a relation outside of 0 to {num_relations - 1}",
+        )
     elif not bool(right.all()):
         raise IndexError(describe_wrong(number, num_relations))
 
@@ -64,8 +72,10 @@ def describe_wrong(number: Float[Tensor, " num_edges"], num_relations: int) -> s
     """Describe the first number that is not whole or not in [0, num_relations)."""
     number = number.detach()
     edge = int(_find_wrong(number, num_relations).nonzero()[0])
-    return (f"column 0 of edge_attr holds the relation {number[edge].item():g} at edge {edge}, but relations are the "
-            f"whole numbers 0 to {num_relations - 1}, the rows of the table")
+    return (
+        f"column 0 of edge_attr holds the relation {number[edge].item():g} at edge {edge}, but relations are the "
+        f"whole numbers 0 to {num_relations - 1}, the rows of the table"
+    )
 
 
 def _find_wrong(number: Tensor, num_relations: int) -> Bool[Tensor, " num_edges"]:

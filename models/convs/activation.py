@@ -16,9 +16,15 @@ from parallel_epochs.models.plain import is_plain
 MAX_GPU_CHANNELS = 4096
 
 
-def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
-                      training: bool = False, kernel: str = "auto",
-                      mask: Tensor | None = None) -> Float[Tensor, "num_nodes channels"]:
+def norm_relu_dropout(
+    x: Float[Tensor, "num_nodes channels"],
+    norm: torch.nn.Module,
+    *,
+    dropout: float = 0.0,
+    training: bool = False,
+    kernel: str = "auto",
+    mask: Tensor | None = None,
+) -> Float[Tensor, "num_nodes channels"]:
     """Compute ``dropout(relu(norm(x)))``.
 
     The fused kernel saves `x` and two numbers of each row for backward. It draws one number from torch's global random
@@ -48,8 +54,14 @@ def norm_relu_dropout(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Mod
     return fused.forward(x.float(), norm.weight, norm.bias, seed, norm.eps, dropout)[0]
 
 
-def draw_mask(x: Float[Tensor, "num_nodes channels"], norm: torch.nn.Module, *, dropout: float = 0.0,
-              training: bool = False, kernel: str = "auto") -> Tensor | None:
+def draw_mask(
+    x: Float[Tensor, "num_nodes channels"],
+    norm: torch.nn.Module,
+    *,
+    dropout: float = 0.0,
+    training: bool = False,
+    kernel: str = "auto",
+) -> Tensor | None:
     """Draw the elements that several calls of :func:`norm_relu_dropout` all drop.
 
     Returns:
@@ -78,9 +90,17 @@ def _can_fuse(x: Tensor, norm: torch.nn.Module) -> bool:
     device = x.device.type
     halves = {"cpu": (torch.bfloat16,), "cuda": (torch.bfloat16, torch.float16)}.get(device, ())
     dtypes = (torch.float32, *(halves if halves and torch.is_autocast_enabled(device) else ()))
-    return (is_plain(norm, torch.nn.LayerNorm) and norm.weight is not None and norm.bias is not None
-            and norm.weight.dtype == torch.float32 and x.device == norm.weight.device and x.dtype in dtypes
-            and x.dim() == 2 and norm.normalized_shape == (x.size(1),) and _is_compiled(device, x.size(1)))
+    return (
+        is_plain(norm, torch.nn.LayerNorm)
+        and norm.weight is not None
+        and norm.bias is not None
+        and norm.weight.dtype == torch.float32
+        and x.device == norm.weight.device
+        and x.dtype in dtypes
+        and x.dim() == 2
+        and norm.normalized_shape == (x.size(1),)
+        and _is_compiled(device, x.size(1))
+    )
 
 
 @torch.compiler.assume_constant_result
@@ -94,5 +114,7 @@ def _is_compiled(device: str, channels: int) -> bool:
 def _register_gpu() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
-    importlib.import_module("parallel_epochs.models.kernels.gpu_norm").register()  # Triton takes a second to import
+    importlib.import_module(
+        "parallel_epochs.models.kernels.gpu_norm"
+    ).register()  # Triton takes a second to import
     return True

@@ -11,7 +11,12 @@ from torch_geometric.typing import OptPairTensor, OptTensor, PairTensor, SparseT
 from torch_geometric.utils import is_torch_sparse_tensor, scatter
 
 from parallel_epochs.models.convs.edge_dropout import drop_edges
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
+from parallel_epochs.models.convs.fused_conv import (
+    FusedConv,
+    choose_features,
+    read_edges,
+    read_nodes,
+)
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS
 from parallel_epochs.models.edge_index import for_pyg, plain_edges, refuse_held
 from parallel_epochs.models.messages import update_all
@@ -39,10 +44,16 @@ class AttentionConv(MessagePassing):
         is_sparse = isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index)
         if is_sparse and return_attention_weights is not None:
             return "return_attention_weights of a sparse tensor"
-        if isinstance(edge_index, SparseTensor) and self._adds_loops() and self.edge_dim is not None:
+        if (
+            isinstance(edge_index, SparseTensor)
+            and self._adds_loops()
+            and self.edge_dim is not None
+        ):
             return "self-loops with edge features in a SparseTensor"
         if edge_attr is not None and self.lin_edge is not None:
-            if hasattr(self.lin_edge, "_hook"):  # PyG's, of a layer that waits for its number of inputs
+            if hasattr(
+                self.lin_edge, "_hook"
+            ):  # PyG's, of a layer that waits for its number of inputs
                 self.lin_edge.initialize_parameters(self.lin_edge, (_as_columns(edge_attr),))
             if not is_plain(self.lin_edge, pyg.Linear):
                 return "lin_edge was replaced or has hooks"
@@ -50,23 +61,50 @@ class AttentionConv(MessagePassing):
 
     def _edges_for_pyg(self, edge_index, edge_attr):
         """Return the edges, and their features, that PyG's own code reads."""
-        return drop_edges(for_pyg(edge_index), edge_attr, dropout=self.edge_dropout, training=self.training)
+        return drop_edges(
+            for_pyg(edge_index), edge_attr, dropout=self.edge_dropout, training=self.training
+        )
 
     def _adds_loops(self) -> bool:
         return getattr(self, "add_self_loops", False)
 
-    def _attend(self, message, source, target, edge_index, edge_attr, weight, att=None, *, num_dst, num_loops,
-                return_weights: bool, **options):
+    def _attend(
+        self,
+        message,
+        source,
+        target,
+        edge_index,
+        edge_attr,
+        weight,
+        att=None,
+        *,
+        num_dst,
+        num_loops,
+        return_weights: bool,
+        **options,
+    ):
         """Return the output of all heads, joined or averaged, and the edges with their weights if asked for."""
-        given: dict[str, Any] = dict(num_dst=num_dst, kernel=self.kernel, return_weights=return_weights,
-                                     dropout=self.dropout if self.training else 0.0,
-                                     edge_dropout=self.edge_dropout if self.training else 0.0)
+        given: dict[str, Any] = dict(
+            num_dst=num_dst,
+            kernel=self.kernel,
+            return_weights=return_weights,
+            dropout=self.dropout if self.training else 0.0,
+            edge_dropout=self.edge_dropout if self.training else 0.0,
+        )
         if self._adds_loops():
             given["num_loops"] = num_loops
             if edge_attr is not None and weight is not None:
-                given["loop_attr"] = fill_loops(edge_index, edge_attr, num_loops, self.fill_value,
-                                                num_src=message.size(0), num_dst=num_dst)
-        result: Any = attention(message, source, target, edge_index, edge_attr, weight, att, **given, **options)
+                given["loop_attr"] = fill_loops(
+                    edge_index,
+                    edge_attr,
+                    num_loops,
+                    self.fill_value,
+                    num_src=message.size(0),
+                    num_dst=num_dst,
+                )
+        result: Any = attention(
+            message, source, target, edge_index, edge_attr, weight, att, **given, **options
+        )
         out, weights = result if return_weights else (result, None)
         if return_weights:
             weights = list_edges(edge_index, num_dst, given.get("num_loops"), weights)
@@ -86,15 +124,22 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
     Mathematics: "Graph Attention Networks" (https://arxiv.org/abs/1710.10903).
     """
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Tensor | SparseTensor,
-                edge_attr: Tensor | None = None, size: tuple[int, int] | None = None,
-                return_attention_weights: bool | None = None):
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Tensor | SparseTensor,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ):
         """Convolve once; the arguments and results are PyG's."""
         special = self._why_attention(edge_index, edge_attr, return_attention_weights)
         if self._runs_pygs_own(x, special):
             # PyG writes its code from these lines: edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
             # propagate_type: (x: OptPairTensor, alpha: Tensor)
-            return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), size, return_attention_weights)
+            return super().forward(
+                x, *self._edges_for_pyg(edge_index, edge_attr), size, return_attention_weights
+            )
         edge_index, value = read_edges(edge_index)
         edge_attr = _as_columns(choose_features(edge_attr, value))
         x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
@@ -109,11 +154,22 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
             target = None if x_dst is None else (to_dst(x_dst).view(shape) * self.att_dst).sum(2)
         weight = None
         if edge_attr is not None and self.lin_edge is not None:
-            weight = (self.lin_edge.weight.view(*shape[1:], -1) * self.att_edge[0].unsqueeze(2)).sum(1)
+            weight = (
+                self.lin_edge.weight.view(*shape[1:], -1) * self.att_edge[0].unsqueeze(2)
+            ).sum(1)
         out, weights = self._attend(
-            message, source, target, edge_index, edge_attr, weight, num_dst=num_dst,
-            num_loops=min(size or (x_src.size(0), num_dst)), return_weights=bool(return_attention_weights),
-            score="gat", negative_slope=self.negative_slope)
+            message,
+            source,
+            target,
+            edge_index,
+            edge_attr,
+            weight,
+            num_dst=num_dst,
+            num_loops=min(size or (x_src.size(0), num_dst)),
+            return_weights=bool(return_attention_weights),
+            score="gat",
+            negative_slope=self.negative_slope,
+        )
         out = self._finish(out, residual)
         return (out, weights) if return_attention_weights else out
 
@@ -125,31 +181,52 @@ class GATv2Conv(AttentionConv, FusedConv, pyg.GATv2Conv):
     Mathematics: "How Attentive are Graph Attention Networks?" (https://arxiv.org/abs/2105.14491).
     """
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | SparseTensor,
-                edge_attr: Tensor | None = None, return_attention_weights: bool | None = None):
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | SparseTensor,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ):
         """Convolve once; the arguments and results are PyG's."""
         special = self._why_attention(edge_index, edge_attr, return_attention_weights)
         if self._runs_pygs_own(x, special):
             # PyG writes its code from these lines: edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
             # propagate_type: (x: PairTensor, alpha: Tensor)
-            return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights)
+            return super().forward(
+                x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights
+            )
         edge_index, value = read_edges(edge_index)
         edge_attr = _as_columns(choose_features(edge_attr, value))
         x_src, x_dst, num_dst = read_nodes(x, edge_index)
         if x_dst is None:
-            raise ValueError("GATv2Conv needs the features of the destination nodes, too: pass x=(x_src, x_dst)")
+            raise ValueError(
+                "GATv2Conv needs the features of the destination nodes, too: pass x=(x_src, x_dst)"
+            )
         if edge_attr is not None and self.lin_edge is None:
-            raise ValueError("edge_attr is given, but the layer was built without edge_dim: build it with "
-                             f"edge_dim={edge_attr.size(1)}")
+            raise ValueError(
+                "edge_attr is given, but the layer was built without edge_dim: build it with "
+                f"edge_dim={edge_attr.size(1)}"
+            )
         residual = None if self.res is None else self.res(x_dst)
         shape = -1, self.heads, self.out_channels
         message = self.lin_l(x_src).view(shape)
         shares = self.share_weights and isinstance(x, Tensor)
         target = message if shares else self.lin_r(x_dst).view(shape)
         out, weights = self._attend(
-            message, None, target, edge_index, edge_attr, None if edge_attr is None else self.lin_edge.weight,
-            self.att[0], num_dst=num_dst, num_loops=min(x_src.size(0), num_dst),
-            return_weights=bool(return_attention_weights), score="gatv2", negative_slope=self.negative_slope)
+            message,
+            None,
+            target,
+            edge_index,
+            edge_attr,
+            None if edge_attr is None else self.lin_edge.weight,
+            self.att[0],
+            num_dst=num_dst,
+            num_loops=min(x_src.size(0), num_dst),
+            return_weights=bool(return_attention_weights),
+            score="gatv2",
+            negative_slope=self.negative_slope,
+        )
         out = self._finish(out, residual)
         return (out, weights) if return_attention_weights else out
 
@@ -161,8 +238,13 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
     Mathematics: "Masked Label Prediction" (https://arxiv.org/abs/2009.03509).
     """
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor | SparseTensor,
-                edge_attr: Tensor | None = None, return_attention_weights: bool | None = None):
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | SparseTensor,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ):
         """Convolve once; the arguments and results are PyG's."""
         special = self._why_attention(edge_index, edge_attr, return_attention_weights)
         if edge_attr is not None and self.lin_edge is None:
@@ -170,21 +252,34 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
         if self._runs_pygs_own(x, special):
             # PyG writes its code from this line:
             # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
-            return super().forward(x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights)
+            return super().forward(
+                x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights
+            )
         edge_index, value = read_edges(edge_index)
         if self.lin_edge is not None:
             edge_attr = choose_features(edge_attr, value)
             if edge_attr is None:
-                raise ValueError(f"edge_attr is missing, but the layer was built with edge_dim={self.edge_dim}: pass "
-                                 "edge_attr, or build the layer without edge_dim")
+                raise ValueError(
+                    f"edge_attr is missing, but the layer was built with edge_dim={self.edge_dim}: pass "
+                    "edge_attr, or build the layer without edge_dim"
+                )
         x_src, x_dst, num_dst = read_nodes(x, edge_index)
         shape = -1, self.heads, self.out_channels
         target = self.lin_query(x_dst).view(shape)
         source, message = self.lin_key(x_src).view(shape), self.lin_value(x_src).view(shape)
         returns = isinstance(return_attention_weights, bool)
         out, weights = self._attend(
-            message, source, target, edge_index, edge_attr, None if edge_attr is None else self.lin_edge.weight,
-            num_dst=num_dst, num_loops=None, return_weights=returns, score="dot")
+            message,
+            source,
+            target,
+            edge_index,
+            edge_attr,
+            None if edge_attr is None else self.lin_edge.weight,
+            num_dst=num_dst,
+            num_loops=None,
+            return_weights=returns,
+            score="dot",
+        )
         if self.root_weight:
             out = self._add_root(out, self.lin_skip(x_dst))
         return (out, weights) if returns else out
@@ -200,8 +295,15 @@ def _as_columns(edge_attr: Tensor | None) -> Tensor | None:
     return edge_attr.unsqueeze(1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
 
 
-def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"], num_loops: int,
-               fill_value: float | Tensor | str, *, num_src: int, num_dst: int) -> Float[Tensor, "num_loops edge_dim"]:
+def fill_loops(
+    edge_index: Tensor,
+    edge_attr: Float[Tensor, "num_edges edge_dim"],
+    num_loops: int,
+    fill_value: float | Tensor | str,
+    *,
+    num_src: int,
+    num_dst: int,
+) -> Float[Tensor, "num_loops edge_dim"]:
     """Compute the features of new self-loops.
 
     Args:
@@ -209,35 +311,62 @@ def fill_loops(edge_index: Tensor, edge_attr: Float[Tensor, "num_edges edge_dim"
         fill_value: a number, the features of all or of each [num_loops, edge_dim], or how the features of a node's
             incoming edges are reduced: add, sum, mean, min, max or mul.
     """
-    refuse_held(edge_index, "the features of new self-loops")  # their numbers follow those of all edges
+    refuse_held(
+        edge_index, "the features of new self-loops"
+    )  # their numbers follow those of all edges
     shape = num_loops, edge_attr.size(1)
     if isinstance(fill_value, Tensor):
         return fill_value.to(edge_attr).expand(shape)
     if not isinstance(fill_value, str):
         return edge_attr.new_full(shape, fill_value)
-    if fill_value in REDUCTIONS and edge_attr.device.type == "cpu" and not torch.compiler.is_compiling():
+    if (
+        fill_value in REDUCTIONS
+        and edge_attr.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+    ):
         structure = find_structure_with_loops(edge_index, num_src, num_dst, num_loops)
         if int(structure.indptr[-1]) == edge_index.size(1) + num_loops:  # there were no self-loops
-            return update_all(edge_index, "copy_e", REDUCTIONS[fill_value], e=edge_attr, num_src=num_src,
-                              num_dst=num_dst)[:num_loops]
+            return update_all(
+                edge_index,
+                "copy_e",
+                REDUCTIONS[fill_value],
+                e=edge_attr,
+                num_src=num_src,
+                num_dst=num_dst,
+            )[:num_loops]
     if fill_value in ("add", "sum", "mean") and edge_attr.is_cuda:
         return _sum_in_order(edge_index, edge_attr, num_loops, fill_value, num_src, num_dst)
     index = append_loops(edge_index, num_dst, 0)[1].long()
     return scatter(edge_attr, index, 0, num_dst + 1, fill_value)[:num_loops]
 
 
-def _sum_in_order(edge_index: Tensor, edge_attr: Tensor, num_loops: int, fill_value: str, num_src: int,
-                  num_dst: int) -> Tensor:
+def _sum_in_order(
+    edge_index: Tensor,
+    edge_attr: Tensor,
+    num_loops: int,
+    fill_value: str,
+    num_src: int,
+    num_dst: int,
+) -> Tensor:
     """Reduce the features of incoming edges as :func:`fill_loops` does, in one order, where a scatter has any order."""
     src, dst = plain_edges(edge_index)
     count = find_structure_with_loops(edge_index, num_src, num_dst, num_loops).indptr.diff().float()
     count[:num_loops] -= 1
     share = count.clamp(min=1).reciprocal() if fill_value == "mean" else torch.ones_like(count)
-    return update_all(edge_index, "e_mul_v", "sum", e=edge_attr * (src != dst).unsqueeze(1), v=share.unsqueeze(1),
-                      num_src=num_src, num_dst=num_dst)[:num_loops]
+    return update_all(
+        edge_index,
+        "e_mul_v",
+        "sum",
+        e=edge_attr * (src != dst).unsqueeze(1),
+        v=share.unsqueeze(1),
+        num_src=num_src,
+        num_dst=num_dst,
+    )[:num_loops]
 
 
-def list_edges(edge_index: Tensor, num_dst: int, num_loops: int | None, weights: Tensor) -> tuple[Tensor, Tensor]:
+def list_edges(
+    edge_index: Tensor, num_dst: int, num_loops: int | None, weights: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the edges and their weights as PyG does: those that are no self-loops, then the new ones."""
     if num_loops is None:
         return edge_index, weights

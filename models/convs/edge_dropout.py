@@ -11,8 +11,13 @@ from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, shift_right,
 BITS = 24
 
 
-def drop_edges(edge_index: Int[Tensor, "2 num_edges"], edge_attr: Shaped[Tensor, "num_edges ..."] | None, *,
-               dropout: float, training: bool) -> tuple[Tensor, Tensor | None]:
+def drop_edges(
+    edge_index: Int[Tensor, "2 num_edges"],
+    edge_attr: Shaped[Tensor, "num_edges ..."] | None,
+    *,
+    dropout: float,
+    training: bool,
+) -> tuple[Tensor, Tensor | None]:
     """Drop edges, and their features, in front of a layer's aggregation and of its softmax.
 
     Each call in training draws one number from torch's global random state. Which edges are dropped is a function of
@@ -31,15 +36,23 @@ def drop_edges(edge_index: Int[Tensor, "2 num_edges"], edge_attr: Shaped[Tensor,
         return edge_index, edge_attr
     kept = draw_from_global(edge_index.size(1), dropout, edge_index.device)
     position = kept.nonzero().squeeze(1)
-    return keep_edges(edge_index, kept), None if edge_attr is None else edge_attr.index_select(0, position)
+    return keep_edges(edge_index, kept), None if edge_attr is None else edge_attr.index_select(
+        0, position
+    )
 
 
-def draw_from_global(num_edges: int, dropout: float, device: torch.device) -> Bool[Tensor, " num_edges"]:
+def draw_from_global(
+    num_edges: int, dropout: float, device: torch.device
+) -> Bool[Tensor, " num_edges"]:
     """Tell which edges are kept, by one number from torch's global random state."""
     return draw_kept(torch.randint(2**62, (1,)).to(device), num_edges, dropout)
 
 
-def draw_kept(seed: Int[Tensor, " one"], num_edges: int, dropout: float) -> Bool[Tensor, " num_edges"]:
+def draw_kept(
+    seed: Int[Tensor, " one"], num_edges: int, dropout: float
+) -> Bool[Tensor, " num_edges"]:
     """Tell which edges are kept: a function of the seed and of the number of each edge."""
     number = torch.arange(num_edges, device=seed.device)
-    return shift_right(mix_tensor(seed + number * signed(GOLDEN)), 64 - BITS) >= round(dropout * 2**BITS)
+    return shift_right(mix_tensor(seed + number * signed(GOLDEN)), 64 - BITS) >= round(
+        dropout * 2**BITS
+    )

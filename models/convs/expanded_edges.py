@@ -53,8 +53,11 @@ class Pairs:
         assert self.node is not None
         return torch.stack([torch.arange(self.node.numel(), device=self.node.device), self.node])
 
-    def multiply(self, x: Float[Tensor, "num_nodes channels"],
-                 weight: Float[Tensor, "num_relations channels out"]) -> Float[Tensor, "num_pairs out"]:
+    def multiply(
+        self,
+        x: Float[Tensor, "num_nodes channels"],
+        weight: Float[Tensor, "num_relations channels out"],
+    ) -> Float[Tensor, "num_pairs out"]:
         """Multiply each pair's node by the matrix of the pair's relation."""
         if self.node is None:
             wide = weight.transpose(0, 1).reshape(weight.size(1), -1)
@@ -65,22 +68,38 @@ class Pairs:
         self.multiply_into(out, x, weight)
         return out
 
-    def multiply_into(self, out: Float[Tensor, "num_pairs out"], x: Float[Tensor, "num_nodes channels"],
-                      weight: Float[Tensor, "num_relations channels out"]) -> None:
+    def multiply_into(
+        self,
+        out: Float[Tensor, "num_pairs out"],
+        x: Float[Tensor, "num_nodes channels"],
+        weight: Float[Tensor, "num_relations channels out"],
+    ) -> None:
         """Write :meth:`multiply` into its place, with the nodes of one relation gathered at a time. For compact pairs.
 
         Nothing is recorded for a backward pass.
         """
         assert self.node is not None
-        _multiply_into(out, (x.index_select(0, own) for own in self.node.split(self.sizes)), weight, self.sizes)
+        _multiply_into(
+            out, (x.index_select(0, own) for own in self.node.split(self.sizes)), weight, self.sizes
+        )
 
-    def add_up(self, values: Float[Tensor, "num_pairs channels"], weight: Float[Tensor, "num_relations channels out"],
-               kernel: str = "auto") -> Float[Tensor, "num_nodes out"]:
+    def add_up(
+        self,
+        values: Float[Tensor, "num_pairs channels"],
+        weight: Float[Tensor, "num_relations channels out"],
+        kernel: str = "auto",
+    ) -> Float[Tensor, "num_nodes out"]:
         """Multiply the values of each pair by the matrix of its relation, and sum the pairs of each node."""
         if self.node is None:
             return values.view(self.num_nodes, -1) @ weight.reshape(-1, weight.size(2))
-        return update_all(self.to_nodes, "copy_u", "sum", u=multiply_segments(values, weight, self.sizes),
-                          num_dst=self.num_nodes, kernel=kernel)
+        return update_all(
+            self.to_nodes,
+            "copy_u",
+            "sum",
+            u=multiply_segments(values, weight, self.sizes),
+            num_dst=self.num_nodes,
+            kernel=kernel,
+        )
 
 
 class Relations:
@@ -98,15 +117,25 @@ class Relations:
         ValueError: a relation is no whole number.
     """
 
-    def __init__(self, edge_index: Int[Tensor, "2 num_edges"], relation: Num[Tensor, " num_edges"], num_relations: int,
-                 num_src: int, num_dst: int):
+    def __init__(
+        self,
+        edge_index: Int[Tensor, "2 num_edges"],
+        relation: Num[Tensor, " num_edges"],
+        num_relations: int,
+        num_src: int,
+        num_dst: int,
+    ):
         edges = plain_edges(edge_index)
         self.num_relations, self.num_src, self.num_dst = num_relations, num_src, num_dst
         if edges.device.type == "cpu" and not is_transformed():
             _check_relations(relation, num_relations)
             sorting.check_ends(edges, num_src, num_dst)
         self._most = max(num_src, num_dst) * num_relations
-        dtype = torch.int64 if edges.dtype == torch.int64 else choose_dtype(self._most + 1, edges.size(1))
+        dtype = (
+            torch.int64
+            if edges.dtype == torch.int64
+            else choose_dtype(self._most + 1, edges.size(1))
+        )
         self.edges, self.relation = edges.to(dtype), relation.to(dtype)
 
     @functools.cached_property
@@ -116,18 +145,28 @@ class Relations:
             return True
         if DENSE * self._most > self.edges.size(1) or not self.edges.size(1):
             return False
-        return all(float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE
-                   for ptr in (self._sorted.indptr, self._sorted.rowptr))
+        return all(
+            float((ptr[1:] > ptr[:-1]).float().mean()) >= DENSE
+            for ptr in (self._sorted.indptr, self._sorted.rowptr)
+        )
 
     @functools.cached_property
     def sources(self) -> Pairs:
         """Pairs at the sources of the edges."""
-        return self._compact_sources[0] if not self.is_dense else Pairs(self.num_relations, self.num_src, None)
+        return (
+            self._compact_sources[0]
+            if not self.is_dense
+            else Pairs(self.num_relations, self.num_src, None)
+        )
 
     @functools.cached_property
     def destinations(self) -> Pairs:
         """Pairs at the destinations of the edges."""
-        return self._compact_destinations[0] if not self.is_dense else Pairs(self.num_relations, self.num_dst, None)
+        return (
+            self._compact_destinations[0]
+            if not self.is_dense
+            else Pairs(self.num_relations, self.num_dst, None)
+        )
 
     @functools.cached_property
     def from_sources(self) -> Tensor:
@@ -137,9 +176,11 @@ class Relations:
         if torch.compiler.is_exporting():
             return torch.stack([self._pair_of(self.edges[0]), self.edges[1]])
         found = self._sorted
-        indptr = found.indptr[::self.num_relations]
+        indptr = found.indptr[:: self.num_relations]
         if not torch.is_grad_enabled():  # the order by source is for a backward pass
-            return from_csc(torch.stack([found.src, expand(indptr)]), indptr, num_src=self.sources.num_pairs)
+            return from_csc(
+                torch.stack([found.src, expand(indptr)]), indptr, num_src=self.sources.num_pairs
+            )
         return as_edge_index(found._replace(indptr=indptr, dst=self._nodes_of(found.dst)))
 
     @functools.cached_property
@@ -148,13 +189,17 @@ class Relations:
         if torch.compiler.is_exporting():
             return torch.stack([self.edges[0], self._pair_of(self.edges[1])])
         ptr = self._sorted.indptr
-        return from_csc(torch.stack([self._nodes_of(self._sorted.src), expand(ptr)]), ptr, num_src=self.num_src)
+        return from_csc(
+            torch.stack([self._nodes_of(self._sorted.src), expand(ptr)]), ptr, num_src=self.num_src
+        )
 
     @functools.cached_property
     def into_sources(self) -> EdgeIndex:
         """The edges turned round, from their destinations to the pairs of their sources. For dense pairs."""
         ptr = self._sorted.rowptr
-        return from_csc(torch.stack([self._nodes_of(self._sorted.dst), expand(ptr)]), ptr, num_src=self.num_dst)
+        return from_csc(
+            torch.stack([self._nodes_of(self._sorted.dst), expand(ptr)]), ptr, num_src=self.num_dst
+        )
 
     @functools.cached_property
     def share_by_source(self) -> Float[Tensor, "num_edges 1"]:
@@ -174,11 +219,21 @@ class Relations:
         sizes = self.num_src * self.num_relations, self.num_dst * self.num_relations
         if self.edges.device.type == "cpu" and sorting.LIBRARY.get() is not None:
             return Structure(*sorting.sort_edges(torch.stack([src_pair, dst_pair]), *sizes))
-        (by_dst, order), (by_src, order_by_src) = (pair.sort(stable=True) for pair in (dst_pair, src_pair))
-        indptr, rowptr = (_point(keys, size) for keys, size in ((by_dst, sizes[1]), (by_src, sizes[0])))
+        (by_dst, order), (by_src, order_by_src) = (
+            pair.sort(stable=True) for pair in (dst_pair, src_pair)
+        )
+        indptr, rowptr = (
+            _point(keys, size) for keys, size in ((by_dst, sizes[1]), (by_src, sizes[0]))
+        )
         dtype = src_pair.dtype
-        return Structure(indptr, src_pair[order], order.to(dtype), rowptr, dst_pair[order_by_src],
-                         order_by_src.to(dtype))
+        return Structure(
+            indptr,
+            src_pair[order],
+            order.to(dtype),
+            rowptr,
+            dst_pair[order_by_src],
+            order_by_src.to(dtype),
+        )
 
     def _pair_of(self, nodes: Tensor) -> Tensor:
         return nodes * self.num_relations + self.relation
@@ -205,7 +260,12 @@ class Relations:
             found, pair = key.unique(return_inverse=True)
         relation = torch.div(found, max(num_nodes, 1), rounding_mode="floor")
         sizes = torch.bincount(relation, minlength=self.num_relations).tolist()
-        pairs = Pairs(self.num_relations, num_nodes, (found - relation * num_nodes).to(nodes.dtype), tuple(sizes))
+        pairs = Pairs(
+            self.num_relations,
+            num_nodes,
+            (found - relation * num_nodes).to(nodes.dtype),
+            tuple(sizes),
+        )
         return pairs, pair.to(nodes.dtype)
 
 
@@ -229,32 +289,51 @@ class SmallerSides:
 
 
 def _choose_sides(relations: Relations) -> SmallerSides:
-    (sources, src_pair), (destinations, dst_pair) = relations._compact_sources, relations._compact_destinations
+    (sources, src_pair), (destinations, dst_pair) = (
+        relations._compact_sources,
+        relations._compact_destinations,
+    )
     device, dtype = src_pair.device, src_pair.dtype
-    fewer = torch.tensor([d <= s for d, s in zip(destinations.sizes, sources.sizes, strict=True)], dtype=torch.bool,
-                         device=device)
+    fewer = torch.tensor(
+        [d <= s for d, s in zip(destinations.sizes, sources.sizes, strict=True)],
+        dtype=torch.bool,
+        device=device,
+    )
     is_first = fewer.index_select(0, relations.relation.long())
     kept_dst, new_dst = _keep_pairs(destinations, fewer)
     kept_src, new_src = _keep_pairs(sources, ~fewer)
-    share = torch.bincount(dst_pair, minlength=destinations.num_pairs).clamp(min=1).float().reciprocal()
+    share = (
+        torch.bincount(dst_pair, minlength=destinations.num_pairs).clamp(min=1).float().reciprocal()
+    )
     src, dst = relations.edges
     others = ~is_first
     assert kept_dst.node is not None
-    from_pairs = torch.stack([torch.arange(kept_dst.num_pairs, device=device, dtype=dtype), kept_dst.node])
+    from_pairs = torch.stack(
+        [torch.arange(kept_dst.num_pairs, device=device, dtype=dtype), kept_dst.node]
+    )
     from_others = torch.stack([new_src[src_pair[others].long()] + kept_dst.num_pairs, dst[others]])
     return SmallerSides(
-        kept_dst, torch.stack([src[is_first], new_dst[dst_pair[is_first].long()]]), kept_src,
+        kept_dst,
+        torch.stack([src[is_first], new_dst[dst_pair[is_first].long()]]),
+        kept_src,
         torch.cat([from_pairs, from_others], 1),
-        torch.cat([share.new_ones(kept_dst.num_pairs), share[dst_pair[others].long()]]).unsqueeze(1))
+        torch.cat([share.new_ones(kept_dst.num_pairs), share[dst_pair[others].long()]]).unsqueeze(
+            1
+        ),
+    )
 
 
 def _keep_pairs(pairs: Pairs, kept: Tensor) -> tuple[Pairs, Tensor]:
     """Keep the pairs of some relations, a boolean for each; also return the new number of each old pair."""
     assert pairs.node is not None
     is_kept = kept.repeat_interleave(torch.tensor(pairs.sizes, device=kept.device))
-    sizes = tuple(size if keep else 0 for size, keep in zip(pairs.sizes, kept.tolist(), strict=True))
-    return (Pairs(pairs.num_relations, pairs.num_nodes, pairs.node[is_kept], sizes),
-            (is_kept.cumsum(0) - 1).to(pairs.node.dtype))
+    sizes = tuple(
+        size if keep else 0 for size, keep in zip(pairs.sizes, kept.tolist(), strict=True)
+    )
+    return (
+        Pairs(pairs.num_relations, pairs.num_nodes, pairs.node[is_kept], sizes),
+        (is_kept.cumsum(0) - 1).to(pairs.node.dtype),
+    )
 
 
 def _check_relations(relation: Tensor, num_relations: int) -> None:
@@ -262,20 +341,27 @@ def _check_relations(relation: Tensor, num_relations: int) -> None:
         return
     least, most = (float(end) for end in relation.aminmax())
     if not (0 <= least and most < num_relations):
-        raise IndexError(f"the relations of the edges have numbers from {least:g} to {most:g}, but there are "
-                         f"num_relations={num_relations}")
+        raise IndexError(
+            f"the relations of the edges have numbers from {least:g} to {most:g}, but there are "
+            f"num_relations={num_relations}"
+        )
     if relation.is_floating_point() and bool((relation != relation.floor()).any()):
         raise ValueError("the relations of the edges must be whole numbers")
 
 
 def _point(keys: Tensor, num_keys: int) -> Tensor:
     """Return where each key begins among sorted keys [num_keys + 1]."""
-    return torch.searchsorted(keys, torch.arange(num_keys + 1, device=keys.device, dtype=keys.dtype)).to(keys.dtype)
+    return torch.searchsorted(
+        keys, torch.arange(num_keys + 1, device=keys.device, dtype=keys.dtype)
+    ).to(keys.dtype)
 
 
-def multiply_segments(values: Float[Tensor, "num_rows channels"], weight: Float[Tensor, "num_segments channels out"],
-                      sizes: tuple[int, ...],
-                      bias: Float[Tensor, "num_segments out"] | None = None) -> Float[Tensor, "num_rows out"]:
+def multiply_segments(
+    values: Float[Tensor, "num_rows channels"],
+    weight: Float[Tensor, "num_segments channels out"],
+    sizes: tuple[int, ...],
+    bias: Float[Tensor, "num_segments out"] | None = None,
+) -> Float[Tensor, "num_rows out"]:
     """Multiply consecutive segments of rows by a matrix each.
 
     Args:
@@ -291,10 +377,14 @@ class SegmentProduct(torch.autograd.Function):
     """The product of :func:`multiply_segments`, which writes each segment into its place."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, weight: Tensor, sizes: tuple[int, ...], bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx, values: Tensor, weight: Tensor, sizes: tuple[int, ...], bias: Tensor | None
+    ) -> Tensor:
         """Multiply each segment, in the dtype that autocast or the arguments choose."""
         if torch.is_autocast_enabled(values.device.type):
-            values, weight = (t.to(torch.get_autocast_dtype(values.device.type)) for t in (values, weight))
+            values, weight = (
+                t.to(torch.get_autocast_dtype(values.device.type)) for t in (values, weight)
+            )
         ctx.sizes = sizes
         ctx.save_for_backward(values, weight)
         out = values.new_empty(values.size(0), weight.size(2))
@@ -325,7 +415,9 @@ class SegmentProduct(torch.autograd.Function):
         return of_values, of_weight, None, of_bias
 
 
-def _multiply_into(out: Tensor, segments: Iterable[Tensor], weight: Tensor, sizes: tuple[int, ...]) -> None:
+def _multiply_into(
+    out: Tensor, segments: Iterable[Tensor], weight: Tensor, sizes: tuple[int, ...]
+) -> None:
     """Write the products of segments of rows into their places; a segment may be made when its turn comes."""
     for rows, matrix, place in zip(segments, weight, out.split(sizes), strict=True):
         if rows.size(0):
@@ -334,12 +426,21 @@ def _multiply_into(out: Tensor, segments: Iterable[Tensor], weight: Tensor, size
 
 def _runs_alone(x: Tensor, weight: Tensor) -> bool:
     """Tell whether neither gradients, transforms nor autocast watch a product, so that it may write into a tensor."""
-    return not (torch.is_grad_enabled() or is_transformed() or x.dtype != weight.dtype
-                or torch.is_autocast_enabled(x.device.type))
+    return not (
+        torch.is_grad_enabled()
+        or is_transformed()
+        or x.dtype != weight.dtype
+        or torch.is_autocast_enabled(x.device.type)
+    )
 
 
-def convolve(x: Float[Tensor, "num_src channels"], weight: Float[Tensor, "num_relations channels out"],
-             relations: Relations, *, kernel: str = "auto") -> Float[Tensor, "num_dst out"]:
+def convolve(
+    x: Float[Tensor, "num_src channels"],
+    weight: Float[Tensor, "num_relations channels out"],
+    relations: Relations,
+    *,
+    kernel: str = "auto",
+) -> Float[Tensor, "num_dst out"]:
     """Compute ``sum_r mean_j W_r x_j`` over the neighbours j of each destination by each relation r.
 
     Dense pairs are reduced first, in forward those of the destinations, in backward those of the sources, and each
@@ -352,22 +453,43 @@ def convolve(x: Float[Tensor, "num_src channels"], weight: Float[Tensor, "num_re
     if relations.is_dense and x.dtype == weight.dtype == torch.float32 and kernel != "reference":
         return DenseConvolution.apply(x, weight, relations, kernel)
     if relations.is_dense:
-        reduced = update_all(relations.into_destinations, "copy_u", "mean", u=x, kernel=kernel,
-                             num_dst=relations.destinations.num_pairs)
+        reduced = update_all(
+            relations.into_destinations,
+            "copy_u",
+            "mean",
+            u=x,
+            kernel=kernel,
+            num_dst=relations.destinations.num_pairs,
+        )
         return relations.destinations.add_up(reduced, weight, kernel)
     sides = relations.smaller
-    reduced = update_all(sides.first, "copy_u", "mean", u=x, num_dst=sides.destinations.num_pairs, kernel=kernel)
+    reduced = update_all(
+        sides.first, "copy_u", "mean", u=x, num_dst=sides.destinations.num_pairs, kernel=kernel
+    )
     if not _runs_alone(x, weight):
-        values = torch.cat([multiply_segments(reduced, weight, sides.destinations.sizes),
-                            sides.sources.multiply(x, weight)])
+        values = torch.cat(
+            [
+                multiply_segments(reduced, weight, sides.destinations.sizes),
+                sides.sources.multiply(x, weight),
+            ]
+        )
     else:  # of a whole graph the products are the largest tensors: each is written where it belongs
         values = x.new_empty(sides.destinations.num_pairs + sides.sources.num_pairs, weight.size(2))
         first, others = values.split([sides.destinations.num_pairs, sides.sources.num_pairs])
-        _multiply_into(first, reduced.split(sides.destinations.sizes), weight, sides.destinations.sizes)
+        _multiply_into(
+            first, reduced.split(sides.destinations.sizes), weight, sides.destinations.sizes
+        )
         del reduced
         sides.sources.multiply_into(others, x, weight)
-    return update_all(sides.second, "u_mul_e", "sum", u=values, e=sides.share.to(x.dtype), num_dst=relations.num_dst,
-                      kernel=kernel)
+    return update_all(
+        sides.second,
+        "u_mul_e",
+        "sum",
+        u=values,
+        e=sides.share.to(x.dtype),
+        num_dst=relations.num_dst,
+        kernel=kernel,
+    )
 
 
 class DenseConvolution(torch.autograd.Function):
@@ -389,16 +511,26 @@ class DenseConvolution(torch.autograd.Function):
         relations, (num_relations, channels, width) = ctx.relations, weight.shape
         if torch.is_grad_enabled():  # gradients of gradients
             x, weight = (t if t.requires_grad else t.detach().requires_grad_() for t in (x, weight))
-            again = update_all(relations.into_destinations, "copy_u", "mean", u=x, kernel=ctx.kernel)
+            again = update_all(
+                relations.into_destinations, "copy_u", "mean", u=x, kernel=ctx.kernel
+            )
             out = relations.destinations.add_up(again, weight)
             of_x, of_weight = torch.autograd.grad(out, [x, weight], gradient, create_graph=True)
             return of_x, of_weight, None, None
         of_x = of_weight = None
         gradient = gradient.contiguous()
         if ctx.needs_input_grad[0]:
-            of_pairs = update_all(relations.into_sources, "u_mul_e", "sum", u=gradient, e=relations.share_by_source,
-                                  kernel=ctx.kernel)
+            of_pairs = update_all(
+                relations.into_sources,
+                "u_mul_e",
+                "sum",
+                u=gradient,
+                e=relations.share_by_source,
+                kernel=ctx.kernel,
+            )
             of_x = relations.sources.add_up(of_pairs, weight.transpose(1, 2))
         if ctx.needs_input_grad[1]:
-            of_weight = (reduced.view(-1, num_relations * channels).t() @ gradient).view(num_relations, channels, width)
+            of_weight = (reduced.view(-1, num_relations * channels).t() @ gradient).view(
+                num_relations, channels, width
+            )
         return of_x, of_weight, None, None

@@ -19,8 +19,11 @@ KERNELS = ("auto", "fused", "reference", "pyg")
 _STEPS = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
 # The methods that call these. PyG generates both for each class.
 _WALKS = ("propagate", "edge_updater")
-_HOOKS = tuple(f"_{step}_forward_{kind}" for step in ("propagate", *_STEPS[:2], *_STEPS[3:])
-               for kind in ("pre_hooks", "hooks"))
+_HOOKS = tuple(
+    f"_{step}_forward_{kind}"
+    for step in ("propagate", *_STEPS[:2], *_STEPS[3:])
+    for kind in ("pre_hooks", "hooks")
+)
 
 
 class FusedConv(MessagePassing):
@@ -67,7 +70,9 @@ class FusedConv(MessagePassing):
         """
         reason = "kernel=pyg" if self.kernel == "pyg" else special or self._why_pygs_own(x)
         if reason and self.kernel == "fused":
-            raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code.")
+            raise ValueError(
+                f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code."
+            )
         if reason:
             notice.warn(f"{type(self).__name__}: PyG's own code runs ({reason})")
         if not torch.compiler.is_compiling():
@@ -88,8 +93,14 @@ class FusedConv(MessagePassing):
         if not is_plain(self.aggr_module, self._aggr_kind):
             return "aggr_module was replaced or has hooks"
         ours = _find_bases(type(self))[0]
-        own = [step for step in _STEPS if step in vars(self) or getattr(type(self), step) is not getattr(ours, step)]
-        own += [walk for walk in _WALKS if not _is_made_by_pyg(getattr(self, walk))]  # explainers set PyG's again
+        own = [
+            step
+            for step in _STEPS
+            if step in vars(self) or getattr(type(self), step) is not getattr(ours, step)
+        ]
+        own += [
+            walk for walk in _WALKS if not _is_made_by_pyg(getattr(self, walk))
+        ]  # explainers set PyG's again
         return f"the class overrides {', '.join(own)}" if own else ""
 
     def _why_not_scriptable(self) -> str:
@@ -101,10 +112,14 @@ class FusedConv(MessagePassing):
         ours, pygs = _find_bases(type(self))
         reason = self._why_not_scriptable() or ("" if type(self) is ours else "it is a subclass")
         if reason:
-            raise ValueError(f"torch.jit.script can only read PyG's own layers, not {type(self).__name__}: {reason}")
+            raise ValueError(
+                f"torch.jit.script can only read PyG's own layers, not {type(self).__name__}: {reason}"
+            )
         notice.warn(f"{ours.__name__}: PyG's own code runs (torch.jit.script)")
         template: MessagePassing = object.__new__(pygs)
-        MessagePassing.__init__(template)  # PyG writes the code that is scripted when it first makes a layer
+        MessagePassing.__init__(
+            template
+        )  # PyG writes the code that is scripted when it first makes a layer
         twin = copy.copy(self)
         twin.__class__ = pygs
         twin.inspector = template.inspector
@@ -120,21 +135,29 @@ def _find_bases(kind: type) -> tuple[type, type]:
 def _sign_constructor(cls):
     """Give a class a constructor, unless it has one, and the signature of PyG's with the keywords that it adds."""
     if "__init__" not in vars(cls):
+
         def __init__(self, *args, kernel="auto", **kwargs):
             super(cls, self).__init__(*args, kernel=kernel, **kwargs)
+
         cls.__init__ = __init__
     signature = inspect.signature(cls.__bases__[-1].__init__)
     *parameters, more = signature.parameters.values()
-    assert more.kind is inspect.Parameter.VAR_KEYWORD, "every layer of PyG's takes the arguments of MessagePassing"
-    added = [parameter for parameter in inspect.signature(cls.__init__).parameters.values()
-             if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert more.kind is inspect.Parameter.VAR_KEYWORD, (
+        "every layer of PyG's takes the arguments of MessagePassing"
+    )
+    added = [
+        parameter
+        for parameter in inspect.signature(cls.__init__).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
     cls.__init__.__signature__ = signature.replace(parameters=[*parameters, *added, more])
 
 
 def _is_made_by_pyg(walk) -> bool:
     walk = getattr(walk, "__func__", walk)  # a method of an object
-    return walk in (MessagePassing.propagate, MessagePassing.edge_updater) or getattr(walk, "__module__", "").endswith(
-        ("_propagate", "_edge_updater"))
+    return walk in (MessagePassing.propagate, MessagePassing.edge_updater) or getattr(
+        walk, "__module__", ""
+    ).endswith(("_propagate", "_edge_updater"))
 
 
 def read_edges(edge_index: Tensor | SparseTensor) -> tuple[Tensor, Tensor | None]:
@@ -155,8 +178,9 @@ def choose_features(edge_attr: Tensor | None, value: Tensor | None) -> Tensor | 
     return value if edge_attr is None and value is not None and value.dim() > 1 else edge_attr
 
 
-def read_nodes(x: Tensor | tuple[Tensor, Tensor | None], edge_index: Tensor,
-               size: tuple | None = None) -> tuple[Tensor, Tensor | None, int]:
+def read_nodes(
+    x: Tensor | tuple[Tensor, Tensor | None], edge_index: Tensor, size: tuple | None = None
+) -> tuple[Tensor, Tensor | None, int]:
     """Return the features of sources and of destinations, and the number of destinations.
 
     Raises:
@@ -168,8 +192,10 @@ def read_nodes(x: Tensor | tuple[Tensor, Tensor | None], edge_index: Tensor,
     num_src, num_dst = (None, None) if size is None else size
     for name, nodes, expected in (("source", x_src, num_src), ("destination", x_dst, num_dst)):
         if nodes is not None and expected is not None and nodes.size(0) != expected:
-            raise ValueError(f"x has {nodes.size(0)} {name} nodes, but the edges are between {num_src} source and "
-                             f"{num_dst} destination nodes")
+            raise ValueError(
+                f"x has {nodes.size(0)} {name} nodes, but the edges are between {num_src} source and "
+                f"{num_dst} destination nodes"
+            )
     if x_dst is not None:
         return x_src, x_dst, x_dst.size(0)
     return x_src, x_dst, x_src.size(0) if num_dst is None else num_dst

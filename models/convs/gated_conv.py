@@ -11,7 +11,12 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.aggregate import check_rows
 from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
+from parallel_epochs.models.convs.fused_conv import (
+    FusedConv,
+    choose_features,
+    read_edges,
+    read_nodes,
+)
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.kernels.choose import Fused
@@ -35,7 +40,9 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
     blocks of destinations.
     """
 
-    def forward(self, x: Tensor | PairTensor, edge_index: Adj, edge_attr: OptTensor = None) -> Tensor:
+    def forward(
+        self, x: Tensor | PairTensor, edge_index: Adj, edge_attr: OptTensor = None
+    ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         edges, value = read_edges(edge_index)
         features = choose_features(edge_attr, value)
@@ -44,8 +51,13 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
             return super().forward(x, for_pyg(edge_index), edge_attr)
         x_src, x_dst, num_dst = read_nodes(x, edges)
         (key, *of_key), (query, *of_query), (value, *of_value) = (
-            self._project(lin, nodes) for lin, nodes in (
-                (self.lin_key, x_dst), (self.lin_query, x_src), (self.lin_value, x_src)))
+            self._project(lin, nodes)
+            for lin, nodes in (
+                (self.lin_key, x_dst),
+                (self.lin_query, x_src),
+                (self.lin_value, x_src),
+            )
+        )
         weights = None, None
         if features is not None:
             check_rows(edges, features)
@@ -60,12 +72,29 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         if self.edge_dim is None:
             return [lin(x)]
         width = x.size(1)
-        return [torch.nn.functional.linear(x, lin.weight[:, :width], lin.bias), lin.weight[:, width:]]
+        return [
+            torch.nn.functional.linear(x, lin.weight[:, :width], lin.bias),
+            lin.weight[:, width:],
+        ]
 
-    def _sum(self, edges: Tensor, key: Tensor, query: Tensor, value: Tensor, attr: OptTensor, of_gate: OptTensor,
-             of_value: OptTensor, *, num_dst: int) -> Tensor:
-        if not _KERNEL.why_reference(self.kernel, query.device.type, lambda: self._why_blocks(query, attr)):
-            structure = find_structure(edges, query.size(0), num_dst, by_source=torch.is_grad_enabled())
+    def _sum(
+        self,
+        edges: Tensor,
+        key: Tensor,
+        query: Tensor,
+        value: Tensor,
+        attr: OptTensor,
+        of_gate: OptTensor,
+        of_value: OptTensor,
+        *,
+        num_dst: int,
+    ) -> Tensor:
+        if not _KERNEL.why_reference(
+            self.kernel, query.device.type, lambda: self._why_blocks(query, attr)
+        ):
+            structure = find_structure(
+                edges, query.size(0), num_dst, by_source=torch.is_grad_enabled()
+            )
             return gated.sum_gated(key, query, value, attr, of_gate, of_value, structure)
         rows = Rows([query, value], [key], [], [])
         if attr is not None:
@@ -82,7 +111,9 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         if is_transformed():
             return "the kernel supports no torch.compile, torch.func, torch.jit.trace or forward-mode derivatives"
         if attr is not None and attr.size(1) > gated.MAX_EDGE_DIM:
-            return f"there are {attr.size(1)} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
+            return (
+                f"there are {attr.size(1)} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
+            )
         return ""
 
     def _sum_gated(self, rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
@@ -97,7 +128,11 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
     def _why_special(self, edge_attr: OptTensor) -> str:
         if (edge_attr is None) != (self.edge_dim is None):
             return f"edge_dim={self.edge_dim}, {'without' if edge_attr is None else 'with'} edge features"
-        if not is_plain(self.act, *_GATES) and self.act not in (torch.sigmoid, torch.tanh, torch.relu):
+        if not is_plain(self.act, *_GATES) and self.act not in (
+            torch.sigmoid,
+            torch.tanh,
+            torch.relu,
+        ):
             return f"act={self.act}"
         layers = (self.lin_key, self.lin_query, self.lin_value)
         if self.edge_dim is not None and not all(is_plain(lin, pyg.Linear) for lin in layers):

@@ -1,7 +1,5 @@
 """GENConv with the arguments and state_dict of PyG's, plus all aggregations of DeepGCN and an external edge encoder."""
 
-from typing import Optional
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,7 +10,12 @@ from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, check_rows
 from parallel_epochs.models.aggregate.reduce import reduce
 from parallel_epochs.models.aggregate.relation_table import encode_edges, look_up
 from parallel_epochs.models.convs.activation import norm_relu_dropout
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
+from parallel_epochs.models.convs.fused_conv import (
+    FusedConv,
+    choose_features,
+    read_edges,
+    read_nodes,
+)
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.plain import has_hooks, is_plain
 
@@ -46,10 +49,25 @@ class GENConv(FusedConv, pyg.GENConv):
         ValueError: unknown `kernel`.
     """
 
-    def __init__(self, in_channels, out_channels, aggr="softmax", *args, y: float = 0.0, learn_y: bool = False,
-                 kernel: str = "auto", **kwargs):
-        super().__init__(in_channels, out_channels, _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
-                         *args, kernel=kernel, **kwargs)
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        aggr="softmax",
+        *args,
+        y: float = 0.0,
+        learn_y: bool = False,
+        kernel: str = "auto",
+        **kwargs,
+    ):
+        super().__init__(
+            in_channels,
+            out_channels,
+            _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
+            *args,
+            kernel=kernel,
+            **kwargs,
+        )
         self.aggr_name = aggr if isinstance(aggr, str) else self.aggr
         self._pygs_kwargs = sorted(set(kwargs.get("aggr_kwargs") or ()) - _AGGR_KWARGS)
         if isinstance(aggr, str) and aggr.endswith("_sum"):
@@ -57,15 +75,23 @@ class GENConv(FusedConv, pyg.GENConv):
 
     def forward(
         self,
-        x: (Float[Tensor, "*batch num_src in_channels"]
-            | tuple[Float[Tensor, "*batch num_src in_channels"],
-                    Float[Tensor, "*batch num_dst in_channels_dst"] | None]),
-        edge_index: Int[Tensor, "2 num_edges"] | SparseTensor | Float[Tensor, "num_dst num_src *value"],
+        x: (
+            Float[Tensor, "*batch num_src in_channels"]
+            | tuple[
+                Float[Tensor, "*batch num_src in_channels"],
+                Float[Tensor, "*batch num_dst in_channels_dst"] | None,
+            ]
+        ),
+        edge_index: Int[Tensor, "2 num_edges"]
+        | SparseTensor
+        | Float[Tensor, "num_dst num_src *value"],
         edge_attr: Float[Tensor, "..."] | None = None,
         size: tuple[int, int] | None = None,
         *,
-        edge_encoder: (tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"] | None]
-                       | None) = None,
+        edge_encoder: (
+            tuple[Float[Tensor, "out_channels edge_dim"], Float[Tensor, " out_channels"] | None]
+            | None
+        ) = None,
         edge_table: Float[Tensor, "num_relations out_channels"] | None = None,
         degree_ratio: Float[Tensor, " num_dst"] | None = None,
     ) -> Float[Tensor, "*batch num_out out_channels"]:
@@ -94,7 +120,9 @@ class GENConv(FusedConv, pyg.GENConv):
         """
         if reason := self._runs_pygs_own(x, self._why_special()):
             if degree_ratio is not None:
-                raise ValueError(f"degree_ratio works without PyG's own code only, which has to run here: {reason}")
+                raise ValueError(
+                    f"degree_ratio works without PyG's own code only, which has to run here: {reason}"
+                )
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder, edge_table)
 
         edge_index, value = read_edges(edge_index)
@@ -104,14 +132,31 @@ class GENConv(FusedConv, pyg.GENConv):
             x_src = self.lin_src(x_src)
         edge_attr, weight, bias, table = self._choose_encoder(edge_attr, edge_encoder, edge_table)
         out = aggregate(
-            x_src, edge_index, edge_attr, weight, bias, aggr=self.aggr_name, eps=self.eps, num_dst=num_dst,
-            t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0), y=getattr(self, "y", 0.0),
-            table=table, kernel=self.kernel)
+            x_src,
+            edge_index,
+            edge_attr,
+            weight,
+            bias,
+            aggr=self.aggr_name,
+            eps=self.eps,
+            num_dst=num_dst,
+            t=getattr(self.aggr_module, "t", 1.0),
+            p=getattr(self.aggr_module, "p", 1.0),
+            y=getattr(self, "y", 0.0),
+            table=table,
+            kernel=self.kernel,
+        )
         if degree_ratio is not None and degree_ratio.shape != (num_dst,):
-            raise ValueError(f"degree_ratio has shape {tuple(degree_ratio.shape)}, but must be [{num_dst}]: one number "
-                             "for each destination node")
+            raise ValueError(
+                f"degree_ratio has shape {tuple(degree_ratio.shape)}, but must be [{num_dst}]: one number "
+                "for each destination node"
+            )
         if degree_ratio is not None and self.aggr_name in SUMS:
-            exponent = 1.0 if self.aggr_name == "add" else torch.as_tensor(getattr(self, "y", 0.0)).sigmoid()
+            exponent = (
+                1.0
+                if self.aggr_name == "add"
+                else torch.as_tensor(getattr(self, "y", 0.0)).sigmoid()
+            )
             out = out * (degree_ratio**exponent).unsqueeze(1).to(out.dtype)
         if hasattr(self, "msg_norm"):
             out = self.msg_norm(x_src if x_dst is None else x_dst, out)
@@ -119,16 +164,25 @@ class GENConv(FusedConv, pyg.GENConv):
             out = out + (self.lin_dst(x_dst) if hasattr(self, "lin_dst") else x_dst)
         return self._apply_mlp(out)
 
-    def aggregate(self, inputs: Tensor, index: Tensor, ptr: OptTensor = None,
-                  dim_size: Optional[int] = None) -> Tensor:  # noqa: UP045 (PyG reads it)
+    def aggregate(
+        self, inputs: Tensor, index: Tensor, ptr: OptTensor = None, dim_size: int | None = None
+    ) -> Tensor:  # noqa: UP045 (PyG reads it)
         """Aggregate messages where PyG's own code runs; see :class:`torch_geometric.nn.conv.MessagePassing`."""
         if self.aggr_name not in _OURS:
             return super().aggregate(inputs, index, ptr, dim_size)
         if inputs.dim() != 2:
-            raise ValueError(f"messages have {inputs.dim()} dimensions, but aggr={self.aggr_name} takes 2")
-        return reduce(inputs, index, index.max() + 1 if dim_size is None else dim_size, aggr=self.aggr_name,
-                      t=getattr(self.aggr_module, "t", 1.0), p=getattr(self.aggr_module, "p", 1.0),
-                      y=getattr(self, "y", 0.0))
+            raise ValueError(
+                f"messages have {inputs.dim()} dimensions, but aggr={self.aggr_name} takes 2"
+            )
+        return reduce(
+            inputs,
+            index,
+            index.max() + 1 if dim_size is None else dim_size,
+            aggr=self.aggr_name,
+            t=getattr(self.aggr_module, "t", 1.0),
+            p=getattr(self.aggr_module, "p", 1.0),
+            y=getattr(self, "y", 0.0),
+        )
 
     def _why_special(self) -> str:
         """Return the reason that only this layer has why PyG's own code has to run, or an empty text."""
@@ -139,18 +193,26 @@ class GENConv(FusedConv, pyg.GENConv):
         return ""
 
     def _run_pygs_own(self, x, edge_index, edge_attr, size, edge_encoder, edge_table):
-        if edge_attr is not None and isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        if (
+            edge_attr is not None
+            and isinstance(edge_index, Tensor)
+            and edge_index.layout == torch.strided
+        ):
             check_rows(edge_index, edge_attr)  # PyG repeats a single row
         if edge_encoder is not None and edge_attr is not None:
             if hasattr(self, "lin_edge"):
-                raise ValueError("edge_encoder is given, but the layer has its own lin_edge: build the layer without "
-                                 "edge_dim")
+                raise ValueError(
+                    "edge_encoder is given, but the layer has its own lin_edge: build the layer without "
+                    "edge_dim"
+                )
             if edge_table is None:
                 edge_attr = torch.nn.functional.linear(edge_attr, *edge_encoder)
         if edge_table is not None:
             if hasattr(self, "lin_edge"):
-                raise ValueError("edge_table works without PyG's own code only, which has to run here, in a layer with "
-                                 "its own lin_edge: build the layer without edge_dim")
+                raise ValueError(
+                    "edge_table works without PyG's own code only, which has to run here, in a layer with "
+                    "its own lin_edge: build the layer without edge_dim"
+                )
             edge_attr = encode_edges(edge_attr, *(edge_encoder or (None, None)), edge_table)
         # PyG writes the code of propagate from this line: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
         return super().forward(x, for_pyg(edge_index), edge_attr, size)
@@ -176,14 +238,24 @@ class GENConv(FusedConv, pyg.GENConv):
         modules = list(self.mlp)
         while modules:
             module = modules.pop(0)
-            if (len(modules) > 1 and is_plain(module, torch.nn.LayerNorm) and is_plain(modules[0], torch.nn.ReLU)
-                    and is_plain(modules[1], torch.nn.Dropout)):
+            if (
+                len(modules) > 1
+                and is_plain(module, torch.nn.LayerNorm)
+                and is_plain(modules[0], torch.nn.ReLU)
+                and is_plain(modules[1], torch.nn.Dropout)
+            ):
                 dropout = modules[1]
-                out = norm_relu_dropout(out, module, dropout=dropout.p, training=dropout.training, kernel=self.kernel)
+                out = norm_relu_dropout(
+                    out, module, dropout=dropout.p, training=dropout.training, kernel=self.kernel
+                )
                 del modules[:2]
             else:
                 out = module(out)
         return out
 
     def _why_not_scriptable(self) -> str:
-        return f"PyG has no aggr={self.aggr_name}, but softmax for example" if self.aggr_name in _OURS else ""
+        return (
+            f"PyG has no aggr={self.aggr_name}, but softmax for example"
+            if self.aggr_name in _OURS
+            else ""
+        )

@@ -38,24 +38,38 @@ class HGTConv(torch.nn.Module):
         ValueError: `out_channels` is not a multiple of `heads`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, num_types: int, num_relations: int, heads: int = 1, *,
-                 dropout: float = 0.0, kernel: str = "auto"):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_types: int,
+        num_relations: int,
+        heads: int = 1,
+        *,
+        dropout: float = 0.0,
+        kernel: str = "auto",
+    ):
         super().__init__()
         if heads < 1 or out_channels % heads:
             raise ValueError(f"heads={heads} does not divide {out_channels} channels")
         self.heads, self.dropout, self.kernel, width = heads, dropout, kernel, out_channels // heads
         self.kqv_lin = TypedLinear(num_types, in_channels, 3 * out_channels)
         self.out_lin = TypedLinear(num_types, out_channels, out_channels)
-        self.k_rel, self.v_rel = (torch.nn.Parameter(torch.empty(num_relations, heads, width, width))
-                                  for _ in range(2))
+        self.k_rel, self.v_rel = (
+            torch.nn.Parameter(torch.empty(num_relations, heads, width, width)) for _ in range(2)
+        )
         for matrices in (self.k_rel, self.v_rel):
             bound = (6 / (2 * width)) ** 0.5
             torch.nn.init.uniform_(matrices, -bound, bound)
         self.p_rel = torch.nn.Parameter(torch.ones(num_relations, heads))
         self.skip = torch.nn.Parameter(torch.ones(num_types))
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"], relations: Relations,
-                types: NodeTypes | None = None) -> Float[Tensor, "num_nodes out_channels"]:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels"],
+        relations: Relations,
+        types: NodeTypes | None = None,
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Convolve once.
 
         Args:
@@ -68,11 +82,15 @@ class HGTConv(torch.nn.Module):
         """
         key, query, value = self.kqv_lin(x, types).chunk(3, dim=1)
         by_head, pairs = (-1, self.heads, query.size(1) // self.heads), relations.sources
-        keys = multiply_pairs(pairs, key, self.k_rel * self.p_rel[:, :, None, None], self.kernel).view(by_head)
+        keys = multiply_pairs(
+            pairs, key, self.k_rel * self.p_rel[:, :, None, None], self.kernel
+        ).view(by_head)
         values = multiply_pairs(pairs, value, self.v_rel, self.kernel).view(by_head)
         queries = query.contiguous().view(by_head)
         del key, query, value  # views of a tensor that is large for a whole graph
-        out = attention(values, keys, queries, relations.from_sources, score="dot", kernel=self.kernel)
+        out = attention(
+            values, keys, queries, relations.from_sources, score="dot", kernel=self.kernel
+        )
         assert isinstance(out, Tensor)
         out = F.dropout(self.out_lin(F.gelu(out.flatten(1)), types), self.dropout, self.training)
         if out.size(1) != x.size(1):
@@ -82,17 +100,24 @@ class HGTConv(torch.nn.Module):
         return share * out + (1 - share) * x
 
 
-def multiply_pairs(pairs: Pairs, x: Float[Tensor, "num_nodes channels"],
-                   matrices: Float[Tensor, "relations heads width width"],
-                   kernel: str) -> Float[Tensor, "num_pairs channels"]:
+def multiply_pairs(
+    pairs: Pairs,
+    x: Float[Tensor, "num_nodes channels"],
+    matrices: Float[Tensor, "relations heads width width"],
+    kernel: str,
+) -> Float[Tensor, "num_pairs channels"]:
     """Multiply the heads of each pair's node by their matrices of the pair's relation."""
     if pairs.node is None and kernel != "reference" and head_products.can_multiply(x, matrices):
         return head_products.multiply_heads(x, matrices)
     return pairs.multiply(x, join_heads(matrices))
 
 
-def join_heads(matrices: Float[Tensor, "relations heads rows columns"]) -> Float[Tensor, "relations width width"]:
+def join_heads(
+    matrices: Float[Tensor, "relations heads rows columns"],
+) -> Float[Tensor, "relations width width"]:
     """Put the matrices of a relation's heads on the diagonal of one."""
     num_relations, heads, rows, columns = matrices.shape
-    spread = torch.diag_embed(matrices.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2)  # relation, head, row, head, column
+    spread = torch.diag_embed(matrices.permute(0, 2, 3, 1)).permute(
+        0, 3, 1, 4, 2
+    )  # relation, head, row, head, column
     return spread.reshape(num_relations, heads * rows, heads * columns)

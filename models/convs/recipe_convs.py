@@ -30,7 +30,9 @@ class EdgeScores(torch.nn.Module):
         kernel: as for :func:`models.messages.apply_edges`.
     """
 
-    def __init__(self, in_channels: int, heads: int, edge_dim: int | None, edge_channels: int, kernel: str):
+    def __init__(
+        self, in_channels: int, heads: int, edge_dim: int | None, edge_channels: int, kernel: str
+    ):
         super().__init__()
         self.kernel = kernel
         self.lin_src = torch.nn.Linear(in_channels, heads, bias=False)
@@ -39,17 +41,28 @@ class EdgeScores(torch.nn.Module):
         self.lin_edge = torch.nn.Linear(edge_channels, heads, bias=False) if edge_dim else None
         initialize(lin for lin in (self.lin_src, self.lin_dst, self.lin_edge) if lin is not None)
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None) -> Float[Tensor, "num_edges heads"]:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
+    ) -> Float[Tensor, "num_edges heads"]:
         """Compute the scores; edge features are left out if they are None."""
-        scores = apply_edges(edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel)
+        scores = apply_edges(
+            edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel
+        )
         encoded = self.encode(edge_attr)
         return scores if encoded is None else scores + self.lin_edge(encoded)
 
-    def encode(self, edge_attr: Float[Tensor, "num_edges edge_dim"] | None
-               ) -> Float[Tensor, "num_edges edge_channels"] | None:
+    def encode(
+        self, edge_attr: Float[Tensor, "num_edges edge_dim"] | None
+    ) -> Float[Tensor, "num_edges edge_channels"] | None:
         """Apply the hidden layer to the edge features; None without features."""
-        return None if edge_attr is None or self.edge_encoder is None else self.edge_encoder(edge_attr).relu()
+        return (
+            None
+            if edge_attr is None or self.edge_encoder is None
+            else self.edge_encoder(edge_attr).relu()
+        )
 
 
 class AGDNConv(torch.nn.Module):
@@ -72,13 +85,28 @@ class AGDNConv(torch.nn.Module):
         kernel: as for :func:`models.messages.update_all`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
-                 edge_channels: int = 16, num_hops: int = 2, negative_slope: float = 0.2, dropout: float = 0.0,
-                 kernel: str = "auto"):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        edge_dim: int | None = None,
+        edge_channels: int = 16,
+        num_hops: int = 2,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        kernel: str = "auto",
+    ):
         if not 1 <= num_hops < 1000:
             raise ValueError(f"num_hops must be in [1, 1000), not {num_hops}")
         super().__init__()
-        self.heads, self.negative_slope, self.dropout, self.kernel = heads, negative_slope, dropout, kernel
+        self.heads, self.negative_slope, self.dropout, self.kernel = (
+            heads,
+            negative_slope,
+            dropout,
+            kernel,
+        )
         self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels, kernel)
         self.lin = torch.nn.Linear(in_channels, heads * out_channels, bias=False)
         self.lin_root = torch.nn.Linear(in_channels, heads * out_channels)
@@ -86,18 +114,31 @@ class AGDNConv(torch.nn.Module):
         self.hop_weight = torch.nn.Parameter(torch.ones(num_hops, heads, out_channels))
         initialize([self.lin, self.lin_root])
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes channels"]:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim] or none."""
         scores = F.leaky_relu(self.scores(x, edge_index, edge_attr), self.negative_slope)
-        incoming, outgoing = (edge_softmax(edges, scores, x.size(0), kernel=self.kernel).clamp(min=LEAST_WEIGHT)
-                              for edges in (edge_index, flip(edge_index)))
+        incoming, outgoing = (
+            edge_softmax(edges, scores, x.size(0), kernel=self.kernel).clamp(min=LEAST_WEIGHT)
+            for edges in (edge_index, flip(edge_index))
+        )
         weight = F.dropout((incoming * outgoing).sqrt(), self.dropout, self.training)
         h = self.lin(x).view(x.size(0), self.heads, -1)
         out = self.lin_root(x).view_as(h)
         for norm, factor in zip(self.norms, self.hop_weight):
-            h = update_all(edge_index, "u_mul_e", "sum", u=h, e=weight.unsqueeze(-1), num_dst=h.size(0),
-                           kernel=self.kernel)
+            h = update_all(
+                edge_index,
+                "u_mul_e",
+                "sum",
+                u=h,
+                e=weight.unsqueeze(-1),
+                num_dst=h.size(0),
+                kernel=self.kernel,
+            )
             out = out + norm(h) * factor
         return out.flatten(1)
 
@@ -118,24 +159,54 @@ class GIPAConv(torch.nn.Module):
 
     edge_dropout = 0.0
 
-    def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, edge_dim: int | None = None,
-                 edge_channels: int = 16, dropout: float = 0.0, kernel: str = "auto"):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        edge_dim: int | None = None,
+        edge_channels: int = 16,
+        dropout: float = 0.0,
+        kernel: str = "auto",
+    ):
         super().__init__()
-        channels, self.heads, self.dropout, self.kernel = heads * out_channels, heads, dropout, kernel
+        channels, self.heads, self.dropout, self.kernel = (
+            heads * out_channels,
+            heads,
+            dropout,
+            kernel,
+        )
         self.scores = EdgeScores(in_channels, heads, edge_dim, edge_channels, kernel)
         self.lin = torch.nn.Linear(in_channels, channels, bias=False)
         self.norm = HeadNorm(heads, out_channels)
-        self.lin_out, self.lin_root = torch.nn.Linear(channels, channels), torch.nn.Linear(in_channels, channels)
+        self.lin_out, self.lin_root = (
+            torch.nn.Linear(channels, channels),
+            torch.nn.Linear(in_channels, channels),
+        )
         initialize([self.lin, self.lin_out, self.lin_root])
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes channels"]:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim] or none."""
         part, encoded = self.scores, self.scores.encode(edge_attr)
-        h = attention(self.lin(x).view(x.size(0), self.heads, -1), part.lin_src(x), part.lin_dst(x), edge_index,
-                      encoded, None if encoded is None else part.lin_edge.weight, score="gat", negative_slope=1.0,
-                      dropout=self.dropout if self.training else 0.0,
-                      edge_dropout=self.edge_dropout if self.training else 0.0, kernel=self.kernel)
+        h = attention(
+            self.lin(x).view(x.size(0), self.heads, -1),
+            part.lin_src(x),
+            part.lin_dst(x),
+            edge_index,
+            encoded,
+            None if encoded is None else part.lin_edge.weight,
+            score="gat",
+            negative_slope=1.0,
+            dropout=self.dropout if self.training else 0.0,
+            edge_dropout=self.edge_dropout if self.training else 0.0,
+            kernel=self.kernel,
+        )
         return self.lin_out(self.norm(h).flatten(1)) + self.lin_root(x)
 
 
@@ -165,24 +236,35 @@ class GatedGCNConv(torch.nn.Module):
         super().__init__()
         self.kernel = kernel
         self.lin, self.lin_root, self.lin_src, self.lin_dst = (
-            torch.nn.Linear(in_channels, out_channels) for _ in range(4))
+            torch.nn.Linear(in_channels, out_channels) for _ in range(4)
+        )
         self.lin_edge = torch.nn.Linear(edge_dim, out_channels)
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
-                edge_attr: Float[Tensor, "num_edges edge_dim"]
-                ) -> tuple[Float[Tensor, "num_nodes channels"], Float[Tensor, "num_edges channels"]]:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"],
+    ) -> tuple[Float[Tensor, "num_nodes channels"], Float[Tensor, "num_edges channels"]]:
         """Convolve once: x [num_nodes, in_channels], edge_attr [num_edges, edge_dim].
 
         Returns:
             The features of the nodes [num_nodes, out_channels] and the new ones of the edges [num_edges, out_channels].
         """
         edges = self.lin_edge(edge_attr) + apply_edges(
-            edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel)
+            edge_index, "u_add_v", u=self.lin_src(x), v=self.lin_dst(x), kernel=self.kernel
+        )
         gates = edges.sigmoid()
         if self.training and self.edge_dropout:
-            gates = gates * draw_from_global(gates.size(0), self.edge_dropout, x.device).unsqueeze(1)
-        summed, total = (update_all(edge_index, message, "sum", u=u, e=gates, num_dst=x.size(0), kernel=self.kernel)
-                         for message, u in (("u_mul_e", self.lin(x)), ("copy_e", None)))
+            gates = gates * draw_from_global(gates.size(0), self.edge_dropout, x.device).unsqueeze(
+                1
+            )
+        summed, total = (
+            update_all(
+                edge_index, message, "sum", u=u, e=gates, num_dst=x.size(0), kernel=self.kernel
+            )
+            for message, u in (("u_mul_e", self.lin(x)), ("copy_e", None))
+        )
         return self.lin_root(x) + summed / (total + EPSILON), edges
 
 
@@ -194,7 +276,9 @@ class HeadNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(heads, channels))
         self.bias = torch.nn.Parameter(torch.zeros(heads, channels))
 
-    def forward(self, h: Float[Tensor, "num_nodes heads channels"]) -> Float[Tensor, "num_nodes heads channels"]:
+    def forward(
+        self, h: Float[Tensor, "num_nodes heads channels"]
+    ) -> Float[Tensor, "num_nodes heads channels"]:
         """Normalise features [num_nodes, heads, channels]."""
         return F.layer_norm(h, h.shape[-1:]) * self.weight + self.bias
 

@@ -29,7 +29,9 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
     the relations, on their first use.
     """
 
-    def forward(self, x: OptTensor | tuple[OptTensor, Tensor], edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
+    def forward(
+        self, x: OptTensor | tuple[OptTensor, Tensor], edge_index: Adj, edge_type: OptTensor = None
+    ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         x_src, x_dst = x if isinstance(x, tuple) else (x, x)
         if x_src is None:
@@ -37,18 +39,29 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
         x_dst = x_src if x_dst is None else x_dst
         edges, value = read_edges(edge_index)
         edge_type = value if edge_type is None else edge_type
-        if self._runs_pygs_own(x_src if x_src.dim() == 2 else x_src.unsqueeze(1), self._why_special(x_dst, edge_type)):
+        if self._runs_pygs_own(
+            x_src if x_src.dim() == 2 else x_src.unsqueeze(1), self._why_special(x_dst, edge_type)
+        ):
             # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_type_ptr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_type)
         weight = self.weight
         if self.num_bases is not None:
             weight = torch.einsum("rb,bio->rio", self.comp, weight)
-        if self.aggr == "mean" and self.num_blocks is None and x_src.is_floating_point() and not is_transformed():
-            relations = expand_relations(edges, edge_type, self.num_relations, x_src.size(0), x_dst.size(0))
+        if (
+            self.aggr == "mean"
+            and self.num_blocks is None
+            and x_src.is_floating_point()
+            and not is_transformed()
+        ):
+            relations = expand_relations(
+                edges, edge_type, self.num_relations, x_src.size(0), x_dst.size(0)
+            )
             out = convolve(x_src, weight, relations, kernel=self.kernel)
         else:
             out = torch.zeros((), dtype=weight.dtype, device=weight.device)
-            for of_relation, part in zip(weight, split_relations(edges, edge_type, self.num_relations), strict=True):
+            for of_relation, part in zip(
+                weight, split_relations(edges, edge_type, self.num_relations), strict=True
+            ):
                 out = out + self._convolve(x_src, part, of_relation, x_dst.size(0))
         if self.root is not None:
             out = out + (x_dst @ self.root if x_dst.is_floating_point() else self.root[x_dst])
@@ -63,13 +76,22 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
     def _convolve(self, x: Tensor, edges: Tensor, weight: Tensor, num_dst: int) -> Tensor:
         """Reduce the neighbours of one relation, and multiply them by its weight [in, out] or [blocks, in, out]."""
         is_index = not x.is_floating_point()
-        h = update_all(edges, "copy_u", REDUCTIONS[self.aggr], u=weight[x] if is_index else x, num_src=x.size(0),
-                       num_dst=num_dst, kernel=self.kernel)
+        h = update_all(
+            edges,
+            "copy_u",
+            REDUCTIONS[self.aggr],
+            u=weight[x] if is_index else x,
+            num_src=x.size(0),
+            num_dst=num_dst,
+            kernel=self.kernel,
+        )
         if is_index:
             return h
         if self.num_blocks is None:
             return h @ weight
-        return torch.einsum("nbi,bio->nbo", h.view(num_dst, weight.size(0), -1), weight).reshape(num_dst, -1)
+        return torch.einsum("nbi,bio->nbo", h.view(num_dst, weight.size(0), -1), weight).reshape(
+            num_dst, -1
+        )
 
     def _why_special(self, x_dst: Tensor, edge_type: OptTensor) -> str:
         if edge_type is None:
@@ -84,24 +106,37 @@ def split_relations(edge_index: Tensor, edge_type: Tensor, num_relations: int) -
 
     The parts are kept until `edge_type` is freed, on a CPU with a compiler. Checksums tell whether one changed.
     """
-    return _remember(edge_index, edge_type, ("split", num_relations), lambda edges: [
-        edges[:, edge_type == relation] for relation in range(num_relations)])
+    return _remember(
+        edge_index,
+        edge_type,
+        ("split", num_relations),
+        lambda edges: [edges[:, edge_type == relation] for relation in range(num_relations)],
+    )
 
 
-def expand_relations(edge_index: Tensor, edge_type: Tensor, num_relations: int, num_src: int,
-                     num_dst: int) -> Relations:
+def expand_relations(
+    edge_index: Tensor, edge_type: Tensor, num_relations: int, num_src: int, num_dst: int
+) -> Relations:
     """Expand edges by relation, and keep the result as :func:`split_relations` does. Other relations are left out."""
+
     def expand(edges: Tensor) -> Relations:
         known = (edge_type >= 0) & (edge_type < num_relations)
         every = bool(known.all())
         # A copy: what is kept until `edge_type` is freed must not hold it.
-        return Relations(edges if every else edges[:, known], edge_type.clone() if every else edge_type[known],
-                         num_relations, num_src, num_dst)
+        return Relations(
+            edges if every else edges[:, known],
+            edge_type.clone() if every else edge_type[known],
+            num_relations,
+            num_src,
+            num_dst,
+        )
 
     return _remember(edge_index, edge_type, ("expanded", num_relations, num_src, num_dst), expand)
 
 
-def _remember(edge_index: Tensor, edge_type: Tensor, kind: tuple, make: Callable[[Tensor], Any]) -> Any:
+def _remember(
+    edge_index: Tensor, edge_type: Tensor, kind: tuple, make: Callable[[Tensor], Any]
+) -> Any:
     edges = plain_edges(edge_index)
     if torch.compiler.is_compiling() or edges.device.type != "cpu" or sorting.LIBRARY.get() is None:
         return make(edges)

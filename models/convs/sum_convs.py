@@ -13,7 +13,12 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import aggregate, check_rows
-from parallel_epochs.models.convs.fused_conv import FusedConv, choose_features, read_edges, read_nodes
+from parallel_epochs.models.convs.fused_conv import (
+    FusedConv,
+    choose_features,
+    read_edges,
+    read_nodes,
+)
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.plain import is_plain
@@ -45,7 +50,9 @@ class GCNConv(FusedConv, pyg.GCNConv):
         Returns:
             [num_nodes, out_channels]
         """
-        if isinstance(x, (tuple, list)) or self._runs_pygs_own(x, "" if self.aggr == "add" else f"aggr={self.aggr}"):
+        if isinstance(x, (tuple, list)) or self._runs_pygs_own(
+            x, "" if self.aggr == "add" else f"aggr={self.aggr}"
+        ):
             # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight)
         is_normalized = not self.normalize
@@ -62,7 +69,9 @@ class GCNConv(FusedConv, pyg.GCNConv):
             out = self._sum_normalized(h, edge_index, edges, weight, x.dtype)
         return out if self.bias is None else out + self.bias
 
-    def _normalize_once(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> tuple[Adj, OptTensor]:
+    def _normalize_once(
+        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor
+    ) -> tuple[Adj, OptTensor]:
         """Let PyG normalize the edges of the first call, and keep them where PyG's code looks for them."""
         options = edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
         if isinstance(edge_index, SparseTensor):
@@ -73,18 +82,33 @@ class GCNConv(FusedConv, pyg.GCNConv):
             self._cached_edge_index = gcn_norm(edge_index, *options)
         return self._cached_edge_index
 
-    def _sum_normalized(self, h: Tensor, edge_index: Adj, edges: Tensor, weight: OptTensor,
-                        dtype: torch.dtype) -> Tensor:
+    def _sum_normalized(
+        self, h: Tensor, edge_index: Adj, edges: Tensor, weight: OptTensor, dtype: torch.dtype
+    ) -> Tensor:
         num_nodes = h.size(0)
         graph = find_degrees(edges, num_nodes)
         if weight is None:
             degree = graph.in_degree.to(torch.promote_types(dtype, torch.float32))
         else:
-            weight = weight.reshape(-1) if graph.position is None else weight.reshape(-1)[graph.position]
-            degree = update_all(graph.edge_index, "copy_e", "sum", e=weight, num_src=num_nodes, num_dst=num_nodes,
-                                kernel=self.kernel)
-        loops = self._weigh_loops(graph, weight, num_nodes, is_list=edges is edge_index,
-                                  replaces=isinstance(edge_index, SparseTensor))
+            weight = (
+                weight.reshape(-1) if graph.position is None else weight.reshape(-1)[graph.position]
+            )
+            degree = update_all(
+                graph.edge_index,
+                "copy_e",
+                "sum",
+                e=weight,
+                num_src=num_nodes,
+                num_dst=num_nodes,
+                kernel=self.kernel,
+            )
+        loops = self._weigh_loops(
+            graph,
+            weight,
+            num_nodes,
+            is_list=edges is edge_index,
+            replaces=isinstance(edge_index, SparseTensor),
+        )
         degree = degree + loops
         scale = degree.masked_fill(degree == 0, torch.inf).pow(-0.5).to(dtype).unsqueeze(1)
         h = (h * scale).to(h.dtype)
@@ -93,8 +117,9 @@ class GCNConv(FusedConv, pyg.GCNConv):
             loops = loops.to(dtype).unsqueeze(1)
         return (out + loops * h) * scale
 
-    def _weigh_loops(self, graph: Degrees, weight: OptTensor, num_nodes: int, *, is_list: bool,
-                     replaces: bool) -> Tensor | float:
+    def _weigh_loops(
+        self, graph: Degrees, weight: OptTensor, num_nodes: int, *, is_list: bool, replaces: bool
+    ) -> Tensor | float:
         """Return the weight of each node's self-loop [num_nodes] beyond that of its loops among the edges.
 
         As in PyG, a weighted edge list keeps the weight of a loop that it has, the values of a SparseTensor's diagonal
@@ -104,10 +129,18 @@ class GCNConv(FusedConv, pyg.GCNConv):
             return 0.0
         # PyG reads `improved` only where there are weights.
         fill = 2.0 if self.improved and not (is_list and weight is None) else 1.0
-        if not (is_list or replaces) or not torch.compiler.is_exporting() and not graph.loops.numel():
+        if (
+            not (is_list or replaces)
+            or not torch.compiler.is_exporting()
+            and not graph.loops.numel()
+        ):
             return fill
         node = torch.as_tensor(graph.edge_index[0]).index_select(0, graph.loops)
-        own = torch.ones_like(node, dtype=torch.float32) if weight is None else weight.index_select(0, graph.loops)
+        own = (
+            torch.ones_like(node, dtype=torch.float32)
+            if weight is None
+            else weight.index_select(0, graph.loops)
+        )
         kept = own.new_full((num_nodes,), fill)
         if is_list and weight is not None:
             kept = kept.index_put((node.long(),), own)
@@ -141,15 +174,22 @@ class GraphConv(FusedConv, pyg.GraphConv):
     Its arguments are those of :class:`torch_geometric.nn.GraphConv`.
     """
 
-    def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, edge_weight: OptTensor = None,
-                size: Size = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        edge_weight: OptTensor = None,
+        size: Size = None,
+    ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         if self._runs_pygs_own(x, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight, size)
         edges, value = read_edges(edge_index)
         x_src, x_dst, num_dst = read_nodes(x, edges, size)
-        out = self.lin_rel(_reduce(self, x_src, edges, edge_weight if edges is edge_index else value, num_dst))
+        out = self.lin_rel(
+            _reduce(self, x_src, edges, edge_weight if edges is edge_index else value, num_dst)
+        )
         return out if x_dst is None else out + self.lin_root(x_dst)
 
 
@@ -176,12 +216,19 @@ class GINEConv(FusedConv, pyg.GINEConv):
     Its arguments are those of :class:`torch_geometric.nn.GINEConv`. The kernel encodes the edge features.
     """
 
-    def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, edge_attr: OptTensor = None,
-                size: Size = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+    ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
         edges, value = read_edges(edge_index)
         features = choose_features(edge_attr, value)
-        if self._runs_pygs_own(x, self._why_special(x if isinstance(x, Tensor) else x[0], features)):
+        if self._runs_pygs_own(
+            x, self._why_special(x if isinstance(x, Tensor) else x[0], features)
+        ):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_attr, size)
         check_rows(edges, features)  # PyG repeats a single row
@@ -191,15 +238,26 @@ class GINEConv(FusedConv, pyg.GINEConv):
             weight, bias = self.lin.weight, self.lin.bias
         elif self.lin is not None:
             features = self.lin(features)
-        out = aggregate(x_src, edges, features, weight, bias, aggr="add" if self.aggr == "sum" else self.aggr, eps=0.0,
-                        num_dst=num_dst, kernel=self.kernel)
+        out = aggregate(
+            x_src,
+            edges,
+            features,
+            weight,
+            bias,
+            aggr="add" if self.aggr == "sum" else self.aggr,
+            eps=0.0,
+            num_dst=num_dst,
+            kernel=self.kernel,
+        )
         return self.nn(out if x_dst is None else out + (1 + self.eps) * x_dst)
 
     def _why_special(self, x: Tensor, edge_attr: OptTensor) -> str:
         if edge_attr is None:
             return "no edge features"
         if self.lin is None and x.size(-1) != edge_attr.size(-1):
-            return f"x has {x.size(-1)} columns and edge_attr {edge_attr.size(-1)}, without edge_dim"
+            return (
+                f"x has {x.size(-1)} columns and edge_attr {edge_attr.size(-1)}, without edge_dim"
+            )
         return "" if self.aggr in ("add", "sum", "mean", "max") else f"aggr={self.aggr}"
 
 
@@ -214,8 +272,20 @@ def _read_unweighted(edge_index: Adj) -> tuple[Tensor, OptTensor]:
     return edges, None if isinstance(edge_index, SparseTensor) else value
 
 
-def _reduce(conv: pyg.MessagePassing, x: Tensor, edges: Tensor, weight: OptTensor, num_dst: int) -> Tensor:
+def _reduce(
+    conv: pyg.MessagePassing, x: Tensor, edges: Tensor, weight: OptTensor, num_dst: int
+) -> Tensor:
     """Reduce the features of the sources, multiplied by the weights of the edges if there are any."""
-    message, e = ("copy_u", None) if weight is None else ("u_mul_e", weight.reshape(-1, 1).to(x.dtype))
-    return update_all(edges, message, REDUCTIONS[conv.aggr], u=x, e=e, num_src=x.size(0), num_dst=num_dst,
-                      kernel=conv.kernel)
+    message, e = (
+        ("copy_u", None) if weight is None else ("u_mul_e", weight.reshape(-1, 1).to(x.dtype))
+    )
+    return update_all(
+        edges,
+        message,
+        REDUCTIONS[conv.aggr],
+        u=x,
+        e=e,
+        num_src=x.size(0),
+        num_dst=num_dst,
+        kernel=conv.kernel,
+    )

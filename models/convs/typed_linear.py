@@ -38,27 +38,37 @@ class NodeTypes:
             ValueError: a row has no one-hot type. A GPU does not check this, as a check would wait for the device:
                 there such a node has the type with the largest number.
         """
-        one_hot = x[:, x.size(1) - num_types:]
+        one_hot = x[:, x.size(1) - num_types :]
         if x.device.type == "cpu" and not is_transformed():
             wrong = ((one_hot != 0).sum(1) != 1) | (one_hot.sum(1) != 1)
             if bool(wrong.any()):
                 node = int(wrong.nonzero()[0])
-                raise ValueError(f"node {node} has no one-hot type: the last {num_types} columns of x are "
-                                 f"{one_hot[node].tolist()}, but must be one 1 and otherwise 0")
+                raise ValueError(
+                    f"node {node} has no one-hot type: the last {num_types} columns of x are "
+                    f"{one_hot[node].tolist()}, but must be one 1 and otherwise 0"
+                )
         return cls.of(one_hot.argmax(1), num_types)
 
     @classmethod
     def of(cls, types: Int[Tensor, " num_nodes"], num_types: int) -> "NodeTypes":
-        """Sort nodes by their types, numbers in [0, num_types). An exported program sorts nothing: see :meth:`choose`.
-        """
+        """Sort nodes by their types, numbers in [0, num_types). An exported program sorts nothing: see :meth:`choose`."""
         if torch.compiler.is_exporting():
             return cls(types, types, types, (), True)
         order = types.argsort(stable=True)
-        place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        return cls(order, place, types, tuple(torch.bincount(types, minlength=num_types).tolist()),
-                   bool((types[1:] >= types[:-1]).all()))
+        place = torch.empty_like(order).scatter_(
+            0, order, torch.arange(order.numel(), device=order.device)
+        )
+        return cls(
+            order,
+            place,
+            types,
+            tuple(torch.bincount(types, minlength=num_types).tolist()),
+            bool((types[1:] >= types[:-1]).all()),
+        )
 
-    def take(self, values: Shaped[Tensor, "num_nodes *rest"], number: int) -> Shaped[Tensor, "num_of_type *rest"]:
+    def take(
+        self, values: Shaped[Tensor, "num_nodes *rest"], number: int
+    ) -> Shaped[Tensor, "num_of_type *rest"]:
         """Take the rows of the nodes of a type."""
         if self.are_sorted:
             return values.split(self.sizes)[number]
@@ -68,11 +78,15 @@ class NodeTypes:
         """Sort rows of nodes by type."""
         return values if self.are_sorted else values.index_select(0, self.order)
 
-    def put_back(self, values: Shaped[Tensor, "num_nodes *rest"]) -> Shaped[Tensor, "num_nodes *rest"]:
+    def put_back(
+        self, values: Shaped[Tensor, "num_nodes *rest"]
+    ) -> Shaped[Tensor, "num_nodes *rest"]:
         """Put rows that are sorted by type into the order of the nodes."""
         return values if self.are_sorted else values.index_select(0, self.place)
 
-    def choose(self, of_types: Iterable[Float[Tensor, "num_nodes channels"]]) -> Float[Tensor, "num_nodes channels"]:
+    def choose(
+        self, of_types: Iterable[Float[Tensor, "num_nodes channels"]]
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Choose the row of each node from what the map of its type computed, given what those of all types did."""
         found, *others = of_types
         for number, rows in enumerate(others, 1):
@@ -101,11 +115,14 @@ class TypedLinear(torch.nn.Module):
         for parameter in (self.weight, self.bias):
             torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"],
-                types: NodeTypes | None = None) -> Float[Tensor, "num_nodes out_channels"]:
+    def forward(
+        self, x: Float[Tensor, "num_nodes in_channels"], types: NodeTypes | None = None
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Map nodes. `types` may be none if there is one type."""
         if types is None:
             return F.linear(x, self.weight[0].t(), self.bias[0])
         if torch.compiler.is_exporting():
-            return types.choose(x @ weight + bias for weight, bias in zip(self.weight, self.bias, strict=True))
+            return types.choose(
+                x @ weight + bias for weight, bias in zip(self.weight, self.bias, strict=True)
+            )
         return types.put_back(multiply_segments(types.sort(x), self.weight, types.sizes, self.bias))

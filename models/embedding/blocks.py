@@ -10,8 +10,14 @@ from parallel_epochs.models.kernels.layout import fill
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 
-def train_tasks(library: NativeLibrary, function: str, structure: Any, tasks: list[list[Any]],
-                tensors: dict[str, Tensor], **numbers: float) -> tuple[float, float]:
+def train_tasks(
+    library: NativeLibrary,
+    function: str,
+    structure: Any,
+    tasks: list[list[Any]],
+    tensors: dict[str, Tensor],
+    **numbers: float,
+) -> tuple[float, float]:
     """Train blocks in place.
 
     Args:
@@ -28,11 +34,26 @@ def train_tasks(library: NativeLibrary, function: str, structure: Any, tasks: li
     """
     compiled, blocks = library.get(), [block for task in tasks for block in task]
     if compiled is None:
-        raise ValueError(f"embeddings are trained by C++, and it cannot be compiled: {library.missing()}")
-    fields = np.array([tuple(vars(block).values()) for block in blocks], np.int64).reshape(len(blocks), 7)
+        raise ValueError(
+            f"embeddings are trained by C++, and it cannot be compiled: {library.missing()}"
+        )
+    fields = np.array([tuple(vars(block).values()) for block in blocks], np.int64).reshape(
+        len(blocks), 7
+    )
     ptr = np.cumsum([0, *(len(task) for task in tasks)], dtype=np.int64)
     loss = np.zeros((len(blocks), 2))
-    getattr(compiled, function)(ctypes.byref(fill(structure, tensors, num_tasks=len(tasks), task_ptr=ptr.ctypes.data,
-                               blocks=fields.ctypes.data, loss=loss.ctypes.data, **numbers)))
+    getattr(compiled, function)(
+        ctypes.byref(
+            fill(
+                structure,
+                tensors,
+                num_tasks=len(tasks),
+                task_ptr=ptr.ctypes.data,
+                blocks=fields.ctypes.data,
+                loss=loss.ctypes.data,
+                **numbers,
+            )
+        )
+    )
     total, count = loss.sum(0)
     return float(total), float(count)

@@ -15,7 +15,9 @@ from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 LayoutProblem = read_structure(Path(__file__).with_name("layout.h"), "LayoutProblem")
-LIBRARY = NativeLibrary("layout", Path(__file__).with_name("layout.cpp"), otherwise="no points are placed then")
+LIBRARY = NativeLibrary(
+    "layout", Path(__file__).with_name("layout.cpp"), otherwise="no points are placed then"
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,16 @@ class LayoutOptions:
     clip: float = 5.0
 
 
-def train(positions: Tensor, tasks: list[list[EdgeBlock]], drawn: Drawn, options: LayoutOptions, *, lr: float, key: int,
-          attraction: float = 1.0) -> tuple[float, float]:
+def train(
+    positions: Tensor,
+    tasks: list[list[EdgeBlock]],
+    drawn: Drawn,
+    options: LayoutOptions,
+    *,
+    lr: float,
+    key: int,
+    attraction: float = 1.0,
+) -> tuple[float, float]:
     """Train blocks of edges, moving the positions in place.
 
     Args:
@@ -91,5 +101,14 @@ def train(positions: Tensor, tasks: list[list[EdgeBlock]], drawn: Drawn, options
         negatives. And the number of pairs in these tiles.
     """
     return train_tasks(
-        LIBRARY, "layout_train", LayoutProblem, tasks, {"positions": positions, **vars(drawn)}, dim=positions.size(1),
-        key=key, lr=lr, attraction=attraction, **vars(options))
+        LIBRARY,
+        "layout_train",
+        LayoutProblem,
+        tasks,
+        {"positions": positions, **vars(drawn)},
+        dim=positions.size(1),
+        key=key,
+        lr=lr,
+        attraction=attraction,
+        **vars(options),
+    )

@@ -17,7 +17,7 @@ from parallel_epochs.models.kernels.hash import GOLDEN, mix_tensor, shift_right,
 
 STRIDE = signed(GOLDEN)
 # Separates the random numbers of negatives from those of the order of pairs, and these from those of parts.
-NEGATIVES, ORDER = signed(0x94d049bb133111eb), signed(0xbf58476d1ce4e5b9)
+NEGATIVES, ORDER = signed(0x94D049BB133111EB), signed(0xBF58476D1CE4E5B9)
 # Bytes that a pair takes at most on a GPU, while pairs are sorted.
 PAIR_BYTES = 160
 # Number of pairs of a tile.
@@ -76,7 +76,9 @@ class Tiles:
     def num_launches(self) -> int:
         return (len(self.pair_ptr) - 1) // self.num_parts
 
-    def train(self, step: int, num_steps: int, train_launch: Callable[[int, Tensor], None]) -> tuple[float, float]:
+    def train(
+        self, step: int, num_steps: int, train_launch: Callable[[int, Tensor], None]
+    ) -> tuple[float, float]:
         """Train a share of the launches: step `step`, from 0, of `num_steps`.
 
         Args:
@@ -123,7 +125,9 @@ def deal_rows(by_degree: Tensor, num_parts: int, key: int) -> Deal:
     """
     place = torch.arange(len(by_degree), device=by_degree.device)
     # Each part gets one of `num_parts` rows of like degree.
-    order = ((place // num_parts << 32) | draw_chances(key, len(place), by_degree.device)).argsort(stable=True)
+    order = ((place // num_parts << 32) | draw_chances(key, len(place), by_degree.device)).argsort(
+        stable=True
+    )
     dealt, part = place % num_parts, torch.empty_like(place)
     part[by_degree[order]] = dealt
     ptr = torch.nn.functional.pad(torch.bincount(dealt, minlength=num_parts).cumsum(0), (1, 0))
@@ -148,7 +152,9 @@ def pair_up(walks: Tensor, distance: int, both: bool) -> Tensor:
     return torch.cat(found) if found else walks.new_empty(0, 2)
 
 
-def arrange(pairs: Tensor, deal: Deal, weight: Tensor, num_negatives: int, key: int, *, tied: bool) -> Tiles:
+def arrange(
+    pairs: Tensor, deal: Deal, weight: Tensor, num_negatives: int, key: int, *, tied: bool
+) -> Tiles:
     """Sort pairs by the programs that train them, in a random order for each, and draw their negatives.
 
     Args:
@@ -171,11 +177,19 @@ def arrange(pairs: Tensor, deal: Deal, weight: Tensor, num_negatives: int, key: 
     chances = draw_chances(key + ORDER, len(pairs), pairs.device)
     pairs = pairs[((block << 32) | chances).argsort(stable=True)].int()
     counts = torch.bincount(block, minlength=num_launches * num_parts)
-    pair_ptr, tile_ptr = (torch.nn.functional.pad(sizes.cumsum(0), (1, 0)) for sizes in (counts, -(-counts // TILE)))
-    block_of = torch.repeat_interleave(torch.arange(len(counts), device=pairs.device), tile_ptr.diff())
-    first = pair_ptr[block_of] + TILE * (torch.arange(len(block_of), device=pairs.device) - tile_ptr[block_of])
+    pair_ptr, tile_ptr = (
+        torch.nn.functional.pad(sizes.cumsum(0), (1, 0)) for sizes in (counts, -(-counts // TILE))
+    )
+    block_of = torch.repeat_interleave(
+        torch.arange(len(counts), device=pairs.device), tile_ptr.diff()
+    )
+    first = pair_ptr[block_of] + TILE * (
+        torch.arange(len(block_of), device=pairs.device) - tile_ptr[block_of]
+    )
     part = deal.part[pairs[first, 1].long()]
-    return Tiles(pairs, _draw(part, deal, weight, num_negatives, key), pair_ptr, tile_ptr, num_parts)
+    return Tiles(
+        pairs, _draw(part, deal, weight, num_negatives, key), pair_ptr, tile_ptr, num_parts
+    )
 
 
 def _draw(part: Tensor, deal: Deal, weight: Tensor, count: int, key: int) -> Tensor:

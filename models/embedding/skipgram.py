@@ -17,7 +17,9 @@ from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 
 SkipGramProblem = read_structure(Path(__file__).with_name("skipgram.h"), "SkipGramProblem")
-LIBRARY = NativeLibrary("skip-gram", Path(__file__).with_name("skipgram.cpp"), otherwise="no vectors are trained then")
+LIBRARY = NativeLibrary(
+    "skip-gram", Path(__file__).with_name("skipgram.cpp"), otherwise="no vectors are trained then"
+)
 
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 # Rows of a table are whole lines of the cache.
@@ -42,8 +44,14 @@ class Table:
     steps: Tensor
 
     @classmethod
-    def zeros(cls, num_rows: int, dim: int, optimizer: str = "sgd", *,
-              make: Callable[..., Tensor] = torch.zeros) -> "Table":
+    def zeros(
+        cls,
+        num_rows: int,
+        dim: int,
+        optimizer: str = "sgd",
+        *,
+        make: Callable[..., Tensor] = torch.zeros,
+    ) -> "Table":
         """Make a table of zeros for vectors of `dim` numbers.
 
         Args:
@@ -51,8 +59,11 @@ class Table:
         """
         stride = -(-dim // LINE) * LINE
         width = {"sgd": 0, "adagrad": stride, "adam": 2 * stride}[optimizer]
-        return cls(make(num_rows, stride), make(num_rows if width else 0, width),
-                   make(num_rows if optimizer == "adam" else 0))
+        return cls(
+            make(num_rows, stride),
+            make(num_rows if width else 0, width),
+            make(num_rows if optimizer == "adam" else 0),
+        )
 
     def to(self, device: torch.device) -> "Table":
         """Return the table on another device."""
@@ -61,7 +72,9 @@ class Table:
     @staticmethod
     def numbers_per_row(dim: int, optimizer: str) -> int:
         """Count the float32 numbers that a table keeps for each row."""
-        return -(-dim // LINE) * LINE * {"sgd": 1, "adagrad": 2, "adam": 3}[optimizer] + (optimizer == "adam")
+        return -(-dim // LINE) * LINE * {"sgd": 1, "adagrad": 2, "adam": 3}[optimizer] + (
+            optimizer == "adam"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the table by name, for a checkpoint."""
@@ -122,8 +135,17 @@ class Negatives:
     alias: Tensor = field(repr=False)
 
 
-def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tensor, negatives: Negatives,
-          options: SkipGramOptions, *, lr: float, key: int) -> tuple[float, float]:
+def train(
+    heads: Table,
+    tails: Table,
+    tasks: list[list[PairBlock]],
+    pairs: Tensor,
+    negatives: Negatives,
+    options: SkipGramOptions,
+    *,
+    lr: float,
+    key: int,
+) -> tuple[float, float]:
     """Train blocks of pairs in place: the vectors of a pair are pulled together, those of negatives pushed apart.
 
     Args:
@@ -138,8 +160,23 @@ def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], pairs: Tenso
         number of pairs in these tiles.
     """
     return train_tasks(
-        LIBRARY, "skipgram_train", SkipGramProblem, tasks, dict(
-            heads=heads.rows, tails=tails.rows, head_moments=heads.moments, tail_moments=tails.moments,
-            head_steps=heads.steps, tail_steps=tails.steps, pairs=pairs, accept=negatives.accept,
-            alias=negatives.alias), stride=heads.rows.size(1), key=key, lr=lr,
-        **vars(options) | {"optimizer": OPTIMIZERS.index(options.optimizer)})
+        LIBRARY,
+        "skipgram_train",
+        SkipGramProblem,
+        tasks,
+        dict(
+            heads=heads.rows,
+            tails=tails.rows,
+            head_moments=heads.moments,
+            tail_moments=tails.moments,
+            head_steps=heads.steps,
+            tail_steps=tails.steps,
+            pairs=pairs,
+            accept=negatives.accept,
+            alias=negatives.alias,
+        ),
+        stride=heads.rows.size(1),
+        key=key,
+        lr=lr,
+        **vars(options) | {"optimizer": OPTIMIZERS.index(options.optimizer)},
+    )

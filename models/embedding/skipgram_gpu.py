@@ -10,7 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
-from parallel_epochs.models.embedding.skipgram import MOST_PER_TILE, OPTIMIZERS, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import (
+    MOST_PER_TILE,
+    OPTIMIZERS,
+    SkipGramOptions,
+    Table,
+)
 
 SGD, ADAGRAD = tl.constexpr(OPTIMIZERS.index("sgd")), tl.constexpr(OPTIMIZERS.index("adagrad"))
 LIMIT = tl.constexpr(MOST_PER_TILE)
@@ -18,20 +23,49 @@ LIMIT = tl.constexpr(MOST_PER_TILE)
 PRECISION = "tf32"
 
 
-def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGramOptions, loss: Tensor, *,
-          lr: float) -> None:
+def train(
+    heads: Table,
+    tails: Table,
+    tiles: Tiles,
+    launch: int,
+    options: SkipGramOptions,
+    loss: Tensor,
+    *,
+    lr: float,
+) -> None:
     """Train the pairs of a launch in place, see :func:`models.embedding.skipgram.train`.
 
     Args:
         loss: sum over the pairs of each program [num_parts], float64; added to.
     """
     stride, count = heads.rows.size(1), tiles.negatives.size(1)
-    run(_train, tiles.num_parts, *heads.tensors().values(), *tails.tensors().values(), tiles.pairs, tiles.negatives,
-        tiles.pair_ptr, tiles.tile_ptr, loss, launch * tiles.num_parts, lr, options.negative_weight,
-        options.negative_weight / count, options.weight_decay, options.beta1, options.beta2, options.eps,
-        OPTIMIZER=OPTIMIZERS.index(options.optimizer), D=stride, K=count, T=TILE,
-        BLOCK_D=triton.next_power_of_2(stride), S=triton.next_power_of_2(TILE + count), PRECISION=PRECISION,
-        num_warps=4 if stride <= 256 else 8)
+    run(
+        _train,
+        tiles.num_parts,
+        *heads.tensors().values(),
+        *tails.tensors().values(),
+        tiles.pairs,
+        tiles.negatives,
+        tiles.pair_ptr,
+        tiles.tile_ptr,
+        loss,
+        launch * tiles.num_parts,
+        lr,
+        options.negative_weight,
+        options.negative_weight / count,
+        options.weight_decay,
+        options.beta1,
+        options.beta2,
+        options.eps,
+        OPTIMIZER=OPTIMIZERS.index(options.optimizer),
+        D=stride,
+        K=count,
+        T=TILE,
+        BLOCK_D=triton.next_power_of_2(stride),
+        S=triton.next_power_of_2(TILE + count),
+        PRECISION=PRECISION,
+        num_warps=4 if stride <= 256 else 8,
+    )
 
 
 def run(kernel, num_programs: int, *args, num_warps: int, **constants) -> None:
@@ -41,9 +75,34 @@ def run(kernel, num_programs: int, *args, num_warps: int, **constants) -> None:
 
 
 @triton.jit
-def _train(heads, head_moments, head_steps, tails, tail_moments, tail_steps, pairs, negatives, pair_ptr, tile_ptr, loss,
-           first_block, lr, negative_weight, each, decay, beta1, beta2, eps, OPTIMIZER: tl.constexpr, D: tl.constexpr,
-           K: tl.constexpr, T: tl.constexpr, BLOCK_D: tl.constexpr, S: tl.constexpr, PRECISION: tl.constexpr):
+def _train(
+    heads,
+    head_moments,
+    head_steps,
+    tails,
+    tail_moments,
+    tail_steps,
+    pairs,
+    negatives,
+    pair_ptr,
+    tile_ptr,
+    loss,
+    first_block,
+    lr,
+    negative_weight,
+    each,
+    decay,
+    beta1,
+    beta2,
+    eps,
+    OPTIMIZER: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    S: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Train the tiles of a program, one after the other.
 
     Args:
@@ -52,34 +111,83 @@ def _train(heads, head_moments, head_steps, tails, tail_moments, tail_steps, pai
         K: negatives of a tile; S is a power of two that is not smaller than T + K.
     """
     block = first_block + tl.program_id(0)
-    first, last, tile = tl.load(pair_ptr + block), tl.load(pair_ptr + block + 1), tl.load(tile_ptr + block)
+    first, last, tile = (
+        tl.load(pair_ptr + block),
+        tl.load(pair_ptr + block + 1),
+        tl.load(tile_ptr + block),
+    )
     column, p, s = tl.arange(0, BLOCK_D), tl.arange(0, T), tl.arange(0, S)
     is_negative, own = (s >= T) & (s < T + K), p[:, None] == s[None, :]
     total = 0.0
     for start in range(first, last, T):
-        there, head, tail, exists, other = load_ends(pairs, negatives, start, last, tile, p, s, K, T)
+        there, head, tail, exists, other = load_ends(
+            pairs, negatives, start, last, tile, p, s, K, T
+        )
         u, v = _load(heads, head, there, column, D, D), _load(tails, other, exists, column, D, D)
         x = tl.dot(u, tl.trans(v), input_precision=PRECISION)
         # A tail is no negative of its own pairs.
-        weight = tl.where(own, -1.0, tl.where(is_negative[None, :] & (other[None, :] != tail[:, None]), each, 0.0))
+        weight = tl.where(
+            own, -1.0, tl.where(is_negative[None, :] & (other[None, :] != tail[:, None]), each, 0.0)
+        )
         weight = tl.where(there[:, None], weight, 0.0)
         sign = tl.where(weight < 0, -1.0, 1.0)
         pull = -weight / (1 + tl.exp(-sign * x))
         x = sign * x
-        total += tl.sum(tl.sum(tl.abs(weight) * (tl.maximum(x, 0.0) + tl.log(1 + tl.exp(-tl.abs(x)))), 1), 0)
+        total += tl.sum(
+            tl.sum(tl.abs(weight) * (tl.maximum(x, 0.0) + tl.log(1 + tl.exp(-tl.abs(x)))), 1), 0
+        )
         num_pairs = tl.minimum(last - start, T)
         to_u, mass_u = pull, tl.where(there, 1 + negative_weight, 0.0)
         mass_v = tl.where(is_negative, each * num_pairs, tl.where(exists, 1.0, 0.0))
         same_u = (head[:, None] == head[None, :]) & there[:, None] & there[None, :]
         same_v = (other[:, None] == other[None, :]) & exists[:, None] & exists[None, :]
-        to_u = tl.dot(tl.dot(same_u.to(tl.float32), pull, input_precision=PRECISION), v, input_precision=PRECISION)
-        to_v = tl.dot(tl.dot(same_v.to(tl.float32), tl.trans(pull), input_precision=PRECISION), u,
-                      input_precision=PRECISION)
+        to_u = tl.dot(
+            tl.dot(same_u.to(tl.float32), pull, input_precision=PRECISION),
+            v,
+            input_precision=PRECISION,
+        )
+        to_v = tl.dot(
+            tl.dot(same_v.to(tl.float32), tl.trans(pull), input_precision=PRECISION),
+            u,
+            input_precision=PRECISION,
+        )
         tl.debug_barrier()  # all threads have read the rows before the first one of equal rows moves
-        _move(heads, head_moments, head_steps, head, to_u, same_u, mass_u, p, column, lr, decay, beta1, beta2, eps,
-              OPTIMIZER, D)
-        _move(tails, tail_moments, tail_steps, other, to_v, same_v, mass_v, s, column, lr, decay, beta1, beta2, eps,
-              OPTIMIZER, D)
+        _move(
+            heads,
+            head_moments,
+            head_steps,
+            head,
+            to_u,
+            same_u,
+            mass_u,
+            p,
+            column,
+            lr,
+            decay,
+            beta1,
+            beta2,
+            eps,
+            OPTIMIZER,
+            D,
+        )
+        _move(
+            tails,
+            tail_moments,
+            tail_steps,
+            other,
+            to_v,
+            same_v,
+            mass_v,
+            s,
+            column,
+            lr,
+            decay,
+            beta1,
+            beta2,
+            eps,
+            OPTIMIZER,
+            D,
+        )
         tl.debug_barrier()  # the next tile reads the rows that this one moved
         tile += 1
     at = loss + tl.program_id(0)
@@ -94,11 +202,18 @@ def load_ends(pairs, negatives, start, last, tile, p, s, K: tl.constexpr, T: tl.
         For each pair whether it exists, its head and its tail [T]; whether there is such a row, and the rows of the
         tails and behind them of the negatives [S].
     """
-    there, is_tail, is_negative = start + p < last, (s < T) & (start + s < last), (s >= T) & (s < T + K)
+    there, is_tail, is_negative = (
+        start + p < last,
+        (s < T) & (start + s < last),
+        (s >= T) & (s < T + K),
+    )
     head = tl.load(pairs + 2 * (start + p), mask=there, other=-1)
     tail = tl.load(pairs + 2 * (start + p) + 1, mask=there, other=-1)
-    other = tl.where(is_negative, tl.load(negatives + tile * K + s - T, mask=is_negative, other=-1),
-                     tl.load(pairs + 2 * (start + s) + 1, mask=is_tail, other=-1))
+    other = tl.where(
+        is_negative,
+        tl.load(negatives + tile * K + s - T, mask=is_negative, other=-1),
+        tl.load(pairs + 2 * (start + s) + 1, mask=is_tail, other=-1),
+    )
     return there, head, tail, is_tail | is_negative, other
 
 
@@ -130,8 +245,24 @@ def _store(table, row, exists, column, stride, D: tl.constexpr, values):
 
 
 @triton.jit
-def _move(table, moments, steps, row, gradient, same, mass, place, column, lr, decay, beta1, beta2, eps,
-          OPTIMIZER: tl.constexpr, D: tl.constexpr):
+def _move(
+    table,
+    moments,
+    steps,
+    row,
+    gradient,
+    same,
+    mass,
+    place,
+    column,
+    lr,
+    decay,
+    beta1,
+    beta2,
+    eps,
+    OPTIMIZER: tl.constexpr,
+    D: tl.constexpr,
+):
     """Move rows along their gradients: the first of equal rows moves for all.
 
     Args:
@@ -140,7 +271,9 @@ def _move(table, moments, steps, row, gradient, same, mass, place, column, lr, d
     """
     equal = same.to(tl.float32)
     is_first = find_first(equal, place)
-    x = _load(table, row, is_first, column, D, D)  # again, which takes fewer registers than to keep it
+    x = _load(
+        table, row, is_first, column, D, D
+    )  # again, which takes fewer registers than to keep it
     gradient -= decay * tl.sum(equal, 1)[:, None] * x
     if OPTIMIZER == SGD:
         rate = tl.minimum(lr, LIMIT / tl.maximum(tl.sum(equal * mass[None, :], 1), 1e-30))
@@ -152,7 +285,10 @@ def _move(table, moments, steps, row, gradient, same, mass, place, column, lr, d
     else:
         step = tl.load(steps + row, mask=is_first, other=0.0) + 1
         mean = beta1 * _load(moments, row, is_first, column, 2 * D, D) + (1 - beta1) * gradient
-        square = beta2 * _load(moments + D, row, is_first, column, 2 * D, D) + (1 - beta2) * gradient * gradient
+        square = (
+            beta2 * _load(moments + D, row, is_first, column, 2 * D, D)
+            + (1 - beta2) * gradient * gradient
+        )
         _store(moments, row, is_first, column, 2 * D, D, mean)
         _store(moments + D, row, is_first, column, 2 * D, D, square)
         tl.debug_barrier()  # every warp has read the steps of its rows, and one stores those of all

@@ -14,8 +14,16 @@ from parallel_epochs.models.embedding.pair_tiles import TILE, Tiles
 from parallel_epochs.models.embedding.skipgram import MOST_PER_TILE, SkipGramOptions, Table
 
 
-def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGramOptions, loss: Tensor, *,
-          lr: float) -> None:
+def train(
+    heads: Table,
+    tails: Table,
+    tiles: Tiles,
+    launch: int,
+    options: SkipGramOptions,
+    loss: Tensor,
+    *,
+    lr: float,
+) -> None:
     """Train the pairs of a launch in place, see :func:`models.embedding.skipgram.train`.
 
     Args:
@@ -25,8 +33,15 @@ def train(heads: Table, tails: Table, tiles: Tiles, launch: int, options: SkipGr
         loss[programs] += _train_tiles(heads, tails, ends, there, drawn, options, lr)
 
 
-def _train_tiles(heads: Table, tails: Table, ends: Tensor, there: Tensor, drawn: Tensor, options: SkipGramOptions,
-                 lr: float) -> Tensor:
+def _train_tiles(
+    heads: Table,
+    tails: Table,
+    ends: Tensor,
+    there: Tensor,
+    drawn: Tensor,
+    options: SkipGramOptions,
+    lr: float,
+) -> Tensor:
     """Move all rows of tiles that share none by their gradients at the present values; return the loss of each tile.
 
     Args:
@@ -40,25 +55,38 @@ def _train_tiles(heads: Table, tails: Table, ends: Tensor, there: Tensor, drawn:
     x = u @ v.mT
     # A tail is no negative of its own pairs.
     each = options.negative_weight / drawn.size(1)
-    weight = torch.cat([-torch.eye(TILE, device=x.device).expand(len(x), -1, -1),
-                        each * (drawn.unsqueeze(1) != tail.unsqueeze(2))], 2) * there.unsqueeze(2)
+    weight = torch.cat(
+        [
+            -torch.eye(TILE, device=x.device).expand(len(x), -1, -1),
+            each * (drawn.unsqueeze(1) != tail.unsqueeze(2)),
+        ],
+        2,
+    ) * there.unsqueeze(2)
     pull = -weight * torch.sigmoid(x * weight.sign())
     there = torch.cat([there, torch.ones_like(drawn, dtype=torch.bool)], 1)
-    mass = torch.cat([there[:, :TILE].to(x.dtype), each * there[:, :TILE].sum(1, keepdim=True).expand_as(drawn)], 1)
+    mass = torch.cat(
+        [there[:, :TILE].to(x.dtype), each * there[:, :TILE].sum(1, keepdim=True).expand_as(drawn)],
+        1,
+    )
     moves = torch.full_like(x[:, :, 0], 1 + options.negative_weight)
     for table, rows, values, exist, gradient, many in (
-            (heads, head, u, there[:, :TILE], lambda same: (same @ pull) @ v, moves),
-            (tails, others, v, there, lambda same: (same @ pull.mT) @ u, mass)):
+        (heads, head, u, there[:, :TILE], lambda same: (same @ pull) @ v, moves),
+        (tails, others, v, there, lambda same: (same @ pull.mT) @ u, mass),
+    ):
         same, first = equal_rows(rows, exist)
         total = gradient(same) - options.weight_decay * same.sum(2, keepdim=True) * values
         rate = lr * torch.ones_like(many)
         if options.optimizer == "sgd":  # adagrad and adam bring the length of a move to scale
-            rate = (MOST_PER_TILE / (same @ many.unsqueeze(2)).squeeze(2).clamp(min=1e-30)).clamp(max=lr)
+            rate = (MOST_PER_TILE / (same @ many.unsqueeze(2)).squeeze(2).clamp(min=1e-30)).clamp(
+                max=lr
+            )
         _move(table, rows[first], values[first], total[first], rate[first].unsqueeze(1), options)
     return (weight.abs() * softplus(x * weight.sign())).sum((1, 2), dtype=torch.float64)
 
 
-def _move(table: Table, rows: Tensor, x: Tensor, gradient: Tensor, rate: Tensor, options: SkipGramOptions) -> None:
+def _move(
+    table: Table, rows: Tensor, x: Tensor, gradient: Tensor, rate: Tensor, options: SkipGramOptions
+) -> None:
     """Move different rows along their gradients."""
     if options.optimizer == "sgd":
         x = x + rate * gradient
@@ -72,7 +100,9 @@ def _move(table: Table, rows: Tensor, x: Tensor, gradient: Tensor, rate: Tensor,
         mean = options.beta1 * mean + (1 - options.beta1) * gradient
         square = options.beta2 * square + (1 - options.beta2) * gradient**2
         table.steps[rows], table.moments[rows] = step, torch.cat([mean, square], 1)
-        corrected, spread = ((1 - beta**step).unsqueeze(1) for beta in (options.beta1, options.beta2))
+        corrected, spread = (
+            (1 - beta**step).unsqueeze(1) for beta in (options.beta1, options.beta2)
+        )
         x = x + rate * mean / corrected / ((square / spread).sqrt() + options.eps)
     table.rows[rows] = x
 
@@ -85,13 +115,20 @@ def lockstep(tiles: Tiles, launch: int) -> Iterator[tuple[Tensor, Tensor, Tensor
         TILE]; rows of the negatives [n, num_negatives].
     """
     device, first_block = tiles.pairs.device, launch * tiles.num_parts
-    blocks, place = first_block + torch.arange(tiles.num_parts, device=device), torch.arange(TILE, device=device)
+    blocks, place = (
+        first_block + torch.arange(tiles.num_parts, device=device),
+        torch.arange(TILE, device=device),
+    )
     for turn in range(int((tiles.tile_ptr[blocks + 1] - tiles.tile_ptr[blocks]).max())):
         blocks = blocks[tiles.tile_ptr[blocks] + turn < tiles.tile_ptr[blocks + 1]]
         at = tiles.pair_ptr[blocks, None] + TILE * turn + place
         there = at < tiles.pair_ptr[blocks + 1, None]
-        yield (blocks - first_block, tiles.pairs[at.where(there, at[:, :1])].long(), there,
-               tiles.negatives[tiles.tile_ptr[blocks] + turn].long())
+        yield (
+            blocks - first_block,
+            tiles.pairs[at.where(there, at[:, :1])].long(),
+            there,
+            tiles.negatives[tiles.tile_ptr[blocks] + turn].long(),
+        )
 
 
 def equal_rows(rows: Tensor, exist: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,5 +140,7 @@ def equal_rows(rows: Tensor, exist: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         1 where two rows are equal [num_tiles, n, n], float32; whether each is the first one [num_tiles, n].
     """
-    same = ((rows.unsqueeze(2) == rows.unsqueeze(1)) & exist.unsqueeze(1) & exist.unsqueeze(2)).float()
+    same = (
+        (rows.unsqueeze(2) == rows.unsqueeze(1)) & exist.unsqueeze(1) & exist.unsqueeze(2)
+    ).float()
     return same, (same.tril(-1).sum(2) == 0) & exist

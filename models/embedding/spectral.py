@@ -12,8 +12,14 @@ from scipy.special import iv
 from threadpoolctl import threadpool_limits
 
 
-def factorise(adjacency: sp.csr_array, dim: int, *, seed: int = 0, exponent: float = 0.75,
-              num_negatives: float = 1.0) -> np.ndarray:
+def factorise(
+    adjacency: sp.csr_array,
+    dim: int,
+    *,
+    seed: int = 0,
+    exponent: float = 0.75,
+    num_negatives: float = 1.0,
+) -> np.ndarray:
     """Factorise log(p_ij) - log(num_negatives p_j) on the edges.
 
     p_ij is the probability that a step from i ends in j. p_j is proportional to a power of the sum of p_ij over i.
@@ -43,8 +49,14 @@ def factorise(adjacency: sp.csr_array, dim: int, *, seed: int = 0, exponent: flo
     return unit_rows(_widened(u * np.sqrt(s), dim)).astype(np.float32)
 
 
-def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 10, mu: float = 0.2,
-              theta: float = 0.5) -> np.ndarray:
+def propagate(
+    adjacency: sp.csr_array,
+    vectors: np.ndarray,
+    *,
+    num_terms: int = 10,
+    mu: float = 0.2,
+    theta: float = 0.5,
+) -> np.ndarray:
     """Filter vectors by the graph, so that the part that is smooth over its clusters remains.
 
     Args:
@@ -60,7 +72,9 @@ def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 
     num_nodes, dim = vectors.shape
     looped = (adjacency + sp.eye_array(num_nodes)).tocsr().astype(np.float32)
     laplacian = sp.eye_array(num_nodes, dtype=np.float32) - _row_normalised(looped)
-    shifted = (laplacian - mu * sp.eye_array(num_nodes, dtype=np.float32)).tocsr().astype(np.float32)
+    shifted = (
+        (laplacian - mu * sp.eye_array(num_nodes, dtype=np.float32)).tocsr().astype(np.float32)
+    )
     x = vectors.astype(np.float32)
     # T_0 and T_1 of the polynomials of shifted^2 / 2 - 1, and each next one from the two before it.
     before, last = x, 0.5 * (shifted @ (shifted @ x)) - x
@@ -74,7 +88,9 @@ def propagate(adjacency: sp.csr_array, vectors: np.ndarray, *, num_terms: int = 
     return unit_rows(_widened(u * np.sqrt(s), dim)).astype(np.float32)
 
 
-def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_steps: int = 100) -> np.ndarray:
+def diffuse(
+    adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_steps: int = 100
+) -> np.ndarray:
     """Place points by the smoothest functions on a graph, which random functions become when smoothed over its edges.
 
     With enough steps they approach the first eigenvectors of the normalised Laplacian after the constant one, as in
@@ -102,10 +118,16 @@ def diffuse(adjacency: sp.csr_array, dim: int, *, rng: np.random.Generator, num_
         basis = np.linalg.qr(np.column_stack([root, rows[:, 1:]]))[0]
         _values, turned = np.linalg.eigh(basis[:, 1:].T @ (smooth @ basis[:, 1:]))
     vectors = (basis[:, 1:] @ turned[:, ::-1][:, :dim]) * scale[:, None]
-    vectors = np.where(root[:, None] > 0, vectors, vectors.std(0) * rng.standard_normal(vectors.shape))
+    vectors = np.where(
+        root[:, None] > 0, vectors, vectors.std(0) * rng.standard_normal(vectors.shape)
+    )
     spread = vectors.std(0)
-    vectors = np.where(spread > 1e-12, (vectors - vectors.mean(0)) / np.where(spread > 1e-12, spread, 1), 0)
-    return np.column_stack([vectors, rng.standard_normal((num_nodes, dim - vectors.shape[1]))]).astype(np.float32)
+    vectors = np.where(
+        spread > 1e-12, (vectors - vectors.mean(0)) / np.where(spread > 1e-12, spread, 1), 0
+    )
+    return np.column_stack(
+        [vectors, rng.standard_normal((num_nodes, dim - vectors.shape[1]))]
+    ).astype(np.float32)
 
 
 def _row_normalised(matrix: sp.csr_array) -> sp.csr_array:

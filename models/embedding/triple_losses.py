@@ -10,8 +10,13 @@ from torch.nn.functional import logsigmoid
 from parallel_epochs.models.embedding.triples import modulus
 
 
-def negative_sampling(positive: Float[Tensor, "*batch n"], negative: Float[Tensor, "*batch n m"], *, margin: float,
-                      temperature: float) -> Float[Tensor, ""]:
+def negative_sampling(
+    positive: Float[Tensor, "*batch n"],
+    negative: Float[Tensor, "*batch n m"],
+    *,
+    margin: float,
+    temperature: float,
+) -> Float[Tensor, ""]:
     """Compute the loss of triples and their negatives (Sun et al., ICLR 2019, arXiv:1902.10197).
 
     The loss of a triple is half of -log sigma(margin + score), plus half of the mean of -log sigma(-margin - score)
@@ -29,8 +34,14 @@ def negative_sampling(positive: Float[Tensor, "*batch n"], negative: Float[Tenso
     return ((apart - logsigmoid(margin + positive)) / 2).sum()
 
 
-def one_vs_all(queries: Float[Tensor, "n dim"], entities: Float[Tensor, "m dim"], query_of: Int64[Tensor, " k"],
-               answers: Int64[Tensor, " k"], *, at_once: int | None = None) -> Float[Tensor, ""]:
+def one_vs_all(
+    queries: Float[Tensor, "n dim"],
+    entities: Float[Tensor, "m dim"],
+    query_of: Int64[Tensor, " k"],
+    answers: Int64[Tensor, " k"],
+    *,
+    at_once: int | None = None,
+) -> Float[Tensor, ""]:
     """Compute the cross-entropy of answers against all entities, for models whose comparison is a dot product.
 
     Args:
@@ -45,13 +56,21 @@ class _OneVsAll(torch.autograd.Function):
     """Computes the gradients beside the loss, so that no matrix of scores outlives its rows."""
 
     @staticmethod
-    def forward(ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor, at_once: int) -> Tensor:
-        loss, of_queries, of_entities = queries.new_zeros(()), torch.empty_like(queries), torch.zeros_like(entities)
+    def forward(
+        ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor, at_once: int
+    ) -> Tensor:
+        loss, of_queries, of_entities = (
+            queries.new_zeros(()),
+            torch.empty_like(queries),
+            torch.zeros_like(entities),
+        )
         firsts = torch.arange(0, len(queries) + at_once, at_once, device=query_of.device)
         begins = torch.searchsorted(query_of, firsts).tolist()
         for number, (begin, end) in enumerate(itertools.pairwise(begins)):
             first, last = number * at_once, (number + 1) * at_once
-            part, grad = _score(queries[first:last], entities, query_of[begin:end] - first, answers[begin:end])
+            part, grad = _score(
+                queries[first:last], entities, query_of[begin:end] - first, answers[begin:end]
+            )
             loss = loss + part
             of_queries[first:last] = multiply(grad, entities)
             of_entities += multiply(grad.mT, queries[first:last])
@@ -76,7 +95,9 @@ def multiply(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"]) -> Float[T
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _score(queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+def _score(
+    queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute the loss, and the gradient of the scores in their place."""
     scores = multiply(queries, entities.mT)
     found = scores[query_of, answers]

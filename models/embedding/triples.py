@@ -57,24 +57,37 @@ class TripleModel:
         """Count the real numbers of a relation's row."""
         return dim // self.parts * self.relation_parts
 
-    def score(self, heads: Float[Tensor, "*batch dim"], relations: Float[Tensor, "*batch relation_dim"],
-              tails: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+    def score(
+        self,
+        heads: Float[Tensor, "*batch dim"],
+        relations: Float[Tensor, "*batch relation_dim"],
+        tails: Float[Tensor, "*batch dim"],
+    ) -> Float[Tensor, "*batch"]:
         """Score triples, row by row. A higher score is better."""
         return match(self.query_tails(heads, relations), tails, self.comparison)
 
-    def score_tails(self, heads: Float[Tensor, "*batch n dim"], relations: Float[Tensor, "*batch n relation_dim"],
-                    entities: Float[Tensor, "*batch m dim"]) -> Float[Tensor, "*batch n m"]:
+    def score_tails(
+        self,
+        heads: Float[Tensor, "*batch n dim"],
+        relations: Float[Tensor, "*batch n relation_dim"],
+        entities: Float[Tensor, "*batch m dim"],
+    ) -> Float[Tensor, "*batch n m"]:
         """Score every entity as the tail of every pair of head and relation."""
         return compare(self.query_tails(heads, relations), entities, self.comparison)
 
-    def score_heads(self, tails: Float[Tensor, "*batch n dim"], relations: Float[Tensor, "*batch n relation_dim"],
-                    entities: Float[Tensor, "*batch m dim"]) -> Float[Tensor, "*batch n m"]:
+    def score_heads(
+        self,
+        tails: Float[Tensor, "*batch n dim"],
+        relations: Float[Tensor, "*batch n relation_dim"],
+        entities: Float[Tensor, "*batch m dim"],
+    ) -> Float[Tensor, "*batch n m"]:
         """Score every entity as the head of every pair of tail and relation."""
         return compare(self.query_heads(tails, relations), entities, self.comparison)
 
 
-def match(queries: Float[Tensor, "*batch dim"], entities: Float[Tensor, "*batch dim"],
-          comparison: str) -> Float[Tensor, "*batch"]:
+def match(
+    queries: Float[Tensor, "*batch dim"], entities: Float[Tensor, "*batch dim"], comparison: str
+) -> Float[Tensor, "*batch"]:
     """Compare queries and entities row by row, see :class:`TripleModel`."""
     if comparison == "dot":
         return (queries * entities).sum(-1)
@@ -86,8 +99,9 @@ def match(queries: Float[Tensor, "*batch dim"], entities: Float[Tensor, "*batch 
     return -modulus(difference, 2).sum(-1)
 
 
-def compare(queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*batch m dim"],
-            comparison: str) -> Float[Tensor, "*batch n m"]:
+def compare(
+    queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*batch m dim"], comparison: str
+) -> Float[Tensor, "*batch n m"]:
     """Compare every query with every entity, by a matrix product or by distances. There may be one batch dimension."""
     if comparison == "dot":
         return queries @ entities.mT
@@ -95,8 +109,12 @@ def compare(queries: Float[Tensor, "*batch n dim"], entities: Float[Tensor, "*ba
         return match(queries.unsqueeze(-2), entities.unsqueeze(-3), comparison)
     if comparison in ("l1", "l2"):
         # A matrix product would leave no correct digit for points that are close to each other.
-        return -torch.cdist(queries, entities, p=1.0 if comparison == "l1" else 2.0,
-                            compute_mode="donot_use_mm_for_euclid_dist")
+        return -torch.cdist(
+            queries,
+            entities,
+            p=1.0 if comparison == "l1" else 2.0,
+            compute_mode="donot_use_mm_for_euclid_dist",
+        )
     if queries.dim() == 2:
         return -modulus_distances(queries.unsqueeze(0), entities.unsqueeze(0))[0]
     return -modulus_distances(queries, entities)
@@ -132,7 +150,10 @@ def _simple_heads(tails: Tensor, relations: Tensor) -> Tensor:
 
 
 def _simple_between(heads: Tensor, tails: Tensor) -> Tensor:
-    (head_as_head, head_as_tail), (tail_as_head, tail_as_tail) = heads.chunk(2, -1), tails.chunk(2, -1)
+    (head_as_head, head_as_tail), (tail_as_head, tail_as_tail) = (
+        heads.chunk(2, -1),
+        tails.chunk(2, -1),
+    )
     return torch.cat([head_as_head * tail_as_tail, head_as_tail * tail_as_head], dim=-1) / 2
 
 
@@ -143,8 +164,15 @@ def _rotate(heads: Tensor, phases: Tensor) -> Tensor:
 def _hamilton(a: Tensor, b: Tensor) -> Tensor:
     """Multiply rows of quaternions."""
     (a1, ai, aj, ak), (b1, bi, bj, bk) = a.chunk(4, -1), b.chunk(4, -1)
-    return torch.cat([a1 * b1 - ai * bi - aj * bj - ak * bk, a1 * bi + ai * b1 + aj * bk - ak * bj,
-                      a1 * bj - ai * bk + aj * b1 + ak * bi, a1 * bk + ai * bj - aj * bi + ak * b1], dim=-1)
+    return torch.cat(
+        [
+            a1 * b1 - ai * bi - aj * bj - ak * bk,
+            a1 * bi + ai * b1 + aj * bk - ak * bj,
+            a1 * bj - ai * bk + aj * b1 + ak * bi,
+            a1 * bk + ai * bj - aj * bi + ak * b1,
+        ],
+        dim=-1,
+    )
 
 
 def _unit(relations: Tensor) -> Tensor:
@@ -152,22 +180,48 @@ def _unit(relations: Tensor) -> Tensor:
 
 
 # Models by name.
-MODELS = {model.name: model for model in (
-    TripleModel("transe", operator.add, operator.sub, "l1"),
-    TripleModel("distmult", operator.mul, operator.mul, "dot", query_relations=operator.mul),
-    # Re(h r conj(t)) = Re(h conj(conj(r) t)) = Re(r conj(conj(h) t))
-    TripleModel("complex", _complex_product, lambda t, r: _complex_product(t, _conjugate(r, 2)), "dot", 2, 2,
-                lambda h, t: _complex_product(_conjugate(h, 2), t)),
-    TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2, _simple_between),
-    TripleModel("rotate", _rotate, lambda t, phases: _rotate(t, -phases), "modulus", 2, 1),
-    # <h r, t> = <h, t conj(r)> = <r, conj(h) t>
-    TripleModel("quate", lambda h, r: _hamilton(h, _unit(r)), lambda t, r: _hamilton(t, _conjugate(_unit(r), 4)), "dot",
-                4, 4, lambda h, t: _hamilton(_conjugate(h, 4), t), _unit))}
+MODELS = {
+    model.name: model
+    for model in (
+        TripleModel("transe", operator.add, operator.sub, "l1"),
+        TripleModel("distmult", operator.mul, operator.mul, "dot", query_relations=operator.mul),
+        # Re(h r conj(t)) = Re(h conj(conj(r) t)) = Re(r conj(conj(h) t))
+        TripleModel(
+            "complex",
+            _complex_product,
+            lambda t, r: _complex_product(t, _conjugate(r, 2)),
+            "dot",
+            2,
+            2,
+            lambda h, t: _complex_product(_conjugate(h, 2), t),
+        ),
+        TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2, _simple_between),
+        TripleModel("rotate", _rotate, lambda t, phases: _rotate(t, -phases), "modulus", 2, 1),
+        # <h r, t> = <h, t conj(r)> = <r, conj(h) t>
+        TripleModel(
+            "quate",
+            lambda h, r: _hamilton(h, _unit(r)),
+            lambda t, r: _hamilton(t, _conjugate(_unit(r), 4)),
+            "dot",
+            4,
+            4,
+            lambda h, t: _hamilton(_conjugate(h, 4), t),
+            _unit,
+        ),
+    )
+}
 
 
-def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: int, *, margin: float, scale: float,
-               rng: torch.Generator) -> tuple[Float[Tensor, "num_entities dim"],
-                                              Float[Tensor, "num_relations relation_dim"]]:
+def first_rows(
+    model: TripleModel,
+    num_entities: int,
+    num_relations: int,
+    dim: int,
+    *,
+    margin: float,
+    scale: float,
+    rng: torch.Generator,
+) -> tuple[Float[Tensor, "num_entities dim"], Float[Tensor, "num_relations relation_dim"]]:
     """Draw the initial values of entities and relations.
 
     Those of TransE and RotatE are uniform in +-(margin + 2) / numbers of a row, and RotatE's phases are uniform in
@@ -178,17 +232,22 @@ def first_rows(model: TripleModel, num_entities: int, num_relations: int, dim: i
         margin: margin of the loss.
         scale: standard deviation of the normal ones.
     """
+
     def even(rows: int, columns: int, bound: float) -> Tensor:
         return (2 * torch.rand(rows, columns, generator=rng) - 1) * bound
 
     if model.is_distance:
         bound = (margin + 2) / (dim // model.parts)
         entities = even(num_entities, dim, bound)
-        return entities, even(num_relations, model.relation_dim(dim), math.pi if model.parts == 2 else bound)
+        return entities, even(
+            num_relations, model.relation_dim(dim), math.pi if model.parts == 2 else bound
+        )
     if model.parts == 4:
         return _quaternions(num_entities, dim // 4, rng), _quaternions(num_relations, dim // 4, rng)
-    return (scale * torch.randn(num_entities, dim, generator=rng),
-            scale * torch.randn(num_relations, model.relation_dim(dim), generator=rng))
+    return (
+        scale * torch.randn(num_entities, dim, generator=rng),
+        scale * torch.randn(num_relations, model.relation_dim(dim), generator=rng),
+    )
 
 
 def _quaternions(rows: int, columns: int, rng: torch.Generator) -> Tensor:
@@ -209,14 +268,17 @@ class TripleTables(torch.nn.Module):
         reciprocal: whether heads are scored as tails of these inverse relations.
     """
 
-    def __init__(self, model: TripleModel, entities: Tensor, relations: Tensor, *, reciprocal: bool = False):
+    def __init__(
+        self, model: TripleModel, entities: Tensor, relations: Tensor, *, reciprocal: bool = False
+    ):
         super().__init__()
         self.model, self.reciprocal = model, reciprocal
         self.entities, self.relations = torch.nn.Parameter(entities), torch.nn.Parameter(relations)
 
     @torch.no_grad()
-    def score_all(self, anchors: Int64[Tensor, " n"], relations: Int64[Tensor, " n"],
-                  is_tail: bool) -> Float[Tensor, "n num_entities"]:
+    def score_all(
+        self, anchors: Int64[Tensor, " n"], relations: Int64[Tensor, " n"], is_tail: bool
+    ) -> Float[Tensor, "n num_entities"]:
         """Score all entities as the tails of given heads, or as the heads of given tails (`is_tail` false)."""
         if self.reciprocal and not is_tail:
             relations = relations + len(self.relations) // 2
@@ -224,7 +286,10 @@ class TripleTables(torch.nn.Module):
         return score(self.entities[anchors], self.relations[relations], self.entities)
 
     @torch.no_grad()
-    def score(self, heads: Int64[Tensor, " n"], relations: Int64[Tensor, " n"],
-              tails: Int64[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def score(
+        self, heads: Int64[Tensor, " n"], relations: Int64[Tensor, " n"], tails: Int64[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
         """Score triples, row by row: what :meth:`score_all` gives their tails."""
-        return self.model.score(self.entities[heads], self.relations[relations], self.entities[tails])
+        return self.model.score(
+            self.entities[heads], self.relations[relations], self.entities[tails]
+        )

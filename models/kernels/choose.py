@@ -46,7 +46,9 @@ class Fused:
             return "kernel=reference"
         reason = self.why_not(device, why_not)
         if reason and kernel == "fused":
-            raise ValueError(f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference.")
+            raise ValueError(
+                f"kernel=fused cannot run: {reason}. Use kernel=auto to fall back to the reference."
+            )
         if not torch.compiler.is_compiling():
             self._announce(reason, device)
         return reason
@@ -61,7 +63,9 @@ class Fused:
     def missing(self, device: str) -> str:
         """Return the reason why there are no kernels on a device, or an empty text."""
         if device == "cuda" and self._gpu:
-            return "" if self._register_gpu() else "the GPU kernel needs Triton (pip install triton)"
+            return (
+                "" if self._register_gpu() else "the GPU kernel needs Triton (pip install triton)"
+            )
         if device != "cpu":
             return f"tensors are on '{device}', but the kernels run on 'cpu' and 'cuda' only"
         return self._cpu.LIBRARY.missing()
@@ -78,8 +82,11 @@ class Fused:
         """Name the implementation, as "fused-cpu (avx512)", "fused-gpu (triton 3.6.0)" or "reference (its reason)"."""
         if reason:
             return f"reference ({reason})"
-        return (f"fused-cpu ({self._cpu.LIBRARY.find_simd()})" if device == "cpu"
-                else f"fused-gpu (triton {metadata.version('triton')})")
+        return (
+            f"fused-cpu ({self._cpu.LIBRARY.find_simd()})"
+            if device == "cpu"
+            else f"fused-gpu (triton {metadata.version('triton')})"
+        )
 
     @functools.cache  # noqa: B019
     def _announce(self, reason: str, device: str) -> None:

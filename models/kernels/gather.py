@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 @triton.jit
-def gather(far, near, slot, rows, out, num_rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def gather(
+    far, near, slot, rows, out, num_rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """See :func:`gather_rows`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -21,8 +23,11 @@ def gather(far, near, slot, rows, out, num_rows, columns, ROWS: tl.constexpr, CO
         is_near = inside & (place >= 0)[:, None]
         is_far = inside & (place < 0)[:, None]
         found = tl.load(near + place[:, None] * columns + column[None, :], mask=is_near, other=0)
-        found = tl.where(is_near, found, tl.load(far + number[:, None] * columns + column[None, :], mask=is_far,
-                                                 other=0))
+        found = tl.where(
+            is_near,
+            found,
+            tl.load(far + number[:, None] * columns + column[None, :], mask=is_far, other=0),
+        )
     tl.store(out + row.to(tl.int64)[:, None] * columns + column[None, :], found, mask=inside)
 
 
@@ -42,5 +47,6 @@ def gather_rows(far: Tensor, near: Tensor | None, slot: Tensor | None, rows: Ten
         size = max(1, 1024 // block)
         with torch.cuda.device_of(rows):
             gather[triton.cdiv(len(rows), size), triton.cdiv(columns, block)](
-                far, near, slot, rows, out, len(rows), columns, ROWS=size, COLUMNS=block)
+                far, near, slot, rows, out, len(rows), columns, ROWS=size, COLUMNS=block
+            )
     return out

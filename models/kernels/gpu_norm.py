@@ -7,8 +7,8 @@ from torch import Tensor
 
 from parallel_epochs.models.kernels import norm
 
-GOLDEN = tl.constexpr(0x9e3779b97f4a7c15)
-FIRST, SECOND = tl.constexpr(0xbf58476d1ce4e5b9), tl.constexpr(0x94d049bb133111eb)
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+FIRST, SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 # Elements of a program.
 ELEMENTS = 2048
 
@@ -21,9 +21,9 @@ def hash_elements(seed, number, column):
     z = (z ^ (z >> 27)) * SECOND
     key = z ^ (z >> 31)
     h = tl.add(column, key.to(tl.uint32), sanitize_overflow=False)
-    h = tl.mul(h ^ (h >> 16), 0x7feb352d, sanitize_overflow=False)
+    h = tl.mul(h ^ (h >> 16), 0x7FEB352D, sanitize_overflow=False)
     h = tl.add(h, (key >> 32).to(tl.uint32), sanitize_overflow=False)
-    h = tl.mul(h ^ (h >> 15), 0x846ca68b, sanitize_overflow=False)
+    h = tl.mul(h ^ (h >> 15), 0x846CA68B, sanitize_overflow=False)
     return (h ^ (h >> 16)).to(tl.int64)
 
 
@@ -45,14 +45,28 @@ def keep(values, seed, row, threshold, rescale, BLOCK_D: tl.constexpr):
     if threshold is None:
         return values
     else:
-        column = tl.mul(tl.arange(0, BLOCK_D).to(tl.uint32), 0x9e3779b1, sanitize_overflow=False)
+        column = tl.mul(tl.arange(0, BLOCK_D).to(tl.uint32), 0x9E3779B1, sanitize_overflow=False)
         hashes = hash_elements(seed, row[:, None], column[None, :])
         return tl.where(hashes >= tl.cast(threshold, tl.int64), values * rescale, 0.0)
 
 
 @triton.jit
-def forward_rows(x, weight, bias, seed, out, mean, scale, num_rows, eps, threshold, rescale, D: tl.constexpr,
-                 BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
+def forward_rows(
+    x,
+    weight,
+    bias,
+    seed,
+    out,
+    mean,
+    scale,
+    num_rows,
+    eps,
+    threshold,
+    rescale,
+    D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Write the result, mean and scale of a block of rows."""
     row, at, valid, a = load_block(x, num_rows, D, BLOCK_R, BLOCK_D)
     lane = tl.arange(0, BLOCK_D)
@@ -69,8 +83,23 @@ def forward_rows(x, weight, bias, seed, out, mean, scale, num_rows, eps, thresho
 
 
 @triton.jit
-def backward_rows(grad, x, mean, scale, weight, bias, seed, grad_x, sums, num_rows, threshold, rescale, D: tl.constexpr,
-                  BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
+def backward_rows(
+    grad,
+    x,
+    mean,
+    scale,
+    weight,
+    bias,
+    seed,
+    grad_x,
+    sums,
+    num_rows,
+    threshold,
+    rescale,
+    D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Write the gradient of a block of rows, and its part of those of weight and bias."""
     row, at, valid, a = load_block(x, num_rows, D, BLOCK_R, BLOCK_D)
     lane, there = tl.arange(0, BLOCK_D), row < num_rows
@@ -86,7 +115,11 @@ def backward_rows(grad, x, mean, scale, weight, bias, seed, grad_x, sums, num_ro
     tl.store(into + D, tl.sum(g, 0), mask=lane < D)
     q = g * w
     along = tl.sum(q * a, 1) / D
-    tl.store(grad_x + at, (q - (tl.sum(q, 1) / D)[:, None] - a * along[:, None]) * factor[:, None], mask=valid)
+    tl.store(
+        grad_x + at,
+        (q - (tl.sum(q, 1) / D)[:, None] - a * along[:, None]) * factor[:, None],
+        mask=valid,
+    )
 
 
 def run(kernel, grid: tuple[int], *args, **options) -> None:
@@ -99,32 +132,73 @@ def _choose_blocks(x: Tensor, dropout: float) -> tuple[int, tuple, dict]:
     block_d = triton.next_power_of_2(x.size(1))
     block_r = max(1, ELEMENTS // block_d)
     numbers = (int(dropout * 2**32), 1 / (1 - dropout)) if dropout else (None, 1.0)
-    return triton.cdiv(x.size(0), block_r), numbers, dict(D=x.size(1), BLOCK_R=block_r, BLOCK_D=block_d, num_warps=4)
+    return (
+        triton.cdiv(x.size(0), block_r),
+        numbers,
+        dict(D=x.size(1), BLOCK_R=block_r, BLOCK_D=block_d, num_warps=4),
+    )
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
-            dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.kernels.norm.forward`."""
     x = x.contiguous()
     out, mean, scale = norm.allocate_outputs(x)
     if out.numel():
         num_programs, numbers, sizes = _choose_blocks(x, dropout)
         with torch.cuda.device_of(x):
-            run(forward_rows, (num_programs,), x, weight, bias, seed, out, mean, scale, x.size(0), eps, *numbers,
-                **sizes)
+            run(
+                forward_rows,
+                (num_programs,),
+                x,
+                weight,
+                bias,
+                seed,
+                out,
+                mean,
+                scale,
+                x.size(0),
+                eps,
+                *numbers,
+                **sizes,
+            )
     return out, mean, scale
 
 
-def backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, seed: Tensor,
-             eps: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor,
+    eps: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.kernels.norm.backward`. The order of its sums depends on the sizes alone."""
     x, grad_x = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     num_programs, numbers, sizes = _choose_blocks(x, dropout)
     sums = x.new_zeros((max(num_programs, 1), 2, x.size(1)))
     if grad_x.numel():
         with torch.cuda.device_of(x):
-            run(backward_rows, (num_programs,), grad.contiguous(), x, mean, scale, weight, bias, seed, grad_x, sums,
-                x.size(0), *numbers, **sizes)
+            run(
+                backward_rows,
+                (num_programs,),
+                grad.contiguous(),
+                x,
+                mean,
+                scale,
+                weight,
+                bias,
+                seed,
+                grad_x,
+                sums,
+                x.size(0),
+                *numbers,
+                **sizes,
+            )
     return grad_x, sums[:, 0].sum(0), sums[:, 1].sum(0)  # an operator's results share no memory
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 Bits = TypeVar("Bits", int, np.ndarray)
 # Difference of two neighbours in a SplitMix64 sequence: 2^64 divided by the golden ratio.
-GOLDEN = 0x9e3779b97f4a7c15
+GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
 _LOW = 2**32 - 1
-_FIRST, _SECOND = 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def mix(z: Bits) -> Bits:
@@ -46,12 +46,14 @@ def draw_factors(seed: Tensor, row: Tensor, lane: Tensor, dropout: float) -> Ten
         [num_rows, num_columns], float32.
     """
     key = mix_tensor(seed + (row + 1) * signed(GOLDEN)).unsqueeze(1)
-    h = (lane * 0x9e3779b1 + (key & _LOW)) & _LOW
-    h = ((h ^ h >> 16) * 0x7feb352d + shift_right(key, 32)) & _LOW
-    h = (h ^ h >> 15) * 0x846ca68b & _LOW
+    h = (lane * 0x9E3779B1 + (key & _LOW)) & _LOW
+    h = ((h ^ h >> 16) * 0x7FEB352D + shift_right(key, 32)) & _LOW
+    h = (h ^ h >> 15) * 0x846CA68B & _LOW
     h = h ^ h >> 16
     factor = 0.0 if dropout == 1 else 1 / (1 - dropout)
-    return (h >= min(int(dropout * 2**32), _LOW)) * torch.full((), factor, dtype=torch.float32, device=row.device)
+    return (h >= min(int(dropout * 2**32), _LOW)) * torch.full(
+        (), factor, dtype=torch.float32, device=row.device
+    )
 
 
 def signed(bits: int) -> int:

@@ -15,18 +15,27 @@ NUM_CHUNKS = 32  # as in head_products.cpp
 
 
 HeadProblem = read_structure(Path(__file__).with_name("head_products.cpp"), "HeadProblem")
-LIBRARY = NativeLibrary("head products", Path(__file__).with_name("head_products.cpp"),
-                        otherwise="torch multiplies instead")
+LIBRARY = NativeLibrary(
+    "head products",
+    Path(__file__).with_name("head_products.cpp"),
+    otherwise="torch multiplies instead",
+)
 
 
 def can_multiply(x: Tensor, weight: Tensor) -> bool:
     """Tell whether :func:`multiply_heads` takes these tensors here: float32 on a CPU, in eager mode."""
-    return (x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and not is_transformed()
-            and not torch.is_autocast_enabled("cpu") and LIBRARY.get() is not None)
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not is_transformed()
+        and not torch.is_autocast_enabled("cpu")
+        and LIBRARY.get() is not None
+    )
 
 
-def multiply_heads(x: Float[Tensor, "num_rows channels"],
-                   weight: Float[Tensor, "relations heads width width"]) -> Float[Tensor, "num_pairs channels"]:
+def multiply_heads(
+    x: Float[Tensor, "num_rows channels"], weight: Float[Tensor, "relations heads width width"]
+) -> Float[Tensor, "num_pairs channels"]:
     """Multiply each head of each row by the head's matrix of each relation.
 
     Args:
@@ -53,13 +62,24 @@ class _MultiplyHeads(torch.autograd.Function):
         (x, weight), gradient = ctx.saved_tensors, gradient.contiguous()
         if torch.is_grad_enabled():  # gradients of gradients
             num_relations, heads, width, _ = weight.shape
-            rows, gradients = x.view(-1, heads, width), gradient.view(-1, num_relations, heads, width)
-            return (torch.einsum("nrhj,rhkj->nhk", gradients, weight).reshape(x.shape),
-                    torch.einsum("nhk,nrhj->rhkj", rows, gradients))
+            rows, gradients = (
+                x.view(-1, heads, width),
+                gradient.view(-1, num_relations, heads, width),
+            )
+            return (
+                torch.einsum("nrhj,rhkj->nhk", gradients, weight).reshape(x.shape),
+                torch.einsum("nhk,nrhj->rhkj", rows, gradients),
+            )
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_x = x.new_empty(x.shape)
-            _call("head_backward_x", x, weight.transpose(2, 3).contiguous(), gradient=gradient, grad_x=grad_x)
+            _call(
+                "head_backward_x",
+                x,
+                weight.transpose(2, 3).contiguous(),
+                gradient=gradient,
+                grad_x=grad_x,
+            )
         if ctx.needs_input_grad[1]:
             parts = weight.new_zeros(NUM_CHUNKS, *weight.shape)
             _call("head_backward_weight", x, weight, gradient=gradient, grad_weight=parts)
@@ -69,6 +89,17 @@ class _MultiplyHeads(torch.autograd.Function):
 
 def _call(name: str, x: Tensor, weight: Tensor, **others: Tensor) -> None:
     num_relations, heads, width, _ = weight.shape
-    getattr(LIBRARY.get(), name)(ctypes.byref(fill(
-        HeadProblem, {"weight": weight, **others}, x=x.data_ptr(), num_rows=x.size(0), num_relations=num_relations,
-        heads=heads, width=width, x_stride=x.stride(0))))
+    getattr(LIBRARY.get(), name)(
+        ctypes.byref(
+            fill(
+                HeadProblem,
+                {"weight": weight, **others},
+                x=x.data_ptr(),
+                num_rows=x.size(0),
+                num_relations=num_relations,
+                heads=heads,
+                width=width,
+                x_stride=x.stride(0),
+            )
+        )
+    )

@@ -12,12 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float,
-                           "double": ctypes.c_double}
+_TYPES: dict[str, Any] = {
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
 
 
-def read_structure(path: Path, name: str, *, types: dict[str, Any] | None = None,
-                   **counts: int) -> Any:
+def read_structure(
+    path: Path, name: str, *, types: dict[str, Any] | None = None, **counts: int
+) -> Any:
     """Make the ctypes structure of a C++ struct that has only fields: numbers, pointers, arrays and other structs.
 
     Args:
@@ -38,12 +43,22 @@ def read_structure(path: Path, name: str, *, types: dict[str, Any] | None = None
         raise ValueError(f"{path.name} has no struct {name}")
     fields: list[tuple[str, Any]] = []
     for declaration in re.sub(r"//.*", "", body[1]).split(";")[:-1]:
-        kind, declarators = re.fullmatch(r"\s*(?:const )?(\w+)\b\s*(.+?)\s*", declaration, re.DOTALL).groups()
+        kind, declarators = re.fullmatch(
+            r"\s*(?:const )?(\w+)\b\s*(.+?)\s*", declaration, re.DOTALL
+        ).groups()
         for declarator in declarators.split(","):
             found = re.fullmatch(r"\s*(\*?)\s*(\w+)(?:\[(\w+)\])?", declarator)
-            if found is None or not found[1] and kind not in known or found[3] and found[3] not in counts:
-                raise ValueError(f"{path.name}: the field '{declaration.strip()}' of {name} is neither a number nor a "
-                                 "pointer nor an array of a known length")
+            if (
+                found is None
+                or not found[1]
+                and kind not in known
+                or found[3]
+                and found[3] not in counts
+            ):
+                raise ValueError(
+                    f"{path.name}: the field '{declaration.strip()}' of {name} is neither a number nor a "
+                    "pointer nor an array of a known length"
+                )
             field = ctypes.c_void_p if found[1] else known[kind]
             fields.append((found[2], field * counts[found[3]] if found[3] else field))
     wide = {field: field.removesuffix("_wide") for field, _ in fields if field.endswith("_wide")}
@@ -58,8 +73,16 @@ def fill(structure: Any, tensors: dict[str, Tensor | None], **numbers) -> Any:
     has fields for them.
     """
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    wide = {field: kept[name].dtype == torch.int64 for field, name in structure.wide.items() if name in kept}
-    filled = structure(**numbers, **wide, num_threads=torch.get_num_threads(),
-                       **{name: tensor.data_ptr() for name, tensor in kept.items()})
+    wide = {
+        field: kept[name].dtype == torch.int64
+        for field, name in structure.wide.items()
+        if name in kept
+    }
+    filled = structure(
+        **numbers,
+        **wide,
+        num_threads=torch.get_num_threads(),
+        **{name: tensor.data_ptr() for name, tensor in kept.items()},
+    )
     filled.kept = kept
     return filled

@@ -33,8 +33,13 @@ log = logging.getLogger(__name__)
 SIMD_VARIABLE = "PARALLEL_EPOCHS_SIMD"
 # Features that a processor needs for each level of simd.h, and the flags that remove those above it from -march=native.
 _NEEDS: dict[str, dict[str, set[str]]] = {
-    "x86_64": {"portable": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx2", "fma"}},
-    "aarch64": {"neon": set()}}
+    "x86_64": {
+        "portable": set(),
+        "avx2": {"avx2", "fma"},
+        "avx512": {"avx512f", "avx512dq", "avx2", "fma"},
+    },
+    "aarch64": {"neon": set()},
+}
 SIMD_NEEDS = _NEEDS.get(shipped.MACHINE, {"portable": set()})
 SIMD_FLAGS = {"portable": ["-mno-avx"], "avx2": ["-mno-avx512f"], "avx512": []}
 
@@ -124,7 +129,10 @@ class NativeLibrary:
             try:
                 library = self._load()
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-                output = [str(error), (getattr(error, "output", None) or b"").decode(errors="replace")]
+                output = [
+                    str(error),
+                    (getattr(error, "output", None) or b"").decode(errors="replace"),
+                ]
                 reason = f"compiling failed: {self._explain(output)}"
         if library is None:
             log.warning("%s is not available: %s; %s", self.name, reason, self.otherwise)
@@ -138,16 +146,23 @@ class NativeLibrary:
         try:
             return self._open(path, "shipped")
         except OSError as error:
-            log.warning("%s: the library that the package ships cannot be loaded, so it is compiled: %s", self.name,
-                        error)
+            log.warning(
+                "%s: the library that the package ships cannot be loaded, so it is compiled: %s",
+                self.name,
+                error,
+            )
             return None
 
     def _load(self) -> ctypes.CDLL:
         path = self._path
         if may_load(path) or self._has_own_cache() and self._build():
             return self._open(path, "compiled")
-        log.warning("%s: others may write to %s, so no library there is loaded and every process compiles its own. Set "
-                    "TORCH_EXTENSIONS_DIR to a folder that only you can write to", self.name, path.parents[2])
+        log.warning(
+            "%s: others may write to %s, so no library there is loaded and every process compiles its own. Set "
+            "TORCH_EXTENSIONS_DIR to a folder that only you can write to",
+            self.name,
+            path.parents[2],
+        )
         with tempfile.TemporaryDirectory() as folder:
             return self._open(self._compile(Path(folder)), "compiled")
 
@@ -171,9 +186,16 @@ class NativeLibrary:
 
     def _explain(self, output: list[str]) -> str:
         """Find the line that says why the compiler failed, and write all lines to a file."""
-        lines = [line.strip() for text in output for line in text.splitlines()
-                 if line.strip() and not line.startswith("ninja:")]
-        reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
+        lines = [
+            line.strip()
+            for text in output
+            for line in text.splitlines()
+            if line.strip() and not line.startswith("ninja:")
+        ]
+        reason = next(
+            (line for line in reversed(lines) if "error" in line.lower()),
+            lines[-1] if lines else "",
+        )
         if len(lines) > 1:
             try:
                 path = self._path.parents[1] / "compiler.log"
@@ -189,7 +211,9 @@ class NativeLibrary:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         mode = root.lstat().st_mode
         if root.lstat().st_uid == os.geteuid() and mode & 0o022:
-            root.chmod(stat.S_IMODE(mode) & ~0o022)  # earlier versions let others write to it if the umask did
+            root.chmod(
+                stat.S_IMODE(mode) & ~0o022
+            )  # earlier versions let others write to it if the umask did
         return _is_own(root) and _is_safe(root.parent)
 
     def _build(self) -> bool:
@@ -203,7 +227,11 @@ class NativeLibrary:
             if may_load(self._path):
                 return True
             if _record_of(self._path).exists():
-                log.warning("%s: %s was changed, or others may write to it; compiling it again", self.name, self._path)
+                log.warning(
+                    "%s: %s was changed, or others may write to it; compiling it again",
+                    self.name,
+                    self._path,
+                )
             folder, old = (Path(tempfile.mkdtemp(dir=root)) for _ in range(2))
             log.info("%s: compiling, which happens once on this machine", self.name)
             try:
@@ -220,25 +248,39 @@ class NativeLibrary:
         """Compile into an empty folder, and record the checksum."""
         start = time.perf_counter()
         self._run_compiler(folder)
-        (built,) = folder.glob("*.so")  # torch's loader gives a second library of a process another name
+        (built,) = folder.glob(
+            "*.so"
+        )  # torch's loader gives a second library of a process another name
         built = built.rename(folder / self._path.name)
         record = _record_of(built)
         record.write_bytes(_checksum(built))
         built.chmod(0o755)
         record.chmod(0o644)
-        log.info("%s: compiled with %s in %.1f s to %s", self.name, " ".join(self.flags), time.perf_counter() - start,
-                 self._path.parents[1])
+        log.info(
+            "%s: compiled with %s in %.1f s to %s",
+            self.name,
+            " ".join(self.flags),
+            time.perf_counter() - start,
+            self._path.parents[1],
+        )
         return built
 
     def _run_compiler(self, folder: Path) -> None:
         search_path = os.environ.get("PATH", "")
         os.environ["PATH"] = _path_with_scripts()
         try:
-            with warnings.catch_warnings(action="ignore"):  # warnings about a compiler without a known version
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # warnings about a compiler without a known version
                 _extension_loader().load(
-                    self._path.stem, [str(self.source)], extra_cflags=self.flags,
+                    self._path.stem,
+                    [str(self.source)],
+                    extra_cflags=self.flags,
                     extra_ldflags=[] if sys.platform == "darwin" else ["-fopenmp"],
-                    build_directory=str(folder), is_python_module=False, with_cuda=False)
+                    build_directory=str(folder),
+                    is_python_module=False,
+                    with_cuda=False,
+                )
         finally:
             os.environ["PATH"] = search_path
 
@@ -247,8 +289,9 @@ class NativeLibrary:
         environment = torch.__version__, os.environ.get("CXX"), platform.machine(), _cpu_flags()
         key = shipped.hash_sources(self.source, (self.flags, environment))
         # The second is get_default_build_root() of torch's extension loader, which is imported only to compile.
-        root = (os.environ.get("TORCH_EXTENSIONS_DIR")
-                or importlib.import_module("torch._appdirs").user_cache_dir("torch_extensions"))
+        root = os.environ.get("TORCH_EXTENSIONS_DIR") or importlib.import_module(
+            "torch._appdirs"
+        ).user_cache_dir("torch_extensions")
         folder = self.name.replace(" ", "_")
         # The key is part of the file name because torch's loader renames a second library of the same name.
         return Path(root) / f"deepgcn_{folder}" / key / f"{self.source.stem}_{key}.so"
@@ -303,8 +346,10 @@ def check_simd() -> None:
     if level and level not in levels:
         raise ValueError(f"{SIMD_VARIABLE}={level} is unknown; choose one of {', '.join(levels)}")
     if level and levels.index(level) > levels.index(has):
-        raise ValueError(f"{SIMD_VARIABLE}={level} needs a processor with {level}, and this one has {has}; choose "
-                         f"{' or '.join(levels[:levels.index(has) + 1])}, or unset it")
+        raise ValueError(
+            f"{SIMD_VARIABLE}={level} needs a processor with {level}, and this one has {has}; choose "
+            f"{' or '.join(levels[: levels.index(has) + 1])}, or unset it"
+        )
 
 
 def find_simd() -> str:
@@ -317,7 +362,11 @@ def may_load(path: Path) -> bool:
     """Tell whether a library has its recorded checksum and nobody else can have written either of the two."""
     try:
         own = [_is_own(entry) for entry in (path.parents[1], path.parent, path, _record_of(path))]
-        return all(own) and _is_safe(path.parents[2]) and _checksum(path) == _record_of(path).read_bytes()
+        return (
+            all(own)
+            and _is_safe(path.parents[2])
+            and _checksum(path) == _record_of(path).read_bytes()
+        )
     except OSError:
         return False
 
@@ -332,7 +381,9 @@ def _is_own(path: Path) -> bool:
 def _is_safe(folder: Path) -> bool:
     """Tell whether nobody else can rename or replace the files of a user in a folder."""
     status = folder.stat()
-    return status.st_uid in (0, os.geteuid()) and (not status.st_mode & 0o002 or bool(status.st_mode & stat.S_ISVTX))
+    return status.st_uid in (0, os.geteuid()) and (
+        not status.st_mode & 0o002 or bool(status.st_mode & stat.S_ISVTX)
+    )
 
 
 def _record_of(path: Path) -> Path:

@@ -11,13 +11,27 @@ from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.operator import differentiate_again, operator
 
 NormProblem = read_structure(Path(__file__).with_name("norm.h"), "NormProblem")
-LIBRARY = NativeLibrary("fused norm", Path(__file__).with_name("norm.cpp"),
-                        otherwise="torch's own norm, relu and dropout run instead")
+LIBRARY = NativeLibrary(
+    "fused norm",
+    Path(__file__).with_name("norm.cpp"),
+    otherwise="torch's own norm, relu and dropout run instead",
+)
 
 
 def _call(function, x, seed, eps, dropout, **tensors) -> None:
-    function(ctypes.byref(fill(NormProblem, {"x": x, **tensors}, num_rows=x.size(0), channels=x.size(1), seed=int(seed),
-                               eps=eps, dropout=dropout)))
+    function(
+        ctypes.byref(
+            fill(
+                NormProblem,
+                {"x": x, **tensors},
+                num_rows=x.size(0),
+                channels=x.size(1),
+                seed=int(seed),
+                eps=eps,
+                dropout=dropout,
+            )
+        )
+    )
 
 
 def allocate_outputs(x):
@@ -26,8 +40,9 @@ def allocate_outputs(x):
 
 
 @operator("norm_relu_dropout", allocate_outputs)
-def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
-            dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ``dropout(relu(layer_norm(x)))``.
 
     Args:
@@ -42,7 +57,18 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float,
         The result [num_rows, channels], each row's mean [num_rows], and 1 / its standard deviation [num_rows].
     """
     out, mean, scale = allocate_outputs(x)
-    _call(LIBRARY.get().norm_forward, x, seed, eps, dropout, weight=weight, bias=bias, out=out, mean=mean, scale=scale)
+    _call(
+        LIBRARY.get().norm_forward,
+        x,
+        seed,
+        eps,
+        dropout,
+        weight=weight,
+        bias=bias,
+        out=out,
+        mean=mean,
+        scale=scale,
+    )
     return out, mean, scale
 
 
@@ -51,13 +77,33 @@ def _allocate_gradients(x, weight):
 
 
 @operator("norm_relu_dropout_backward", _allocate_gradients)
-def backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, seed: Tensor,
-             eps: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor,
+    eps: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`forward` for x, weight and bias from the gradient `grad` of its result."""
     grads = _allocate_gradients(x, weight)
     names = "grad_x", "grad_weight", "grad_bias"
-    _call(LIBRARY.get().norm_backward, x, seed, eps, dropout, weight=weight, bias=bias, mean=mean, scale=scale,
-          gradient=grad, **dict(zip(names, grads, strict=True)))
+    _call(
+        LIBRARY.get().norm_backward,
+        x,
+        seed,
+        eps,
+        dropout,
+        weight=weight,
+        bias=bias,
+        mean=mean,
+        scale=scale,
+        gradient=grad,
+        **dict(zip(names, grads, strict=True)),
+    )
     return grads
 
 

@@ -17,8 +17,12 @@ _PLAIN = (Tensor, Parameter)
 
 def is_transformed() -> bool:
     """Tell whether torch.compile, torch.jit.trace, torch.func or forward-mode autograd replaces tensors by tracers."""
-    return (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-            or forward_ad._current_level >= 0)
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 class Operator:
@@ -33,9 +37,13 @@ class Operator:
     """
 
     def __init__(self, name: str, cpu_kernel: Callable, allocate: Callable):
-        self.definition = torch.library.custom_op(f"{NAMESPACE}::{name}", cpu_kernel, mutates_args=(),
-                                                  device_types="cpu")
-        signature, wanted = inspect.signature(cpu_kernel), list(inspect.signature(allocate).parameters)
+        self.definition = torch.library.custom_op(
+            f"{NAMESPACE}::{name}", cpu_kernel, mutates_args=(), device_types="cpu"
+        )
+        signature, wanted = (
+            inspect.signature(cpu_kernel),
+            list(inspect.signature(allocate).parameters),
+        )
 
         @self.definition.register_fake
         def fake(*args, **keywords):
@@ -53,10 +61,15 @@ class Operator:
     def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
         """Take derivatives as :meth:`torch.library.CustomOpDef.register_autograd` does."""
         # Where nothing watches, a list of tensors has one gradient, none; torch wants as many as there are tensors.
-        self.definition.register_autograd(lambda ctx, *gradients: tuple(
-            [gradient] * len(need) if isinstance(need, list) else gradient
-            for gradient, need in zip(backward(ctx, *gradients), ctx.needs_input_grad, strict=True)),
-            setup_context=setup_context)
+        self.definition.register_autograd(
+            lambda ctx, *gradients: tuple(
+                [gradient] * len(need) if isinstance(need, list) else gradient
+                for gradient, need in zip(
+                    backward(ctx, *gradients), ctx.needs_input_grad, strict=True
+                )
+            ),
+            setup_context=setup_context,
+        )
         kernels = self._kernels
 
         class Function(torch.autograd.Function):
@@ -67,14 +80,19 @@ class Operator:
                 return output
 
         Function.backward = staticmethod(backward)  # type: ignore[assignment]
-        Function.__name__ = self.definition._name.partition("::")[2]  # as profiles and grad_fn name it
+        Function.__name__ = self.definition._name.partition("::")[
+            2
+        ]  # as profiles and grad_fn name it
         self._function = Function
 
     def __call__(self, *args):
         if is_transformed() or _python_dispatch.is_in_torch_dispatch_mode():
             return self.definition(*args)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if any(type(tensor) not in _PLAIN for tensor in tensors) or tensors[0].device.type not in self._kernels:
+        if (
+            any(type(tensor) not in _PLAIN for tensor in tensors)
+            or tensors[0].device.type not in self._kernels
+        ):
             return self.definition(*args)
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
             return self._kernels[tensors[0].device.type](*args)
@@ -90,8 +108,9 @@ def operator(name: str, allocate: Callable) -> Callable[[Callable], Operator]:
     return lambda cpu_kernel: Operator(name, cpu_kernel, allocate)
 
 
-def differentiate_again(ctx, places: Sequence[int], outputs: Any, inputs: Sequence[Tensor | None],
-                        gradients: Any) -> list[Tensor | None]:
+def differentiate_again(
+    ctx, places: Sequence[int], outputs: Any, inputs: Sequence[Tensor | None], gradients: Any
+) -> list[Tensor | None]:
     """Compute, in plain torch, the gradients of an operator's inputs, which have gradients themselves if that is on.
 
     Args:
@@ -99,8 +118,13 @@ def differentiate_again(ctx, places: Sequence[int], outputs: Any, inputs: Sequen
         outputs, gradients: results of plain torch and their gradients, as :func:`torch.autograd.grad` takes them.
     """
     needed = [i for i, at in enumerate(places) if ctx.needs_input_grad[at]]
-    grads = torch.autograd.grad(outputs, [inputs[i] for i in needed], gradients,  # type: ignore[misc]
-                                create_graph=torch.is_grad_enabled(), allow_unused=True)
+    grads = torch.autograd.grad(
+        outputs,
+        [inputs[i] for i in needed],
+        gradients,  # type: ignore[misc]
+        create_graph=torch.is_grad_enabled(),
+        allow_unused=True,
+    )
     found = dict(zip(needed, grads, strict=True))
     return [found.get(i) for i in range(len(inputs))]
 

@@ -11,13 +11,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # Flags of every library. Never -ffast-math: a NaN in the features has to reach the loss.
-FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-Wno-psabi")
+FLAGS = (
+    "-O3",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-Wno-psabi",
+)
 # Flags of the libraries that a wheel ships, for each level of simd.h, by the kind of processor. They allow only the
 # instructions that SIMD_NEEDS in native.py asks of a processor. The libraries leave OpenMP's functions undefined, so
 # that the dynamic linker takes them from the OpenMP library that torch has loaded.
 LEVEL_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
-    "x86_64": {"portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": ("-mavx512f", "-mavx512dq", "-mavx2", "-mfma")},
-    "aarch64": {"neon": ()}}
+    "x86_64": {
+        "portable": (),
+        "avx2": ("-mavx2", "-mfma"),
+        "avx512": ("-mavx512f", "-mavx512dq", "-mavx2", "-mfma"),
+    },
+    "aarch64": {"neon": ()},
+}
 BASELINE: dict[str, tuple[str, ...]] = {"x86_64": ("-march=x86-64",), "aarch64": ()}
 # Kind of this machine's processor. Windows and macOS have names of their own for the two above.
 MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
@@ -37,8 +49,11 @@ def openmp_flags(flags: Iterable[str], system: str = sys.platform) -> list[str]:
 
     Apple's clang knows OpenMP's directives, but not the flag ``-fopenmp``, which would also ask for a library.
     """
-    return [part for flag in flags
-            for part in (("-Xclang", flag) if system == "darwin" and flag == "-fopenmp" else (flag,))]
+    return [
+        part
+        for flag in flags
+        for part in (("-Xclang", flag) if system == "darwin" and flag == "-fopenmp" else (flag,))
+    ]
 
 
 def path_of(source: Path, level: str, folder: Path | None = None, machine: str = MACHINE) -> Path:
@@ -82,5 +97,7 @@ def find_compiler(library: Path) -> str:
     """Return the compiler of a library and its version, as the library's ``.comment`` section names them."""
     found = re.findall(rb"GCC: \([^)\0]*\) [\w.]+|clang version [\w.+~-]+", library.read_bytes())
     # The start-up files that clang links were compiled by GCC.
-    named = next((text for text in found if text.startswith(b"clang")), found[0] if found else b"unknown")
+    named = next(
+        (text for text in found if text.startswith(b"clang")), found[0] if found else b"unknown"
+    )
     return named.decode(errors="replace").replace("GCC: (", "GCC (")

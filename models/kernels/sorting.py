@@ -9,8 +9,11 @@ from torch import Tensor
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.models.kernels.operator import operator
 
-LIBRARY = NativeLibrary("edge sorting", Path(__file__).with_name("sorting.cpp"),
-                        otherwise="layers run in plain torch instead")
+LIBRARY = NativeLibrary(
+    "edge sorting",
+    Path(__file__).with_name("sorting.cpp"),
+    otherwise="layers run in plain torch instead",
+)
 
 
 def _allocate(edge_index, num_src, num_dst):
@@ -37,8 +40,12 @@ def sort_edges(edge_index: Tensor, num_src: int, num_dst: int) -> list[Tensor]:
     structure, edge_index = _allocate(edge_index, num_src, num_dst), edge_index.contiguous()
     for key, num_keys, arrays in ((1, num_dst, structure[:3]), (0, num_src, structure[3:])):
         broken = LIBRARY.get().edges_sort(
-            *(pointer(edge_index[i]) for i in (key, 1 - key)), ctypes.c_int64(edge_index.size(1)),
-            ctypes.c_int64(num_keys), ctypes.c_int(edge_index.dtype == torch.int64), *map(pointer, arrays))
+            *(pointer(edge_index[i]) for i in (key, 1 - key)),
+            ctypes.c_int64(edge_index.size(1)),
+            ctypes.c_int64(num_keys),
+            ctypes.c_int(edge_index.dtype == torch.int64),
+            *map(pointer, arrays),
+        )
         if broken:
             check_ends(edge_index, num_src, num_dst)
     return structure
@@ -54,8 +61,10 @@ def check_ends(edge_index: Tensor, num_src: int | None, num_dst: int | None) -> 
             continue
         least, greatest = map(int, ends.aminmax())
         if least < 0 or greatest >= num_nodes:
-            raise IndexError(f"edge_index[{row}] has values from {least} to {greatest}, but there are {num_nodes} such "
-                             f"nodes")
+            raise IndexError(
+                f"edge_index[{row}] has values from {least} to {greatest}, but there are {num_nodes} such "
+                f"nodes"
+            )
 
 
 def hash_tensor(tensor: Tensor) -> int:
@@ -63,5 +72,8 @@ def hash_tensor(tensor: Tensor) -> int:
     tensor = tensor.contiguous()
     function = LIBRARY.get().edges_hash
     function.restype = ctypes.c_uint64
-    return function(pointer(tensor), ctypes.c_int64(tensor.numel() * tensor.element_size()),
-                    ctypes.c_int64(torch.get_num_threads()))
+    return function(
+        pointer(tensor),
+        ctypes.c_int64(tensor.numel() * tensor.element_size()),
+        ctypes.c_int64(torch.get_num_threads()),
+    )

@@ -49,7 +49,15 @@ def leave(state, sums):
 
 
 @triton.jit
-def walk(edges, p, sums, start: tl.constexpr, add: tl.constexpr, store: tl.constexpr, close: tl.constexpr = leave):
+def walk(
+    edges,
+    p,
+    sums,
+    start: tl.constexpr,
+    add: tl.constexpr,
+    store: tl.constexpr,
+    close: tl.constexpr = leave,
+):
     """Walk over the rows of this program's chunk.
 
     Args:
@@ -66,8 +74,13 @@ def walk(edges, p, sums, start: tl.constexpr, add: tl.constexpr, store: tl.const
         The sums.
     """
     chunk = tl.program_id(0)
-    begin, end = tl.load(edges.cuts + chunk).to(edges.WIDE), tl.load(edges.cuts + chunk + 1).to(edges.WIDE)
-    for row in range(tl.load(edges.rows + chunk), tl.load(edges.rows + tl.num_programs(0) + chunk) + 1):
+    begin, end = (
+        tl.load(edges.cuts + chunk).to(edges.WIDE),
+        tl.load(edges.cuts + chunk + 1).to(edges.WIDE),
+    )
+    for row in range(
+        tl.load(edges.rows + chunk), tl.load(edges.rows + tl.num_programs(0) + chunk) + 1
+    ):
         first, last, degree, begins, ends = find_span(edges.ptr, row, begin, end, edges.WIDE)
         own, state = start(p, row)
         for block in range(first, last, edges.BLOCK_E):
@@ -82,8 +95,18 @@ def walk(edges, p, sums, start: tl.constexpr, add: tl.constexpr, store: tl.const
 
 
 @triton.jit
-def merge(ptr, cuts, rows, chunk_items, p, start: tl.constexpr, add: tl.constexpr, store: tl.constexpr,
-          WIDE: tl.constexpr, BLOCK_C: tl.constexpr):
+def merge(
+    ptr,
+    cuts,
+    rows,
+    chunk_items,
+    p,
+    start: tl.constexpr,
+    add: tl.constexpr,
+    store: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Finish the row that begins in this program's chunk and ends in a later one, if there is one.
 
     Args:

@@ -10,14 +10,29 @@ from torch_geometric.typing import SparseTensor
 
 from parallel_epochs.models.kernels.choose import KERNELS
 from parallel_epochs.models.messages import fused, reference
-from parallel_epochs.models.messages.inputs import MESSAGES, REDUCTIONS, Call, check_reduction, read_call
+from parallel_epochs.models.messages.inputs import (
+    MESSAGES,
+    REDUCTIONS,
+    Call,
+    check_reduction,
+    read_call,
+)
 
 __all__ = ["KERNELS", "MESSAGES", "REDUCTIONS", "apply_edges", "edge_softmax", "update_all"]
 
 
-def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, u: Tensor | None = None,
-               v: Tensor | None = None, e: Tensor | None = None, num_src: int | None = None,
-               num_dst: int | None = None, kernel: str = "auto") -> Tensor:
+def update_all(
+    edge_index: Tensor | SparseTensor,
+    message: str,
+    reduce: str,
+    *,
+    u: Tensor | None = None,
+    v: Tensor | None = None,
+    e: Tensor | None = None,
+    num_src: int | None = None,
+    num_dst: int | None = None,
+    kernel: str = "auto",
+) -> Tensor:
     """Compute a message on every edge and reduce the messages at every destination.
 
     It is DGL's ``update_all(fn.message(...), fn.reduce(...))``.
@@ -50,13 +65,24 @@ def update_all(edge_index: Tensor | SparseTensor, message: str, reduce: str, *, 
     call = read_call(edge_index, message, u=u, v=v, e=e, num_src=num_src, num_dst=num_dst)
     if call.num_dst is None:
         if call.num_src is None:
-            raise ValueError(f"message={message} does not tell how many destination nodes there are: pass num_dst")
+            raise ValueError(
+                f"message={message} does not tell how many destination nodes there are: pass num_dst"
+            )
         call = call._replace(num_dst=call.num_src)
-    return (reference if _why_reference(call, kernel, "update_all", reduce) else fused).update_all(call, reduce)
+    return (reference if _why_reference(call, kernel, "update_all", reduce) else fused).update_all(
+        call, reduce
+    )
 
 
-def apply_edges(edge_index: Tensor | SparseTensor, message: str, *, u: Tensor | None = None, v: Tensor | None = None,
-                e: Tensor | None = None, kernel: str = "auto") -> Tensor:
+def apply_edges(
+    edge_index: Tensor | SparseTensor,
+    message: str,
+    *,
+    u: Tensor | None = None,
+    v: Tensor | None = None,
+    e: Tensor | None = None,
+    kernel: str = "auto",
+) -> Tensor:
     """Compute a message on every edge. It is DGL's ``apply_edges(fn.message(...))``.
 
     Args:
@@ -73,8 +99,13 @@ def apply_edges(edge_index: Tensor | SparseTensor, message: str, *, u: Tensor | 
     return (reference if _why_reference(call, kernel, "apply_edges") else fused).apply_edges(call)
 
 
-def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int | None = None, *,
-                 kernel: str = "auto") -> Tensor:
+def edge_softmax(
+    edge_index: Tensor | SparseTensor,
+    scores: Tensor,
+    num_dst: int | None = None,
+    *,
+    kernel: str = "auto",
+) -> Tensor:
     """Compute the softmax of scores over the incoming edges of each destination. It is DGL's ``edge_softmax``.
 
     Args:
@@ -91,11 +122,14 @@ def edge_softmax(edge_index: Tensor | SparseTensor, scores: Tensor, num_dst: int
     """
     call = read_call(edge_index, "copy_e", e=scores, num_dst=num_dst)
     if call.num_dst is None:
-        raise ValueError("edge_index does not tell how many destination nodes there are: pass num_dst")
+        raise ValueError(
+            "edge_index does not tell how many destination nodes there are: pass num_dst"
+        )
     return (reference if _why_reference(call, kernel, "edge_softmax") else fused).edge_softmax(call)
 
 
 def _why_reference(call: Call, kernel: str, function: str, reduce: str = "") -> str:
     """Return the reason why the reference runs, or an empty text if the kernel runs."""
-    return fused.KERNEL.why_reference(kernel, call.edge_index.device.type,
-                                      lambda: fused.why_not_fused(call, function, reduce))
+    return fused.KERNEL.why_reference(
+        kernel, call.edge_index.device.type, lambda: fused.why_not_fused(call, function, reduce)
+    )

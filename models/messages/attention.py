@@ -81,57 +81,117 @@ def attention(
     if seed is None:
         drops = dropout or edge_dropout
         place = message.device  # of whose random state a CUDA graph draws anew in each replay
-        seed = torch.randint(2**62, (1,), device=place) if drops else torch.zeros(1, dtype=torch.int64, device=place)
-    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in (message, source, target, att)
-                                                   if tensor is not None))
+        seed = (
+            torch.randint(2**62, (1,), device=place)
+            if drops
+            else torch.zeros(1, dtype=torch.int64, device=place)
+        )
+    dtype = functools.reduce(
+        torch.promote_types,
+        (tensor.dtype for tensor in (message, source, target, att) if tensor is not None),
+    )
     reason = _why_reference(tensors, kernel, score)
     run = attention_reference.attention if reason else attention_fused.attention
     message, source, target, edge_attr, loop_attr, weight, att = _widen(*tensors, reason)
-    out, weights = run(message, source, target, edge_index, edge_attr, loop_attr, weight, att, seed.to(message.device),
-                       score=score, slope=negative_slope, dropout=dropout, edge_dropout=edge_dropout, num_dst=num_dst,
-                       num_loops=num_loops, **({} if reason else {"return_weights": return_weights}))
+    out, weights = run(
+        message,
+        source,
+        target,
+        edge_index,
+        edge_attr,
+        loop_attr,
+        weight,
+        att,
+        seed.to(message.device),
+        score=score,
+        slope=negative_slope,
+        dropout=dropout,
+        edge_dropout=edge_dropout,
+        num_dst=num_dst,
+        num_loops=num_loops,
+        **({} if reason else {"return_weights": return_weights}),
+    )
     return (out.to(dtype), weights.to(dtype)) if return_weights else out.to(dtype)
 
 
 def _widen(message, source, target, edge_attr, loop_attr, weight, att, reason):
     """Cast 16 bits to float32, except for what the GPU kernel reads as it is: nodes and edge features of one dtype."""
     tensors = message, source, target, edge_attr, loop_attr, weight, att
-    kept = () if reason or not message.is_cuda else (message, source, target) + (
-        (edge_attr, loop_attr) if loop_attr is None or loop_attr.dtype == edge_attr.dtype else ())
-    return [tensor.float() if tensor is not None and tensor.dtype.itemsize == 2 and not any(
-        tensor is other for other in kept) else tensor for tensor in tensors]
+    kept = (
+        ()
+        if reason or not message.is_cuda
+        else (message, source, target)
+        + (
+            (edge_attr, loop_attr)
+            if loop_attr is None or loop_attr.dtype == edge_attr.dtype
+            else ()
+        )
+    )
+    return [
+        tensor.float()
+        if tensor is not None
+        and tensor.dtype.itemsize == 2
+        and not any(tensor is other for other in kept)
+        else tensor
+        for tensor in tensors
+    ]
 
 
-def _check(message, source, target, edge_attr, loop_attr, weight, att, edge_index, score, num_dst, num_loops) -> None:
+def _check(
+    message,
+    source,
+    target,
+    edge_attr,
+    loop_attr,
+    weight,
+    att,
+    edge_index,
+    score,
+    num_dst,
+    num_loops,
+) -> None:
     if score not in SCORES:
         raise ValueError(f"score={score} is unknown; choose one of {', '.join(SCORES)}")
     if message.dim() != 3 or not message.is_floating_point():
-        raise ValueError(f"message is {message.dtype} of shape {tuple(message.shape)}, but must be floating point "
-                         "[num_src, heads, channels]")
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
-                         f"int64 [2, num_edges]")
+        raise ValueError(
+            f"message is {message.dtype} of shape {tuple(message.shape)}, but must be floating point "
+            "[num_src, heads, channels]"
+        )
+    if (
+        edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype not in (torch.int32, torch.int64)
+    ):
+        raise ValueError(
+            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
+            f"int64 [2, num_edges]"
+        )
     num_src, heads, channels = message.shape
     kind = SCORES[score]
     vector = (heads,) if kind.by_head else (heads, channels)
     edge_dim = None if weight is None else weight.size(-1)
     rows = heads if kind.by_head else heads * channels
     for name, tensor, expected, needed in (
-            ("source", source, (num_src, *vector) if kind.reads_source else None, kind.reads_source),
-            ("target", target, (num_dst, *vector), kind.needs_target),
-            ("att", att, (heads, channels) if kind.reads_att else None, kind.reads_att),
-            ("weight", weight, (rows, edge_dim), False),
-            ("edge_attr", edge_attr, (edge_index.size(1), edge_dim), False),
-            ("loop_attr", loop_attr, (num_loops, edge_dim), edge_attr is not None and bool(num_loops))):
+        ("source", source, (num_src, *vector) if kind.reads_source else None, kind.reads_source),
+        ("target", target, (num_dst, *vector), kind.needs_target),
+        ("att", att, (heads, channels) if kind.reads_att else None, kind.reads_att),
+        ("weight", weight, (rows, edge_dim), False),
+        ("edge_attr", edge_attr, (edge_index.size(1), edge_dim), False),
+        ("loop_attr", loop_attr, (num_loops, edge_dim), edge_attr is not None and bool(num_loops)),
+    ):
         if tensor is None and not needed:
             continue
         if tensor is None or expected is None or tensor.shape != expected:
             found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
             must = "left out" if expected is None else f"{list(expected)}"
-            raise ValueError(f"{name} {found}, but must be {must} for score={score} and message {list(message.shape)}")
+            raise ValueError(
+                f"{name} {found}, but must be {must} for score={score} and message {list(message.shape)}"
+            )
         if tensor.device != message.device or edge_index.device != message.device:
-            raise ValueError(f"tensors are on '{tensor.device}', '{edge_index.device}' and '{message.device}': move "
-                             "them to one device")
+            raise ValueError(
+                f"tensors are on '{tensor.device}', '{edge_index.device}' and '{message.device}': move "
+                "them to one device"
+            )
 
 
 def backend(message: Tensor, kernel: str = "auto", score: str = "gatv2") -> str:
@@ -141,7 +201,9 @@ def backend(message: Tensor, kernel: str = "auto", score: str = "gatv2") -> str:
 
 def _why_reference(tensors, kernel: str, score: str) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
-    return KERNEL.why_reference(kernel, tensors[0].device.type, lambda: _why_not_fused(score, *tensors))
+    return KERNEL.why_reference(
+        kernel, tensors[0].device.type, lambda: _why_not_fused(score, *tensors)
+    )
 
 
 def _why_not_fused(score, message, *others) -> str:
@@ -151,5 +213,10 @@ def _why_not_fused(score, message, *others) -> str:
         if tensor is not None and tensor.dtype == torch.float64:
             return "a tensor has dtype torch.float64, but the kernel computes in float32"
     edge_attr = others[2] if others else None
-    return attention_fused.why_too_wide(
-        message.size(-1), 0 if edge_attr is None else edge_attr.size(1)) if message.is_cuda else ""
+    return (
+        attention_fused.why_too_wide(
+            message.size(-1), 0 if edge_attr is None else edge_attr.size(1)
+        )
+        if message.is_cuda
+        else ""
+    )

@@ -16,20 +16,42 @@ def why_too_wide(channels: int, edge_dim: int) -> str:
     if channels > _MAX_CHANNELS:
         return f"a head has {channels} channels, and the GPU kernel takes up to {_MAX_CHANNELS}"
     if edge_dim > _MAX_EDGE_DIM:
-        return f"edge_attr has {edge_dim} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}"
+        return (
+            f"edge_attr has {edge_dim} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}"
+        )
     return ""
 
 
-def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edge_index: Tensor,
-              edge_attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None,
-              seed: Tensor, *, score: str, slope: float, dropout: float, edge_dropout: float, num_dst: int,
-              num_loops: int | None, return_weights: bool) -> tuple[Tensor, Tensor]:
+def attention(
+    message: Tensor,
+    source: Tensor | None,
+    target: Tensor | None,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    loop_attr: Tensor | None,
+    weight: Tensor | None,
+    att: Tensor | None,
+    seed: Tensor,
+    *,
+    score: str,
+    slope: float,
+    dropout: float,
+    edge_dropout: float,
+    num_dst: int,
+    num_loops: int | None,
+    return_weights: bool,
+) -> tuple[Tensor, Tensor]:
     """Compute :func:`models.messages.attention_reference.attention` without a tensor of edges x channels."""
     num_src = message.size(0)
     refuse_gradient(edge_index, edge_attr)
-    by_source = ops.needs_sources(score, message, edge_attr) and torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad
-        for tensor in (message, source, target, edge_attr, loop_attr, weight, att))
+    by_source = (
+        ops.needs_sources(score, message, edge_attr)
+        and torch.is_grad_enabled()
+        and any(
+            tensor is not None and tensor.requires_grad
+            for tensor in (message, source, target, edge_attr, loop_attr, weight, att)
+        )
+    )
     if num_loops is None:
         structure = find_structure(edge_index, num_src, num_dst, by_source=by_source)
     else:
@@ -37,7 +59,20 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
     if target is None:
         target = message.new_zeros((num_dst, message.size(1)))
     out, _, weights = ops.forward(
-        message, source, target, structure, edge_attr, loop_attr, weight,
-        att, seed, score, float(slope), float(dropout), float(edge_dropout), edge_index.size(1) + (num_loops or 0),
-        return_weights)
+        message,
+        source,
+        target,
+        structure,
+        edge_attr,
+        loop_attr,
+        weight,
+        att,
+        seed,
+        score,
+        float(slope),
+        float(dropout),
+        float(edge_dropout),
+        edge_index.size(1) + (num_loops or 0),
+        return_weights,
+    )
     return out, weights

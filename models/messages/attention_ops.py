@@ -20,8 +20,11 @@ _DIFFERENTIABLE = (0, 1, 2, 4, 5, 6, 7)
 
 
 AttentionProblem = read_structure(Path(__file__).with_name("attention.h"), "AttentionProblem")
-LIBRARY = NativeLibrary("fused attention", Path(__file__).with_name("attention_cpu.cpp"),
-                        otherwise="the reference attention runs instead")
+LIBRARY = NativeLibrary(
+    "fused attention",
+    Path(__file__).with_name("attention_cpu.cpp"),
+    otherwise="the reference attention runs instead",
+)
 
 
 def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
@@ -29,20 +32,37 @@ def needs_sources(score: str, message: Tensor, attr: Tensor | None) -> bool:
     return message.is_cuda or SCORES[score].by_source[attr is not None and attr.size(1) > 0]
 
 
-def allocate_outputs(message: Tensor, target: Tensor, num_positions: int,
-                     return_weights: bool) -> tuple[Tensor, Tensor, Tensor]:
+def allocate_outputs(
+    message: Tensor, target: Tensor, num_positions: int, return_weights: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty tensors for what :func:`forward` computes."""
     num_dst, heads = target.size(0), message.size(1)
-    shapes = (num_dst, *message.shape[1:]), (num_dst, heads), (num_positions if return_weights else 0, heads)
+    shapes = (
+        (num_dst, *message.shape[1:]),
+        (num_dst, heads),
+        (num_positions if return_weights else 0, heads),
+    )
     out, lse, weights = (message.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return out, lse, weights
 
 
 @operator("attention", allocate_outputs)
 def forward(
-    message: Tensor, source: Tensor | None, target: Tensor, edges: Sequence[Tensor | None], attr: Tensor | None,
-    loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None, seed: Tensor, score: str, slope: float,
-    dropout: float, edge_dropout: float, num_positions: int, return_weights: bool,
+    message: Tensor,
+    source: Tensor | None,
+    target: Tensor,
+    edges: Sequence[Tensor | None],
+    attr: Tensor | None,
+    loop_attr: Tensor | None,
+    weight: Tensor | None,
+    att: Tensor | None,
+    seed: Tensor,
+    score: str,
+    slope: float,
+    dropout: float,
+    edge_dropout: float,
+    num_positions: int,
+    return_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attend by destination.
 
@@ -71,27 +91,73 @@ def forward(
         [num_positions, heads], which have no elements if they were not asked for.
     """
     out, lse, weights = allocate_outputs(message, target, num_positions, return_weights)
-    _call(LIBRARY.get().attention_forward, message, source, target, Structure(*edges).by_destination, attr, loop_attr,
-          weight, att, seed, score, slope, dropout, edge_dropout, num_positions, out=out, lse=lse,
-          weights=weights.zero_() if return_weights else None)
+    _call(
+        LIBRARY.get().attention_forward,
+        message,
+        source,
+        target,
+        Structure(*edges).by_destination,
+        attr,
+        loop_attr,
+        weight,
+        att,
+        seed,
+        score,
+        slope,
+        dropout,
+        edge_dropout,
+        num_positions,
+        out=out,
+        lse=lse,
+        weights=weights.zero_() if return_weights else None,
+    )
     return out, lse, weights
 
 
-def allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr) -> list[Tensor]:
+def allocate_gradients(
+    message, source, target, attr, loop_attr, weight, att, need_attr
+) -> list[Tensor]:
     """Return tensors for what :func:`backward` computes."""
-    given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
-    return [message.new_empty(0) if tensor is None else
-            # Removed edges are not visited.
-            tensor.new_zeros(tensor.shape) if tensor is attr or tensor is loop_attr else tensor.new_empty(tensor.shape)
-            for tensor in given]
+    given = (
+        message,
+        source,
+        target,
+        attr if need_attr else None,
+        loop_attr if need_attr else None,
+        weight,
+        att,
+    )
+    return [
+        message.new_empty(0)
+        if tensor is None
+        # Removed edges are not visited.
+        else tensor.new_zeros(tensor.shape)
+        if tensor is attr or tensor is loop_attr
+        else tensor.new_empty(tensor.shape)
+        for tensor in given
+    ]
 
 
 @operator("attention_backward", allocate_gradients)
 def backward(
-    grad: Tensor, out: Tensor, lse: Tensor, message: Tensor, source: Tensor | None, target: Tensor,
-    edges: Sequence[Tensor | None], attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None,
-    att: Tensor | None, seed: Tensor, score: str, slope: float, dropout: float,
-    edge_dropout: float, num_positions: int, need_attr: bool,
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    message: Tensor,
+    source: Tensor | None,
+    target: Tensor,
+    edges: Sequence[Tensor | None],
+    attr: Tensor | None,
+    loop_attr: Tensor | None,
+    weight: Tensor | None,
+    att: Tensor | None,
+    seed: Tensor,
+    score: str,
+    slope: float,
+    dropout: float,
+    edge_dropout: float,
+    num_positions: int,
+    need_attr: bool,
 ) -> list[Tensor]:
     """Compute the gradients of :func:`forward`.
 
@@ -107,40 +173,112 @@ def backward(
     """
     grads = allocate_gradients(message, source, target, attr, loop_attr, weight, att, need_attr)
     names = "message", "source", "target", "attr", "loop_attr", "weight", "att"
-    given = message, source, target, attr if need_attr else None, loop_attr if need_attr else None, weight, att
-    written = {f"grad_{name}": value for name, value, tensor in zip(names, grads, given, strict=True)
-               if tensor is not None}
+    given = (
+        message,
+        source,
+        target,
+        attr if need_attr else None,
+        loop_attr if need_attr else None,
+        weight,
+        att,
+    )
+    written = {
+        f"grad_{name}": value
+        for name, value, tensor in zip(names, grads, given, strict=True)
+        if tensor is not None
+    }
     structure = Structure(*edges)
     order = structure.by_source if needs_sources(score, message, attr) else structure.by_destination
-    _call(LIBRARY.get().attention_backward, message, source, target, order, attr, loop_attr, weight,
-          att, seed, score, slope, dropout, edge_dropout, num_positions, gradient=grad, out=out, lse=lse, **written)
+    _call(
+        LIBRARY.get().attention_backward,
+        message,
+        source,
+        target,
+        order,
+        attr,
+        loop_attr,
+        weight,
+        att,
+        seed,
+        score,
+        slope,
+        dropout,
+        edge_dropout,
+        num_positions,
+        gradient=grad,
+        out=out,
+        lse=lse,
+        **written,
+    )
     return grads
 
 
-def _call(function, message, source, target, order, attr, loop_attr, weight, att, seed, score, slope, dropout,
-          edge_dropout, num_positions, **arrays) -> None:
+def _call(
+    function,
+    message,
+    source,
+    target,
+    order,
+    attr,
+    loop_attr,
+    weight,
+    att,
+    seed,
+    score,
+    slope,
+    dropout,
+    edge_dropout,
+    num_positions,
+    **arrays,
+) -> None:
     ptr, other, position = order
     problem = fill(
         AttentionProblem,
-        dict(message=message, source=source, target=target, ptr=ptr, other=other, position=position, attr=attr,
-             loop_attr=loop_attr, weight=weight, att=att, **arrays),
-        num_dst=target.size(0), num_src=message.size(0), num_positions=num_positions,
-        num_listed=0 if attr is None else attr.size(0), heads=message.size(1), channels=message.size(2),
-        edge_dim=0 if attr is None else attr.size(1), score=list(SCORES).index(score), seed=int(seed), slope=slope,
-        dropout=dropout, edge_dropout=edge_dropout)
+        dict(
+            message=message,
+            source=source,
+            target=target,
+            ptr=ptr,
+            other=other,
+            position=position,
+            attr=attr,
+            loop_attr=loop_attr,
+            weight=weight,
+            att=att,
+            **arrays,
+        ),
+        num_dst=target.size(0),
+        num_src=message.size(0),
+        num_positions=num_positions,
+        num_listed=0 if attr is None else attr.size(0),
+        heads=message.size(1),
+        channels=message.size(2),
+        edge_dim=0 if attr is None else attr.size(1),
+        score=list(SCORES).index(score),
+        seed=int(seed),
+        slope=slope,
+        dropout=dropout,
+        edge_dropout=edge_dropout,
+    )
     status = function(ctypes.byref(problem))
     if status == 2:
-        raise MemoryError(f"attention from {problem.num_src:,} to {problem.num_dst:,} nodes with {problem.heads} heads "
-                          f"of {problem.channels:,} channels does not fit into memory")
+        raise MemoryError(
+            f"attention from {problem.num_src:,} to {problem.num_dst:,} nodes with {problem.heads} heads "
+            f"of {problem.channels:,} channels does not fit into memory"
+        )
     if status:
-        raise IndexError(f"an edge has an end that is not in the graph, which has {problem.num_src:,} and "
-                         f"{problem.num_dst:,} nodes and {num_positions:,} edges")
+        raise IndexError(
+            f"an edge has an end that is not in the graph, which has {problem.num_src:,} and "
+            f"{problem.num_dst:,} nodes and {num_positions:,} edges"
+        )
 
 
 def _setup_context(ctx, inputs, output):
     *nodes, edges, attr, loop_attr, weight, att, seed, ctx.score = inputs[:10]
     *ctx.numbers, return_weights = inputs[10:]
-    assert edges[3] is not None or not needs_sources(ctx.score, nodes[0], attr), "edges by source are missing"
+    assert edges[3] is not None or not needs_sources(ctx.score, nodes[0], attr), (
+        "edges by source are missing"
+    )
     out, lse, weights = output
     ctx.mark_non_differentiable(*((lse,) if return_weights else (lse, weights)))
     ctx.set_materialize_grads(False)
@@ -160,30 +298,64 @@ def _backward(ctx, grad, _, grad_weights):
 def _differentiate(ctx, grad, _):
     need_attr = ctx.needs_input_grad[4] or ctx.needs_input_grad[5]
     saved = ctx.saved_tensors  # checkpointing gives them once
-    grads = backward(grad, *saved[:5], Structure(*saved[10:]), *saved[5:10], ctx.score, *ctx.numbers, need_attr)
-    return [value if ctx.needs_input_grad[i] else None for i, value in zip(_DIFFERENTIABLE, grads, strict=True)]
+    grads = backward(
+        grad, *saved[:5], Structure(*saved[10:]), *saved[5:10], ctx.score, *ctx.numbers, need_attr
+    )
+    return [
+        value if ctx.needs_input_grad[i] else None
+        for i, value in zip(_DIFFERENTIABLE, grads, strict=True)
+    ]
 
 
 def _differentiate_by_reference(ctx, grad, grad_weights):
     """Compute gradients of the weights, or gradients that have gradients themselves, in plain torch."""
-    notice.warn("attention: the reference computes gradients of attention weights and gradients of gradients, with "
-                "tensors of edges x channels")
-    _, _, message, source, target, attr, loop_attr, weight, att, seed, indptr, src, position, *_ = ctx.saved_tensors
+    notice.warn(
+        "attention: the reference computes gradients of attention weights and gradients of gradients, with "
+        "tensors of edges x channels"
+    )
+    _, _, message, source, target, attr, loop_attr, weight, att, seed, indptr, src, position, *_ = (
+        ctx.saved_tensors
+    )
     slope, dropout, edge_dropout, num_positions = ctx.numbers
     dst = torch.arange(target.size(0), device=src.device).repeat_interleave(indptr.diff().long())
-    src = src[:dst.numel()]
-    position = torch.arange(dst.numel(), device=src.device) if position is None else position[:dst.numel()]
+    src = src[: dst.numel()]
+    position = (
+        torch.arange(dst.numel(), device=src.device)
+        if position is None
+        else position[: dst.numel()]
+    )
     with torch.enable_grad():
         # Views, as one input may have been computed from another.
-        inputs = [None if tensor is None else tensor.view_as(tensor)
-                  for tensor in (message, source, target, attr, loop_attr, weight, att)]
+        inputs = [
+            None if tensor is None else tensor.view_as(tensor)
+            for tensor in (message, source, target, attr, loop_attr, weight, att)
+        ]
         wide = [None if tensor is None else tensor.float() for tensor in inputs]
-        results = attend(src, dst, position, *wide, seed, score=ctx.score, slope=slope, dropout=dropout,
-                         edge_dropout=edge_dropout, num_dst=target.size(0), num_positions=num_positions)
-        given = [(result, value) for result, value in zip(results, (grad, grad_weights), strict=True)
-                 if value is not None]
-        return differentiate_again(ctx, _DIFFERENTIABLE, [result for result, _ in given], inputs,
-                                   [value for _, value in given])
+        results = attend(
+            src,
+            dst,
+            position,
+            *wide,
+            seed,
+            score=ctx.score,
+            slope=slope,
+            dropout=dropout,
+            edge_dropout=edge_dropout,
+            num_dst=target.size(0),
+            num_positions=num_positions,
+        )
+        given = [
+            (result, value)
+            for result, value in zip(results, (grad, grad_weights), strict=True)
+            if value is not None
+        ]
+        return differentiate_again(
+            ctx,
+            _DIFFERENTIABLE,
+            [result for result, _ in given],
+            inputs,
+            [value for _, value in given],
+        )
 
 
 forward.register_autograd(_backward, setup_context=_setup_context)

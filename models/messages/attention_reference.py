@@ -15,9 +15,21 @@ from parallel_epochs.models.structure import append_loops
 ALL_HEADS = 2**32 - 1
 
 
-def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edge_index: Int[Tensor, "2 num_edges"],
-              edge_attr: Tensor | None, loop_attr: Tensor | None, weight: Tensor | None, att: Tensor | None,
-              seed: Tensor, *, num_dst: int, num_loops: int | None, **options) -> tuple[Tensor, Tensor]:
+def attention(
+    message: Tensor,
+    source: Tensor | None,
+    target: Tensor | None,
+    edge_index: Int[Tensor, "2 num_edges"],
+    edge_attr: Tensor | None,
+    loop_attr: Tensor | None,
+    weight: Tensor | None,
+    att: Tensor | None,
+    seed: Tensor,
+    *,
+    num_dst: int,
+    num_loops: int | None,
+    **options,
+) -> tuple[Tensor, Tensor]:
     """Compute :func:`models.messages.attention.attention` and always its weights."""
     num_edges, removed = edge_index.size(1) + (num_loops or 0), num_dst
     if num_loops is not None:
@@ -27,22 +39,51 @@ def attention(message: Tensor, source: Tensor | None, target: Tensor | None, edg
     if num_loops is not None:
         position = (dst != removed).nonzero().squeeze(1)
         src, dst = src[position], dst[position]
-    return attend(src, dst, position, message, source, target, edge_attr, loop_attr, weight, att, seed,
-                  num_dst=num_dst, num_positions=num_edges, **options)
+    return attend(
+        src,
+        dst,
+        position,
+        message,
+        source,
+        target,
+        edge_attr,
+        loop_attr,
+        weight,
+        att,
+        seed,
+        num_dst=num_dst,
+        num_positions=num_edges,
+        **options,
+    )
 
 
 def attend(
-    src: Int[Tensor, " num_kept"], dst: Int[Tensor, " num_kept"], position: Int[Tensor, " num_kept"],
-    message: Float[Tensor, "num_src heads channels"], source: Tensor | None, target: Tensor | None,
-    edge_attr: Float[Tensor, "num_edges edge_dim"] | None, loop_attr: Float[Tensor, "num_loops edge_dim"] | None,
-    weight: Float[Tensor, "rows edge_dim"] | None, att: Float[Tensor, "heads channels"] | None, seed: Tensor, *,
-    score: str, slope: float, dropout: float, edge_dropout: float, num_dst: int, num_positions: int,
+    src: Int[Tensor, " num_kept"],
+    dst: Int[Tensor, " num_kept"],
+    position: Int[Tensor, " num_kept"],
+    message: Float[Tensor, "num_src heads channels"],
+    source: Tensor | None,
+    target: Tensor | None,
+    edge_attr: Float[Tensor, "num_edges edge_dim"] | None,
+    loop_attr: Float[Tensor, "num_loops edge_dim"] | None,
+    weight: Float[Tensor, "rows edge_dim"] | None,
+    att: Float[Tensor, "heads channels"] | None,
+    seed: Tensor,
+    *,
+    score: str,
+    slope: float,
+    dropout: float,
+    edge_dropout: float,
+    num_dst: int,
+    num_positions: int,
 ) -> tuple[Float[Tensor, "num_dst heads channels"], Float[Tensor, "num_positions heads"]]:
     """Attend along listed edges; `position` is the number of each in the caller's order."""
     kind, heads, dtype = SCORES[score], message.size(1), message.dtype
     if edge_dropout:
         lane = torch.full((1,), ALL_HEADS, device=src.device)
-        kept = draw_factors(seed, position.long(), lane, edge_dropout).squeeze(1).nonzero().squeeze(1)
+        kept = (
+            draw_factors(seed, position.long(), lane, edge_dropout).squeeze(1).nonzero().squeeze(1)
+        )
         src, dst, position = src[kept], dst[kept], position[kept]
     encoded = None
     if edge_attr is not None:
@@ -52,10 +93,14 @@ def attend(
     values = message.index_select(0, src)
     key = values if source is None else source.index_select(0, src)
     query = None if target is None else target.index_select(0, dst)
-    weights = softmax(kind.compute(key if encoded is None else key + encoded, query, att, slope), dst, num_dst)
+    weights = softmax(
+        kind.compute(key if encoded is None else key + encoded, query, att, slope), dst, num_dst
+    )
     factor = 1.0
     if dropout:
-        factor = draw_factors(seed, position.long(), torch.arange(heads, device=src.device), dropout).to(dtype)
+        factor = draw_factors(
+            seed, position.long(), torch.arange(heads, device=src.device), dropout
+        ).to(dtype)
     if kind.encodes_messages and encoded is not None:
         values = values + encoded
     out = values.new_zeros((num_dst, *message.shape[1:]))

@@ -23,7 +23,9 @@ _HERE = Path(__file__).parent
 Operand = read_structure(_HERE / "problem.h", "Operand")
 MessageProblem = read_structure(_HERE / "problem.h", "MessageProblem", types={"Operand": Operand})
 SeveralProblem = read_structure(_HERE / "several.h", "SeveralProblem", NUM_PARTS=len(PARTS))
-LIBRARY = NativeLibrary("fused messages", _HERE / "messages_cpu.cpp", otherwise="the reference runs instead")
+LIBRARY = NativeLibrary(
+    "fused messages", _HERE / "messages_cpu.cpp", otherwise="the reference runs instead"
+)
 
 
 def check_status(status: int, problem: ctypes.Structure) -> None:
@@ -35,11 +37,15 @@ def check_status(status: int, problem: ctypes.Structure) -> None:
     """
     rows, others = f"{problem.num_rows:,}", f"{problem.num_others:,}"
     if status == 2:
-        raise MemoryError(f"messages from {others} to {rows} nodes with {problem.channels:,} channels do not fit into "
-                          "memory")
+        raise MemoryError(
+            f"messages from {others} to {rows} nodes with {problem.channels:,} channels do not fit into "
+            "memory"
+        )
     if status:
-        raise IndexError(f"an edge has an end that is not in the graph, which has {others} and {rows} nodes and "
-                         f"{problem.num_edges:,} edges")
+        raise IndexError(
+            f"an edge has an end that is not in the graph, which has {others} and {rows} nodes and "
+            f"{problem.num_edges:,} edges"
+        )
 
 
 class Walk:
@@ -56,21 +62,41 @@ class Walk:
         shape: of the full message of an edge, before ``dot`` sums its last dimension.
     """
 
-    def __init__(self, names: tuple[str, str], sizes: tuple[int, int], order: tuple, message: Message,
-                 operands: dict[str, Tensor], shape: torch.Size):
+    def __init__(
+        self,
+        names: tuple[str, str],
+        sizes: tuple[int, int],
+        order: tuple,
+        message: Message,
+        operands: dict[str, Tensor],
+        shape: torch.Size,
+    ):
         self._places = {names[0]: "row", names[1]: "other", "e": "edge", "g": "edge"}
         self._shape = shape
         self._kept: list[Tensor] = []  # whose addresses the problem has
         operation = "mul" if message.operation == "dot" else message.operation
         self._problem = fill(
-            MessageProblem, dict(zip(("ptr", "other", "position"), order, strict=True)), num_rows=sizes[0],
-            num_others=sizes[1], num_edges=order[1].numel(), channels=shape.numel(),
-            operation=KERNELS.index(operation))
+            MessageProblem,
+            dict(zip(("ptr", "other", "position"), order, strict=True)),
+            num_rows=sizes[0],
+            num_others=sizes[1],
+            num_edges=order[1].numel(),
+            channels=shape.numel(),
+            operation=KERNELS.index(operation),
+        )
         for field, name in zip(("left", "right"), message.names):
             setattr(self._problem, field, self._operand(operands[name], name))
 
-    def forward(self, reduce: str, *, out: Tensor | None = None, stat: Tensor | None = None,
-                stat2: Tensor | None = None, edge_out: Tensor | None = None, second: Tensor | None = None) -> None:
+    def forward(
+        self,
+        reduce: str,
+        *,
+        out: Tensor | None = None,
+        stat: Tensor | None = None,
+        stat2: Tensor | None = None,
+        edge_out: Tensor | None = None,
+        second: Tensor | None = None,
+    ) -> None:
         """Write the results of the rows and what backward needs of them, or the messages of the edges.
 
         `second` has a row for each destination. It is a factor of ``exp``, and what a product subtracts from its right
@@ -86,8 +112,18 @@ class Walk:
             self._problem.second = self._operand(second, "v")
         self._run()
 
-    def backward(self, reduce: str, gradient: Tensor, second: Tensor | None, *, of: str, row_side: int = 0,
-                 out: Tensor | None = None, edge_side: int = 0, edge_out: Tensor | None = None) -> None:
+    def backward(
+        self,
+        reduce: str,
+        gradient: Tensor,
+        second: Tensor | None,
+        *,
+        of: str,
+        row_side: int = 0,
+        out: Tensor | None = None,
+        edge_side: int = 0,
+        edge_out: Tensor | None = None,
+    ) -> None:
         """Write the gradient of the operand of the rows, summed over their edges, and that of the edges.
 
         Args:
@@ -117,9 +153,16 @@ class Walk:
 
     def _operand(self, tensor: Tensor, name: str) -> ctypes.Structure:
         trailing = tensor.shape[1:]
-        columns = torch.arange(trailing.numel(), dtype=torch.int32).view(trailing).expand(self._shape)
-        return Operand(data=self._keep(tensor), map=None if trailing.numel() == self._shape.numel() else self._keep(
-            columns), width=trailing.numel(), place=PLACES.index(self._places[name]), dtype=DTYPES.index(tensor.dtype))
+        columns = (
+            torch.arange(trailing.numel(), dtype=torch.int32).view(trailing).expand(self._shape)
+        )
+        return Operand(
+            data=self._keep(tensor),
+            map=None if trailing.numel() == self._shape.numel() else self._keep(columns),
+            width=trailing.numel(),
+            place=PLACES.index(self._places[name]),
+            dtype=DTYPES.index(tensor.dtype),
+        )
 
     def _run(self) -> None:
         if self._problem.channels == 0:

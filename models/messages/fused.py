@@ -25,7 +25,9 @@ def why_not_fused(call: Call, function: str = "update_all", reduce: str = "sum")
             return f"{name} has dtype {operand.dtype}, but the kernel computes in float32"
     if call.message.operation not in (*KERNELS, "dot"):
         return f"there is no kernel of {call.name}"
-    return why_no_gpu_kernel(call, function, reduce) if call.edge_index.device.type == "cuda" else ""
+    return (
+        why_no_gpu_kernel(call, function, reduce) if call.edge_index.device.type == "cuda" else ""
+    )
 
 
 def why_no_gpu_kernel(call: Call, function: str, reduce: str) -> str:
@@ -34,7 +36,10 @@ def why_no_gpu_kernel(call: Call, function: str, reduce: str) -> str:
         return f"there is no GPU kernel of {function}"
     if reduce == "prod" or call.message.operation == "dot" and reduce in ("max", "min"):
         return f"there is no GPU kernel of {call.name} with {reduce}"
-    e, shape = call.get("e"), torch.broadcast_shapes(*(operand.shape[1:] for operand in call.operands.values()))
+    e, shape = (
+        call.get("e"),
+        torch.broadcast_shapes(*(operand.shape[1:] for operand in call.operands.values())),
+    )
     if e is None or not e.requires_grad or e.shape[1:].numel() in (0, shape.numel()):
         return ""
     trailing = align(e, len(shape)).shape[1:]
@@ -53,10 +58,20 @@ def update_all(call: Call, reduce: str) -> Tensor:
     share = None
     if reduce == "mean":
         reduce = "sum"
-        share = structure[0].diff().clamp(min=1).to(torch.float32).reciprocal().reshape(-1, *(1,) * len(call.trailing))
+        share = (
+            structure[0]
+            .diff()
+            .clamp(min=1)
+            .to(torch.float32)
+            .reciprocal()
+            .reshape(-1, *(1,) * len(call.trailing))
+        )
         if call.message.operation == "copy":  # the walk multiplies its sums on the way
             name = call.message.left
-            call, share = call._replace(name=f"{name}_mul_v", operands=call.operands | {"v": share}), None
+            call, share = (
+                call._replace(name=f"{name}_mul_v", operands=call.operands | {"v": share}),
+                None,
+            )
     out, _, _ = ops.update_all(*_operands(call), structure, num_src, call.name, reduce, save)
     return (out if share is None else out * share).to(call.dtype)
 
@@ -71,7 +86,9 @@ def apply_edges(call: Call) -> Tensor:
         num_dst = structure[0].numel() - 1
     ends = plain_edges(edge_index)
     try:
-        return ops.apply_edges(*_operands(call), ends, structure, num_src, num_dst, call.name, call.dtype)
+        return ops.apply_edges(
+            *_operands(call), ends, structure, num_src, num_dst, call.name, call.dtype
+        )
     except IndexError:
         check_ends(ends, call.num_src, call.num_dst)
         raise
@@ -88,18 +105,30 @@ def _reduce_dots(call: Call, reduce: str) -> Tensor:
         product = call._replace(name=call.name.replace("dot", "mul"), dtype=torch.float32)
         return update_all(product, reduce).sum(-1, keepdim=True).to(call.dtype)
     dots = apply_edges(call._replace(dtype=torch.float32))
-    copy = Call(call.edge_index, "copy_e", {"e": dots}, call.num_src, call.num_dst, call.trailing, call.dtype)
+    copy = Call(
+        call.edge_index,
+        "copy_e",
+        {"e": dots},
+        call.num_src,
+        call.num_dst,
+        call.trailing,
+        call.dtype,
+    )
     return update_all(copy, reduce)
 
 
 def _needs_gradient(call: Call) -> bool:
-    return torch.is_grad_enabled() and any(operand.requires_grad for operand in call.operands.values())
+    return torch.is_grad_enabled() and any(
+        operand.requires_grad for operand in call.operands.values()
+    )
 
 
 def _find_structure(call: Call):
     """Sort the edges by destination, and by source if a gradient needs that; also count the source nodes."""
     u, edge_index = call.get("u"), call.edge_index
-    num_src, num_dst = (_count(edge_index, row, count) for row, count in enumerate((call.num_src, call.num_dst)))
+    num_src, num_dst = (
+        _count(edge_index, row, count) for row, count in enumerate((call.num_src, call.num_dst))
+    )
     by_source = u is not None and u.requires_grad and torch.is_grad_enabled()
     refuse_gradient(edge_index, call.get("e"))
     return find_structure(edge_index, num_src, num_dst, by_source=by_source), num_src
@@ -107,7 +136,9 @@ def _find_structure(call: Call):
 
 def _count(edge_index: Tensor, row: int, count: int | None) -> int:
     """Return a number of nodes, or the least that the edges need where nobody has told it."""
-    return count if count is not None else int(edge_index[row].max()) + 1 if edge_index.numel() else 0
+    return (
+        count if count is not None else int(edge_index[row].max()) + 1 if edge_index.numel() else 0
+    )
 
 
 def _bound(count: int | None) -> int:

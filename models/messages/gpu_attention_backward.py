@@ -10,7 +10,11 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from parallel_epochs.models.aggregate.gpu_backward import add_products, start_products, store_products
+from parallel_epochs.models.aggregate.gpu_backward import (
+    add_products,
+    start_products,
+    store_products,
+)
 from parallel_epochs.models.aggregate.gpu_encode import select_channels
 from parallel_epochs.models.kernels.walk import Edges, walk
 from parallel_epochs.models.messages.gpu_attention_edges import (
@@ -29,19 +33,34 @@ from parallel_epochs.models.messages.gpu_attention_edges import (
 from parallel_epochs.models.messages.scores.gpu import differentiate, score_edges, split, sum_keys
 
 Backward = (*Attention._fields, "grad", "lse", "products")
-ByDestination = namedtuple("ByDestination", (*Backward, "grad_target", "partial", "grad_attr", "grad_loop_attr",
-                                             "HAS_ATT", "NEED_ATTR"))
-BySource = namedtuple("BySource", (*Backward, "grad_message", "grad_source", "message_partial", "source_partial"))
+ByDestination = namedtuple(
+    "ByDestination",
+    (*Backward, "grad_target", "partial", "grad_attr", "grad_loop_attr", "HAS_ATT", "NEED_ATTR"),
+)
+BySource = namedtuple(
+    "BySource", (*Backward, "grad_message", "grad_source", "message_partial", "source_partial")
+)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def multiply(grad, out, products, num_rows, H: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
-             BLOCK_C: tl.constexpr):
+def multiply(
+    grad,
+    out,
+    products,
+    num_rows,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Compute the products of outputs and their gradients [num_rows, H]. The grid is [blocks of rows, H]."""
     head = tl.program_id(1)
     row = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     channel, in_c = select_channels(0, C, BLOCK_C)
-    at, there = (row[:, None] * H + head) * C + channel[None, :], (row < num_rows)[:, None] & in_c[None, :]
+    at, there = (
+        (row[:, None] * H + head) * C + channel[None, :],
+        (row < num_rows)[:, None] & in_c[None, :],
+    )
     product = tl.load(grad + at, mask=there, other=0.0) * tl.load(out + at, mask=there, other=0.0)
     tl.store(products + row * H + head, tl.sum(product, 1), mask=row < num_rows)
 
@@ -49,8 +68,12 @@ def multiply(grad, out, products, num_rows, H: tl.constexpr, C: tl.constexpr, BL
 @triton.jit
 def load_results(p, node, valid):
     """Read what backward needs of destination nodes: queries, gradients, log-sum-exps and products."""
-    return (load_ends(p, p.target, node, valid), load_vectors(p, p.grad, node, valid),
-            load_numbers(p, p.lse, node, valid), load_numbers(p, p.products, node, valid))
+    return (
+        load_ends(p, p.target, node, valid),
+        load_vectors(p, p.grad, node, valid),
+        load_numbers(p, p.lse, node, valid),
+        load_numbers(p, p.products, node, valid),
+    )
 
 
 @triton.jit
@@ -77,12 +100,49 @@ def mask_rows(valid, x):
 
 
 @triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold", "first_head"])
-def by_destination(message, source, target, ptr, cuts, rows, src, position, attr, loop_attr, weight, att, seed, grad,
-                   lse, products, grad_target, partial, att_sums, weight_sums, grad_attr, grad_loop_attr, num_listed,
-                   first_head, slope, scale, threshold, rescale, edge_threshold, SCORE: tl.constexpr,
-                   BY_HEAD: tl.constexpr, ENCODES: tl.constexpr, NEED_ATTR: tl.constexpr, DOT: tl.constexpr,
-                   WIDE: tl.constexpr, H: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-                   BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr):
+def by_destination(
+    message,
+    source,
+    target,
+    ptr,
+    cuts,
+    rows,
+    src,
+    position,
+    attr,
+    loop_attr,
+    weight,
+    att,
+    seed,
+    grad,
+    lse,
+    products,
+    grad_target,
+    partial,
+    att_sums,
+    weight_sums,
+    grad_attr,
+    grad_loop_attr,
+    num_listed,
+    first_head,
+    slope,
+    scale,
+    threshold,
+    rescale,
+    edge_threshold,
+    SCORE: tl.constexpr,
+    BY_HEAD: tl.constexpr,
+    ENCODES: tl.constexpr,
+    NEED_ATTR: tl.constexpr,
+    DOT: tl.constexpr,
+    WIDE: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Compute the gradients of one chunk's edges for their destinations, `att`, `weight` and the features.
 
     The grid is [num_chunks, heads]. With NEED_ATTR it is [num_chunks, 1] in one launch for each head in turn, which
@@ -105,15 +165,54 @@ def by_destination(message, source, target, ptr, cuts, rows, src, position, attr
         NEED_ATTR: whether the features have gradients.
     """
     head = first_head + tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C)
+    channel, in_c, columns, a = load_parameters(
+        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
+    )
     att_sum, sums = walk(
         Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-        ByDestination(head, channel, in_c, columns, a, message, source, target, attr, loop_attr, seed, num_listed,
-                      slope, scale, threshold, rescale, edge_threshold, SCORE, BY_HEAD, ENCODES, DOT, H, C, K, BLOCK_K,
-                      BLOCK_C, "raw", grad, lse, products, grad_target, partial, grad_attr, grad_loop_attr,
-                      att is not None, NEED_ATTR),
+        ByDestination(
+            head,
+            channel,
+            in_c,
+            columns,
+            a,
+            message,
+            source,
+            target,
+            attr,
+            loop_attr,
+            seed,
+            num_listed,
+            slope,
+            scale,
+            threshold,
+            rescale,
+            edge_threshold,
+            SCORE,
+            BY_HEAD,
+            ENCODES,
+            DOT,
+            H,
+            C,
+            K,
+            BLOCK_K,
+            BLOCK_C,
+            "raw",
+            grad,
+            lse,
+            products,
+            grad_target,
+            partial,
+            grad_attr,
+            grad_loop_attr,
+            att is not None,
+            NEED_ATTR,
+        ),
         (tl.zeros((BLOCK_C,), tl.float32), start_sums(weight, BY_HEAD, DOT, K, BLOCK_K, BLOCK_C)),
-        start_target, add_to_targets, store_target)
+        start_target,
+        add_to_targets,
+        store_target,
+    )
 
     chunk = tl.program_id(0).to(tl.int64)
     if att is not None:
@@ -177,8 +276,14 @@ def store_sum(p, to, row, total, BY_HEAD: tl.constexpr):
 
 
 @triton.jit
-def start_sums(weight, BY_HEAD: tl.constexpr, DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-               BLOCK_C: tl.constexpr):
+def start_sums(
+    weight,
+    BY_HEAD: tl.constexpr,
+    DOT: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Return empty sums for the encoder's gradient, in the form of its columns."""
     if BY_HEAD and weight is not None:
         return (tl.zeros((BLOCK_K,), tl.float32),)
@@ -196,14 +301,28 @@ def add_to_sums(p, sums, features, grad_z):
 
 
 @triton.jit
-def store_sums(to, sums, chunk, head, channel, in_c, BY_HEAD: tl.constexpr, DOT: tl.constexpr, H: tl.constexpr,
-               C: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def store_sums(
+    to,
+    sums,
+    chunk,
+    head,
+    channel,
+    in_c,
+    BY_HEAD: tl.constexpr,
+    DOT: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Write a chunk's sums for the encoder's gradient."""
     if BY_HEAD:
         k = tl.arange(0, BLOCK_K)
         tl.store(to + (chunk * H + head) * K + k, sums[0], mask=k < K)
     else:
-        store_products(to + chunk * (K * H * C) + head * C + channel, sums, in_c, H * C, DOT, K, BLOCK_K)
+        store_products(
+            to + chunk * (K * H * C) + head * C + channel, sums, in_c, H * C, DOT, K, BLOCK_K
+        )
 
 
 @triton.jit
@@ -212,7 +331,11 @@ def add_features(p, rows, valid, grad_z):
     k = tl.arange(0, p.BLOCK_K)
     tile, there = rows[:, None] + k[None, :], valid[:, None] & (k < p.K)[None, :]
     if p.BY_HEAD:
-        tl.store(tile, tl.load(tile, mask=there, other=0.0) + grad_z[:, None] * p.columns[0][None, :], mask=there)
+        tl.store(
+            tile,
+            tl.load(tile, mask=there, other=0.0) + grad_z[:, None] * p.columns[0][None, :],
+            mask=there,
+        )
     elif p.DOT:
         product = tl.dot(grad_z, tl.trans(p.columns[0]), input_precision="ieee")
         tl.store(tile, tl.load(tile, mask=there, other=0.0) + product, mask=there)
@@ -223,11 +346,45 @@ def add_features(p, rows, valid, grad_z):
 
 
 @triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold"])
-def by_source(message, source, target, ptr, cuts, rows, dst, position, attr, loop_attr, weight, att, seed, grad, lse,
-              products, grad_message, grad_source, message_partial, source_partial, num_listed, slope, scale, threshold,
-              rescale, edge_threshold, SCORE: tl.constexpr, BY_HEAD: tl.constexpr, ENCODES: tl.constexpr,
-              DOT: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
-              BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr):
+def by_source(
+    message,
+    source,
+    target,
+    ptr,
+    cuts,
+    rows,
+    dst,
+    position,
+    attr,
+    loop_attr,
+    weight,
+    att,
+    seed,
+    grad,
+    lse,
+    products,
+    grad_message,
+    grad_source,
+    message_partial,
+    source_partial,
+    num_listed,
+    slope,
+    scale,
+    threshold,
+    rescale,
+    edge_threshold,
+    SCORE: tl.constexpr,
+    BY_HEAD: tl.constexpr,
+    ENCODES: tl.constexpr,
+    DOT: tl.constexpr,
+    WIDE: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Compute the gradients of one chunk's edges for their sources.
 
     The grid is [num_chunks, heads]; a row is a source. The arguments are those of :func:`by_destination`, but for
@@ -241,19 +398,62 @@ def by_source(message, source, target, ptr, cuts, rows, dst, position, attr, loo
         source_partial: the same of `grad_source`.
     """
     head = tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C)
-    walk(Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
-         BySource(head, channel, in_c, columns, a, message, source, target, attr, loop_attr, seed, num_listed, slope,
-                  scale, threshold, rescale, edge_threshold, SCORE, BY_HEAD, ENCODES, DOT, H, C, K, BLOCK_K, BLOCK_C,
-                  "raw", grad, lse, products, grad_message, grad_source, message_partial, source_partial),
-         (), start_source, add_to_sources, store_source)
+    channel, in_c, columns, a = load_parameters(
+        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
+    )
+    walk(
+        Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
+        BySource(
+            head,
+            channel,
+            in_c,
+            columns,
+            a,
+            message,
+            source,
+            target,
+            attr,
+            loop_attr,
+            seed,
+            num_listed,
+            slope,
+            scale,
+            threshold,
+            rescale,
+            edge_threshold,
+            SCORE,
+            BY_HEAD,
+            ENCODES,
+            DOT,
+            H,
+            C,
+            K,
+            BLOCK_K,
+            BLOCK_C,
+            "raw",
+            grad,
+            lse,
+            products,
+            grad_message,
+            grad_source,
+            message_partial,
+            source_partial,
+        ),
+        (),
+        start_source,
+        add_to_sources,
+        store_source,
+    )
 
 
 @triton.jit
 def start_source(p, row):
     """Return what the edges of a source read of it, and empty sums of the gradients of its message and its key."""
     own = tl.zeros((1,), tl.int64) + row
-    return load_sources(p, own, own >= 0), (tl.zeros((p.BLOCK_C,), tl.float32), start_sum(p.BY_HEAD, p.BLOCK_C))
+    return load_sources(p, own, own >= 0), (
+        tl.zeros((p.BLOCK_C,), tl.float32),
+        start_sum(p.BY_HEAD, p.BLOCK_C),
+    )
 
 
 @triton.jit

@@ -15,11 +15,13 @@ from parallel_epochs.models.kernels.gpu_norm import hash_elements
 
 # The functions of all passes read this; see the arguments of :func:`gpu_attention_forward.forward`. FEATURES is "raw".
 Attention = namedtuple(
-    "Attention", "head channel in_c columns att message source target attr loop_attr seed num_listed slope scale "
-    "threshold rescale edge_threshold SCORE BY_HEAD ENCODES DOT H C K BLOCK_K BLOCK_C FEATURES")
+    "Attention",
+    "head channel in_c columns att message source target attr loop_attr seed num_listed slope scale "
+    "threshold rescale edge_threshold SCORE BY_HEAD ENCODES DOT H C K BLOCK_K BLOCK_C FEATURES",
+)
 LOWEST = tl.constexpr(-3.4028234e38)
 # The column of the hash that decides on whole edges, times the factor of columns.
-ALL_HEADS = tl.constexpr((2**32 - 1) * 0x9e3779b1 % 2**32)
+ALL_HEADS = tl.constexpr((2**32 - 1) * 0x9E3779B1 % 2**32)
 
 
 @triton.jit
@@ -28,8 +30,10 @@ def draw_factors(p, number):
     if p.threshold is None:
         return 1.0
     else:
-        column = tl.mul(tl.cast(p.head, tl.uint32), 0x9e3779b1, sanitize_overflow=False)
-        return tl.where(hash_elements(p.seed, number, column) >= tl.cast(p.threshold, tl.int64), p.rescale, 0.0)
+        column = tl.mul(tl.cast(p.head, tl.uint32), 0x9E3779B1, sanitize_overflow=False)
+        return tl.where(
+            hash_elements(p.seed, number, column) >= tl.cast(p.threshold, tl.int64), p.rescale, 0.0
+        )
 
 
 @triton.jit
@@ -55,13 +59,24 @@ def load_features(p, number, valid):
     """Read the features of a block of edges: a tuple of one tile [BLOCK_E, BLOCK_K], of K columns, or of nothing."""
     features = ()
     if p.attr is not None:
-        features = gpu_encode.load_columns(p, find_rows(p, p.attr, p.loop_attr, number), valid, p.DOT or p.BY_HEAD)
+        features = gpu_encode.load_columns(
+            p, find_rows(p, p.attr, p.loop_attr, number), valid, p.DOT or p.BY_HEAD
+        )
     return features
 
 
 @triton.jit
-def load_parameters(weight, att, head, BY_HEAD: tl.constexpr, DOT: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
-                    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+def load_parameters(
+    weight,
+    att,
+    head,
+    BY_HEAD: tl.constexpr,
+    DOT: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Return the channels of a head, a mask of those that exist, its encoder and its part of `att`.
 
     The encoder is what :func:`gpu_encode.load_encoder` returns; with BY_HEAD it is one row [BLOCK_K].
@@ -73,8 +88,9 @@ def load_parameters(weight, att, head, BY_HEAD: tl.constexpr, DOT: tl.constexpr,
             k = tl.arange(0, BLOCK_K)
             columns = (tl.load(weight + head * K + k, mask=k < K, other=0.0),)
         else:
-            columns, _ = gpu_encode.load_encoder(weight, None, head * C + channel, in_c, "raw", DOT, K, BLOCK_K,
-                                                 BLOCK_C)
+            columns, _ = gpu_encode.load_encoder(
+                weight, None, head * C + channel, in_c, "raw", DOT, K, BLOCK_K, BLOCK_C
+            )
     a = tl.zeros((BLOCK_C,), tl.float32)
     if att is not None:
         a = tl.load(att + head * C + channel, mask=in_c, other=0.0)
@@ -89,7 +105,9 @@ def encode(p, features, BLOCK_E: tl.constexpr):
     elif p.BY_HEAD:
         return tl.sum(features[0] * p.columns[0][None, :], 1)
     else:
-        return gpu_encode.add_encoded(p, tl.zeros((BLOCK_E, p.BLOCK_C), tl.float32), features, p.columns)
+        return gpu_encode.add_encoded(
+            p, tl.zeros((BLOCK_E, p.BLOCK_C), tl.float32), features, p.columns
+        )
 
 
 @triton.jit

@@ -27,10 +27,41 @@ Weights = namedtuple("Weights", (*Attention._fields, "lse", "weights"))
 
 
 @triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold"])
-def forward(message, source, target, ptr, cuts, rows, src, position, attr, loop_attr, weight, att, seed, out, lse,
-            partial, num_listed, slope, scale, threshold, rescale, edge_threshold, SCORE: tl.constexpr,
-            BY_HEAD: tl.constexpr, ENCODES: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr,
-            C: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr):
+def forward(
+    message,
+    source,
+    target,
+    ptr,
+    cuts,
+    rows,
+    src,
+    position,
+    attr,
+    loop_attr,
+    weight,
+    att,
+    seed,
+    out,
+    lse,
+    partial,
+    num_listed,
+    slope,
+    scale,
+    threshold,
+    rescale,
+    edge_threshold,
+    SCORE: tl.constexpr,
+    BY_HEAD: tl.constexpr,
+    ENCODES: tl.constexpr,
+    DOT: tl.constexpr,
+    WIDE: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Attend over the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, heads]. All tensors are contiguous; a row is a destination. The tensors of
@@ -61,12 +92,48 @@ def forward(message, source, target, ptr, cuts, rows, src, position, attr, loop_
         BLOCK_C: C rounded up to a power of two.
     """
     head = tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C)
-    walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-         Forward(head, channel, in_c, columns, a, message, source, target, attr, loop_attr, seed, num_listed, slope,
-                 scale, threshold, rescale, edge_threshold, SCORE, BY_HEAD, ENCODES, DOT, H, C, K, BLOCK_K, BLOCK_C,
-                 "raw", out, lse, partial),
-         (), start_row, add_edges, store_row)
+    channel, in_c, columns, a = load_parameters(
+        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
+    )
+    walk(
+        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
+        Forward(
+            head,
+            channel,
+            in_c,
+            columns,
+            a,
+            message,
+            source,
+            target,
+            attr,
+            loop_attr,
+            seed,
+            num_listed,
+            slope,
+            scale,
+            threshold,
+            rescale,
+            edge_threshold,
+            SCORE,
+            BY_HEAD,
+            ENCODES,
+            DOT,
+            H,
+            C,
+            K,
+            BLOCK_K,
+            BLOCK_C,
+            "raw",
+            out,
+            lse,
+            partial,
+        ),
+        (),
+        start_row,
+        add_edges,
+        store_row,
+    )
 
 
 @triton.jit
@@ -110,7 +177,11 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
     at = at * p.H + p.head
     if WHOLE:
         empty = count == 0.0
-        tl.store(p.out + at * p.C + p.channel, tl.where(empty, 0.0, total / tl.where(empty, 1.0, powers)), mask=p.in_c)
+        tl.store(
+            p.out + at * p.C + p.channel,
+            tl.where(empty, 0.0, total / tl.where(empty, 1.0, powers)),
+            mask=p.in_c,
+        )
         tl.store(p.lse + at, tl.where(empty, 0.0, top + tl.log2(powers)))
     else:
         to = p.partial + at * (p.C + 3)
@@ -120,12 +191,34 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(ptr, cuts, rows, out, lse, partial, chunk_items, WIDE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
-                  BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+def merge_forward(
+    ptr,
+    cuts,
+    rows,
+    out,
+    lse,
+    partial,
+    chunk_items,
+    WIDE: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_c = select_channels(0, C, BLOCK_C)
-    merge(ptr, cuts, rows, chunk_items, Result(tl.program_id(1), channel, in_c, out, lse, partial, H, C, BLOCK_C),
-          start_nothing, add_states, store_row, WIDE, BLOCK_P)
+    merge(
+        ptr,
+        cuts,
+        rows,
+        chunk_items,
+        Result(tl.program_id(1), channel, in_c, out, lse, partial, H, C, BLOCK_C),
+        start_nothing,
+        add_states,
+        store_row,
+        WIDE,
+        BLOCK_P,
+    )
 
 
 @triton.jit
@@ -140,7 +233,9 @@ def add_states(p, state, slot, is_part):
     total, top, powers, count = state
     at = p.partial + (slot * p.H + p.head) * (p.C + 3)
     tops = tl.load(at + p.C, mask=is_part, other=LOWEST)
-    totals = tl.load(at[:, None] + p.channel[None, :], mask=is_part[:, None] & p.in_c[None, :], other=0.0)
+    totals = tl.load(
+        at[:, None] + p.channel[None, :], mask=is_part[:, None] & p.in_c[None, :], other=0.0
+    )
     largest = tl.maximum(top, tl.max(tops, 0))
     shrink, shrinks = tl.exp2(top - largest), tl.exp2(tops - largest)
     powers = powers * shrink + tl.sum(tl.load(at + p.C + 1, mask=is_part, other=0.0) * shrinks, 0)
@@ -149,22 +244,86 @@ def add_states(p, state, slot, is_part):
 
 
 @triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold"])
-def write_weights(message, source, target, ptr, cuts, rows, src, position, attr, loop_attr, weight, att, seed, lse,
-                  weights, num_listed, slope, scale, threshold, rescale, edge_threshold, SCORE: tl.constexpr,
-                  BY_HEAD: tl.constexpr, ENCODES: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr,
-                  C: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
-                  BLOCK_C: tl.constexpr):
+def write_weights(
+    message,
+    source,
+    target,
+    ptr,
+    cuts,
+    rows,
+    src,
+    position,
+    attr,
+    loop_attr,
+    weight,
+    att,
+    seed,
+    lse,
+    weights,
+    num_listed,
+    slope,
+    scale,
+    threshold,
+    rescale,
+    edge_threshold,
+    SCORE: tl.constexpr,
+    BY_HEAD: tl.constexpr,
+    ENCODES: tl.constexpr,
+    DOT: tl.constexpr,
+    WIDE: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """Compute the weights of a chunk's edges again, now that the sums of their rows are known.
 
     The grid and the arguments are those of :func:`forward`, but for `weights` [num_positions, H], which are written.
     """
     head = tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C)
-    walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-         Weights(head, channel, in_c, columns, a, message, source, target, attr, loop_attr, seed, num_listed, slope,
-                 scale, threshold, rescale, edge_threshold, SCORE, BY_HEAD, ENCODES, DOT, H, C, K, BLOCK_K, BLOCK_C,
-                 "raw", lse, weights),
-         (), start_weights, write_edges, store_nothing)
+    channel, in_c, columns, a = load_parameters(
+        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
+    )
+    walk(
+        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
+        Weights(
+            head,
+            channel,
+            in_c,
+            columns,
+            a,
+            message,
+            source,
+            target,
+            attr,
+            loop_attr,
+            seed,
+            num_listed,
+            slope,
+            scale,
+            threshold,
+            rescale,
+            edge_threshold,
+            SCORE,
+            BY_HEAD,
+            ENCODES,
+            DOT,
+            H,
+            C,
+            K,
+            BLOCK_K,
+            BLOCK_C,
+            "raw",
+            lse,
+            weights,
+        ),
+        (),
+        start_weights,
+        write_edges,
+        store_nothing,
+    )
 
 
 @triton.jit

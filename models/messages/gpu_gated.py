@@ -8,21 +8,55 @@ import triton.language as tl
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.aggregate.gpu_backward import add_products, start_products, store_products
-from parallel_epochs.models.aggregate.gpu_encode import add_encoded, load_encoder, load_features, select_channels
+from parallel_epochs.models.aggregate.gpu_backward import (
+    add_products,
+    start_products,
+    store_products,
+)
+from parallel_epochs.models.aggregate.gpu_encode import (
+    add_encoded,
+    load_encoder,
+    load_features,
+    select_channels,
+)
 from parallel_epochs.models.kernels.walk import Edges, walk
 from parallel_epochs.models.messages import gated
 
 # The functions of all passes read and write this; see the arguments of :func:`run_pass`.
-Gated = namedtuple("Gated", "channel in_d of_gate of_value key pair attr gradient out partial grad_attr num_edges PASS "
-                            "FEATURES DOT FIRST K BLOCK_K D BLOCK_D")
+Gated = namedtuple(
+    "Gated",
+    "channel in_d of_gate of_value key pair attr gradient out partial grad_attr num_edges PASS "
+    "FEATURES DOT FIRST K BLOCK_K D BLOCK_D",
+)
 
 
 @triton.jit(do_not_specialize=["num_edges"])
-def run_pass(key, pair, attr, weight, ptr, cuts, rows, other, position, gradient, out, partial, grad_attr, sums,
-             num_edges, PASS: tl.constexpr, FEATURES: tl.constexpr, WIDE: tl.constexpr,
-             DOT: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
-             BLOCK_D: tl.constexpr):
+def run_pass(
+    key,
+    pair,
+    attr,
+    weight,
+    ptr,
+    cuts,
+    rows,
+    other,
+    position,
+    gradient,
+    out,
+    partial,
+    grad_attr,
+    sums,
+    num_edges,
+    PASS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    WIDE: tl.constexpr,
+    DOT: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Sum up the messages of one chunk, or their gradients.
 
     The grid is [num_chunks, number of blocks of channels]. Arguments that are not listed are those of
@@ -48,14 +82,42 @@ def run_pass(key, pair, attr, weight, ptr, cuts, rows, other, position, gradient
     of_gate, of_value = (), ()
     if weight is not None:
         of_gate, _ = load_encoder(weight, None, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
-        of_value, _ = load_encoder(weight + D * K, None, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
+        of_value, _ = load_encoder(
+            weight + D * K, None, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D
+        )
     NEED_WEIGHT: tl.constexpr = PASS == "destination" and K > 0
     products = walk(
         Edges(ptr, cuts, rows, other, position, WIDE, BLOCK_E),
-        Gated(channel, in_d, of_gate, of_value, key, pair, attr, gradient, out, partial, grad_attr, num_edges, PASS,
-              FEATURES, DOT, 0, K, BLOCK_K, D, BLOCK_D),
-        (start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D), start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D)),
-        start_row, add_edges, store_row)
+        Gated(
+            channel,
+            in_d,
+            of_gate,
+            of_value,
+            key,
+            pair,
+            attr,
+            gradient,
+            out,
+            partial,
+            grad_attr,
+            num_edges,
+            PASS,
+            FEATURES,
+            DOT,
+            0,
+            K,
+            BLOCK_K,
+            D,
+            BLOCK_D,
+        ),
+        (
+            start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D),
+            start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D),
+        ),
+        start_row,
+        add_edges,
+        store_row,
+    )
     if NEED_WEIGHT:
         to = sums + tl.program_id(0).to(tl.int64) * K * 2 * D + channel
         store_products(to, products[0], in_d, 2 * D, DOT, K, BLOCK_K)
@@ -103,7 +165,10 @@ def add_edges(p, own, state, sums, edge, node, number, valid):
             if p.grad_attr is not None:
                 store_attr(p, number, valid, grad_gate, grad_value)
             if p.K > 0:
-                sums = (add_products(p, sums[0], features, grad_gate), add_products(p, sums[1], features, grad_value))
+                sums = (
+                    add_products(p, sums[0], features, grad_gate),
+                    add_products(p, sums[1], features, grad_value),
+                )
             return (state[0] + tl.sum(grad_gate, 0),), sums
 
 
@@ -132,8 +197,15 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
         tl.store(to + p.D, state[1], mask=p.in_d)
 
 
-def run_on_gpu(name: str, given, order, num_others: int, written: Tensor, gradient: Tensor | None = None,
-               grad_attr: Tensor | None = None) -> Tensor | None:
+def run_on_gpu(
+    name: str,
+    given,
+    order,
+    num_others: int,
+    written: Tensor,
+    gradient: Tensor | None = None,
+    grad_attr: Tensor | None = None,
+) -> Tensor | None:
     """Run a pass as the CPU's, see gated.py."""
     key, pair, attr, weight = given
     ptr, other, position = gpu.make_contiguous(*order)
@@ -143,14 +215,36 @@ def run_on_gpu(name: str, given, order, num_others: int, written: Tensor, gradie
     num_blocks, num_sums = triton.cdiv(channels, blocks["BLOCK_D"]), 2 * blocks["K"] * channels
     sums = key.new_empty(0, num_sums)
     if written.numel():
-        cut = gpu.plan(ptr, other, num_others, position, other.numel() if attr is None else attr.size(0))
+        cut = gpu.plan(
+            ptr, other, num_others, position, other.numel() if attr is None else attr.size(0)
+        )
         partial = key.new_empty(2 * cut.num_chunks, written.size(1))
         sums = key.new_empty(cut.num_chunks if name == "destination" else 0, num_sums)
         attr_parts = None if grad_attr is None else key.new_zeros(num_blocks, *grad_attr.shape)
         with torch.cuda.device_of(key):
-            gpu.launch(run_pass, (cut.num_chunks, num_blocks), key, pair, attr, weight, ptr, cut.cuts, cut.rows, other,
-                       position, gradient, written, partial, attr_parts, sums, 0 if attr is None else attr.size(0),
-                       PASS=name, FEATURES="none" if attr is None else "raw", WIDE=cut.wide, **blocks)
+            gpu.launch(
+                run_pass,
+                (cut.num_chunks, num_blocks),
+                key,
+                pair,
+                attr,
+                weight,
+                ptr,
+                cut.cuts,
+                cut.rows,
+                other,
+                position,
+                gradient,
+                written,
+                partial,
+                attr_parts,
+                sums,
+                0 if attr is None else attr.size(0),
+                PASS=name,
+                FEATURES="none" if attr is None else "raw",
+                WIDE=cut.wide,
+                **blocks,
+            )
             gpu.merge_sums(ptr, cut, written, partial)
         if grad_attr is not None:
             torch.sum(attr_parts, 0, out=grad_attr)

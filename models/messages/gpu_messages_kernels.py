@@ -12,12 +12,40 @@ from parallel_epochs.models.aggregate.gpu_backward import Sum, store_sum
 from parallel_epochs.models.kernels.walk import Edges, merge, walk
 
 INF = tl.constexpr(float("inf"))
-SIDES = ("left", "left_columns", "right", "right_columns", "LEFT", "RIGHT", "LEFT_WIDTH", "RIGHT_WIDTH", "OPERATION")
+SIDES = (
+    "left",
+    "left_columns",
+    "right",
+    "right_columns",
+    "LEFT",
+    "RIGHT",
+    "LEFT_WIDTH",
+    "RIGHT_WIDTH",
+    "OPERATION",
+)
 # The functions of the passes read and write this; see the arguments of :func:`forward` and :func:`backward`.
-Result = namedtuple("Result", "channel in_d total square high low high_ties low_ties partial SUMS STATES D BLOCK_D")
+Result = namedtuple(
+    "Result", "channel in_d total square high low high_ties low_ties partial SUMS STATES D BLOCK_D"
+)
 Forward = namedtuple("Forward", (*Result._fields, *SIDES))
-Backward = namedtuple("Backward", (*Sum._fields, *SIDES, "total", "square", "of_high", "of_low", "high", "low",
-                                   "grad_edge", "BY_SOURCE", "ROW_SIDE", "EDGE_SIDE", "EDGE_WIDTH"))
+Backward = namedtuple(
+    "Backward",
+    (
+        *Sum._fields,
+        *SIDES,
+        "total",
+        "square",
+        "of_high",
+        "of_low",
+        "high",
+        "low",
+        "grad_edge",
+        "BY_SOURCE",
+        "ROW_SIDE",
+        "EDGE_SIDE",
+        "EDGE_WIDTH",
+    ),
+)
 
 
 @triton.jit
@@ -29,7 +57,9 @@ def select_group(D: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_operand(p, x, columns, u_row, v_row, e_row, there, PLACE: tl.constexpr, WIDTH: tl.constexpr):
+def load_operand(
+    p, x, columns, u_row, v_row, e_row, there, PLACE: tl.constexpr, WIDTH: tl.constexpr
+):
     """Read the values of a block of edges of the operand "u", "v" or "e" [BLOCK_E, BLOCK_D]."""
     row = e_row
     if PLACE == "u":
@@ -48,7 +78,9 @@ def load_sides(p, u_row, v_row, e_row, there):
     a = load_operand(p, p.left, p.left_columns, u_row, v_row, e_row, there, p.LEFT, p.LEFT_WIDTH)
     b = a
     if p.RIGHT != "":
-        b = load_operand(p, p.right, p.right_columns, u_row, v_row, e_row, there, p.RIGHT, p.RIGHT_WIDTH)
+        b = load_operand(
+            p, p.right, p.right_columns, u_row, v_row, e_row, there, p.RIGHT, p.RIGHT_WIDTH
+        )
     return a, b
 
 
@@ -103,10 +135,36 @@ def merge_states(p, state, states):
 
 
 @triton.jit
-def forward(left, left_columns, right, right_columns, ptr, cuts, rows, src, position, total, square, high, low,
-            high_ties, low_ties, partial, LEFT: tl.constexpr, RIGHT: tl.constexpr, LEFT_WIDTH: tl.constexpr,
-            RIGHT_WIDTH: tl.constexpr, OPERATION: tl.constexpr, SUMS: tl.constexpr, STATES: tl.constexpr,
-            WIDE: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def forward(
+    left,
+    left_columns,
+    right,
+    right_columns,
+    ptr,
+    cuts,
+    rows,
+    src,
+    position,
+    total,
+    square,
+    high,
+    low,
+    high_ties,
+    low_ties,
+    partial,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    LEFT_WIDTH: tl.constexpr,
+    RIGHT_WIDTH: tl.constexpr,
+    OPERATION: tl.constexpr,
+    SUMS: tl.constexpr,
+    STATES: tl.constexpr,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Reduce the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of groups of channels]. All tensors are contiguous; a row is a destination. The
@@ -128,10 +186,37 @@ def forward(left, left_columns, right, right_columns, ptr, cuts, rows, src, posi
         GROUP: channels of a program.
     """
     channel, in_d = select_group(D, GROUP, BLOCK_D)
-    walk(Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-         Forward(channel, in_d, total, square, high, low, high_ties, low_ties, partial, SUMS, STATES, D, BLOCK_D, left,
-                 left_columns, right, right_columns, LEFT, RIGHT, LEFT_WIDTH, RIGHT_WIDTH, OPERATION),
-         (), start_row, add_edges, store_row)
+    walk(
+        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
+        Forward(
+            channel,
+            in_d,
+            total,
+            square,
+            high,
+            low,
+            high_ties,
+            low_ties,
+            partial,
+            SUMS,
+            STATES,
+            D,
+            BLOCK_D,
+            left,
+            left_columns,
+            right,
+            right_columns,
+            LEFT,
+            RIGHT,
+            LEFT_WIDTH,
+            RIGHT_WIDTH,
+            OPERATION,
+        ),
+        (),
+        start_row,
+        add_edges,
+        store_row,
+    )
 
 
 @triton.jit
@@ -148,7 +233,9 @@ def start_row(p, row):
 @triton.jit
 def add_edges(p, own, state, sums, edge, node, e_row, valid):
     """Merge the state of a row with the messages of a block of its edges."""
-    a, b = load_sides(p, node, tl.zeros_like(node) + own[0], e_row, valid[:, None] & p.in_d[None, :])
+    a, b = load_sides(
+        p, node, tl.zeros_like(node) + own[0], e_row, valid[:, None] & p.in_d[None, :]
+    )
     m = combine(a, b, p.OPERATION)
     states = ()
     if p.total is not None:
@@ -179,10 +266,27 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
         if p.square is not None:
             tl.store(p.square + offset, state[p.SUMS - 1], mask=p.in_d)
         if p.high is not None:
-            store_extreme(p, p.high, p.high_ties, offset, state[p.SUMS], state[p.SUMS + 1], state[p.SUMS + 2], degree)
+            store_extreme(
+                p,
+                p.high,
+                p.high_ties,
+                offset,
+                state[p.SUMS],
+                state[p.SUMS + 1],
+                state[p.SUMS + 2],
+                degree,
+            )
         if p.low is not None:
-            store_extreme(p, p.low, p.low_ties, offset, -state[p.STATES - 3], state[p.STATES - 2],
-                          state[p.STATES - 1], degree)
+            store_extreme(
+                p,
+                p.low,
+                p.low_ties,
+                offset,
+                -state[p.STATES - 3],
+                state[p.STATES - 2],
+                state[p.STATES - 1],
+                degree,
+            )
     else:
         for k in tl.static_range(p.STATES):
             tl.store(p.partial + (at * p.STATES + k) * p.D + p.channel, state[k], mask=p.in_d)
@@ -198,14 +302,54 @@ def store_extreme(p, to, to_ties, offset, best, ties, nans, degree):
 
 
 @triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(ptr, cuts, rows, total, square, high, low, high_ties, low_ties, partial, chunk_items,
-                  SUMS: tl.constexpr, STATES: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-                  BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr):
+def merge_forward(
+    ptr,
+    cuts,
+    rows,
+    total,
+    square,
+    high,
+    low,
+    high_ties,
+    low_ties,
+    partial,
+    chunk_items,
+    SUMS: tl.constexpr,
+    STATES: tl.constexpr,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
     channel, in_d = select_group(D, GROUP, BLOCK_D)
-    merge(ptr, cuts, rows, chunk_items,
-          Result(channel, in_d, total, square, high, low, high_ties, low_ties, partial, SUMS, STATES, D, BLOCK_D),
-          start_row, add_states, store_row, WIDE, BLOCK_C)
+    merge(
+        ptr,
+        cuts,
+        rows,
+        chunk_items,
+        Result(
+            channel,
+            in_d,
+            total,
+            square,
+            high,
+            low,
+            high_ties,
+            low_ties,
+            partial,
+            SUMS,
+            STATES,
+            D,
+            BLOCK_D,
+        ),
+        start_row,
+        add_states,
+        store_row,
+        WIDE,
+        BLOCK_C,
+    )
 
 
 @triton.jit
@@ -216,18 +360,49 @@ def add_states(p, state, slot, is_part):
     for k in tl.static_range(p.SUMS):
         states = states + (tl.load(at + k * p.D, mask=there, other=0.0),)
     for k in tl.static_range(p.SUMS, p.STATES, 3):
-        states = states + (tl.load(at + k * p.D, mask=there, other=-INF),
-                           tl.load(at + (k + 1) * p.D, mask=there, other=0.0),
-                           tl.load(at + (k + 2) * p.D, mask=there, other=0.0))
+        states = states + (
+            tl.load(at + k * p.D, mask=there, other=-INF),
+            tl.load(at + (k + 1) * p.D, mask=there, other=0.0),
+            tl.load(at + (k + 2) * p.D, mask=there, other=0.0),
+        )
     return merge_states(p, state, states)
 
 
 @triton.jit
-def backward(left, left_columns, right, right_columns, ptr, cuts, rows, other, position, total, square, of_high, of_low,
-             high, low, grad_row, partial, grad_edge, LEFT: tl.constexpr, RIGHT: tl.constexpr, LEFT_WIDTH: tl.constexpr,
-             RIGHT_WIDTH: tl.constexpr, OPERATION: tl.constexpr, BY_SOURCE: tl.constexpr, ROW_SIDE: tl.constexpr,
-             EDGE_SIDE: tl.constexpr, EDGE_WIDTH: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr,
-             GROUP: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def backward(
+    left,
+    left_columns,
+    right,
+    right_columns,
+    ptr,
+    cuts,
+    rows,
+    other,
+    position,
+    total,
+    square,
+    of_high,
+    of_low,
+    high,
+    low,
+    grad_row,
+    partial,
+    grad_edge,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    LEFT_WIDTH: tl.constexpr,
+    RIGHT_WIDTH: tl.constexpr,
+    OPERATION: tl.constexpr,
+    BY_SOURCE: tl.constexpr,
+    ROW_SIDE: tl.constexpr,
+    EDGE_SIDE: tl.constexpr,
+    EDGE_WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Compute the gradients of one chunk's messages, summed by row for the operand of the rows.
 
     The grid and the arguments are those of :func:`forward`, but for these. A row is a source if BY_SOURCE.
@@ -244,11 +419,41 @@ def backward(left, left_columns, right, right_columns, ptr, cuts, rows, other, p
         ROW_SIDE, EDGE_SIDE: whether the operand is the left (1) or the right one (2), or has no gradient (0).
     """
     channel, in_d = select_group(D, GROUP, BLOCK_D)
-    walk(Edges(ptr, cuts, rows, other, position, WIDE, BLOCK_E),
-         Backward(channel, in_d, grad_row, partial, D, BLOCK_D, left, left_columns, right, right_columns, LEFT, RIGHT,
-                  LEFT_WIDTH, RIGHT_WIDTH, OPERATION, total, square, of_high, of_low, high, low, grad_edge, BY_SOURCE,
-                  ROW_SIDE, EDGE_SIDE, EDGE_WIDTH),
-         (), start_gradient, add_gradients, store_gradient)
+    walk(
+        Edges(ptr, cuts, rows, other, position, WIDE, BLOCK_E),
+        Backward(
+            channel,
+            in_d,
+            grad_row,
+            partial,
+            D,
+            BLOCK_D,
+            left,
+            left_columns,
+            right,
+            right_columns,
+            LEFT,
+            RIGHT,
+            LEFT_WIDTH,
+            RIGHT_WIDTH,
+            OPERATION,
+            total,
+            square,
+            of_high,
+            of_low,
+            high,
+            low,
+            grad_edge,
+            BY_SOURCE,
+            ROW_SIDE,
+            EDGE_SIDE,
+            EDGE_WIDTH,
+        ),
+        (),
+        start_gradient,
+        add_gradients,
+        store_gradient,
+    )
 
 
 @triton.jit
@@ -285,7 +490,9 @@ def add_gradients(p, own, state, sums, edge, node, e_row, valid):
         if p.EDGE_WIDTH == p.D:
             tl.store(p.grad_edge + e_row[:, None] * p.D + p.channel[None, :], grad, mask=there)
         else:
-            tl.store(p.grad_edge + e_row * p.EDGE_WIDTH + tl.program_id(1), tl.sum(grad, 1), mask=valid)
+            tl.store(
+                p.grad_edge + e_row * p.EDGE_WIDTH + tl.program_id(1), tl.sum(grad, 1), mask=valid
+            )
     return (row_sum,), sums
 
 

@@ -32,7 +32,9 @@ class Message(NamedTuple):
 
 MESSAGES = {"copy_u": Message("u", "copy"), "copy_e": Message("e", "copy")} | {
     f"{left}_{operation}_{right}": Message(left, operation, right)
-    for operation in OPERATIONS for left, right in itertools.permutations("uve", 2)}
+    for operation in OPERATIONS
+    for left, right in itertools.permutations("uve", 2)
+}
 
 
 class Call(NamedTuple):
@@ -66,7 +68,9 @@ class Call(NamedTuple):
         return self.operands.get(name)
 
 
-def read_call(edge_index, message: str, *, u=None, v=None, e=None, num_src=None, num_dst=None) -> Call:
+def read_call(
+    edge_index, message: str, *, u=None, v=None, e=None, num_src=None, num_dst=None
+) -> Call:
     """Check the arguments of an operator.
 
     Raises:
@@ -74,8 +78,10 @@ def read_call(edge_index, message: str, *, u=None, v=None, e=None, num_src=None,
             do not broadcast, or ``dot`` has operands of different widths.
     """
     if message not in MESSAGES:
-        raise ValueError(f"message={message} is unknown; choose copy_u, copy_e or a_op_b of two different a, b of u, v "
-                         f"and e and an op of {', '.join(OPERATIONS)}, such as u_mul_e")
+        raise ValueError(
+            f"message={message} is unknown; choose copy_u, copy_e or a_op_b of two different a, b of u, v "
+            f"and e and an op of {', '.join(OPERATIONS)}, such as u_mul_e"
+        )
     parsed = MESSAGES[message]
     edge_index, sizes = _read_edges(edge_index)
     operands = {}
@@ -83,16 +89,28 @@ def read_call(edge_index, message: str, *, u=None, v=None, e=None, num_src=None,
         if name in parsed.names:
             operands[name] = _check_operand(name, operand, message, edge_index)
         elif operand is not None:
-            raise ValueError(f"message={message} does not read {name}: leave it out, or name it in the message")
+            raise ValueError(
+                f"message={message} does not read {name}: leave it out, or name it in the message"
+            )
     num_src = _count("num_src", num_src, operands.get("u"), sizes[0])
     num_dst = _count("num_dst", num_dst, operands.get("v"), sizes[1])
     for name, rows in (("u", num_src), ("v", num_dst), ("e", edge_index.size(1))):
         if name in operands and operands[name].size(0) != rows:
-            raise ValueError(f"{name} has {operands[name].size(0)} rows, but there are {rows} {ROWS[name]}s")
+            raise ValueError(
+                f"{name} has {operands[name].size(0)} rows, but there are {rows} {ROWS[name]}s"
+            )
     dtype, *others = (operand.dtype for operand in operands.values())
     for other in others:
         dtype = torch.promote_types(dtype, other)
-    return Call(edge_index, message, operands, num_src, num_dst, _broadcast(message, parsed, operands), dtype)
+    return Call(
+        edge_index,
+        message,
+        operands,
+        num_src,
+        num_dst,
+        _broadcast(message, parsed, operands),
+        dtype,
+    )
 
 
 def check_reduction(reduce: str) -> None:
@@ -113,28 +131,45 @@ def _read_edges(edge_index) -> tuple[Tensor, tuple[int | None, int | None]]:
         return from_sparse_tensor(edge_index), (edge_index.size(1), edge_index.size(0))
     if is_torch_sparse_tensor(edge_index):
         return from_torch_sparse(edge_index)[0], (edge_index.size(1), edge_index.size(0))
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
-                         f"int64 [2, num_edges]")
-    return edge_index, edge_index.sparse_size() if isinstance(edge_index, EdgeIndex) else (None, None)
+    if (
+        edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype not in (torch.int32, torch.int64)
+    ):
+        raise ValueError(
+            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
+            f"int64 [2, num_edges]"
+        )
+    return edge_index, edge_index.sparse_size() if isinstance(edge_index, EdgeIndex) else (
+        None,
+        None,
+    )
 
 
 def _check_operand(name: str, operand: Tensor | None, message: str, edge_index: Tensor) -> Tensor:
     if operand is None:
-        raise ValueError(f"message={message} reads {name}, which is missing: pass {name}=, one row for each "
-                         f"{ROWS[name]}")
+        raise ValueError(
+            f"message={message} reads {name}, which is missing: pass {name}=, one row for each "
+            f"{ROWS[name]}"
+        )
     if operand.dim() == 0 or not operand.is_floating_point():
-        raise ValueError(f"{name} is {operand.dtype} of shape {tuple(operand.shape)}, but must be floating point with "
-                         f"one row for each {ROWS[name]}")
+        raise ValueError(
+            f"{name} is {operand.dtype} of shape {tuple(operand.shape)}, but must be floating point with "
+            f"one row for each {ROWS[name]}"
+        )
     if operand.device != edge_index.device:
-        raise ValueError(f"tensors are on '{operand.device}' and '{edge_index.device}': move them to one device")
+        raise ValueError(
+            f"tensors are on '{operand.device}' and '{edge_index.device}': move them to one device"
+        )
     return operand
 
 
 def _count(name: str, given: int | None, operand: Tensor | None, known: int | None) -> int | None:
     count = given if given is not None else known if operand is None else operand.size(0)
     if count is not None and count < 0:
-        raise ValueError(f"{name}={count} is not a number of nodes: pass a whole number of at least 0")
+        raise ValueError(
+            f"{name}={count} is not a number of nodes: pass a whole number of at least 0"
+        )
     return count
 
 
@@ -142,10 +177,14 @@ def _broadcast(text: str, message: Message, operands: dict[str, Tensor]) -> torc
     shapes = [operands[name].shape[1:] for name in message.names]
     shown = " and ".join(f"{name} {tuple(operands[name].shape)}" for name in message.names)
     if message.operation == "dot" and (not all(shapes) or shapes[0][-1] != shapes[1][-1]):
-        raise ValueError(f"{text} sums the products over the last dimension, but the widths differ: {shown}")
+        raise ValueError(
+            f"{text} sums the products over the last dimension, but the widths differ: {shown}"
+        )
     try:
         trailing = torch.broadcast_shapes(*shapes)
     except RuntimeError:
-        raise ValueError(f"the rows of {shown} do not broadcast; trailing dimensions are aligned to the right, as in "
-                         f"[num_src, heads, channels] and [num_edges, heads, 1]") from None
+        raise ValueError(
+            f"the rows of {shown} do not broadcast; trailing dimensions are aligned to the right, as in "
+            f"[num_src, heads, channels] and [num_edges, heads, 1]"
+        ) from None
     return torch.Size((*trailing[:-1], 1)) if message.operation == "dot" else trailing

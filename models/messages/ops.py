@@ -29,8 +29,14 @@ def allocate_rows(u, v, e, edges, message, reduce, save):
 
 @operator("update_all", allocate_rows)
 def update_all(
-    u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
-    reduce: str, save: bool,
+    u: Tensor | None,
+    v: Tensor | None,
+    e: Tensor | None,
+    edges: Sequence[Tensor | None],
+    num_src: int,
+    message: str,
+    reduce: str,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reduce messages by destination.
 
@@ -62,8 +68,15 @@ def _allocate_edges(u, v, e, ends, message, dtype):
 
 @operator("apply_edges", _allocate_edges)
 def apply_edges(
-    u: Tensor | None, v: Tensor | None, e: Tensor | None, ends: Tensor, edges: Sequence[Tensor | None], num_src: int,
-    num_dst: int, message: str, dtype: torch.dtype,
+    u: Tensor | None,
+    v: Tensor | None,
+    e: Tensor | None,
+    ends: Tensor,
+    edges: Sequence[Tensor | None],
+    num_src: int,
+    num_dst: int,
+    message: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Compute the message of every edge.
 
@@ -77,14 +90,22 @@ def apply_edges(
         [num_edges, *trailing], in the order of `ends`.
     """
     out = _allocate_edges(u, v, e, ends, message, dtype)
-    walk = Walk(("v", "u"), (num_dst, num_src), (None, *ends), MESSAGES[message], named(u, v, e),
-                _full_shape(message, u, v, e))
+    walk = Walk(
+        ("v", "u"),
+        (num_dst, num_src),
+        (None, *ends),
+        MESSAGES[message],
+        named(u, v, e),
+        _full_shape(message, u, v, e),
+    )
     walk.forward("none", edge_out=out)
     return out
 
 
 @operator("edge_softmax", lambda scores: scores.new_empty(scores.shape))
-def edge_softmax(scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], num_src: int) -> Tensor:
+def edge_softmax(
+    scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], num_src: int
+) -> Tensor:
     """Compute the softmax of scores [num_edges, *heads] over the edges of each destination.
 
     Args:
@@ -93,7 +114,9 @@ def edge_softmax(scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], n
     """
     order = Structure(*edges).by_destination
     sizes = order[0].size(0) - 1, num_src
-    largest, sums = (scores.new_empty((sizes[0], *scores.shape[1:]), dtype=torch.float32) for _ in range(2))
+    largest, sums = (
+        scores.new_empty((sizes[0], *scores.shape[1:]), dtype=torch.float32) for _ in range(2)
+    )
     _by_destination(None, None, scores, edges, num_src, "copy_e").forward("max", out=largest)
     operands = {"e": scores, "v": largest}
     walk = Walk(("v", "u"), sizes, order, _EXP, operands, scores.shape[1:])
@@ -102,8 +125,9 @@ def edge_softmax(scores: Tensor, ends: Tensor, edges: Sequence[Tensor | None], n
 
 
 @operator("edge_softmax_backward", lambda out: out.new_empty(out.shape))
-def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, edges: Sequence[Tensor | None],
-                          num_src: int) -> Tensor:
+def edge_softmax_backward(
+    grad: Tensor, out: Tensor, ends: Tensor, edges: Sequence[Tensor | None], num_src: int
+) -> Tensor:
     """Compute the gradient of :func:`edge_softmax` from that of its result."""
     order = Structure(*edges).by_destination
     sums = out.new_empty((order[0].size(0) - 1, *out.shape[1:]), dtype=torch.float32)
@@ -116,8 +140,14 @@ def edge_softmax_backward(grad: Tensor, out: Tensor, ends: Tensor, edges: Sequen
 def _apply_unsorted(message, operands, ends, second):
     scores = operands["e"]
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    walk = Walk(("v", "u"), (second.size(0), torch.iinfo(torch.int64).max), (None, *ends), message, operands,
-                scores.shape[1:])
+    walk = Walk(
+        ("v", "u"),
+        (second.size(0), torch.iinfo(torch.int64).max),
+        (None, *ends),
+        message,
+        operands,
+        scores.shape[1:],
+    )
     walk.forward("none", edge_out=out, second=second)
     return out
 
@@ -125,15 +155,28 @@ def _apply_unsorted(message, operands, ends, second):
 def allocate_gradients(u, v, e, needed):
     """Return empty tensors for what :func:`backward` computes."""
     like = next(tensor for tensor in (u, v, e) if tensor is not None)
-    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) if name in needed
-                 else like.new_empty((0,)) for name, tensor in zip("uve", (u, v, e)))
+    return tuple(
+        torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        if name in needed
+        else like.new_empty((0,))
+        for name, tensor in zip("uve", (u, v, e))
+    )
 
 
 @operator("messages_backward", allocate_gradients)
 def backward(
-    grad: Tensor, out: Tensor | None, stat: Tensor | None, stat2: Tensor | None,
-    u: Tensor | None, v: Tensor | None, e: Tensor | None, edges: Sequence[Tensor | None], num_src: int, message: str,
-    reduce: str, needed: str,
+    grad: Tensor,
+    out: Tensor | None,
+    stat: Tensor | None,
+    stat2: Tensor | None,
+    u: Tensor | None,
+    v: Tensor | None,
+    e: Tensor | None,
+    edges: Sequence[Tensor | None],
+    num_src: int,
+    message: str,
+    reduce: str,
+    needed: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`update_all`, or of :func:`apply_edges` if `reduce` is "none".
 
@@ -150,23 +193,38 @@ def backward(
     grad, second = find_factors(grad, out, stat, stat2, reduce)
     sides = {name: side + 1 for side, name in enumerate(parsed.names) if name in needed}
     grads = allocate_gradients(u, v, e, needed)
-    full = {name: grad.new_empty((operands[name].size(0), *shape), dtype=torch.float32)
-            for name in "uv" if name in needed}
+    full = {
+        name: grad.new_empty((operands[name].size(0), *shape), dtype=torch.float32)
+        for name in "uv"
+        if name in needed
+    }
     edge = dict(edge_side=sides["e"], edge_out=grads[2]) if "e" in needed else {}
     # Numbers of heads are summed while the walk by source has the rows of both ends. Whole rows of edges are cheaper by
     # destination, and leave a plain sum to the walk by source.
-    by_source = edge if "u" in needed and e is not None and e.shape[1:].numel() < shape.numel() else {}
+    by_source = (
+        edge if "u" in needed and e is not None and e.shape[1:].numel() < shape.numel() else {}
+    )
     by_destination = {} if by_source else edge
     if "u" in needed:
         structure = Structure(*edges)
-        walk = Walk(("u", "v"), (num_src, structure.indptr.size(0) - 1), structure.by_source, parsed, operands, shape)
+        walk = Walk(
+            ("u", "v"),
+            (num_src, structure.indptr.size(0) - 1),
+            structure.by_source,
+            parsed,
+            operands,
+            shape,
+        )
         walk.backward(reduce, grad, second, of=of, row_side=sides["u"], out=full["u"], **by_source)
     if "v" in needed:
         by_destination = by_destination | dict(row_side=sides["v"], out=full["v"])
     if by_destination:
         walk = _by_destination(u, v, e, edges, num_src, message)
         walk.backward(reduce, grad, second, of=of, **by_destination)
-    u_and_v = (sum_to(full[name], operands[name]) if name in full else empty for name, empty in zip("uv", grads))
+    u_and_v = (
+        sum_to(full[name], operands[name]) if name in full else empty
+        for name, empty in zip("uv", grads)
+    )
     return *u_and_v, grads[2]
 
 
@@ -200,8 +258,14 @@ def _message_shape(message, u, v, e) -> tuple[int, ...]:
 
 def _by_destination(u, v, e, edges, num_src, message) -> Walk:
     order = Structure(*edges).by_destination
-    return Walk(("v", "u"), (order[0].size(0) - 1, num_src), order, MESSAGES[message], named(u, v, e),
-                _full_shape(message, u, v, e))
+    return Walk(
+        ("v", "u"),
+        (order[0].size(0) - 1, num_src),
+        order,
+        MESSAGES[message],
+        named(u, v, e),
+        _full_shape(message, u, v, e),
+    )
 
 
 def _set_up_rows(ctx, inputs, output):
@@ -227,35 +291,47 @@ def _differentiate(ctx, grad):
     if torch.is_grad_enabled():
         return _differentiate_twice(ctx, grad, needed)
     tensors = ctx.saved_tensors
-    grads = backward(grad, *tensors[:6], Structure(*tensors[6:]), ctx.num_src, ctx.message, ctx.reduce, needed)
+    grads = backward(
+        grad, *tensors[:6], Structure(*tensors[6:]), ctx.num_src, ctx.message, ctx.reduce, needed
+    )
     return [gradient if name in needed else None for name, gradient in zip("uve", grads)]
 
 
 def _differentiate_twice(ctx, grad, needed):
     """Compute gradients that have gradients themselves, in plain torch with the message of every edge."""
-    notice.warn("messages: the reference computes gradients of gradients, with tensors of edges x channels")
+    notice.warn(
+        "messages: the reference computes gradients of gradients, with tensors of edges x channels"
+    )
     _, _, _, u, v, e, indptr, src, position, *_ = ctx.saved_tensors
     operands = named(u, v, e)
-    dst = torch.arange(indptr.numel() - 1, device=src.device).repeat_interleave(indptr.diff().long())
+    dst = torch.arange(indptr.numel() - 1, device=src.device).repeat_interleave(
+        indptr.diff().long()
+    )
     rows = {"u": src, "v": dst, "e": position}
     num_dims = max(operand.dim() - 1 for operand in operands.values())
     values = [align(operands[name], num_dims).float() for name in MESSAGES[ctx.message].names]
-    values = [value if rows[name] is None else value.index_select(0, rows[name])
-              for name, value in zip(MESSAGES[ctx.message].names, values)]
+    values = [
+        value if rows[name] is None else value.index_select(0, rows[name])
+        for name, value in zip(MESSAGES[ctx.message].names, values)
+    ]
     out = reference.combine(MESSAGES[ctx.message].operation, *values)
     if ctx.reduce != "none":
         out = reference.reduce_messages(out, dst, indptr.numel() - 1, ctx.reduce)
     elif position is not None:
         grad = grad.index_select(0, position)
-    grads = torch.autograd.grad(out, [operands[name] for name in needed], grad.to(out.dtype), create_graph=True)
+    grads = torch.autograd.grad(
+        out, [operands[name] for name in needed], grad.to(out.dtype), create_graph=True
+    )
     found = dict(zip(needed, grads))
     return [found.get(name) for name in "uve"]
 
 
-update_all.register_autograd(lambda ctx, grad, _, __: (*_differentiate(ctx, grad), *(None,) * 5),
-                             setup_context=_set_up_rows)
-apply_edges.register_autograd(lambda ctx, grad: (*_differentiate(ctx, grad), *(None,) * 6),
-                              setup_context=_set_up_edges)
+update_all.register_autograd(
+    lambda ctx, grad, _, __: (*_differentiate(ctx, grad), *(None,) * 5), setup_context=_set_up_rows
+)
+apply_edges.register_autograd(
+    lambda ctx, grad: (*_differentiate(ctx, grad), *(None,) * 6), setup_context=_set_up_edges
+)
 
 
 def _set_up_softmax(ctx, inputs, output):

@@ -46,14 +46,20 @@ def reduce_messages(message: Tensor, dst: Tensor, num_dst: int, reduce: str) -> 
     shape, ones = (num_dst, *message.shape[1:]), (1,) * (message.dim() - 1)
     if reduce == "sum":
         return message.new_zeros(shape).index_add(0, dst, message)
-    degree = message.new_zeros(num_dst).index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype)).view(-1, *ones)
+    degree = (
+        message.new_zeros(num_dst)
+        .index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype))
+        .view(-1, *ones)
+    )
     if reduce == "mean":
         return reduce_messages(message, dst, num_dst, "sum") / degree.clamp(min=1)
     index = dst.long().view(-1, *ones).expand_as(message)
     if reduce == "prod":
         return message.new_ones(shape).scatter_reduce(0, index, message, "prod")
     # Torch counts an initial value that equals the result as one of the ties. NaN equals nothing.
-    out = message.new_full(shape, math.nan).scatter_reduce(0, index, message, f"a{reduce}", include_self=False)
+    out = message.new_full(shape, math.nan).scatter_reduce(
+        0, index, message, f"a{reduce}", include_self=False
+    )
     return torch.where(degree == 0, 0.0, out)
 
 

@@ -43,15 +43,26 @@ class InBlocks(torch.nn.Module):
         before_block: function that is called before each block.
     """
 
-    def __init__(self, model: DeeperGCN, *, num_rows: int, num_edges: int, allocate: Allocate = torch.zeros,
-                 before_block: Callable[[], object] = lambda: None):
+    def __init__(
+        self,
+        model: DeeperGCN,
+        *,
+        num_rows: int,
+        num_edges: int,
+        allocate: Allocate = torch.zeros,
+        before_block: Callable[[], object] = lambda: None,
+    ):
         super().__init__()
         self.model, self._num_rows, self._num_edges = model, num_rows, num_edges
         self._allocate, self._before_block = allocate, before_block
 
     @torch.no_grad()
-    def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: EdgeIndex,
-                edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None) -> Float[Tensor, "num_nodes out_channels"]:
+    def forward(
+        self,
+        x: Num[Tensor, "num_nodes in_channels_and_categories"],
+        edge_index: EdgeIndex,
+        edge_attr: Num[Tensor, "num_edges edge_dim"] | None = None,
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Predict logits.
 
         Args:
@@ -62,7 +73,10 @@ class InBlocks(torch.nn.Module):
         """
         model = self.model
         assert not model.training and not why_not(model)
-        blocks = [slice(*rows) for rows in cut_into_blocks(edge_index.get_csc()[0][0], self._num_edges, self._num_rows)]
+        blocks = [
+            slice(*rows)
+            for rows in cut_into_blocks(edge_index.get_csc()[0][0], self._num_edges, self._num_rows)
+        ]
 
         def fill(columns: int, compute: Callable[[slice], Tensor]) -> Tensor:
             out = self._allocate(x.size(0), columns)
@@ -72,31 +86,53 @@ class InBlocks(torch.nn.Module):
             return out
 
         h = fill(model.channels_of(0), lambda rows: model.encode_nodes(x[rows]))
-        for layer, norm in enumerate([None, *model.norms[:-1]] if model.block == "res+" else model.norms):
+        for layer, norm in enumerate(
+            [None, *model.norms[:-1]] if model.block == "res+" else model.norms
+        ):
             # The rows that the layer's edges read: in res+ the activated nodes, in other blocks the layer's input.
-            source = h if model.block != "res+" or norm is None else fill(h.size(1), partial(_activate, model, norm, h))
-            h = fill(model.channels_of(layer + 1),
-                     partial(_apply, model, layer, norm, h, source, edge_index, edge_attr))
+            source = (
+                h
+                if model.block != "res+" or norm is None
+                else fill(h.size(1), partial(_activate, model, norm, h))
+            )
+            h = fill(
+                model.channels_of(layer + 1),
+                partial(_apply, model, layer, norm, h, source, edge_index, edge_attr),
+            )
         last = model.norms[-1] if model.block == "res+" else None
-        return fill(model.head.out_features, lambda rows: model.head(_activate(model, last, h, rows)))
+        return fill(
+            model.head.out_features, lambda rows: model.head(_activate(model, last, h, rows))
+        )
 
 
 def _activate(model: DeeperGCN, norm: torch.nn.Module | None, h: Tensor, rows: slice) -> Tensor:
     return h[rows] if norm is None else model._activate(norm, h[rows])
 
 
-def _apply(model: DeeperGCN, layer: int, norm: torch.nn.Module | None, h: Tensor, source: Tensor,
-           edge_index: EdgeIndex, edge_attr: Tensor | None, rows: slice) -> Tensor:
+def _apply(
+    model: DeeperGCN,
+    layer: int,
+    norm: torch.nn.Module | None,
+    h: Tensor,
+    source: Tensor,
+    edge_index: EdgeIndex,
+    edge_attr: Tensor | None,
+    rows: slice,
+) -> Tensor:
     """Apply a layer to some rows of nodes."""
     (indptr, _), _ = edge_index.get_csc()
     edges = slice(int(indptr[rows.start]), int(indptr[rows.stop]))
     own = edge_index.as_tensor()[:, edges].clone()
     own[1] -= rows.start
-    own = from_csc(own, indptr[rows.start:rows.stop + 1] - indptr[rows.start], num_src=source.size(0))
+    own = from_csc(
+        own, indptr[rows.start : rows.stop + 1] - indptr[rows.start], num_src=source.size(0)
+    )
     edge_attr = None if edge_attr is None else model.encode_edges(edge_attr[edges])
 
     def convolve(values: Tensor) -> Tensor:
-        return model._convolve(layer, (source, values), edge_index=own, edge_attr=edge_attr, degree_ratio=None)
+        return model._convolve(
+            layer, (source, values), edge_index=own, edge_attr=edge_attr, degree_ratio=None
+        )
 
     if norm is None:
         return convolve(h[rows])

@@ -27,7 +27,9 @@ class OneHot(torch.nn.Module):
         self.register_buffer("limits", limits, persistent=False)
         self.register_buffer("first_rows", limits.cumsum(0) - limits, persistent=False)
 
-    def forward(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows num_table_rows"]:
+    def forward(
+        self, columns: Integer[Tensor, "num_rows num_columns"]
+    ) -> Float[Tensor, "num_rows num_table_rows"]:
         """Return the vectors, float32; raises as :meth:`TableEncoder.forward` does."""
         return self._one_hot(columns, torch.float32)
 
@@ -41,8 +43,10 @@ class OneHot(torch.nn.Module):
             outside = (columns < 0) | (columns >= self.limits)
             if bool(outside.any()):
                 row, column = outside.nonzero()[0].tolist()
-                raise IndexError(f"column {column} holds the category {int(columns[row, column])}, but its table has "
-                                 f"the rows 0 to {self.sizes[column] - 1}")
+                raise IndexError(
+                    f"column {column} holds the category {int(columns[row, column])}, but its table has "
+                    f"the rows 0 to {self.sizes[column] - 1}"
+                )
         return columns + self.first_rows
 
 
@@ -53,7 +57,9 @@ class RelationColumns(torch.nn.Module):
         super().__init__()
         self.one_hot = OneHot([num_relations])
 
-    def forward(self, edge_attr: Num[Tensor, "num_edges columns"]) -> Float[Tensor, "num_edges more_columns"]:
+    def forward(
+        self, edge_attr: Num[Tensor, "num_edges columns"]
+    ) -> Float[Tensor, "num_edges more_columns"]:
         """Return [num_edges, num_relations + columns - 1], float32; raises as :meth:`TableEncoder.forward` does."""
         return torch.cat([self.one_hot(edge_attr[:, :1].long()), edge_attr[:, 1:].float()], dim=1)
 
@@ -79,7 +85,9 @@ class TableEncoder(OneHot):
             for table in self.weight.split(self.sizes):
                 torch.nn.init.xavier_uniform_(table)
 
-    def forward(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows channels"]:
+    def forward(
+        self, columns: Integer[Tensor, "num_rows num_columns"]
+    ) -> Float[Tensor, "num_rows channels"]:
         """Encode categories, which are numbered from 0 in each column.
 
         Raises:
@@ -88,6 +96,8 @@ class TableEncoder(OneHot):
         """
         return F.embedding_bag(self._rows(columns), self.weight, mode="sum")
 
-    def one_hot(self, columns: Integer[Tensor, "num_rows num_columns"]) -> Float[Tensor, "num_rows num_table_rows"]:
+    def one_hot(
+        self, columns: Integer[Tensor, "num_rows num_columns"]
+    ) -> Float[Tensor, "num_rows num_table_rows"]:
         """Return the one-hot vectors whose product with `weight` is the encoding; raises as :meth:`forward` does."""
         return self._one_hot(columns, self.weight.dtype)

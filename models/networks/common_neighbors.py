@@ -36,8 +36,7 @@ class CommonNeighbors:
         return segment(1 / self.degree.float(), self.ptr, reduce="sum")
 
     def adamic_adar(self) -> Float[Tensor, " num_pairs"]:
-        """Compute the index of Adamic and Adar (2003): the sum of 1 / log(degree) over each pair's common neighbours.
-        """
+        """Compute the index of Adamic and Adar (2003): the sum of 1 / log(degree) over each pair's common neighbours."""
         return segment(1 / self.degree.clamp(min=2).float().log(), self.ptr, reduce="sum")
 
 
@@ -68,7 +67,9 @@ class Neighborhoods:
         src, dst = plain_edges(edge_index).long()
         is_link = src != dst
         edges = (dst[is_link] * num_nodes + src[is_link]).unique()
-        ptr = torch.searchsorted(edges, torch.arange(num_nodes + 1, device=edges.device) * num_nodes)
+        ptr = torch.searchsorted(
+            edges, torch.arange(num_nodes + 1, device=edges.device) * num_nodes
+        )
         return cls(edges, ptr, torch.bincount(edges % max(num_nodes, 1), minlength=num_nodes))
 
     def common(self, pairs: Int[Tensor, "num_pairs 2"]) -> CommonNeighbors:
@@ -83,16 +84,23 @@ class Neighborhoods:
         few, many = torch.where(is_second.unsqueeze(1), pairs.flip(1), pairs).unbind(1)
         block = in_degree[few].cumsum(0) // NUMBERS
         sizes = torch.unique_consecutive(block, return_counts=True)[1].tolist()
-        found = [self._find(*ends) for ends in zip(few.split(sizes), many.split(sizes), strict=True)]
-        node, counts = (torch.cat(parts) for parts in zip(*found)) if found else (pairs.new_empty(0),) * 2
-        return CommonNeighbors(node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), self.out_degree[node])
+        found = [
+            self._find(*ends) for ends in zip(few.split(sizes), many.split(sizes), strict=True)
+        ]
+        node, counts = (
+            (torch.cat(parts) for parts in zip(*found)) if found else (pairs.new_empty(0),) * 2
+        )
+        return CommonNeighbors(
+            node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), self.out_degree[node]
+        )
 
     def allocate_to_pairs(self, pairs: Int[Tensor, "num_pairs 2"]) -> Float[Tensor, " num_pairs"]:
         """Compute :meth:`CommonNeighbors.allocate_resources` of pairs."""
         return self.common(pairs).allocate_resources()
 
-    def allocate_to(self, sources: Int[Tensor, " num_sources"],
-                    targets: Int[Tensor, " num_targets"]) -> Float[Tensor, "num_sources num_targets"]:
+    def allocate_to(
+        self, sources: Int[Tensor, " num_sources"], targets: Int[Tensor, " num_targets"]
+    ) -> Float[Tensor, "num_sources num_targets"]:
         """Compute :meth:`CommonNeighbors.allocate_resources` of all pairs of some sources and targets.
 
         Args:
@@ -105,7 +113,9 @@ class Neighborhoods:
         is_own = place[target] >= 0
         columns = torch.zeros(num_nodes, len(sources), device=node.device)
         columns[node[is_own], place[target[is_own]]] = 1 / self.out_degree[node[is_own]].float()
-        found = aggregate(columns, from_csc(torch.stack([node, target]), self.ptr), aggr="add", eps=0.0)
+        found = aggregate(
+            columns, from_csc(torch.stack([node, target]), self.ptr), aggr="add", eps=0.0
+        )
         return found[targets].t()
 
     def _find(self, few: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,40 +54,80 @@ class DeeperGCN(GraphModel):
     """
 
     @takes_options(DeeperGCNOptions)
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 options: DeeperGCNOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        options: DeeperGCNOptions,
+    ):
         super().__init__(in_channels, hidden_channels, options)
-        num_relations, block, virtual_node = options.num_relations, options.block, options.virtual_node
+        num_relations, block, virtual_node = (
+            options.num_relations,
+            options.block,
+            options.virtual_node,
+        )
         self.block, self.gradient_checkpointing = block, options.gradient_checkpointing
         self.fold_edge_encoder = options.fold_edge_encoder
-        self.knn, self.knn_dilation, self.knn_epsilon = options.knn, options.knn_dilation, options.knn_epsilon
+        self.knn, self.knn_dilation, self.knn_epsilon = (
+            options.knn,
+            options.knn_dilation,
+            options.knn_epsilon,
+        )
 
         if options.num_edge_features:
-            self._create_edge_encoders(options.num_edge_features, hidden_channels, num_layers, options.edge_tables)
+            self._create_edge_encoders(
+                options.num_edge_features, hidden_channels, num_layers, options.edge_tables
+            )
         if num_relations:
             self.relations = torch.nn.ModuleList(
-                TableEncoder([num_relations], hidden_channels) for _ in range(num_layers))
+                TableEncoder([num_relations], hidden_channels) for _ in range(num_layers)
+            )
 
         # In a dense block layer l reads the encoder's output and that of the l layers before it.
         growth = hidden_channels if block == "dense" else 0
         self.convs = torch.nn.ModuleList(
-            create_conv(options, hidden_channels + layer * growth, hidden_channels) for layer in range(num_layers))
-        self.norms = torch.nn.ModuleList(NORMS[options.norm](hidden_channels) for _ in range(num_layers))
-        self.virtual = None if virtual_node == "none" else VirtualNode(
-            hidden_channels, num_layers - 1, pool=virtual_node, norm=options.norm, dropout=options.dropout)
+            create_conv(options, hidden_channels + layer * growth, hidden_channels)
+            for layer in range(num_layers)
+        )
+        self.norms = torch.nn.ModuleList(
+            NORMS[options.norm](hidden_channels) for _ in range(num_layers)
+        )
+        self.virtual = (
+            None
+            if virtual_node == "none"
+            else VirtualNode(
+                hidden_channels,
+                num_layers - 1,
+                pool=virtual_node,
+                norm=options.norm,
+                dropout=options.dropout,
+            )
+        )
         self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
 
-    def _create_edge_encoders(self, edge_dim: int, channels: int, num_layers: int,
-                              tables: Sequence[int] | None) -> None:
+    def _create_edge_encoders(
+        self, edge_dim: int, channels: int, num_layers: int, tables: Sequence[int] | None
+    ) -> None:
         if tables is None:
             self.edge_encoder = torch.nn.Linear(edge_dim, channels)
         self.edge_lins = torch.nn.ModuleList(
-            torch.nn.Linear(channels, channels) if tables is None else create_edge_encoder(edge_dim, channels, tables)
-            for _ in range(num_layers))
+            torch.nn.Linear(channels, channels)
+            if tables is None
+            else create_edge_encoder(edge_dim, channels, tables)
+            for _ in range(num_layers)
+        )
 
-    def forward(self, x: Tensor, edge_index: Tensor,  # type: ignore[override] # one more argument, by its name
-                edge_attr: Tensor | None = None, ptr: Tensor | None = None,
-                degree_ratio: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override] # one more argument, by its name
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        ptr: Tensor | None = None,
+        degree_ratio: Tensor | None = None,
+    ) -> Tensor:
         """Predict logits; see :meth:`GraphModel.forward`.
 
         Args:
@@ -95,8 +135,14 @@ class DeeperGCN(GraphModel):
         """
         return super().forward(x, edge_index, edge_attr, ptr, degree_ratio)
 
-    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None,
-                degree_ratio: Float[Tensor, " num_nodes"] | None = None) -> Tensor:
+    def compute(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None,
+        ptr: Tensor | None,
+        degree_ratio: Float[Tensor, " num_nodes"] | None = None,
+    ) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels].
 
         Args:
@@ -115,10 +161,23 @@ class DeeperGCN(GraphModel):
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 is_seeded = self._is_seeded(h)
                 seed = self._draw_seed(layer, h) if is_seeded else None
-                h, state = recompute(self, self._apply_layer, layer, h, edge_index, edge_attr, state, ptr,
-                                     degree_ratio, seed, draws=not is_seeded)
+                h, state = recompute(
+                    self,
+                    self._apply_layer,
+                    layer,
+                    h,
+                    edge_index,
+                    edge_attr,
+                    state,
+                    ptr,
+                    degree_ratio,
+                    seed,
+                    draws=not is_seeded,
+                )
             else:
-                h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr, degree_ratio)
+                h, state = self._apply_layer(
+                    layer, h, edge_index, edge_attr, state, ptr, degree_ratio
+                )
         if self.block == "res+" and self.pool == "none":
             h = self._activate(self.norms[-1], h)
         elif self.block == "res+":
@@ -137,7 +196,9 @@ class DeeperGCN(GraphModel):
             return self.edge_encoder(edge_attr)
         return torch.cat([edge_attr[:, :1], self.edge_encoder(edge_attr[:, 1:])], dim=1)
 
-    def apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def apply_layer(
+        self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> Tensor:
         """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.
 
         Args:
@@ -148,21 +209,37 @@ class DeeperGCN(GraphModel):
         """
         return self._apply_layer(layer, h, edge_index, edge_attr)[0]
 
-    def _apply_layer(self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
-                     state: Tensor | None = None, ptr: Tensor | None = None,
-                     degree_ratio: Tensor | None = None,
-                     seed: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def _apply_layer(
+        self,
+        layer: int,
+        h: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None,
+        state: Tensor | None = None,
+        ptr: Tensor | None = None,
+        degree_ratio: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         if self.knn:
-            edge_index = dilated_neighbors(h, self.knn, dilation=min(layer + 1, self.knn_dilation), ptr=ptr,
-                                           epsilon=self.knn_epsilon if self.training else 0.0)
-        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+            edge_index = dilated_neighbors(
+                h,
+                self.knn,
+                dilation=min(layer + 1, self.knn_dilation),
+                ptr=ptr,
+                epsilon=self.knn_epsilon if self.training else 0.0,
+            )
+        edge_index, edge_attr = drop_edges(
+            edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
+        )
 
         def convolve(h: Tensor) -> Tensor:
             nonlocal state
             if self.virtual is not None and layer and state is not None:
                 state = self.virtual(layer - 1, state, h, ptr)
                 h = h + spread(state, cast(Tensor, ptr), h.size(0))
-            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr, degree_ratio=degree_ratio)
+            return self._convolve(
+                layer, h, edge_index=edge_index, edge_attr=edge_attr, degree_ratio=degree_ratio
+            )
 
         if self.block == "res+" and layer == 0:
             return convolve(h), state  # the norm that is left over stands in front of the head
@@ -171,8 +248,14 @@ class DeeperGCN(GraphModel):
 
     def _is_seeded(self, h: Tensor) -> bool:
         """Tell whether a layer's only random numbers are of one seed, so that it can be recomputed in a CUDA graph."""
-        return (h.is_cuda and self.block != "dense" and self.virtual is None and not self.knn and not self.edge_dropout
-                and (not self.dropout or runs_fused(h, self.norms[0], self.kernel)))
+        return (
+            h.is_cuda
+            and self.block != "dense"
+            and self.virtual is None
+            and not self.knn
+            and not self.edge_dropout
+            and (not self.dropout or runs_fused(h, self.norms[0], self.kernel))
+        )
 
     def _draw_seed(self, layer: int, h: Tensor) -> Tensor | None:
         """Draw the seed of the dropout of a layer; none if it has none."""
@@ -185,10 +268,19 @@ class DeeperGCN(GraphModel):
         return hidden * (1 + layer) if self.block == "dense" else hidden
 
     def _activate(self, norm: torch.nn.Module, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        return norm_relu_dropout(h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel, mask=mask)
+        return norm_relu_dropout(
+            h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel, mask=mask
+        )
 
-    def _convolve(self, layer: int, h: Tensor | tuple[Tensor, Tensor], *, edge_index: Tensor, edge_attr: Tensor | None,
-                  degree_ratio: Tensor | None) -> Tensor:
+    def _convolve(
+        self,
+        layer: int,
+        h: Tensor | tuple[Tensor, Tensor],
+        *,
+        edge_index: Tensor,
+        edge_attr: Tensor | None,
+        degree_ratio: Tensor | None,
+    ) -> Tensor:
         conv = self.convs[layer]
         if degree_ratio is not None:
             conv = partial(conv, degree_ratio=degree_ratio)
@@ -205,18 +297,32 @@ class DeeperGCN(GraphModel):
             return conv(h, edge_index, lin(self.edge_encoder(edge_attr)))
         return conv(h, edge_index, edge_attr, edge_encoder=fold(lin, self.edge_encoder))  # type: ignore[arg-type]
 
-    def _convolve_related(self, layer: int, conv: Callable[..., Tensor], h: Tensor | tuple[Tensor, Tensor],
-                          edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+    def _convolve_related(
+        self,
+        layer: int,
+        conv: Callable[..., Tensor],
+        h: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor,
+        edge_attr: Tensor,
+    ) -> Tensor:
         """Convolve with relations in column 0 of `edge_attr`, whose other columns are there if there are encoders."""
         relations = self.relations[layer]
         lin = cast(torch.nn.Linear, self.edge_lins[layer]) if hasattr(self, "edge_lins") else None
-        is_foldable = lin is None or is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)
+        is_foldable = (
+            lin is None
+            or is_plain(lin, torch.nn.Linear)
+            and is_plain(self.edge_encoder, torch.nn.Linear)
+        )
         if self.fold_edge_encoder and is_plain(relations, TableEncoder) and is_foldable:
             edge_encoder = None if lin is None else fold(lin, self.edge_encoder)
-            return conv(h, edge_index, edge_attr, edge_encoder=edge_encoder, edge_table=relations.weight)
+            return conv(
+                h, edge_index, edge_attr, edge_encoder=edge_encoder, edge_table=relations.weight
+            )
         check_relations(edge_attr[:, 0], self.num_relations)
         encoded = relations(edge_attr[:, :1].long())
         if lin is not None:
             features = edge_attr[:, 1:]
-            encoded = encoded + lin(self.edge_encoder(features) if self.fold_edge_encoder else features)
+            encoded = encoded + lin(
+                self.edge_encoder(features) if self.fold_edge_encoder else features
+            )
         return conv(h, edge_index, encoded)

@@ -36,7 +36,9 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
-def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known: dict[str, Any]) -> Any:
+def construct(
+    make: Callable[..., Any], name: str, given: dict[str, Any], known: dict[str, Any]
+) -> Any:
     """Call a constructor with the user's arguments, and with those known ones that it has.
 
     Args:
@@ -48,14 +50,24 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
         ValueError: an argument is unknown or missing, or the constructor fails; the message begins with "kwargs".
     """
     parameters = inspect.signature(make).parameters
-    named = [key for key, parameter in parameters.items() if parameter.kind in (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)]
-    takes_any = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.kind
+        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    takes_any = any(
+        parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     if unknown := [key for key in given if key not in named and not takes_any]:
-        raise ValueError(f"kwargs: {name} takes no {', '.join(unknown)}; it takes {', '.join(named) or 'nothing'}")
+        raise ValueError(
+            f"kwargs: {name} takes no {', '.join(unknown)}; it takes {', '.join(named) or 'nothing'}"
+        )
     if kept := [key for key in KEEPS_STATE if given.get(key)]:
-        raise ValueError(f"kwargs: {kept[0]}=true keeps the edges of the first batch, but every batch has "
-                         "other edges: leave it out")
+        raise ValueError(
+            f"kwargs: {kept[0]}=true keeps the edges of the first batch, but every batch has "
+            "other edges: leave it out"
+        )
     for key, value in given.items():
         if key in parameters and parameters[key].annotation is bool and not isinstance(value, bool):
             raise ValueError(f"kwargs: {key} of {name} must be true or false, not {value!r}")
@@ -64,15 +76,21 @@ def construct(make: Callable[..., Any], name: str, given: dict[str, Any], known:
     if missing := [key for key in required if key not in arguments]:
         raise ValueError(f"kwargs lacks {', '.join(missing)}, which {name} needs")
     try:
-        tensors = {key: torch.tensor(value, device="cpu") for key, value in given.items()
-                   if isinstance(value, list) and key in parameters and parameters[key].annotation is Tensor}
+        tensors = {
+            key: torch.tensor(value, device="cpu")
+            for key, value in given.items()
+            if isinstance(value, list)
+            and key in parameters
+            and parameters[key].annotation is Tensor
+        }
         return make(**arguments | tensors)
     except FAILURES as error:
         raise ValueError(f"kwargs: {name} refuses them: {one_line(error)}") from error
 
 
-def choose_edge_argument(parameters: Collection[str], edge_dim: int | None, *, attr: bool = True,
-                         weight: bool = True) -> str:
+def choose_edge_argument(
+    parameters: Collection[str], edge_dim: int | None, *, attr: bool = True, weight: bool = True
+) -> str:
     """Choose the argument of a forward that gets the edge features.
 
     Args:
@@ -100,14 +118,19 @@ def tiny_graph(edge_dim: int | None) -> tuple[Tensor, Tensor | None]:
     """Make a small random graph, the same in every call: edges sorted by destination, and their features."""
     rng = torch.Generator().manual_seed(0)
     target = torch.randint(NUM_NODES, (NUM_EDGES,), generator=rng).sort().values
-    source = (target + torch.randint(1, NUM_NODES, (NUM_EDGES,), generator=rng)) % NUM_NODES  # no self-loops
+    source = (
+        target + torch.randint(1, NUM_NODES, (NUM_EDGES,), generator=rng)
+    ) % NUM_NODES  # no self-loops
     edge_index = torch.stack([source, target])
     indptr = torch.searchsorted(target, torch.arange(NUM_NODES + 1))
-    return from_csc(edge_index, indptr), torch.rand(NUM_EDGES, edge_dim, generator=rng) if edge_dim else None
+    return from_csc(edge_index, indptr), torch.rand(
+        NUM_EDGES, edge_dim, generator=rng
+    ) if edge_dim else None
 
 
-def tiny_typed_graph(ends: Sequence[tuple[int, int]], num_types: int, num_columns: int,
-                     edge_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def tiny_typed_graph(
+    ends: Sequence[tuple[int, int]], num_types: int, num_columns: int, edge_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Make a small random typed graph with nodes of each type and edges of each relation, the same in every call.
 
     Args:
@@ -123,10 +146,21 @@ def tiny_typed_graph(ends: Sequence[tuple[int, int]], num_types: int, num_column
     num_nodes = max(NUM_NODES, 2 * num_types)
     types = torch.arange(num_nodes) % num_types
     x = torch.rand(num_nodes, num_columns, generator=rng)
-    x[:, num_columns - num_types:] = torch.nn.functional.one_hot(types, num_types)
+    x[:, num_columns - num_types :] = torch.nn.functional.one_hot(types, num_types)
     of_relation = max(NUM_EDGES // max(len(ends), 1), 2)
-    drawn = [torch.stack([torch.randint((num_nodes - 1 - kind) // num_types + 1, (of_relation,), generator=rng)
-                          * num_types + kind for kind in pair]) for pair in ends]
+    drawn = [
+        torch.stack(
+            [
+                torch.randint(
+                    (num_nodes - 1 - kind) // num_types + 1, (of_relation,), generator=rng
+                )
+                * num_types
+                + kind
+                for kind in pair
+            ]
+        )
+        for pair in ends
+    ]
     edge_index = torch.cat(drawn, dim=1) if drawn else torch.empty(2, 0, dtype=torch.int64)
     edge_attr = torch.rand(edge_index.size(1), edge_dim, generator=rng)
     edge_attr[:, 0] = torch.arange(len(ends)).repeat_interleave(of_relation)
@@ -135,7 +169,9 @@ def tiny_typed_graph(ends: Sequence[tuple[int, int]], num_types: int, num_column
 
 
 @contextlib.contextmanager
-def naming_failures(name: str, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Iterator[None]:
+def naming_failures(
+    name: str, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+) -> Iterator[None]:
     """Turn what a foreign forward raises into one line. A lack of memory and errors of this program stay as they are.
 
     Raises:
@@ -144,23 +180,40 @@ def naming_failures(name: str, x: Tensor, edge_index: Tensor, edge_attr: Tensor 
     try:
         yield
     except FAILURES as error:
-        if type(error).__module__.startswith("parallel_epochs.") or isinstance(error, MemoryError) \
-                or isinstance(error, RuntimeError) and re.search("(allocate|out of) memory", str(error)):
+        if (
+            type(error).__module__.startswith("parallel_epochs.")
+            or isinstance(error, MemoryError)
+            or isinstance(error, RuntimeError)
+            and re.search("(allocate|out of) memory", str(error))
+        ):
             raise
         features = "none" if edge_attr is None else list(edge_attr.shape)
-        raise ForeignError(f"{name} fails on x {list(x.shape)}, edge_index {list(edge_index.shape)} and edge_attr "
-                           f"{features}: {one_line(error)}{_where(error)}") from error
+        raise ForeignError(
+            f"{name} fails on x {list(x.shape)}, edge_index {list(edge_index.shape)} and edge_attr "
+            f"{features}: {one_line(error)}{_where(error)}"
+        ) from error
 
 
 def _where(error: BaseException) -> str:
     """Name the last line that is neither of this program nor of an installed package."""
-    lines = [f" ({frame.filename}, line {frame.lineno})" for frame in traceback.extract_tb(error.__traceback__)
-             if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(PROGRAM)]
+    lines = [
+        f" ({frame.filename}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename
+        and not Path(frame.filename).is_relative_to(PROGRAM)
+    ]
     return lines[-1] if lines else ""
 
 
-def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_trained: bool,
-                 num_rows: int | None = None) -> Tensor:
+def check_output(
+    out: Any,
+    name: str,
+    x: Tensor,
+    out_channels: int,
+    *,
+    is_trained: bool,
+    num_rows: int | None = None,
+) -> Tensor:
     """Check what a foreign forward returns; float64 becomes float32.
 
     Args:
@@ -174,24 +227,46 @@ def check_output(out: Any, name: str, x: Tensor, out_channels: int, *, is_traine
     """
     in_which = " in training" if is_trained else ""
     if not isinstance(out, Tensor):
-        raise ForeignError(f"{name} returns a {type(out).__name__}{in_which}; it must return a tensor [num_nodes, "
-                           f"{out_channels}]")
-    if list(out.shape) != [x.size(0) if num_rows is None else num_rows, out_channels] or not out.is_floating_point():
-        raise ForeignError(f"{name} returns {out.dtype} of shape {list(out.shape)} for {x.size(0)} nodes{in_which}; it "
-                           f"must return floats of shape [{'num_nodes' if num_rows is None else num_rows}, "
-                           f"{out_channels}], a column for each class or task")
+        raise ForeignError(
+            f"{name} returns a {type(out).__name__}{in_which}; it must return a tensor [num_nodes, "
+            f"{out_channels}]"
+        )
+    if (
+        list(out.shape) != [x.size(0) if num_rows is None else num_rows, out_channels]
+        or not out.is_floating_point()
+    ):
+        raise ForeignError(
+            f"{name} returns {out.dtype} of shape {list(out.shape)} for {x.size(0)} nodes{in_which}; it "
+            f"must return floats of shape [{'num_nodes' if num_rows is None else num_rows}, "
+            f"{out_channels}], a column for each class or task"
+        )
     if out.device != x.device:
-        raise ForeignError(f"{name} returns a tensor on {out.device}{in_which}; it must be on {x.device}, where x is")
+        raise ForeignError(
+            f"{name} returns a tensor on {out.device}{in_which}; it must be on {x.device}, where x is"
+        )
     if is_trained and not out.requires_grad:
-        raise ForeignError(f"{name} returns a tensor without a gradient in training: its parameters cannot learn. "
-                           "Leave out detach() and no_grad()")
+        raise ForeignError(
+            f"{name} returns a tensor without a gradient in training: its parameters cannot learn. "
+            "Leave out detach() and no_grad()"
+        )
     return out.float() if out.dtype == torch.float64 else out
 
 
-def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_channels: int, edge_dim: int | None,
-                node_tables: Sequence[int] | None = None, edge_tables: Sequence[int] | None = None,
-                num_categories: int = 0, num_relations: int = 0, ends: Sequence[tuple[int, int]] | None = None,
-                num_rows: int | None = None, trains: bool = False) -> int:
+def try_forward(
+    model: torch.nn.Module,
+    name: str,
+    *,
+    num_columns: int,
+    out_channels: int,
+    edge_dim: int | None,
+    node_tables: Sequence[int] | None = None,
+    edge_tables: Sequence[int] | None = None,
+    num_categories: int = 0,
+    num_relations: int = 0,
+    ends: Sequence[tuple[int, int]] | None = None,
+    num_rows: int | None = None,
+    trains: bool = False,
+) -> int:
     """Call a model on a tiny graph; return the bytes of a row of the largest tensor with a row for each edge.
 
     The call also gives lazy parameters their shapes.
@@ -211,11 +286,14 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
             parameters.
     """
     if ends is None:
-        x, edge_index, edge_attr = _tiny_inputs(num_columns, edge_dim, node_tables, edge_tables, num_categories,
-                                                num_relations)
+        x, edge_index, edge_attr = _tiny_inputs(
+            num_columns, edge_dim, node_tables, edge_tables, num_categories, num_relations
+        )
         largest = LargestOfEdges()
     else:
-        x, edge_index, edge_attr = tiny_typed_graph(ends, num_categories, num_columns, edge_dim or 1)
+        x, edge_index, edge_attr = tiny_typed_graph(
+            ends, num_categories, num_columns, edge_dim or 1
+        )
         largest = LargestOfEdges(2 * x.size(0), edge_index.size(1) + x.size(0))
     was_training = model.training
 
@@ -224,8 +302,10 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
             out = model(x, edge_index, edge_attr)
         out = check_output(out, name, x, out_channels, is_trained=model.training, num_rows=num_rows)
         if not out.isfinite().all():
-            raise ForeignError(f"{name} returns {float(out[~out.isfinite()][0])} for x in [0, 1]"
-                               f"{' in training' if model.training else ''}; it must return finite numbers")
+            raise ForeignError(
+                f"{name} returns {float(out[~out.isfinite()][0])} for x in [0, 1]"
+                f"{' in training' if model.training else ''}; it must return finite numbers"
+            )
         return out
 
     try:
@@ -243,16 +323,25 @@ def try_forward(model: torch.nn.Module, name: str, *, num_columns: int, out_chan
     return largest.bytes_per_row if ends is not None else largest.bytes // NUM_EDGES
 
 
-def _tiny_inputs(num_columns: int, edge_dim: int | None, node_tables: Sequence[int] | None,
-                 edge_tables: Sequence[int] | None, num_categories: int,
-                 num_relations: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def _tiny_inputs(
+    num_columns: int,
+    edge_dim: int | None,
+    node_tables: Sequence[int] | None,
+    edge_tables: Sequence[int] | None,
+    num_categories: int,
+    num_relations: int,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Make the arguments of a forward on a tiny graph; see :func:`try_forward`."""
     edge_index, edge_attr = tiny_graph(edge_dim)
     rng = torch.Generator().manual_seed(1)
-    x = torch.rand(NUM_NODES, num_columns, generator=rng) if node_tables is None else _draw(NUM_NODES, node_tables, rng)
+    x = (
+        torch.rand(NUM_NODES, num_columns, generator=rng)
+        if node_tables is None
+        else _draw(NUM_NODES, node_tables, rng)
+    )
     if num_categories:
         drawn = torch.randint(num_categories, (NUM_NODES,), generator=rng)
-        x[:, num_columns - num_categories:] = torch.nn.functional.one_hot(drawn, num_categories)
+        x[:, num_columns - num_categories :] = torch.nn.functional.one_hot(drawn, num_categories)
     edge_attr = edge_attr if edge_tables is None else _draw(NUM_EDGES, edge_tables, rng)
     if edge_attr is not None and num_relations:
         edge_attr[:, :1] = _draw(NUM_EDGES, [num_relations], rng)
@@ -279,12 +368,17 @@ class LargestOfEdges(TorchDispatchMode):
         self._least, self._most = least, most
         self.bytes = self.bytes_per_row = 0
 
-    def __torch_dispatch__(self, func: Callable, types: Iterable[type], args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point() \
-                    and self._least <= leaf.size(0) <= self._most:
+            if (
+                isinstance(leaf, Tensor)
+                and leaf.dim()
+                and leaf.is_floating_point()
+                and self._least <= leaf.size(0) <= self._most
+            ):
                 size = leaf.numel() * leaf.element_size()
                 self.bytes = max(self.bytes, size)
                 self.bytes_per_row = max(self.bytes_per_row, size // leaf.size(0))

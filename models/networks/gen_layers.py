@@ -6,7 +6,20 @@ from parallel_epochs.models.networks.options import ModelOptions
 
 def create_conv(options: ModelOptions, in_channels: int, out_channels: int) -> GENConv:
     """Create a convolution with these options."""
-    return GENConv(in_channels, out_channels, options.aggr, t=options.t, learn_t=options.learn_t, p=options.p,
-                   learn_p=options.learn_p, y=options.y, learn_y=options.learn_y, msg_norm=options.msg_norm,
-                   learn_msg_scale=options.learn_msg_scale, norm=options.norm, num_layers=options.num_mlp_layers,
-                   bias=True, kernel=options.kernel)
+    return GENConv(
+        in_channels,
+        out_channels,
+        options.aggr,
+        t=options.t,
+        learn_t=options.learn_t,
+        p=options.p,
+        learn_p=options.learn_p,
+        y=options.y,
+        learn_y=options.learn_y,
+        msg_norm=options.msg_norm,
+        learn_msg_scale=options.learn_msg_scale,
+        norm=options.norm,
+        num_layers=options.num_mlp_layers,
+        bias=True,
+        kernel=options.kernel,
+    )

@@ -5,7 +5,12 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.networks.encoders import NodeEncoder, check_inputs, create_node_encoders, encode_nodes
+from parallel_epochs.models.networks.encoders import (
+    NodeEncoder,
+    check_inputs,
+    create_node_encoders,
+    encode_nodes,
+)
 from parallel_epochs.models.networks.heads import pool_graphs
 from parallel_epochs.models.networks.options import LayerOptions, ModelOptions
 
@@ -29,17 +34,31 @@ class GraphModel(torch.nn.Module):
     takes_int32_edges = True  # not every layer of PyG's does
     head: torch.nn.Linear
 
-    def __init__(self, in_channels: int, hidden_channels: int, options: ModelOptions | LayerOptions):
+    def __init__(
+        self, in_channels: int, hidden_channels: int, options: ModelOptions | LayerOptions
+    ):
         super().__init__()
-        self.num_columns, self.num_edge_columns = in_channels + options.num_categories, options.edge_dim or 0
-        self.num_relations, self.pool, self.kernel = options.num_relations, options.pool, options.kernel
+        self.num_columns, self.num_edge_columns = (
+            in_channels + options.num_categories,
+            options.edge_dim or 0,
+        )
+        self.num_relations, self.pool, self.kernel = (
+            options.num_relations,
+            options.pool,
+            options.kernel,
+        )
         self.dropout, self.input_dropout = options.dropout, options.input_dropout
         self.edge_dropout = options.edge_dropout
         self.category_encoder: torch.nn.Linear | None = None
         self.node_encoder: NodeEncoder | None = None
         if getattr(options, "encode_x", True):
             self.category_encoder, self.node_encoder = create_node_encoders(
-                in_channels, options.num_categories, hidden_channels, options.node_tables, options.type_columns)
+                in_channels,
+                options.num_categories,
+                hidden_channels,
+                options.node_tables,
+                options.type_columns,
+            )
 
     def forward(
         self,
@@ -67,13 +86,21 @@ class GraphModel(torch.nn.Module):
             IndexError: an edge has a relation or an end that does not exist.
         """
         check_inputs(self, x, edge_attr)
-        return self.head(pool_graphs(self.compute(x, edge_index, edge_attr, ptr, *more, **named), ptr, self.pool))
+        return self.head(
+            pool_graphs(self.compute(x, edge_index, edge_attr, ptr, *more, **named), ptr, self.pool)
+        )
 
-    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
+    def compute(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None
+    ) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels], before they are pooled; see :meth:`forward`."""
         raise NotImplementedError
 
     def encode_nodes(self, x: Tensor) -> Tensor:
         """Encode node features for the first layer [num_nodes, channels]."""
-        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+        h = (
+            x
+            if self.node_encoder is None
+            else encode_nodes(x, self.node_encoder, self.category_encoder)
+        )
         return F.dropout(h, self.input_dropout, self.training)

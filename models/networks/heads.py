@@ -12,8 +12,9 @@ from parallel_epochs.models.messages.reference import reduce_messages
 POOLS = ("none", "mean", "sum", "max")
 
 
-def pool_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"] | None,
-                pool: str) -> Float[Tensor, "num_rows channels"]:
+def pool_graphs(
+    h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"] | None, pool: str
+) -> Float[Tensor, "num_rows channels"]:
     """Reduce the rows of each graph's nodes to one row: their mean, their sum or their maximum per channel.
 
     Args:
@@ -30,8 +31,9 @@ def pool_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_g
     return reduce_graphs(h.to(torch.promote_types(h.dtype, torch.float32)), ptr, pool)
 
 
-def reduce_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"],
-                  reduce: str) -> Float[Tensor, "num_graphs channels"]:
+def reduce_graphs(
+    h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"], reduce: str
+) -> Float[Tensor, "num_graphs channels"]:
     """Reduce the rows of each graph's nodes by "mean", "sum" or "max"."""
     if torch.compiler.is_exporting():  # ONNX has no reduction of segments
         return reduce_messages(h, graph_of(ptr, h.size(0)), ptr.numel() - 1, reduce)
@@ -42,7 +44,11 @@ def reduce_graphs(h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num
 def graph_of(ptr: Int[Tensor, " num_graphs_plus_1"], num_nodes: int) -> Int[Tensor, " num_nodes"]:
     """Return the number of each node's graph: how many graphs end in front of it."""
     ends = ptr[1:].long()
-    return ptr.new_zeros(num_nodes + 1, dtype=torch.int64).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
+    return (
+        ptr.new_zeros(num_nodes + 1, dtype=torch.int64)
+        .index_add(0, ends, torch.ones_like(ends))
+        .cumsum(0)[:-1]
+    )
 
 
 def find_head(model: torch.nn.Module) -> torch.nn.Linear | None:
@@ -65,7 +71,9 @@ def keep_inputs(head: torch.nn.Linear) -> Callable[[], Tensor]:
 
     def take() -> Tensor:
         if not kept:
-            raise ValueError("embeddings=true needs a model that calls its head, which this one does not: leave it out")
+            raise ValueError(
+                "embeddings=true needs a model that calls its head, which this one does not: leave it out"
+            )
         inputs = torch.cat(kept)
         kept.clear()
         return inputs

@@ -1,5 +1,4 @@
-"""Views of a batch of a typed graph as PyG's models of several types of nodes have them: dicts by type and by relation.
-"""
+"""Views of a batch of a typed graph as PyG's models of several types of nodes have them: dicts by type and by relation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,9 @@ class GraphSchema:
         return list(self.types), list(self.relations)
 
 
-def make_schema(names: Mapping[str, Any], type_columns: Sequence[Sequence[tuple[int, int]]],
-                edge_dim: int) -> GraphSchema:
+def make_schema(
+    names: Mapping[str, Any], type_columns: Sequence[Sequence[tuple[int, int]]], edge_dim: int
+) -> GraphSchema:
     """Make the schema that a model sees.
 
     Args:
@@ -50,9 +50,13 @@ def make_schema(names: Mapping[str, Any], type_columns: Sequence[Sequence[tuple[
     """
     types = tuple(names["types"])
     widths = [sum(end - first for first, end in ranges) for ranges in type_columns]
-    return GraphSchema(types, tuple((source, name, target) for source, name, target in names["relations"]),
-                       {name: max(width, 1) for name, width in zip(types, widths, strict=True)}, edge_dim - 1,
-                       names["labelled"])
+    return GraphSchema(
+        types,
+        tuple((source, name, target) for source, name, target in names["relations"]),
+        {name: max(width, 1) for name, width in zip(types, widths, strict=True)},
+        edge_dim - 1,
+        names["labelled"],
+    )
 
 
 class HeteroView:
@@ -72,9 +76,14 @@ class HeteroView:
         edge_attr_dict: features of these edges [num_edges_of_relation, edge_dim].
     """
 
-    def __init__(self, schema: GraphSchema, type_columns: Sequence[Sequence[tuple[int, int]]],
-                 x: Float[Tensor, "num_nodes columns"], edge_index: Int[Tensor, "2 num_edges"],
-                 edge_attr: Float[Tensor, "num_edges edge_columns"]):
+    def __init__(
+        self,
+        schema: GraphSchema,
+        type_columns: Sequence[Sequence[tuple[int, int]]],
+        x: Float[Tensor, "num_nodes columns"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_columns"],
+    ):
         self._schema = schema
         num_types, num_relations = len(schema.types), len(schema.relations)
         self._types = NodeTypes.read(x, num_types)
@@ -83,18 +92,26 @@ class HeteroView:
         local = self._types.place - first[self._types.types]
         self.x_dict: dict[str, Tensor] = {}
         for number, (name, ranges) in enumerate(zip(schema.types, type_columns, strict=True)):
-            own = [self._types.take(x[:, begin:end], number) for begin, end in ranges if end > begin]
+            own = [
+                self._types.take(x[:, begin:end], number) for begin, end in ranges if end > begin
+            ]
             self.x_dict[name] = torch.cat(own, dim=1) if own else x.new_ones(counts[number], 1)
         relation = edge_attr[:, 0].long()
         by_relation = relation.argsort(stable=True)
         groups = by_relation.split(torch.bincount(relation, minlength=num_relations).tolist())
         ends = local[edge_index.as_subclass(Tensor).long()]
-        self.edge_index_dict = {name: ends.index_select(1, edges)
-                                for name, edges in zip(schema.relations, groups, strict=True)}
-        self.edge_attr_dict = {name: edge_attr[:, 1:].index_select(0, edges)
-                               for name, edges in zip(schema.relations, groups, strict=True)}
+        self.edge_index_dict = {
+            name: ends.index_select(1, edges)
+            for name, edges in zip(schema.relations, groups, strict=True)
+        }
+        self.edge_attr_dict = {
+            name: edge_attr[:, 1:].index_select(0, edges)
+            for name, edges in zip(schema.relations, groups, strict=True)
+        }
 
-    def put_back(self, out: Any, name: str, out_channels: int) -> Float[Tensor, "num_nodes out_channels"]:
+    def put_back(
+        self, out: Any, name: str, out_channels: int
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Put what a model returns of each type into rows of the batch; nodes of types without output get zeros.
 
         Args:
@@ -107,17 +124,34 @@ class HeteroView:
         """
         schema = self._schema
         wanted = [schema.labelled] if schema.labelled is not None else list(schema.types)
-        found = {schema.labelled: out} if isinstance(out, Tensor) and schema.labelled is not None else out
-        if not isinstance(found, Mapping) or not all(isinstance(found.get(kind), Tensor) for kind in wanted):
-            has = f"a dict of {', '.join(map(str, found)) or 'nothing'}" if isinstance(found, Mapping) else \
-                f"a {type(out).__name__}"
-            raise ForeignError(f"{name} returns {has}; it must return a dict with a tensor for {', '.join(wanted)}")
+        found = (
+            {schema.labelled: out}
+            if isinstance(out, Tensor) and schema.labelled is not None
+            else out
+        )
+        if not isinstance(found, Mapping) or not all(
+            isinstance(found.get(kind), Tensor) for kind in wanted
+        ):
+            has = (
+                f"a dict of {', '.join(map(str, found)) or 'nothing'}"
+                if isinstance(found, Mapping)
+                else f"a {type(out).__name__}"
+            )
+            raise ForeignError(
+                f"{name} returns {has}; it must return a dict with a tensor for {', '.join(wanted)}"
+            )
         for kind, count in zip(schema.types, self._types.sizes, strict=True):
             value = found.get(kind)
-            if isinstance(value, Tensor) and (list(value.shape) != [count, out_channels] and kind in wanted):
-                raise ForeignError(f"{name} returns {list(value.shape)} for {count} nodes of the type {kind}; it must "
-                                   f"return [num_nodes, {out_channels}], a column for each class or task")
+            if isinstance(value, Tensor) and (
+                list(value.shape) != [count, out_channels] and kind in wanted
+            ):
+                raise ForeignError(
+                    f"{name} returns {list(value.shape)} for {count} nodes of the type {kind}; it must "
+                    f"return [num_nodes, {out_channels}], a column for each class or task"
+                )
         example = found[wanted[0]]
-        rows = [found[kind] if kind in wanted else example.new_zeros(count, out_channels)
-                for kind, count in zip(schema.types, self._types.sizes, strict=True)]
+        rows = [
+            found[kind] if kind in wanted else example.new_zeros(count, out_channels)
+            for kind, count in zip(schema.types, self._types.sizes, strict=True)
+        ]
         return self._types.put_back(torch.cat(rows))

@@ -38,28 +38,50 @@ class LinkPredictor(torch.nn.Module):
         ValueError: an argument is out of its range.
     """
 
-    def __init__(self, channels: int, *, num_layers: int = 3, dropout: float = 0.0, kind: str = "mlp",
-                 reads_index: bool = False):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        num_layers: int = 3,
+        dropout: float = 0.0,
+        kind: str = "mlp",
+        reads_index: bool = False,
+    ):
         if channels < 1 or num_layers < 1 or not 0 <= dropout < 1:
-            raise ValueError(f"a link predictor needs channels >= 1, num_layers >= 1 and dropout in [0, 1), not "
-                             f"channels={channels}, num_layers={num_layers} and dropout={dropout}")
+            raise ValueError(
+                f"a link predictor needs channels >= 1, num_layers >= 1 and dropout in [0, 1), not "
+                f"channels={channels}, num_layers={num_layers} and dropout={dropout}"
+            )
         if kind not in PREDICTORS:
-            raise ValueError(f"a link predictor of kind={kind} is unknown; choose one of {', '.join(PREDICTORS)}")
+            raise ValueError(
+                f"a link predictor of kind={kind} is unknown; choose one of {', '.join(PREDICTORS)}"
+            )
         super().__init__()
         if kind == "bilinear":
-            self.source, self.target = torch.nn.Linear(channels, channels), torch.nn.Linear(channels, channels)
+            self.source, self.target = (
+                torch.nn.Linear(channels, channels),
+                torch.nn.Linear(channels, channels),
+            )
             self.popularity = torch.nn.Linear(channels, 1)
         else:
-            self.lins = torch.nn.ModuleList(torch.nn.Linear(channels, channels) for _ in range(num_layers - 1))
+            self.lins = torch.nn.ModuleList(
+                torch.nn.Linear(channels, channels) for _ in range(num_layers - 1)
+            )
             self.lins.append(torch.nn.Linear(channels, 1))
         if kind == "residual":
-            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(channels) for _ in range(num_layers))
+            self.norms = torch.nn.ModuleList(
+                torch.nn.LayerNorm(channels) for _ in range(num_layers)
+            )
         if reads_index:
             self.index_weight = torch.nn.Parameter(torch.tensor(FIRST_WEIGHT))
         self.dropout, self.kind, self.reads_index = dropout, kind, reads_index
 
-    def forward(self, x_i: Float[Tensor, "num_pairs channels"], x_j: Float[Tensor, "num_pairs channels"],
-                index: Float[Tensor, " num_pairs"] | None = None) -> Float[Tensor, " num_pairs"]:
+    def forward(
+        self,
+        x_i: Float[Tensor, "num_pairs channels"],
+        x_j: Float[Tensor, "num_pairs channels"],
+        index: Float[Tensor, " num_pairs"] | None = None,
+    ) -> Float[Tensor, " num_pairs"]:
         """Compute the logit of each pair.
 
         Args:
@@ -67,7 +89,9 @@ class LinkPredictor(torch.nn.Module):
             index: of the paths between them, if the predictor reads that.
         """
         if self.kind == "bilinear":
-            logits = (self.source(x_i) * self.target(x_j)).sum(1) * self.scale(x_i) + self.popularity(x_j).squeeze(1)
+            logits = (self.source(x_i) * self.target(x_j)).sum(1) * self.scale(
+                x_i
+            ) + self.popularity(x_j).squeeze(1)
             return self._with_index(logits, index)
         h = x_i * x_j
         if self.kind == "residual":
@@ -79,23 +103,38 @@ class LinkPredictor(torch.nn.Module):
                 h = F.dropout(lin(h).relu(), self.dropout, self.training)
         return self._with_index(self.lins[-1](h).squeeze(1), index)
 
-    def score_all(self, x_i: Float[Tensor, "num_sources channels"], x_j: Float[Tensor, "num_targets channels"],
-                  index: Float[Tensor, "num_sources num_targets"] | None = None
-                  ) -> Float[Tensor, "num_sources num_targets"]:
+    def score_all(
+        self,
+        x_i: Float[Tensor, "num_sources channels"],
+        x_j: Float[Tensor, "num_targets channels"],
+        index: Float[Tensor, "num_sources num_targets"] | None = None,
+    ) -> Float[Tensor, "num_sources num_targets"]:
         """Compute the logits of all pairs of some sources and some targets. Arguments as of :meth:`forward`."""
         if self.kind == "bilinear":
-            logits = self.source(x_i) * self.scale(x_i) @ self.target(x_j).t() + self.popularity(x_j).t()
+            logits = (
+                self.source(x_i) * self.scale(x_i) @ self.target(x_j).t() + self.popularity(x_j).t()
+            )
             return self._with_index(logits, index)
-        return torch.stack([self(row.expand_as(x_j), x_j, None if index is None else index[place])
-                            for place, row in enumerate(x_i)]) if len(x_i) else x_j.new_empty(0, len(x_j))
+        return (
+            torch.stack(
+                [
+                    self(row.expand_as(x_j), x_j, None if index is None else index[place])
+                    for place, row in enumerate(x_i)
+                ]
+            )
+            if len(x_i)
+            else x_j.new_empty(0, len(x_j))
+        )
 
     @staticmethod
     def scale(x: Tensor) -> float:
         """Return the factor of an inner product that keeps its size whatever the number of channels."""
-        return x.size(-1)**-0.5
+        return x.size(-1) ** -0.5
 
     def _with_index(self, logits: Tensor, index: Tensor | None) -> Tensor:
-        return logits if index is None else logits + self.index_weight * (INDEX_FACTOR * index).log1p()
+        return (
+            logits if index is None else logits + self.index_weight * (INDEX_FACTOR * index).log1p()
+        )
 
 
 class LinkModel(torch.nn.Module):
@@ -112,7 +151,14 @@ class LinkModel(torch.nn.Module):
         out_channels: width of an embedding.
     """
 
-    def __init__(self, encoder: torch.nn.Module, out_channels: int, *, three_hops: bool = False, **options: Any):
+    def __init__(
+        self,
+        encoder: torch.nn.Module,
+        out_channels: int,
+        *,
+        three_hops: bool = False,
+        **options: Any,
+    ):
         super().__init__()
         if isinstance(head := getattr(encoder, "head", None), torch.nn.Linear):
             out_channels, encoder.head = head.in_features, torch.nn.Identity()
@@ -123,14 +169,18 @@ class LinkModel(torch.nn.Module):
     def takes_int32_edges(self) -> bool:
         return getattr(self.encoder, "takes_int32_edges", False)
 
-    def forward(self, x: Float[Tensor, "num_nodes in_channels"], edge_index: Int[Tensor, "2 num_edges"],
-                edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None
-                ) -> Float[Tensor, "num_nodes out_channels"]:
+    def forward(
+        self,
+        x: Float[Tensor, "num_nodes in_channels"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Float[Tensor, "num_edges edge_dim"] | None = None,
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Compute the embedding of every node, which :meth:`decode` takes."""
         return self.encoder(x, edge_index, edge_attr)
 
-    def find_paths(self, edge_index: Int[Tensor, "2 num_edges"],
-                   num_nodes: int) -> Neighborhoods | ThreeHops | None:
+    def find_paths(
+        self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int
+    ) -> Neighborhoods | ThreeHops | None:
         """Return what :meth:`decode` finds paths between the nodes of a pair in, or nothing if it does not read them.
 
         Args:
@@ -140,8 +190,12 @@ class LinkModel(torch.nn.Module):
             return None
         return (ThreeHops if self.three_hops else Neighborhoods).of(edge_index, num_nodes)
 
-    def decode(self, h: Float[Tensor, "num_nodes out_channels"], pairs: Int[Tensor, "num_pairs 2"],
-               paths: Neighborhoods | ThreeHops | None = None) -> Float[Tensor, " num_pairs"]:
+    def decode(
+        self,
+        h: Float[Tensor, "num_nodes out_channels"],
+        pairs: Int[Tensor, "num_pairs 2"],
+        paths: Neighborhoods | ThreeHops | None = None,
+    ) -> Float[Tensor, " num_pairs"]:
         """Compute the logits of pairs of nodes.
 
         Args:
@@ -152,10 +206,13 @@ class LinkModel(torch.nn.Module):
         index = None if paths is None else paths.allocate_to_pairs(pairs)
         return self.predictor(h[pairs[:, 0]], h[pairs[:, 1]], index)
 
-    def decode_all(self, h: Float[Tensor, "num_nodes out_channels"], sources: Int[Tensor, " num_sources"],
-                   targets: Int[Tensor, " num_targets"],
-                   paths: Neighborhoods | ThreeHops | None = None) -> Float[Tensor, "num_sources num_targets"]:
-        """Compute the logits of all pairs of some sources, each once, and some targets. Arguments as of :meth:`decode`.
-        """
+    def decode_all(
+        self,
+        h: Float[Tensor, "num_nodes out_channels"],
+        sources: Int[Tensor, " num_sources"],
+        targets: Int[Tensor, " num_targets"],
+        paths: Neighborhoods | ThreeHops | None = None,
+    ) -> Float[Tensor, "num_sources num_targets"]:
+        """Compute the logits of all pairs of some sources, each once, and some targets. Arguments as of :meth:`decode`."""
         index = None if paths is None else paths.allocate_to(sources, targets)
         return self.predictor.score_all(h[sources], h[targets], index)

@@ -37,10 +37,14 @@ def dilated_neighbors(
     """
     begins = [0, h.size(0)] if ptr is None else ptr.tolist()
     h = h.detach().float()
-    chosen = [_neighbors_in_graph(h[begin:end], k, dilation, epsilon) + begin
-              for begin, end in zip(begins[:-1], begins[1:])]
+    chosen = [
+        _neighbors_in_graph(h[begin:end], k, dilation, epsilon) + begin
+        for begin, end in zip(begins[:-1], begins[1:])
+    ]
     dtype = choose_dtype(h.size(0), sum(nearest.numel() for nearest in chosen))
-    counts = torch.cat([torch.tensor([0]), *(torch.full((len(nearest),), nearest.size(1)) for nearest in chosen)])
+    counts = torch.cat(
+        [torch.tensor([0]), *(torch.full((len(nearest),), nearest.size(1)) for nearest in chosen)]
+    )
     indptr = counts.cumsum(0).to(h.device, dtype)
     src = torch.cat([nearest.reshape(-1) for nearest in chosen]).to(dtype)
     dst = torch.arange(h.size(0), device=h.device, dtype=dtype).repeat_interleave(indptr.diff())
@@ -59,8 +63,10 @@ def _neighbors_in_graph(h: Tensor, k: int, dilation: int, epsilon: float) -> Ten
         squares = h.square().sum(1)
         out = []
         for first in range(0, num_nodes, rows := max(1, MAX_DISTANCES // num_nodes)):
-            block = h[first:first + rows]
-            distance = torch.addmm(squares, block, h.t(), alpha=-2)  # without the node's own square: the same order
+            block = h[first : first + rows]
+            distance = torch.addmm(
+                squares, block, h.t(), alpha=-2
+            )  # without the node's own square: the same order
             distance.diagonal(first).fill_(torch.inf)
             nearest = distance.topk(num_nearest, largest=False).indices
             out.append(_dilate(nearest, k, num_nearest // k, epsilon))

@@ -11,12 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "power", "power_sum", "powermean", "mean", "max", "add")
+AGGREGATIONS = (
+    "softmax",
+    "softmax_sg",
+    "softmax_sum",
+    "power",
+    "power_sum",
+    "powermean",
+    "mean",
+    "max",
+    "add",
+)
 NORMS = ("layer", "batch")
 ACTIVATIONS = ("relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "none")
 FRACTION: dict[str, Any] = {"minimum": 0, "below": 1}
-SOFTMAX, POWER, SCALED = (("softmax", "softmax_sg", "softmax_sum"), ("power", "power_sum", "powermean"),
-                          ("softmax_sum", "power_sum"))
+SOFTMAX, POWER, SCALED = (
+    ("softmax", "softmax_sg", "softmax_sum"),
+    ("power", "power_sum", "powermean"),
+    ("softmax_sum", "power_sum"),
+)
 _COLUMNS = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
 
 
@@ -44,56 +57,137 @@ class GraphOptions:
 
     num_layers: int = option(4, "Number of convolutions.", minimum=1)
     hidden_channels: int = option(64, "Width of every layer.", minimum=1)
-    edge_dim: int | None = option(None, "Number of edge features, or None.", is_key=False, minimum=0)
-    num_categories: int = option(0, "Number of the last columns of `x` that hold a one-hot category, such as a "
-                                 "protein's species. The category has a linear encoder of its own, in front of the "
-                                 "node encoder. 0: no category.", is_key=False, minimum=0)
-    node_tables: Sequence[int] | None = option(None, "Number of categories in each column of `x`, if it holds "
-                                               "categories. None: it holds numbers.", is_key=False)
-    edge_tables: Sequence[int] | None = option(None, "Number of categories in each column of `edge_attr`, if it holds "
-                                               "categories. None: it holds numbers.", is_key=False)
-    num_relations: int = option(0, "Number of relations R. Column 0 of `edge_attr` is then the number of the edge's "
-                                "relation, 0 to R - 1. 0: edges have no relations.", is_key=False, minimum=0)
+    edge_dim: int | None = option(
+        None, "Number of edge features, or None.", is_key=False, minimum=0
+    )
+    num_categories: int = option(
+        0,
+        "Number of the last columns of `x` that hold a one-hot category, such as a "
+        "protein's species. The category has a linear encoder of its own, in front of the "
+        "node encoder. 0: no category.",
+        is_key=False,
+        minimum=0,
+    )
+    node_tables: Sequence[int] | None = option(
+        None,
+        "Number of categories in each column of `x`, if it holds "
+        "categories. None: it holds numbers.",
+        is_key=False,
+    )
+    edge_tables: Sequence[int] | None = option(
+        None,
+        "Number of categories in each column of `edge_attr`, if it holds "
+        "categories. None: it holds numbers.",
+        is_key=False,
+    )
+    num_relations: int = option(
+        0,
+        "Number of relations R. Column 0 of `edge_attr` is then the number of the edge's "
+        "relation, 0 to R - 1. 0: edges have no relations.",
+        is_key=False,
+        minimum=0,
+    )
     type_columns: Sequence[Sequence[tuple[int, int]]] | None = option(
-        None, "For each category of the nodes the ranges [first, end) of the columns of `x` that its nodes have, see "
-        "models.networks.encoders.TypeEncoder. None: all nodes have all columns.", is_key=False)
-    pool: str = option("none", "How the nodes of each graph become one row in front of the head. none: every node "
-                       "keeps its row.", is_key=False, choices=("none", "mean", "sum", "max"))
-    kernel: str = option("auto", "Implementation of the aggregation, the norm and the attention: auto, fused, "
-                         "reference, or pyg for PyG's own layers (PyGModel).", is_key=False)
+        None,
+        "For each category of the nodes the ranges [first, end) of the columns of `x` that its nodes have, see "
+        "models.networks.encoders.TypeEncoder. None: all nodes have all columns.",
+        is_key=False,
+    )
+    pool: str = option(
+        "none",
+        "How the nodes of each graph become one row in front of the head. none: every node "
+        "keeps its row.",
+        is_key=False,
+        choices=("none", "mean", "sum", "max"),
+    )
+    kernel: str = option(
+        "auto",
+        "Implementation of the aggregation, the norm and the attention: auto, fused, "
+        "reference, or pyg for PyG's own layers (PyGModel).",
+        is_key=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(GraphOptions):
     """The options that DeeperGCN, RevGNN and EquilibriumGNN have in common."""
 
-    kernel: str = option("auto", "Implementation of aggregation and norm. See models.aggregate.aggregate and "
-                         "models.convs.activation.norm_relu_dropout.", is_key=False,
-                         choices=("auto", "fused", "reference"))
-    aggr: str = option("max", "Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, "
-                       "powermean, mean, max or add.", choices=AGGREGATIONS)
-    t: float = option(1.0, "Initial inverse temperature (softmax, softmax_sg and softmax_sum).", when={"aggr": SOFTMAX})
-    learn_t: bool = option(False, "Whether each convolution learns its own t (softmax and softmax_sum; softmax_sg has "
-                           "no gradient for t).")
-    p: float = option(1.0, "Initial exponent, not 0 (power, power_sum and powermean).", when={"aggr": POWER})
-    learn_p: bool = option(False, "Whether each convolution learns its own p (power, power_sum and powermean).",
-                           when={"aggr": POWER})
-    y: float = option(0.0, "Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).",
-                      when={"aggr": SCALED})
-    learn_y: bool = option(False, "Whether each convolution learns its own y (softmax_sum and power_sum).",
-                           when={"aggr": SCALED})
-    msg_norm: bool = option(False, "Whether each convolution scales its aggregated messages to the norm of the node's "
-                            "own features.")
-    learn_msg_scale: bool = option(False, "Whether each convolution learns a factor of this scaling (msg_norm=true).",
-                                   when={"msg_norm": (True,)})
-    norm: str = option("layer", "Norm of each layer and of the MLP in each convolution: layer or batch.", choices=NORMS)
-    num_mlp_layers: int = option(2, "Number of linear layers in the MLP of each convolution. Its hidden layers, if it "
-                                 "has any, are twice as wide as its input.", minimum=1)
-    dropout: float = option(0.1, "Probability, in [0, 1), that an activation is dropped in training.", **FRACTION)
-    input_dropout: float = option(0.0, "Probability, in [0, 1), that a channel of the encoded node features is dropped "
-                                  "in training.", **FRACTION)
-    edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed in training, before the "
-                                 "aggregation.", **FRACTION)
+    kernel: str = option(
+        "auto",
+        "Implementation of aggregation and norm. See models.aggregate.aggregate and "
+        "models.convs.activation.norm_relu_dropout.",
+        is_key=False,
+        choices=("auto", "fused", "reference"),
+    )
+    aggr: str = option(
+        "max",
+        "Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, "
+        "powermean, mean, max or add.",
+        choices=AGGREGATIONS,
+    )
+    t: float = option(
+        1.0,
+        "Initial inverse temperature (softmax, softmax_sg and softmax_sum).",
+        when={"aggr": SOFTMAX},
+    )
+    learn_t: bool = option(
+        False,
+        "Whether each convolution learns its own t (softmax and softmax_sum; softmax_sg has "
+        "no gradient for t).",
+    )
+    p: float = option(
+        1.0, "Initial exponent, not 0 (power, power_sum and powermean).", when={"aggr": POWER}
+    )
+    learn_p: bool = option(
+        False,
+        "Whether each convolution learns its own p (power, power_sum and powermean).",
+        when={"aggr": POWER},
+    )
+    y: float = option(
+        0.0,
+        "Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).",
+        when={"aggr": SCALED},
+    )
+    learn_y: bool = option(
+        False,
+        "Whether each convolution learns its own y (softmax_sum and power_sum).",
+        when={"aggr": SCALED},
+    )
+    msg_norm: bool = option(
+        False,
+        "Whether each convolution scales its aggregated messages to the norm of the node's "
+        "own features.",
+    )
+    learn_msg_scale: bool = option(
+        False,
+        "Whether each convolution learns a factor of this scaling (msg_norm=true).",
+        when={"msg_norm": (True,)},
+    )
+    norm: str = option(
+        "layer",
+        "Norm of each layer and of the MLP in each convolution: layer or batch.",
+        choices=NORMS,
+    )
+    num_mlp_layers: int = option(
+        2,
+        "Number of linear layers in the MLP of each convolution. Its hidden layers, if it "
+        "has any, are twice as wide as its input.",
+        minimum=1,
+    )
+    dropout: float = option(
+        0.1, "Probability, in [0, 1), that an activation is dropped in training.", **FRACTION
+    )
+    input_dropout: float = option(
+        0.0,
+        "Probability, in [0, 1), that a channel of the encoded node features is dropped "
+        "in training.",
+        **FRACTION,
+    )
+    edge_dropout: float = option(
+        0.0,
+        "Probability, in [0, 1), that an edge is removed in training, before the aggregation.",
+        **FRACTION,
+    )
 
     @property
     def num_edge_features(self) -> int:
@@ -107,56 +201,103 @@ class DeeperGCNOptions(ModelOptions):
 
     aggr: str = _with_default(ModelOptions, "aggr", "softmax")
     learn_t: bool = _with_default(ModelOptions, "learn_t", True)
-    block: str = option("res+", "How a layer's output joins its input: res+, res, plain or dense.",
-                        choices=("res+", "res", "plain", "dense"))
-    knn: int = option(0, "Number of nearest nodes in feature space to which each layer links a node. These edges "
-                      "replace those of the graph, which must have no features. 0: the edges of the graph.", minimum=0)
-    knn_dilation: int = option(1, "Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and "
-                               "from layer D on every D-th (knn > 0).", minimum=1)
-    knn_epsilon: float = option(0.0, "Probability that a node is linked to random nodes of its dilated neighbourhood "
-                                "in a training step (knn > 0).")
-    virtual_node: str = option("none", "Virtual node that reads all nodes of a graph: none, add (their sum) or mean "
-                               "(independent of the cluster's size).", choices=("none", "add", "mean"))
-    gradient_checkpointing: bool = option(False, "Whether backward computes the activations of each layer again, so "
-                                          "that forward need not keep them.")
-    encode_x: bool = option(True, "Whether a linear encoder reads x. Without it the first layer reads x, which must "
-                            "then have hidden_channels columns.")
-    fold_edge_encoder: bool = option(True, "Whether the edge encoders are folded. Otherwise each layer builds a tensor "
-                                     "of edges x channels.", is_key=False)
+    block: str = option(
+        "res+",
+        "How a layer's output joins its input: res+, res, plain or dense.",
+        choices=("res+", "res", "plain", "dense"),
+    )
+    knn: int = option(
+        0,
+        "Number of nearest nodes in feature space to which each layer links a node. These edges "
+        "replace those of the graph, which must have no features. 0: the edges of the graph.",
+        minimum=0,
+    )
+    knn_dilation: int = option(
+        1,
+        "Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and "
+        "from layer D on every D-th (knn > 0).",
+        minimum=1,
+    )
+    knn_epsilon: float = option(
+        0.0,
+        "Probability that a node is linked to random nodes of its dilated neighbourhood "
+        "in a training step (knn > 0).",
+    )
+    virtual_node: str = option(
+        "none",
+        "Virtual node that reads all nodes of a graph: none, add (their sum) or mean "
+        "(independent of the cluster's size).",
+        choices=("none", "add", "mean"),
+    )
+    gradient_checkpointing: bool = option(
+        False,
+        "Whether backward computes the activations of each layer again, so "
+        "that forward need not keep them.",
+    )
+    encode_x: bool = option(
+        True,
+        "Whether a linear encoder reads x. Without it the first layer reads x, which must "
+        "then have hidden_channels columns.",
+    )
+    fold_edge_encoder: bool = option(
+        True,
+        "Whether the edge encoders are folded. Otherwise each layer builds a tensor "
+        "of edges x channels.",
+        is_key=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RevGNNOptions(ModelOptions):
     """The options of RevGNN."""
 
-    num_layers: int = option(4, "Number of reversible layers, each of num_groups convolutions.", minimum=1)
+    num_layers: int = option(
+        4, "Number of reversible layers, each of num_groups convolutions.", minimum=1
+    )
     hidden_channels: int = option(64, "Width of every layer, all groups together.", minimum=1)
-    num_groups: int = option(2, "Number of groups of channels. It must divide hidden_channels.", minimum=2)
+    num_groups: int = option(
+        2, "Number of groups of channels. It must divide hidden_channels.", minimum=2
+    )
     tied: bool = option(False, "Whether all layers share the weights of one layer.")
-    reversible: bool = option(True, "Whether backward computes each layer's input from its output. Otherwise autograd "
-                              "keeps all activations.")
+    reversible: bool = option(
+        True,
+        "Whether backward computes each layer's input from its output. Otherwise autograd "
+        "keeps all activations.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EquilibriumOptions(ModelOptions):
     """The options of EquilibriumGNN."""
 
-    num_layers: int = option(4, "Largest number of applications of the block in a search for the fixed point. Forward "
-                             "and backward search once each.", minimum=1)
+    num_layers: int = option(
+        4,
+        "Largest number of applications of the block in a search for the fixed point. Forward "
+        "and backward search once each.",
+        minimum=1,
+    )
     hidden_channels: int = option(64, "Width of the block.", minimum=1)
-    tolerance: float = option(0.001, "Relative distance between a state and the block's output for it at which a "
-                              "search ends.", above=0)
+    tolerance: float = option(
+        0.001,
+        "Relative distance between a state and the block's output for it at which a search ends.",
+        above=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions(GraphOptions):
     """The options that PyGModel, RGCN and HGT have in common."""
 
-    norm: str = option("layer", "Norm of each layer: layer, batch or none.", choices=(*NORMS, "none"))
+    norm: str = option(
+        "layer", "Norm of each layer: layer, batch or none.", choices=(*NORMS, "none")
+    )
     dropout: float = _with_default(ModelOptions, "dropout", 0.1)
     input_dropout: float = _with_default(ModelOptions, "input_dropout", 0.0)
-    edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed in a training step, from all "
-                                 "layers.", **FRACTION)
+    edge_dropout: float = option(
+        0.0,
+        "Probability, in [0, 1), that an edge is removed in a training step, from all layers.",
+        **FRACTION,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +305,17 @@ class RGCNOptions(LayerOptions):
     """The options of RGCN."""
 
     num_layers: int = option(4, "Number of layers.", minimum=1)
-    num_bases: int = option(0, "Number of matrices of which a layer mixes those of its relations. 0: each relation has "
-                            "a matrix of its own.", minimum=0)
-    activation: str = option("relu", "Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.",
-                             choices=ACTIVATIONS)
+    num_bases: int = option(
+        0,
+        "Number of matrices of which a layer mixes those of its relations. 0: each relation has "
+        "a matrix of its own.",
+        minimum=0,
+    )
+    activation: str = option(
+        "relu",
+        "Activation of each layer: relu, leaky_relu, elu, gelu, silu, tanh or none.",
+        choices=ACTIVATIONS,
+    )
     residual: bool = option(True, "Whether a layer's input is added to its output.")
 
 
@@ -184,43 +332,79 @@ class HGTOptions(LayerOptions):
 class PyGOptions(LayerOptions):
     """The options of PyGModel."""
 
-    conv: str = option("GATv2Conv", "Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv "
-                       "or TransformerConv; or AGDNConv, GIPAConv or GatedGCNConv, which updates the features of the "
-                       "edges too.")
-    kwargs: dict | None = option(None, "Further arguments of its constructor, as in 'model.kwargs={heads:4}'.")
+    conv: str = option(
+        "GATv2Conv",
+        "Convolution of torch_geometric.nn, such as GATv2Conv, SAGEConv, GCNConv, GINEConv "
+        "or TransformerConv; or AGDNConv, GIPAConv or GatedGCNConv, which updates the features of the "
+        "edges too.",
+    )
+    kwargs: dict | None = option(
+        None, "Further arguments of its constructor, as in 'model.kwargs={heads:4}'."
+    )
     activation: str = _with_default(RGCNOptions, "activation", "relu")
     residual: bool = _with_default(RGCNOptions, "residual", True)
-    root_weight: bool = option(False, "Whether a linear map of a layer's input is added to the output of its "
-                               "convolution, in front of the norm.")
-    feed_forward: bool = option(False, "Whether a feed-forward block follows each layer, as in transformers and GNN+: "
-                                "two linear maps, twice as wide between them, whose output is added to their input and "
-                                "normalised.")
-    tied: bool = option(False, "Whether all layers but the first share one convolution. Each layer keeps its own norm.")
-    norm_last: bool = option(True, "Whether norm, activation and dropout follow the last convolution too.")
-    jk: str = option("none", "What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has "
-                     "it: cat for all of them side by side, max for the largest of each channel, lstm for a sum "
-                     "weighted by an LSTM's attention, none for the last one.", choices=("none", "cat", "max", "lstm"))
+    root_weight: bool = option(
+        False,
+        "Whether a linear map of a layer's input is added to the output of its "
+        "convolution, in front of the norm.",
+    )
+    feed_forward: bool = option(
+        False,
+        "Whether a feed-forward block follows each layer, as in transformers and GNN+: "
+        "two linear maps, twice as wide between them, whose output is added to their input and "
+        "normalised.",
+    )
+    tied: bool = option(
+        False,
+        "Whether all layers but the first share one convolution. Each layer keeps its own norm.",
+    )
+    norm_last: bool = option(
+        True, "Whether norm, activation and dropout follow the last convolution too."
+    )
+    jk: str = option(
+        "none",
+        "What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has "
+        "it: cat for all of them side by side, max for the largest of each channel, lstm for a sum "
+        "weighted by an LSTM's attention, none for the last one.",
+        choices=("none", "cat", "max", "lstm"),
+    )
     encode_x: bool = _with_default(DeeperGCNOptions, "encode_x", True)
-    edge_dropout: float = option(0.0, "Probability, in [0, 1), that an edge is removed from a layer in training, "
-                                 "before the aggregation and its softmax.", **FRACTION)
+    edge_dropout: float = option(
+        0.0,
+        "Probability, in [0, 1), that an edge is removed from a layer in training, "
+        "before the aggregation and its softmax.",
+        **FRACTION,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CustomOptions:
     """The options of CustomModel. Those that the class's constructor does not name are not passed to it."""
 
-    num_layers: int = option(4, "Number of layers, passed to the constructor if that has an argument num_layers.")
-    hidden_channels: int = option(64, "Width of the layers, passed to the constructor if that has an argument "
-                                  "hidden_channels.")
+    num_layers: int = option(
+        4, "Number of layers, passed to the constructor if that has an argument num_layers."
+    )
+    hidden_channels: int = option(
+        64,
+        "Width of the layers, passed to the constructor if that has an argument hidden_channels.",
+    )
     edge_dim: int | None = _with_default(GraphOptions, "edge_dim", None)
     num_categories: int = _with_default(GraphOptions, "num_categories", 0)
     num_relations: int = _with_default(GraphOptions, "num_relations", 0)
-    type_columns: Sequence[Sequence[tuple[int, int]]] | None = _with_default(GraphOptions, "type_columns", None)
-    schema: Mapping[str, Any] | None = option(None, "Names of a typed graph, `types`, `relations` and `labelled`; see "
-                                              "models.networks.hetero.GraphSchema.", is_key=False)
+    type_columns: Sequence[Sequence[tuple[int, int]]] | None = _with_default(
+        GraphOptions, "type_columns", None
+    )
+    schema: Mapping[str, Any] | None = option(
+        None,
+        "Names of a typed graph, `types`, `relations` and `labelled`; see "
+        "models.networks.hetero.GraphSchema.",
+        is_key=False,
+    )
     kernel: str = option("auto", "Not used.", is_key=False)
     path: str = option("", "The class, as package.module.Class.")
-    kwargs: dict | None = option(None, "Further arguments of its constructor, as in 'model.kwargs={width:64}'.")
+    kwargs: dict | None = option(
+        None, "Further arguments of its constructor, as in 'model.kwargs={width:64}'."
+    )
 
 
 def takes_options(kind: type) -> Callable[[Callable], Callable]:
@@ -229,13 +413,26 @@ def takes_options(kind: type) -> Callable[[Callable], Callable]:
     The signature lists the constructor's own arguments, then the fields. All arguments are checked before the
     constructor runs.
     """
+
     def decorate(init: Callable) -> Callable:
         own = inspect.signature(init)
         kept = [parameter for name, parameter in own.parameters.items() if name != "options"]
         names = [parameter.name for parameter in kept]
-        signature = own.replace(parameters=[*kept, *(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type, default=field.default)
-            for field in fields(kind) if field.name not in names)])
+        signature = own.replace(
+            parameters=[
+                *kept,
+                *(
+                    inspect.Parameter(
+                        field.name,
+                        inspect.Parameter.KEYWORD_ONLY,
+                        annotation=field.type,
+                        default=field.default,
+                    )
+                    for field in fields(kind)
+                    if field.name not in names
+                ),
+            ]
+        )
 
         @functools.wraps(init)
         def construct(*args: Any, **keywords: Any) -> None:
@@ -281,10 +478,16 @@ def _check_value(declared: Field, value: Any) -> None:
     elif kind is bool and not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, not {value!r}")
     elif kind is float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if (
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+        ):
             raise ValueError(f"{name} must be a finite number, not {value!r}")
         if "below" in allowed and not allowed["minimum"] <= value < allowed["below"]:
-            raise ValueError(f"{name} must be in [{allowed['minimum']}, {allowed['below']}), not {value}")
+            raise ValueError(
+                f"{name} must be in [{allowed['minimum']}, {allowed['below']}), not {value}"
+            )
         if "above" in allowed and value <= allowed["above"]:
             raise ValueError(f"{name} must be more than {allowed['above']}, not {value}")
 
@@ -296,12 +499,16 @@ def _check_together(options: Mapping[str, Any]) -> None:
     _check_type_columns(options["type_columns"], options)
     _check_edges(options)
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
-        raise ValueError(f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
-                         "and wider ones: choose block=res+, res or plain")
+        raise ValueError(
+            f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
+            "and wider ones: choose block=res+, res or plain"
+        )
     columns = options["in_channels"] + options["num_categories"]
     if not options.get("encode_x", True) and columns != options["hidden_channels"]:
-        raise ValueError(f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
-                         f"has {columns}")
+        raise ValueError(
+            f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
+            f"has {columns}"
+        )
     if not 0 <= options.get("knn_epsilon", 0) <= 1:
         raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
     if options["p"] == 0:
@@ -310,11 +517,15 @@ def _check_together(options: Mapping[str, Any]) -> None:
         raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
 
 
-def _check_tables(name: str, sizes: Sequence[int] | None, columns: str, num_columns: int | None) -> None:
+def _check_tables(
+    name: str, sizes: Sequence[int] | None, columns: str, num_columns: int | None
+) -> None:
     if sizes is None:
         return
     if len(sizes) != num_columns:
-        raise ValueError(f"{name} has {len(sizes)} sizes, but {columns}={num_columns}: give one size for each column")
+        raise ValueError(
+            f"{name} has {len(sizes)} sizes, but {columns}={num_columns}: give one size for each column"
+        )
     for size in sizes:
         _check_integer(f"{name}: each", size, 1)
 
@@ -322,29 +533,47 @@ def _check_tables(name: str, sizes: Sequence[int] | None, columns: str, num_colu
 def _check_edges(options: Mapping[str, Any]) -> None:
     relations = f"num_relations={options['num_relations']}" if options["num_relations"] else ""
     if relations and not options["edge_dim"]:
-        raise ValueError(f"{relations} needs edge_attr, whose column 0 holds the relation of each edge, but edge_dim="
-                         f"{options['edge_dim']}")
+        raise ValueError(
+            f"{relations} needs edge_attr, whose column 0 holds the relation of each edge, but edge_dim="
+            f"{options['edge_dim']}"
+        )
     if relations and options["edge_tables"] is not None:
-        raise ValueError(f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
-                         "behind the relation must hold numbers")
+        raise ValueError(
+            f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
+            "behind the relation must hold numbers"
+        )
     if options.get("knn") and options["edge_dim"]:
-        what, given = ("relations", relations) if relations else ("features", f"edge_dim={options['edge_dim']}")
-        raise ValueError(f"knn={options['knn']} builds its own edges, which have no {what}, but {given}: leave one of "
-                         "the two out")
+        what, given = (
+            ("relations", relations)
+            if relations
+            else ("features", f"edge_dim={options['edge_dim']}")
+        )
+        raise ValueError(
+            f"knn={options['knn']} builds its own edges, which have no {what}, but {given}: leave one of "
+            "the two out"
+        )
 
 
-def _check_type_columns(types: Sequence[Sequence[tuple[int, int]]] | None, options: Mapping[str, Any]) -> None:
+def _check_type_columns(
+    types: Sequence[Sequence[tuple[int, int]]] | None, options: Mapping[str, Any]
+) -> None:
     if types is None:
         return
     if len(types) != options["num_categories"]:
-        raise ValueError(f"type_columns has {len(types)} types, but num_categories={options['num_categories']}: give "
-                         "the columns of each type")
+        raise ValueError(
+            f"type_columns has {len(types)} types, but num_categories={options['num_categories']}: give "
+            "the columns of each type"
+        )
     if options["node_tables"] is not None or not options.get("encode_x", True):
-        raise ValueError("type_columns needs an encoder of x of its own: set encode_x=true, and leave node_tables out")
+        raise ValueError(
+            "type_columns needs an encoder of x of its own: set encode_x=true, and leave node_tables out"
+        )
     for first, end in (columns for ranges in types for columns in ranges):
         if not 0 <= first < end <= options["in_channels"]:
-            raise ValueError(f"type_columns has the range [{first}, {end}), but x has the columns 0 to "
-                             f"{options['in_channels'] - 1}")
+            raise ValueError(
+                f"type_columns has the range [{first}, {end}), but x has the columns 0 to "
+                f"{options['in_channels'] - 1}"
+            )
 
 
 def _check_integer(name: str, value: Any, least: float) -> None:

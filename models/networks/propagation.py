@@ -35,18 +35,29 @@ class NormalizedAdjacency:
         IndexError: an edge has an end that is not in the graph.
     """
 
-    def __init__(self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int, *,
-                 weight: Float[Tensor, " num_edges"] | None = None,
-                 degree: Float[Tensor, " num_nodes"] | None = None, kernel: str = "auto"):
+    def __init__(
+        self,
+        edge_index: Int[Tensor, "2 num_edges"],
+        num_nodes: int,
+        *,
+        weight: Float[Tensor, " num_edges"] | None = None,
+        degree: Float[Tensor, " num_nodes"] | None = None,
+        kernel: str = "auto",
+    ):
         self._edges, self._kernel, self.num_nodes = edge_index, kernel, num_nodes
         self._weight = None if weight is None else weight.unsqueeze(1)
-        own = find_degrees(edge_index, num_nodes).in_degree.float() if weight is None else \
-            self._sum(torch.ones(num_nodes, 1)).squeeze(1)
+        own = (
+            find_degrees(edge_index, num_nodes).in_degree.float()
+            if weight is None
+            else self._sum(torch.ones(num_nodes, 1)).squeeze(1)
+        )
         degree = own if degree is None else degree
         self._scale = degree.masked_fill(degree == 0, torch.inf).rsqrt().unsqueeze(1)
         self._scale_dst = self._scale * (degree / own).nan_to_num_(0.0, posinf=0.0).unsqueeze(1)
 
-    def __matmul__(self, x: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
+    def __matmul__(
+        self, x: Float[Tensor, "num_nodes channels"]
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Return ``S x``."""
         return self._sum(x * self._scale).mul_(self._scale_dst)
 
@@ -54,21 +65,38 @@ class NormalizedAdjacency:
         """Return the diagonal of ``S S``: what comes back to a node in two steps."""
         src, dst = plain_edges(self._edges)
         weight = torch.ones(len(src)) if self._weight is None else self._weight.squeeze(1)
-        matrix = sp.coo_array((weight.numpy(), (dst.numpy(), src.numpy())), shape=(self.num_nodes,) * 2).tocsr()
+        matrix = sp.coo_array(
+            (weight.numpy(), (dst.numpy(), src.numpy())), shape=(self.num_nodes,) * 2
+        ).tocsr()
         square = self._scale * self._scale_dst
         return torch.from_numpy(matrix.multiply(matrix.T) @ square.numpy()).mul_(square)
 
     def _sum(self, x: Tensor) -> Tensor:
         """Return the sums over incoming edges, times their weights."""
         message, e = ("copy_u", None) if self._weight is None else ("u_mul_e", self._weight)
-        return update_all(self._edges, message, "sum", u=x, e=e, num_src=self.num_nodes, num_dst=self.num_nodes,
-                          kernel=self._kernel)
+        return update_all(
+            self._edges,
+            message,
+            "sum",
+            u=x,
+            e=e,
+            num_src=self.num_nodes,
+            num_dst=self.num_nodes,
+            kernel=self._kernel,
+        )
 
 
 @torch.no_grad()
-def propagate(adjacency: NormalizedAdjacency, x: Float[Tensor, "num_nodes channels"], alpha: float, num_steps: int, *,
-              low: float = 0.0, high: float = 1.0,
-              before_step: Callable[[], object] = lambda: None) -> Float[Tensor, "num_nodes channels"]:
+def propagate(
+    adjacency: NormalizedAdjacency,
+    x: Float[Tensor, "num_nodes channels"],
+    alpha: float,
+    num_steps: int,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    before_step: Callable[[], object] = lambda: None,
+) -> Float[Tensor, "num_nodes channels"]:
     """Repeat ``z = alpha S z + (1 - alpha) x`` from z = x, each time bounded: label propagation where x holds labels.
 
     Args:
@@ -85,9 +113,16 @@ def propagate(adjacency: NormalizedAdjacency, x: Float[Tensor, "num_nodes channe
 
 
 @torch.no_grad()
-def correct(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nodes num_classes"],
-            y: Int[Tensor, " num_nodes"], mask: Bool[Tensor, " num_nodes"], alpha: float, num_steps: int = 50, *,
-            before_step: Callable[[], object] = lambda: None) -> Float[Tensor, "num_nodes num_classes"]:
+def correct(
+    adjacency: NormalizedAdjacency,
+    probabilities: Float[Tensor, "num_nodes num_classes"],
+    y: Int[Tensor, " num_nodes"],
+    mask: Bool[Tensor, " num_nodes"],
+    alpha: float,
+    num_steps: int = 50,
+    *,
+    before_step: Callable[[], object] = lambda: None,
+) -> Float[Tensor, "num_nodes num_classes"]:
     """Add to predictions what their errors at nodes with known labels let expect at the others.
 
     The errors are propagated, and those of each node are scaled to the mean size of a known error.
@@ -102,15 +137,24 @@ def correct(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_no
     error = torch.where(mask.unsqueeze(1), -probabilities, 0.0)
     error[known, y[known]] += 1
     size = error.abs().sum() / known.numel()
-    error = propagate(adjacency, error, alpha, num_steps, low=-1.0, high=1.0, before_step=before_step)
+    error = propagate(
+        adjacency, error, alpha, num_steps, low=-1.0, high=1.0, before_step=before_step
+    )
     scale = size / error.abs().sum(1, keepdim=True)
     return error.mul_(scale.where(scale <= LARGEST_SCALE, 1.0)).add_(probabilities)
 
 
 @torch.no_grad()
-def smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nodes num_classes"],
-           y: Int[Tensor, " num_nodes"], mask: Bool[Tensor, " num_nodes"], alpha: float, num_steps: int = 50, *,
-           before_step: Callable[[], object] = lambda: None) -> Float[Tensor, "num_nodes num_classes"]:
+def smooth(
+    adjacency: NormalizedAdjacency,
+    probabilities: Float[Tensor, "num_nodes num_classes"],
+    y: Int[Tensor, " num_nodes"],
+    mask: Bool[Tensor, " num_nodes"],
+    alpha: float,
+    num_steps: int = 50,
+    *,
+    before_step: Callable[[], object] = lambda: None,
+) -> Float[Tensor, "num_nodes num_classes"]:
     """Propagate known labels where there are some, and predictions elsewhere.
 
     Args: as of :func:`correct`.
@@ -120,11 +164,17 @@ def smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nod
     return propagate(adjacency, start, alpha, num_steps, before_step=before_step)
 
 
-def correct_and_smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tensor, "num_nodes num_classes"],
-                       y: Int[Tensor, " num_nodes"], mask: Bool[Tensor, " num_nodes"],
-                       corrections: Sequence[float | None], alphas: Sequence[float], num_steps: int, *,
-                       before_step: Callable[[], object] = lambda: None
-                       ) -> Iterator[tuple[float | None, float, Float[Tensor, "num_nodes num_classes"]]]:
+def correct_and_smooth(
+    adjacency: NormalizedAdjacency,
+    probabilities: Float[Tensor, "num_nodes num_classes"],
+    y: Int[Tensor, " num_nodes"],
+    mask: Bool[Tensor, " num_nodes"],
+    corrections: Sequence[float | None],
+    alphas: Sequence[float],
+    num_steps: int,
+    *,
+    before_step: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[float | None, float, Float[Tensor, "num_nodes num_classes"]]]:
     """Correct predictions with each of some alphas, and smooth what comes of it with each of others.
 
     Args:
@@ -136,7 +186,16 @@ def correct_and_smooth(adjacency: NormalizedAdjacency, probabilities: Float[Tens
         Both alphas, and the predictions.
     """
     for correction in corrections:
-        begun = probabilities if correction is None else correct(
-            adjacency, probabilities, y, mask, correction, num_steps, before_step=before_step)
+        begun = (
+            probabilities
+            if correction is None
+            else correct(
+                adjacency, probabilities, y, mask, correction, num_steps, before_step=before_step
+            )
+        )
         for alpha in alphas:
-            yield correction, alpha, smooth(adjacency, begun, y, mask, alpha, num_steps, before_step=before_step)
+            yield (
+                correction,
+                alpha,
+                smooth(adjacency, begun, y, mask, alpha, num_steps, before_step=before_step),
+            )

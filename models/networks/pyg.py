@@ -44,19 +44,39 @@ from parallel_epochs.models.networks.options import PyGOptions, takes_options
 from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
-    "tanh": torch.tanh, "none": lambda h: h}
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "none": lambda h: h,
+}
 # Arguments that the stack gives to a convolution, and names under which it may take the number of edge features.
 OURS = ("in_channels", "out_channels", "channels", "nn")
 EDGE_DIMS = ("edge_dim", "dim", "in_edge_channels")
 # Layers of PyG's with a fused class that has the same arguments, inputs and parameters.
 FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
-    getattr(pyg, kind.__name__): kind for kind in (
-        GENConv, sum_convs.GCNConv, sum_convs.SAGEConv, sum_convs.GraphConv, sum_convs.GINConv, sum_convs.GINEConv,
-        ResGatedGraphConv, PNAConv, RGCNConv, attention_convs.GATConv, attention_convs.GATv2Conv,
-        attention_convs.TransformerConv)}
+    getattr(pyg, kind.__name__): kind
+    for kind in (
+        GENConv,
+        sum_convs.GCNConv,
+        sum_convs.SAGEConv,
+        sum_convs.GraphConv,
+        sum_convs.GINConv,
+        sum_convs.GINEConv,
+        ResGatedGraphConv,
+        PNAConv,
+        RGCNConv,
+        attention_convs.GATConv,
+        attention_convs.GATv2Conv,
+        attention_convs.TransformerConv,
+    )
+}
 # Convolutions of published recipes that PyG does not have.
-RECIPES: dict[str, type[torch.nn.Module]] = {kind.__name__: kind for kind in (AGDNConv, GIPAConv, GatedGCNConv)}
+RECIPES: dict[str, type[torch.nn.Module]] = {
+    kind.__name__: kind for kind in (AGDNConv, GIPAConv, GatedGCNConv)
+}
 # Norm, activation, dropout and feed-forward block of a layer that is a convolution alone.
 BARE = ("none", "none", 0.0, False)
 # Largest number of elements of a tensor of edges x channels in inference.
@@ -83,8 +103,15 @@ class PyGModel(torch.nn.Module):
     """
 
     @takes_options(PyGOptions)
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 options: PyGOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        options: PyGOptions,
+    ):
         super().__init__()
         kernel, columns = options.kernel, (options.node_tables, options.type_columns)
         if not options.encode_x:
@@ -95,38 +122,73 @@ class PyGModel(torch.nn.Module):
         self.node_encoder: NodeEncoder | None = None
         if options.encode_x:
             self.category_encoder, self.node_encoder = create_node_encoders(
-                in_channels, options.num_categories, hidden_channels, *columns)
-        self.updates_edges, self.edges_alike = getattr(kind, "updates_edges", False), options.edge_dim is None
+                in_channels, options.num_categories, hidden_channels, *columns
+            )
+        self.updates_edges, self.edges_alike = (
+            getattr(kind, "updates_edges", False),
+            options.edge_dim is None,
+        )
         self.edge_columns, edge_dim = create_edge_columns(
-            options.edge_dim, options.edge_tables, options.num_relations,
-            encoded=hidden_channels if self.updates_edges else 0)
+            options.edge_dim,
+            options.edge_tables,
+            options.num_relations,
+            encoded=hidden_channels if self.updates_edges else 0,
+        )
         convs = [create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel)]
         self.layers = torch.nn.ModuleList()
         for number in range(num_layers):
             if number == 1 or number and not options.tied:
                 convs.append(create_conv(kind, hidden_channels, edge_dim, given, kernel=kernel))
             is_last = number == num_layers - 1
-            norm_name, act, rate, has_block = BARE if is_last and not options.norm_last else (
-                options.norm, options.activation, options.dropout, options.feed_forward)
-            self.layers.append(Layer(
-                convs[-1], create_norm(norm_name, hidden_channels), choose_edges(kind, edge_dim, given), activation=act,
-                root=torch.nn.Linear(hidden_channels, hidden_channels) if options.root_weight else None,
-                residual=options.residual,
-                after=FeedForward(hidden_channels, norm_name, activation=act, dropout=rate) if has_block else None,
-                dropout=rate, edge_dropout=options.edge_dropout,
-                edge_norm=create_norm(norm_name, hidden_channels) if self.updates_edges and not is_last else None))
-        self.jump = None if options.jk == "none" else JumpingKnowledge(options.jk, hidden_channels, num_layers)
+            norm_name, act, rate, has_block = (
+                BARE
+                if is_last and not options.norm_last
+                else (options.norm, options.activation, options.dropout, options.feed_forward)
+            )
+            self.layers.append(
+                Layer(
+                    convs[-1],
+                    create_norm(norm_name, hidden_channels),
+                    choose_edges(kind, edge_dim, given),
+                    activation=act,
+                    root=torch.nn.Linear(hidden_channels, hidden_channels)
+                    if options.root_weight
+                    else None,
+                    residual=options.residual,
+                    after=FeedForward(hidden_channels, norm_name, activation=act, dropout=rate)
+                    if has_block
+                    else None,
+                    dropout=rate,
+                    edge_dropout=options.edge_dropout,
+                    edge_norm=create_norm(norm_name, hidden_channels)
+                    if self.updates_edges and not is_last
+                    else None,
+                )
+            )
+        self.jump = (
+            None
+            if options.jk == "none"
+            else JumpingKnowledge(options.jk, hidden_channels, num_layers)
+        )
         width = hidden_channels * num_layers if options.jk == "cat" else hidden_channels
         self.head = torch.nn.Linear(width, out_channels)
         self.edge_argument = self.layers[0].edge_argument
         self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
-        self.hidden_channels, self._edge_dim, self.input_dropout = hidden_channels, edge_dim, options.input_dropout
+        self.hidden_channels, self._edge_dim, self.input_dropout = (
+            hidden_channels,
+            edge_dim,
+            options.input_dropout,
+        )
         self.pool = options.pool
         self._tried: Tried | None = None
 
-    def forward(self, x: Num[Tensor, "num_nodes in_channels_and_categories"], edge_index: Tensor,
-                edge_attr: Num[Tensor, "num_edges edge_columns"] | None = None,
-                ptr: Int[Tensor, " num_graphs_plus_1"] | None = None) -> Float[Tensor, "num_rows out"]:
+    def forward(
+        self,
+        x: Num[Tensor, "num_nodes in_channels_and_categories"],
+        edge_index: Tensor,
+        edge_attr: Num[Tensor, "num_edges edge_columns"] | None = None,
+        ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
+    ) -> Float[Tensor, "num_rows out"]:
         """Predict logits. Without gradients, a large graph is computed in blocks of destinations if that saves memory.
 
         Args:
@@ -140,12 +202,22 @@ class PyGModel(torch.nn.Module):
         """
         if self.updates_edges and self.edges_alike:
             edge_attr = edge_index.new_zeros(edge_index.size(1), 1)
-        edge_attr = edge_attr if edge_attr is None or self.edge_columns is None else self.edge_columns(edge_attr)
-        h = x if self.node_encoder is None else encode_nodes(x, self.node_encoder, self.category_encoder)
+        edge_attr = (
+            edge_attr
+            if edge_attr is None or self.edge_columns is None
+            else self.edge_columns(edge_attr)
+        )
+        h = (
+            x
+            if self.node_encoder is None
+            else encode_nodes(x, self.node_encoder, self.category_encoder)
+        )
         h = start = F.dropout(h, self.input_dropout, self.training)
         edge_index = edge_index if self.takes_int32_edges else for_pyg(edge_index)
         most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
-        may_cut = hasattr(edge_index, "get_csc") and not self.training and not torch.is_grad_enabled()
+        may_cut = (
+            hasattr(edge_index, "get_csc") and not self.training and not torch.is_grad_enabled()
+        )
         if may_cut and edge_index.size(1) > most and self.splits() and self.builds_messages():
             blocks = cut(edge_index, most)
         outputs = []
@@ -153,7 +225,9 @@ class PyGModel(torch.nn.Module):
             h, edge_attr = layer(h, start, edge_index, edge_attr, blocks)
             if self.jump is not None:
                 outputs.append(h)
-        return self.head(pool_graphs(h if self.jump is None else self.jump(outputs), ptr, self.pool))
+        return self.head(
+            pool_graphs(h if self.jump is None else self.jump(outputs), ptr, self.pool)
+        )
 
     def splits(self) -> bool:
         """Tell whether a node's output depends only on its own edges, so that blocks give the same as the whole graph.
@@ -188,16 +262,22 @@ class PyGModel(torch.nn.Module):
             layer, was_training = self.layers[0], self.training
             edge_index, edge_attr = tiny_graph(self._edge_dim)
             device = next(self.parameters()).device  # the head may have been taken away
-            h = torch.randn(NUM_NODES, self.hidden_channels, generator=torch.Generator().manual_seed(2))
+            h = torch.randn(
+                NUM_NODES, self.hidden_channels, generator=torch.Generator().manual_seed(2)
+            )
             h, edge_attr = h.to(device), None if edge_attr is None else edge_attr.to(device)
             self.eval()
             with torch.no_grad():
                 with LargestOfEdges() as largest:
                     whole, _ = layer(h, h.cos(), edge_index.to(device), edge_attr)
-                parts, _ = layer(h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20))
+                parts, _ = layer(
+                    h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20)
+                )
             self.train(was_training)
-            self._tried = Tried(torch.allclose(whole, parts, rtol=1e-4, atol=1e-5),
-                                largest.bytes >= 4 * NUM_EDGES * self.hidden_channels)
+            self._tried = Tried(
+                torch.allclose(whole, parts, rtol=1e-4, atol=1e-5),
+                largest.bytes >= 4 * NUM_EDGES * self.hidden_channels,
+            )
         return self._tried
 
 
@@ -215,21 +295,46 @@ class Layer(torch.nn.Module):
     With an `edge_norm`, the new features of edges, which the convolution returns, get the same.
     """
 
-    def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module, edge_argument: str, *, activation: str,
-                 residual: bool, root: torch.nn.Module | None, after: "FeedForward | None", dropout: float,
-                 edge_dropout: float, edge_norm: torch.nn.Module | None = None):
+    def __init__(
+        self,
+        conv: torch.nn.Module,
+        norm: torch.nn.Module,
+        edge_argument: str,
+        *,
+        activation: str,
+        residual: bool,
+        root: torch.nn.Module | None,
+        after: "FeedForward | None",
+        dropout: float,
+        edge_dropout: float,
+        edge_norm: torch.nn.Module | None = None,
+    ):
         super().__init__()
-        self.conv, self.norm, self.residual, self.root, self.after = conv, norm, residual, root, after
+        self.conv, self.norm, self.residual, self.root, self.after = (
+            conv,
+            norm,
+            residual,
+            root,
+            after,
+        )
         self.edge_norm = edge_norm
         self.dropout, self.edge_dropout = dropout, edge_dropout
-        if hasattr(conv, "edge_dropout"):  # the kernel leaves edges out, which costs less than a shorter list of them
+        if hasattr(
+            conv, "edge_dropout"
+        ):  # the kernel leaves edges out, which costs less than a shorter list of them
             setattr(conv, "edge_dropout", edge_dropout)  # noqa: B010
             self.edge_dropout = 0.0
         self._activate, self.edge_argument = ACTIVATIONS[activation], edge_argument
         self._takes_start = "x_0" in inspect.signature(conv.forward).parameters
 
-    def forward(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None,
-                blocks: "list[DestinationBlock] | None" = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        h: Tensor,
+        start: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None,
+        blocks: "list[DestinationBlock] | None" = None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Apply the layer.
 
         Args:
@@ -240,7 +345,9 @@ class Layer(torch.nn.Module):
         Returns:
             The features of nodes [num_nodes, channels], and of edges for the next layer.
         """
-        kept, features = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+        kept, features = drop_edges(
+            edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
+        )
         if blocks is None:
             out, new = self._convolve(h, start, kept, features)
             if self.edge_norm is not None:
@@ -248,20 +355,25 @@ class Layer(torch.nn.Module):
         else:
             parts = []
             for block in blocks:
-                of_block = None if features is None else features[block.first_edge:block.end_edge]
-                part, _ = self._convolve(h[block.nodes], start[block.nodes], block.edge_index, of_block)
-                parts.append(part[:block.num_outputs])
+                of_block = None if features is None else features[block.first_edge : block.end_edge]
+                part, _ = self._convolve(
+                    h[block.nodes], start[block.nodes], block.edge_index, of_block
+                )
+                parts.append(part[: block.num_outputs])
             out = torch.cat(parts)
         if self.root is not None:
             out = out + self.root(h)
         out = self._finish(self.norm(out), h)
         return out if self.after is None else self.after(out), edge_attr
 
-    def _convolve(self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None
-                  ) -> tuple[Tensor, Tensor | None]:
+    def _convolve(
+        self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return what the convolution computes for the nodes, and for the edges if it updates them."""
         more = {"x_0": start} if self._takes_start else {}
-        out = self.conv(x=h, edge_index=edge_index, **more, **name_edges(self.edge_argument, edge_attr))
+        out = self.conv(
+            x=h, edge_index=edge_index, **more, **name_edges(self.edge_argument, edge_attr)
+        )
         return out if isinstance(out, tuple) else (out, None)
 
     def _finish(self, new: Tensor, old: Tensor) -> Tensor:
@@ -278,16 +390,26 @@ class FeedForward(torch.nn.Module):
 
     def __init__(self, channels: int, norm: str, *, activation: str, dropout: float):
         super().__init__()
-        self.lin1, self.lin2 = torch.nn.Linear(channels, 2 * channels), torch.nn.Linear(2 * channels, channels)
-        self.norm, self.dropout, self._activate = create_norm(norm, channels), dropout, ACTIVATIONS[activation]
+        self.lin1, self.lin2 = (
+            torch.nn.Linear(channels, 2 * channels),
+            torch.nn.Linear(2 * channels, channels),
+        )
+        self.norm, self.dropout, self._activate = (
+            create_norm(norm, channels),
+            dropout,
+            ACTIVATIONS[activation],
+        )
 
-    def forward(self, h: Float[Tensor, "num_nodes channels"]) -> Float[Tensor, "num_nodes channels"]:
+    def forward(
+        self, h: Float[Tensor, "num_nodes channels"]
+    ) -> Float[Tensor, "num_nodes channels"]:
         wide = F.dropout(self._activate(self.lin1(h)), self.dropout, self.training)
         return self.norm(h + F.dropout(self.lin2(wide), self.dropout, self.training))
 
 
-def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, num_relations: int = 0, *,
-                        encoded: int = 0) -> tuple[torch.nn.Module | None, int | None]:
+def create_edge_columns(
+    edge_dim: int | None, tables: Sequence[int] | None, num_relations: int = 0, *, encoded: int = 0
+) -> tuple[torch.nn.Module | None, int | None]:
     """Create what makes the columns that convolutions read of the features of edges, and return their number too.
 
     Args:
@@ -299,8 +421,10 @@ def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, num_
     """
     if num_relations:
         if tables is not None or not edge_dim:
-            raise ValueError(f"num_relations={num_relations} needs edge features whose first column is the number of a "
-                             f"relation, but edge_dim={edge_dim} and edge_tables={tables}")
+            raise ValueError(
+                f"num_relations={num_relations} needs edge features whose first column is the number of a "
+                f"relation, but edge_dim={edge_dim} and edge_tables={tables}"
+            )
         columns, width = RelationColumns(num_relations), num_relations + edge_dim - 1
         if encoded:
             return torch.nn.Sequential(columns, create_edge_encoder(width, encoded)), encoded
@@ -310,15 +434,23 @@ def create_edge_columns(edge_dim: int | None, tables: Sequence[int] | None, num_
     return (None, edge_dim) if tables is None else (OneHot(tables), sum(tables))
 
 
-def _check_unencoded(num_columns: int, hidden_channels: int, node_tables: Sequence[int] | None,
-                     type_columns: Sequence | None) -> None:
+def _check_unencoded(
+    num_columns: int,
+    hidden_channels: int,
+    node_tables: Sequence[int] | None,
+    type_columns: Sequence | None,
+) -> None:
     if type_columns is not None:
-        raise ValueError("encode_x=false needs nodes of one type, but the nodes of each type have columns of their own")
+        raise ValueError(
+            "encode_x=false needs nodes of one type, but the nodes of each type have columns of their own"
+        )
     if node_tables is not None:
         raise ValueError("encode_x=false needs an x of numbers, but x holds categories")
     if num_columns != hidden_channels:
-        raise ValueError(f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
-                         f"{num_columns}")
+        raise ValueError(
+            f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
+            f"{num_columns}"
+        )
 
 
 def create_norm(name: str, channels: int) -> torch.nn.Module:
@@ -358,11 +490,22 @@ def cut(edge_index: Any, most: int) -> list[DestinationBlock]:
         begin, stop = int(indptr[first]), int(indptr[end])
         found = source[begin:stop]
         others = found.unique()
-        nodes = torch.cat([torch.arange(first, end, device=source.device),
-                           others[(others < first) | (others >= end)]])
+        nodes = torch.cat(
+            [
+                torch.arange(first, end, device=source.device),
+                others[(others < first) | (others >= end)],
+            ]
+        )
         local[nodes] = torch.arange(len(nodes), device=source.device)
-        ptr = torch.cat([indptr[first:end + 1] - begin, indptr.new_full((len(nodes) - (end - first),), stop - begin)])
-        target = torch.repeat_interleave(torch.arange(end - first, device=source.device), ptr[:end - first + 1].diff())
+        ptr = torch.cat(
+            [
+                indptr[first : end + 1] - begin,
+                indptr.new_full((len(nodes) - (end - first),), stop - begin),
+            ]
+        )
+        target = torch.repeat_interleave(
+            torch.arange(end - first, device=source.device), ptr[: end - first + 1].diff()
+        )
         edges = from_csc(torch.stack([local[found], target]), ptr)
         blocks.append(DestinationBlock(nodes, end - first, edges, begin, stop))
     return blocks
@@ -378,15 +521,30 @@ def find(name: str) -> type[torch.nn.Module]:
         return RECIPES[name]
     kind = getattr(pyg, name, None)
     if isinstance(kind, type) and issubclass(kind, BasicGNN):
-        raise ValueError(f"conv={name} is a whole model: set model=custom model.path=torch_geometric.nn.{name}")
+        raise ValueError(
+            f"conv={name} is a whole model: set model=custom model.path=torch_geometric.nn.{name}"
+        )
     if not isinstance(kind, type) or not issubclass(kind, pyg.MessagePassing):
-        raise ValueError(f"conv={name} is not a convolution of torch_geometric.nn: choose one such as GATv2Conv")
+        raise ValueError(
+            f"conv={name} is not a convolution of torch_geometric.nn: choose one such as GATv2Conv"
+        )
     parameters = inspect.signature(getattr(kind, "forward")).parameters  # noqa: B009
-    needed = [key for key, parameter in list(parameters.items())[1:]
-              if parameter.default is inspect.Parameter.empty]
-    if not {"x", "edge_index"} <= set(needed) or set(needed) - {"x", "edge_index", "x_0", "edge_attr", "edge_weight"}:
-        raise ValueError(f"conv={name} needs {', '.join(needed)}; a layer of model=pyg has only x, edge_index, x_0 "
-                         "(the first layer's input), edge_attr and edge_weight")
+    needed = [
+        key
+        for key, parameter in list(parameters.items())[1:]
+        if parameter.default is inspect.Parameter.empty
+    ]
+    if not {"x", "edge_index"} <= set(needed) or set(needed) - {
+        "x",
+        "edge_index",
+        "x_0",
+        "edge_attr",
+        "edge_weight",
+    }:
+        raise ValueError(
+            f"conv={name} needs {', '.join(needed)}; a layer of model=pyg has only x, edge_index, x_0 "
+            "(the first layer's input), edge_attr and edge_weight"
+        )
     return kind
 
 
@@ -398,15 +556,25 @@ def choose_class(kind: type[torch.nn.Module], kernel: str) -> type[torch.nn.Modu
             begins with "kernel".
     """
     if kernel == "pyg" and kind in RECIPES.values():
-        raise ValueError(f"kernel=pyg cannot run {kind.__name__}, which PyG does not have. Set kernel=auto")
+        raise ValueError(
+            f"kernel=pyg cannot run {kind.__name__}, which PyG does not have. Set kernel=auto"
+        )
     if kernel == "fused" and kind not in FUSED and kind not in RECIPES.values():
-        raise ValueError(f"kernel=fused cannot run {kind.__name__}, which has no fused class. Set kernel=auto, or "
-                         f"choose one of {', '.join(sorted(fused.__name__ for fused in FUSED))}")
+        raise ValueError(
+            f"kernel=fused cannot run {kind.__name__}, which has no fused class. Set kernel=auto, or "
+            f"choose one of {', '.join(sorted(fused.__name__ for fused in FUSED))}"
+        )
     return kind if kernel == "pyg" else FUSED.get(kind, kind)
 
 
-def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None, given: dict, *,
-                kernel: str = "auto") -> torch.nn.Module:
+def create_conv(
+    kind: type[torch.nn.Module],
+    channels: int,
+    edge_dim: int | None,
+    given: dict,
+    *,
+    kernel: str = "auto",
+) -> torch.nn.Module:
     """Create a convolution with `channels` inputs and outputs.
 
     Args:
@@ -421,20 +589,30 @@ def create_conv(kind: type[torch.nn.Module], channels: int, edge_dim: int | None
     parameters, heads = inspect.signature(kind).parameters, given.get("heads", 1)
     joined = given.get("concat", True) and "heads" in parameters
     if "heads" in parameters and (type(heads) is not int or heads < 1):
-        raise ValueError(f"kwargs: heads of {kind.__name__} must be a whole number of at least 1, not {heads!r}")
+        raise ValueError(
+            f"kwargs: heads of {kind.__name__} must be a whole number of at least 1, not {heads!r}"
+        )
     if joined and channels % heads:
         raise ValueError(f"hidden_channels={channels} is not a multiple of heads={heads}")
     if kind is GENConv and given.get("aggr") == "power":
         given = given | {"aggr": "powermean"}  # which PyG means
-    known: dict[str, Any] = dict(in_channels=channels, out_channels=channels // heads if joined else channels,
-                                 channels=channels, hidden_channels=channels, edge_dim=edge_dim, dim=edge_dim or 0,
-                                 in_edge_channels=edge_dim, kernel=kernel)
+    known: dict[str, Any] = dict(
+        in_channels=channels,
+        out_channels=channels // heads if joined else channels,
+        channels=channels,
+        hidden_channels=channels,
+        edge_dim=edge_dim,
+        dim=edge_dim or 0,
+        in_edge_channels=edge_dim,
+        kernel=kernel,
+    )
     if kind is pyg.NNConv:  # a matrix for each edge
         known["nn"] = torch.nn.Linear(edge_dim or 1, channels * channels)
     elif "nn" in parameters:
         width = 2 * channels if kind is pyg.EdgeConv else channels  # it reads both ends of an edge
-        known["nn"] = torch.nn.Sequential(torch.nn.Linear(width, channels), torch.nn.ReLU(),
-                                          torch.nn.Linear(channels, channels))
+        known["nn"] = torch.nn.Sequential(
+            torch.nn.Linear(width, channels), torch.nn.ReLU(), torch.nn.Linear(channels, channels)
+        )
     return construct(kind, kind.__name__, given, known)
 
 
@@ -443,4 +621,4 @@ def choose_edges(kind: type[torch.nn.Module], edge_dim: int | None, given: dict)
     dims = [name for name in EDGE_DIMS if name in inspect.signature(kind).parameters]
     # A convolution that was not told their number ignores edge features.
     reads = not dims or any(given.get(name, edge_dim) for name in dims)
-    return choose_edge_argument(inspect.signature(getattr(kind, "forward")).parameters, edge_dim, attr=reads)  # noqa: B009
+    return choose_edge_argument(inspect.signature(kind.forward).parameters, edge_dim, attr=reads)  # noqa: B009

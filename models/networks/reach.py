@@ -27,12 +27,22 @@ def count_hops(model: torch.nn.Module) -> tuple[int, str]:
             return 0, "model.pool reads all nodes of a graph"
         # Without blocks, features of edges that a layer updates depend on the nodes at their ends alone.
         if not model.updates_edges and not model.splits():
-            if all(any(kind.__name__ in ONE_HOP_MORE for kind in type(layer.conv).__mro__) for layer in model.layers):
+            if all(
+                any(kind.__name__ in ONE_HOP_MORE for kind in type(layer.conv).__mro__)
+                for layer in model.layers
+            ):
                 return len(model.layers) + 1, ""
-            return 0, f"its layers ({model.title}) read more of the graph than the edges that enter a node"
+            return (
+                0,
+                f"its layers ({model.title}) read more of the graph than the edges that enter a node",
+            )
         return len(model.layers), ""
     if isinstance(model, TypedModel):
-        return (len(model.layers), "") if model.pool == "none" else (0, "model.pool reads all nodes of a graph")
+        return (
+            (len(model.layers), "")
+            if model.pool == "none"
+            else (0, "model.pool reads all nodes of a graph")
+        )
     if not isinstance(model, DeeperGCN):
         return 0, f"it is not known how far {type(model).__name__} reads"
     reason = blockwise.why_not(model)

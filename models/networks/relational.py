@@ -12,7 +12,12 @@ from parallel_epochs.models.convs.expanded_edges import Relations, convolve
 from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes
 from parallel_epochs.models.networks.graph_model import GraphModel
-from parallel_epochs.models.networks.options import HGTOptions, LayerOptions, RGCNOptions, takes_options
+from parallel_epochs.models.networks.options import (
+    HGTOptions,
+    LayerOptions,
+    RGCNOptions,
+    takes_options,
+)
 from parallel_epochs.models.networks.pyg import ACTIVATIONS, create_norm
 
 
@@ -22,31 +27,57 @@ class TypedModel(GraphModel):
     A subclass fills `layers` and computes one of them in :meth:`convolve`.
     """
 
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 options: LayerOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        options: LayerOptions,
+    ):
         if options.num_relations and not options.edge_dim:
-            raise ValueError(f"num_relations={options.num_relations} needs edge features whose first column is the "
-                             f"number of a relation, but edge_dim={options.edge_dim}")
+            raise ValueError(
+                f"num_relations={options.num_relations} needs edge features whose first column is the "
+                f"number of a relation, but edge_dim={options.edge_dim}"
+            )
         super().__init__(in_channels, hidden_channels, options)
         self.num_types = options.num_categories
         self.layers = torch.nn.ModuleList()
-        self.norms = torch.nn.ModuleList(create_norm(options.norm, hidden_channels) for _ in range(num_layers))
+        self.norms = torch.nn.ModuleList(
+            create_norm(options.norm, hidden_channels) for _ in range(num_layers)
+        )
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
-    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
+    def compute(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None
+    ) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels]. Only the relation is read of the features of edges."""
-        relation = cast(Tensor, edge_attr)[:, 0] if self.num_relations else torch.zeros(
-            edge_index.size(1), dtype=torch.int32, device=edge_index.device)
-        kept, relation = drop_edges(edge_index, relation, dropout=self.edge_dropout, training=self.training)
-        relations = Relations(kept, cast(Tensor, relation), max(self.num_relations, 1), x.size(0), x.size(0))
+        relation = (
+            cast(Tensor, edge_attr)[:, 0]
+            if self.num_relations
+            else torch.zeros(edge_index.size(1), dtype=torch.int32, device=edge_index.device)
+        )
+        kept, relation = drop_edges(
+            edge_index, relation, dropout=self.edge_dropout, training=self.training
+        )
+        relations = Relations(
+            kept, cast(Tensor, relation), max(self.num_relations, 1), x.size(0), x.size(0)
+        )
         types = NodeTypes.read(x, self.num_types) if self.num_types > 1 else None
         h = self.encode_nodes(x)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             h = self.convolve(layer, norm, h, relations, types)
         return h
 
-    def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
-                 types: NodeTypes | None) -> Tensor:
+    def convolve(
+        self,
+        layer: torch.nn.Module,
+        norm: torch.nn.Module,
+        h: Tensor,
+        relations: Relations,
+        types: NodeTypes | None,
+    ) -> Tensor:
         """Compute a layer with its norm and dropout."""
         raise NotImplementedError
 
@@ -64,18 +95,35 @@ class RGCN(TypedModel):
     """
 
     @takes_options(RGCNOptions)
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 options: RGCNOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        options: RGCNOptions,
+    ):
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, options=options)
         self._activate, self.residual = ACTIVATIONS[options.activation], options.residual
         num_relations, num_bases = max(options.num_relations, 1), options.num_bases
-        self.layers.extend(RelationLayer(hidden_channels, num_relations, num_bases=num_bases, kernel=options.kernel)
-                           for _ in range(num_layers))
+        self.layers.extend(
+            RelationLayer(
+                hidden_channels, num_relations, num_bases=num_bases, kernel=options.kernel
+            )
+            for _ in range(num_layers)
+        )
         bases = f", {num_bases} bases" if num_bases else ""
         self.title = f"R-GCN: {num_layers} layers x {hidden_channels} channels, {num_relations} relations{bases}"
 
-    def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
-                 types: NodeTypes | None) -> Tensor:
+    def convolve(
+        self,
+        layer: torch.nn.Module,
+        norm: torch.nn.Module,
+        h: Tensor,
+        relations: Relations,
+        types: NodeTypes | None,
+    ) -> Tensor:
         """Compute a layer with its norm and dropout."""
         new = F.dropout(self._activate(norm(layer(h, relations))), self.dropout, self.training)
         return h + new if self.residual else new
@@ -96,20 +144,29 @@ class RelationLayer(torch.nn.Module):
         root: the linear map W, b.
     """
 
-    def __init__(self, channels: int, num_relations: int, *, num_bases: int = 0, kernel: str = "auto"):
+    def __init__(
+        self, channels: int, num_relations: int, *, num_bases: int = 0, kernel: str = "auto"
+    ):
         super().__init__()
         self.kernel, bound = kernel, (3 / channels) ** 0.5
-        self.weight = torch.nn.Parameter(torch.empty(num_bases or num_relations, channels, channels))
+        self.weight = torch.nn.Parameter(
+            torch.empty(num_bases or num_relations, channels, channels)
+        )
         torch.nn.init.uniform_(self.weight, -bound, bound)
         self.comp = torch.nn.Parameter(torch.empty(num_relations, num_bases)) if num_bases else None
         if self.comp is not None:
             torch.nn.init.xavier_uniform_(self.comp)
         self.root = torch.nn.Linear(channels, channels)
 
-    def forward(self, x: Float[Tensor, "num_nodes channels"],
-                relations: Relations) -> Float[Tensor, "num_nodes channels"]:
+    def forward(
+        self, x: Float[Tensor, "num_nodes channels"], relations: Relations
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Convolve once."""
-        weight = self.weight if self.comp is None else torch.einsum("rb,bio->rio", self.comp, self.weight)
+        weight = (
+            self.weight
+            if self.comp is None
+            else torch.einsum("rb,bio->rio", self.comp, self.weight)
+        )
         return self.root(x) + convolve(x, weight, relations, kernel=self.kernel)
 
 
@@ -126,19 +183,44 @@ class HGT(TypedModel):
     """
 
     @takes_options(HGTOptions)
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 options: HGTOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        options: HGTOptions,
+    ):
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, options=options)
         heads = options.heads
         if hidden_channels % heads:
             raise ValueError(f"heads={heads} does not divide hidden_channels={hidden_channels}")
         num_types, num_relations = max(options.num_categories, 1), max(options.num_relations, 1)
-        self.layers.extend(HGTConv(hidden_channels, hidden_channels, num_types, num_relations, heads,
-                                   dropout=options.dropout, kernel=options.kernel) for _ in range(num_layers))
-        self.title = (f"HGT: {num_layers} layers x {hidden_channels} channels, {heads} heads, {num_types} node types, "
-                      f"{num_relations} relations")
+        self.layers.extend(
+            HGTConv(
+                hidden_channels,
+                hidden_channels,
+                num_types,
+                num_relations,
+                heads,
+                dropout=options.dropout,
+                kernel=options.kernel,
+            )
+            for _ in range(num_layers)
+        )
+        self.title = (
+            f"HGT: {num_layers} layers x {hidden_channels} channels, {heads} heads, {num_types} node types, "
+            f"{num_relations} relations"
+        )
 
-    def convolve(self, layer: torch.nn.Module, norm: torch.nn.Module, h: Tensor, relations: Relations,
-                 types: NodeTypes | None) -> Tensor:
+    def convolve(
+        self,
+        layer: torch.nn.Module,
+        norm: torch.nn.Module,
+        h: Tensor,
+        relations: Relations,
+        types: NodeTypes | None,
+    ) -> Tensor:
         """Compute a layer with its norm."""
         return norm(layer(h, relations, types))

@@ -48,51 +48,93 @@ class RevGNN(GraphModel):
     :class:`models.networks.options.RevGNNOptions`.
     """
 
-    forward = torch.compiler.disable(GraphModel.forward)  # a compiled graph keeps all that its backward reads
+    forward = torch.compiler.disable(
+        GraphModel.forward
+    )  # a compiled graph keeps all that its backward reads
 
     @takes_options(RevGNNOptions)
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, *,
-                 options: RevGNNOptions):
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        options: RevGNNOptions,
+    ):
         num_groups = options.num_groups
         if hidden_channels % num_groups:
-            raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}")
+            raise ValueError(
+                f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}"
+            )
         super().__init__(in_channels, hidden_channels, options)
-        self.num_layers, self.num_groups, self.reversible = num_layers, num_groups, options.reversible
+        self.num_layers, self.num_groups, self.reversible = (
+            num_layers,
+            num_groups,
+            options.reversible,
+        )
         num_features = options.num_edge_features
         if num_features:
-            self.edge_encoder = create_edge_encoder(num_features, hidden_channels, options.edge_tables)
+            self.edge_encoder = create_edge_encoder(
+                num_features, hidden_channels, options.edge_tables
+            )
 
         def create_branch() -> Branch:
-            return Branch(NORMS[options.norm](channels), create_conv(options, channels, channels),
-                          torch.nn.Linear(hidden_channels, channels) if num_features else None, options.dropout,
-                          TableEncoder([options.num_relations], channels) if options.num_relations else None)
+            return Branch(
+                NORMS[options.norm](channels),
+                create_conv(options, channels, channels),
+                torch.nn.Linear(hidden_channels, channels) if num_features else None,
+                options.dropout,
+                TableEncoder([options.num_relations], channels) if options.num_relations else None,
+            )
 
         channels = hidden_channels // num_groups
         self.branches = torch.nn.ModuleList()
         for _ in range(1 if options.tied else num_layers):
-            branch = create_branch()  # the layer's other branches begin as copies, as in the paper's code
+            branch = (
+                create_branch()
+            )  # the layer's other branches begin as copies, as in the paper's code
             self.branches.extend([branch, *(copy.deepcopy(branch) for _ in range(num_groups - 1))])
         self.norm = NORMS[options.norm](hidden_channels)
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
-    def compute(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None) -> Tensor:
+    def compute(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None
+    ) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels]; see :meth:`forward`."""
         edge_attr = prepare_edges(edge_attr, getattr(self, "edge_encoder", None))
-        edge_index, edge_attr = drop_edges(edge_index, edge_attr, dropout=self.edge_dropout, training=self.training)
+        edge_index, edge_attr = drop_edges(
+            edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
+        )
         h = self.encode_nodes(x)
-        h = self._apply_layers(h.to(torch.promote_types(h.dtype, torch.float32)), edge_index, edge_attr)
-        return norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
+        h = self._apply_layers(
+            h.to(torch.promote_types(h.dtype, torch.float32)), edge_index, edge_attr
+        )
+        return norm_relu_dropout(
+            h, self.norm, dropout=self.dropout, training=self.training, kernel=self.kernel
+        )
 
     def _apply_layers(self, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         groups = [group.contiguous() for group in h.chunk(self.num_groups, dim=1)]
         branches = cast(list[Branch], list(self.branches))
-        masks = [draw_mask(group, branch.norm, dropout=self.dropout, training=self.training, kernel=self.kernel)
-                 for group, branch in zip(groups, branches)]
-        maps = [] if edge_attr is None or not hasattr(self, "edge_encoder") else [
-            fold(branch.edge_lin, self.edge_encoder) for branch in branches]
+        masks = [
+            draw_mask(
+                group, branch.norm, dropout=self.dropout, training=self.training, kernel=self.kernel
+            )
+            for group, branch in zip(groups, branches)
+        ]
+        maps = (
+            []
+            if edge_attr is None or not hasattr(self, "edge_encoder")
+            else [fold(branch.edge_lin, self.edge_encoder) for branch in branches]
+        )
         stack = Stack(branches, self.num_layers, edge_index, masks, h.dtype)
-        apply = stack.apply_reversibly if self.reversible and torch.is_grad_enabled() else stack.apply
-        groups = apply([group.to(torch.promote_types(STREAM, h.dtype)) for group in groups], edge_attr, maps)
+        apply = (
+            stack.apply_reversibly if self.reversible and torch.is_grad_enabled() else stack.apply
+        )
+        groups = apply(
+            [group.to(torch.promote_types(STREAM, h.dtype)) for group in groups], edge_attr, maps
+        )
         return torch.cat(groups, dim=1).to(h.dtype)
 
 
@@ -107,28 +149,50 @@ class Branch(torch.nn.Module):
         relations: the branch's vectors of the relations, which column 0 of the edge features numbers, or none.
     """
 
-    def __init__(self, norm: torch.nn.Module, conv: GENConv, edge_lin: torch.nn.Linear | None, dropout: float,
-                 relations: TableEncoder | None = None):
+    def __init__(
+        self,
+        norm: torch.nn.Module,
+        conv: GENConv,
+        edge_lin: torch.nn.Linear | None,
+        dropout: float,
+        relations: TableEncoder | None = None,
+    ):
         super().__init__()
         self.norm, self.conv, self.dropout, self.relations = norm, conv, dropout, relations
         if edge_lin is not None:
             self.edge_lin = edge_lin
 
-    def forward(self, h: Float[Tensor, "num_nodes channels"], edge_index: Int[Tensor, "2 num_edges"],
-                edge_attr: Tensor | None, edge_map: EdgeMap | None,
-                mask: Tensor | None) -> Float[Tensor, "num_nodes channels"]:
+    def forward(
+        self,
+        h: Float[Tensor, "num_nodes channels"],
+        edge_index: Int[Tensor, "2 num_edges"],
+        edge_attr: Tensor | None,
+        edge_map: EdgeMap | None,
+        mask: Tensor | None,
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Compute the branch.
 
         Args:
             edge_map: the folded encoder of `edge_attr`. None: there are no edge features but relations.
             mask: the elements to drop, as :func:`models.convs.activation.draw_mask` returns them.
         """
-        h = norm_relu_dropout(h, self.norm, dropout=self.dropout, training=self.training, kernel=self.conv.kernel,
-                              mask=mask)
+        h = norm_relu_dropout(
+            h,
+            self.norm,
+            dropout=self.dropout,
+            training=self.training,
+            kernel=self.conv.kernel,
+            mask=mask,
+        )
         if edge_attr is None:
             return self.conv(h, edge_index)
-        return self.conv(h, edge_index, edge_attr, edge_encoder=edge_map,
-                         edge_table=None if self.relations is None else self.relations.weight)
+        return self.conv(
+            h,
+            edge_index,
+            edge_attr,
+            edge_encoder=edge_map,
+            edge_table=None if self.relations is None else self.relations.weight,
+        )
 
 
 @dataclass
@@ -153,32 +217,53 @@ class Stack:
         """Return the position of a branch in :attr:`branches` and in the list of edge maps."""
         return (layer * len(self.masks) + group) % len(self.branches)
 
-    def call(self, place: int, source: Tensor, group: int, edge_attr: Tensor | None,
-             maps: Sequence[EdgeMap]) -> Tensor:
+    def call(
+        self,
+        place: int,
+        source: Tensor,
+        group: int,
+        edge_attr: Tensor | None,
+        maps: Sequence[EdgeMap],
+    ) -> Tensor:
         """Call the branch at a position."""
-        return self.branches[place](source, self.edge_index, edge_attr, maps[place] if maps else None,
-                                    self.masks[group])
+        return self.branches[place](
+            source, self.edge_index, edge_attr, maps[place] if maps else None, self.masks[group]
+        )
 
     def source(self, groups: Sequence[Tensor], group: int) -> Tensor:
         """Return the input of a group's branch: the group before it, or for the first group the sum of all others."""
         return (groups[group - 1] if group else sum(groups[2:], start=groups[1])).to(self.dtype)
 
-    def apply(self, groups: Sequence[Tensor], edge_attr: Tensor | None, maps: Sequence[EdgeMap]) -> list[Tensor]:
+    def apply(
+        self, groups: Sequence[Tensor], edge_attr: Tensor | None, maps: Sequence[EdgeMap]
+    ) -> list[Tensor]:
         """Apply all layers to the groups [num_nodes, channels] each; `maps` is empty without edge features."""
         # Without gradients the sums are computed in place; _Reversible.backward says why that saves memory.
         in_place = not torch.is_grad_enabled()
         groups = [group.clone() for group in groups] if in_place else list(groups)
         for layer in range(self.num_layers):
             for group in range(len(groups)):
-                out = self.call(self.place(layer, group), self.source(groups, group), group, edge_attr, maps)
+                out = self.call(
+                    self.place(layer, group), self.source(groups, group), group, edge_attr, maps
+                )
                 groups[group] = groups[group].add_(out) if in_place else groups[group] + out
         return groups
 
-    def apply_reversibly(self, groups: Sequence[Tensor], edge_attr: Tensor | None,
-                         maps: Sequence[EdgeMap]) -> list[Tensor]:
+    def apply_reversibly(
+        self, groups: Sequence[Tensor], edge_attr: Tensor | None, maps: Sequence[EdgeMap]
+    ) -> list[Tensor]:
         """Do the same as :meth:`apply`, but keep only the result for backward."""
-        return list(_Reversible.apply(self, len(groups), len(maps), edge_attr, *groups, *itertools.chain(*maps),
-                                      *self.parameters()))
+        return list(
+            _Reversible.apply(
+                self,
+                len(groups),
+                len(maps),
+                edge_attr,
+                *groups,
+                *itertools.chain(*maps),
+                *self.parameters(),
+            )
+        )
 
     def parameters(self) -> list[Tensor]:
         """List the trainable parameters of all branches."""
@@ -192,15 +277,25 @@ class _Reversible(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, stack: Stack, num_groups: int, num_maps: int, edge_attr: Tensor | None,
-                *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any,
+        stack: Stack,
+        num_groups: int,
+        num_maps: int,
+        edge_attr: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
         groups, others = tensors[:num_groups], tensors[num_groups:]
         device = groups[0].device.type
         ctx.stack, ctx.num_maps = stack, num_maps
         # Backward computes under the same autocast as forward. Without a cache, as casts of all weights would add up.
-        ctx.autocast = dict(device_type=device, dtype=torch.get_autocast_dtype(device),
-                            enabled=torch.is_autocast_enabled(device), cache_enabled=False)
-        out = tuple(stack.apply(groups, edge_attr, _pairs(others[:2 * num_maps])))
+        ctx.autocast = dict(
+            device_type=device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+            cache_enabled=False,
+        )
+        out = tuple(stack.apply(groups, edge_attr, _pairs(others[: 2 * num_maps])))
         ctx.save_for_backward(edge_attr, *out, *others)
         return out
 
@@ -212,23 +307,35 @@ class _Reversible(torch.autograd.Function):
         others = groups_and_others[num_groups:]
         # Tensors that outlive a branch are allocated before the first one and changed in place. Allocated between the
         # large tensors of the branches they would fragment the memory, more with every layer.
-        groups, flow = ([tensor.clone() for tensor in each] for each in (groups_and_others[:num_groups], grads))
+        groups, flow = (
+            [tensor.clone() for tensor in each] for each in (groups_and_others[:num_groups], grads)
+        )
         # Parameters are leaves already; they were saved so that autograd notices changes. The rest becomes leaves here.
-        edge_attr = None if edge_attr is None else edge_attr.detach().requires_grad_(ctx.needs_input_grad[3])
-        flat = [tensor.detach().requires_grad_() for tensor in others[:2 * ctx.num_maps]]
+        edge_attr = (
+            None
+            if edge_attr is None
+            else edge_attr.detach().requires_grad_(ctx.needs_input_grad[3])
+        )
+        flat = [tensor.detach().requires_grad_() for tensor in others[: 2 * ctx.num_maps]]
         leaves = [edge_attr, *flat, *stack.parameters()]
         maps, sums = _pairs(flat), _Sums(leaves)
         norms = torch.nn.ModuleList(stack.branches)
         with fix_statistics(norms), torch.enable_grad(), torch.autocast(**ctx.autocast):
-            for layer, group in itertools.product(reversed(range(stack.num_layers)), reversed(range(num_groups))):
+            for layer, group in itertools.product(
+                reversed(range(stack.num_layers)), reversed(range(num_groups))
+            ):
                 place = stack.place(layer, group)
                 source = stack.source(groups, group).detach().requires_grad_()
                 out = stack.call(place, source, group, edge_attr, maps)
                 groups[group].sub_(out.detach())
-                owned = [*stack.branches[place].parameters(), *(maps[place] if maps else ()), edge_attr]
+                owned = [
+                    *stack.branches[place].parameters(),
+                    *(maps[place] if maps else ()),
+                    edge_attr,
+                ]
                 grad = sums.add(out, flow[group].to(out.dtype), source, owned)
                 del source, out  # before the next branch allocates its own
-                for other in ([group - 1] if group else range(1, num_groups)):
+                for other in [group - 1] if group else range(1, num_groups):
                     flow[other].add_(grad)
         grad_attr, *grad_others = map(sums.of, leaves)
         return None, None, None, grad_attr, *flow, *grad_others
@@ -244,10 +351,14 @@ class _Sums:
             alike = [leaf for leaf in needed if leaf.dtype == dtype]
             flat = alike[0].new_empty(sum(leaf.numel() for leaf in alike))
             parts = flat.split([leaf.numel() for leaf in alike])
-            self._sums |= {id(leaf): part.view(leaf.shape) for leaf, part in zip(alike, parts, strict=True)}
+            self._sums |= {
+                id(leaf): part.view(leaf.shape) for leaf, part in zip(alike, parts, strict=True)
+            }
         self._filled: set[int] = set()
 
-    def add(self, out: Tensor, grad: Tensor, source: Tensor, leaves: Sequence[Tensor | None]) -> Tensor:
+    def add(
+        self, out: Tensor, grad: Tensor, source: Tensor, leaves: Sequence[Tensor | None]
+    ) -> Tensor:
         """Add the gradients of those leaves that need one, and return the gradient of the source."""
         needed = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         first, *others = torch.autograd.grad(out, [source, *needed], grad, allow_unused=True)

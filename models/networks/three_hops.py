@@ -40,12 +40,18 @@ class ThreeHops:
         """
         edges = plain_edges(edge_index)
         source, target = edges[:, edges[0] != edges[1]].long()
-        forward, backward = (_sort(*ends, num_nodes) for ends in ((source, target), (target, source)))
-        degrees = (torch.bincount(edges[1], minlength=num_nodes).clamp(min=1).float() for edges in (backward, forward))
+        forward, backward = (
+            _sort(*ends, num_nodes) for ends in ((source, target), (target, source))
+        )
+        degrees = (
+            torch.bincount(edges[1], minlength=num_nodes).clamp(min=1).float()
+            for edges in (backward, forward)
+        )
         return cls(forward, backward, *degrees)
 
-    def allocate_to(self, sources: Int[Tensor, " num_sources"],
-                    targets: Int[Tensor, " num_targets"]) -> Float[Tensor, "num_sources num_targets"]:
+    def allocate_to(
+        self, sources: Int[Tensor, " num_sources"], targets: Int[Tensor, " num_targets"]
+    ) -> Float[Tensor, "num_sources num_targets"]:
         """Compute what all pairs of some sources and targets have."""
         size = max(1, NUMBERS // max(len(self.in_degree), 1))
         parts = [self._spread(block)[targets].t() for block in sources.split(size)]
@@ -55,10 +61,15 @@ class ThreeHops:
         """Compute what pairs of a source and a target have."""
         sources, place = pairs[:, 0].unique(return_inverse=True)
         order = place.argsort(stable=True)
-        found, size = self.in_degree.new_empty(len(pairs)), max(1, NUMBERS // max(len(self.in_degree), 1))
-        ends = torch.searchsorted(place[order], torch.arange(0, len(sources) + size, size, device=place.device))
+        found, size = (
+            self.in_degree.new_empty(len(pairs)),
+            max(1, NUMBERS // max(len(self.in_degree), 1)),
+        )
+        ends = torch.searchsorted(
+            place[order], torch.arange(0, len(sources) + size, size, device=place.device)
+        )
         for number, block in enumerate(sources.split(size) if len(sources) else ()):
-            own = order[int(ends[number]):int(ends[number + 1])]
+            own = order[int(ends[number]) : int(ends[number + 1])]
             found[own] = self._spread(block)[pairs[own, 1], place[own] - number * size]
         return found
 

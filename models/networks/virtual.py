@@ -31,14 +31,21 @@ class VirtualNode(torch.nn.Module):
         def layer() -> list[torch.nn.Module]:
             return [torch.nn.Linear(channels, channels), NORMS[norm](channels), torch.nn.ReLU()]
 
-        self.mlps = torch.nn.ModuleList(torch.nn.Sequential(*layer(), *layer()) for _ in range(num_updates))
+        self.mlps = torch.nn.ModuleList(
+            torch.nn.Sequential(*layer(), *layer()) for _ in range(num_updates)
+        )
 
     def start(self, ptr: Int[Tensor, " num_graphs_plus_1"]) -> Float[Tensor, "num_graphs channels"]:
         """Return the virtual node of each graph in front of the first layer."""
         return self.embedding.expand(ptr.numel() - 1, -1)
 
-    def forward(self, update: int, state: Float[Tensor, "num_graphs channels"], h: Float[Tensor, "num_nodes channels"],
-                ptr: Int[Tensor, " num_graphs_plus_1"]) -> Float[Tensor, "num_graphs channels"]:
+    def forward(
+        self,
+        update: int,
+        state: Float[Tensor, "num_graphs channels"],
+        h: Float[Tensor, "num_nodes channels"],
+        ptr: Int[Tensor, " num_graphs_plus_1"],
+    ) -> Float[Tensor, "num_graphs channels"]:
         """Update the virtual nodes from the nodes of their graphs.
 
         Args:
@@ -51,14 +58,19 @@ class VirtualNode(torch.nn.Module):
             ValueError: batch norm gets a single virtual node, whose variance is undefined.
         """
         if self.norm == "batch" and self.training and state.size(0) == 1:
-            raise ValueError("batch norm needs several virtual nodes, but this batch has one graph and so one virtual "
-                             "node: set model.norm=layer, or put more graphs into a batch")
+            raise ValueError(
+                "batch norm needs several virtual nodes, but this batch has one graph and so one virtual "
+                "node: set model.norm=layer, or put more graphs into a batch"
+            )
         pooled = reduce_graphs(h, ptr, "sum" if self.pool == "add" else "mean")
         return F.dropout(self.mlps[update](pooled + state), self.dropout, self.training)
 
 
-def spread(state: Float[Tensor, "num_graphs channels"], ptr: Int[Tensor, " num_graphs_plus_1"],
-           num_nodes: int) -> Float[Tensor, "num_nodes channels"]:
+def spread(
+    state: Float[Tensor, "num_graphs channels"],
+    ptr: Int[Tensor, " num_graphs_plus_1"],
+    num_nodes: int,
+) -> Float[Tensor, "num_nodes channels"]:
     """Return, for every node, the virtual node of its graph."""
     if torch.compiler.is_exporting():
         return state.index_select(0, graph_of(ptr, num_nodes))
@@ -77,4 +89,8 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: BackwardCFunction, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return reduce_graphs(grad.float().contiguous(), ctx.saved_tensors[0], "sum").to(grad.dtype), None, None
+        return (
+            reduce_graphs(grad.float().contiguous(), ctx.saved_tensors[0], "sum").to(grad.dtype),
+            None,
+            None,
+        )

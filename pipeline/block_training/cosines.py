@@ -12,8 +12,13 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 PAIRS, MAX_PRODUCTS = 1 << 18, 2**26
 
 
-def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, score: str = "cosine",
-                  stop: StopRequest | None = None) -> np.ndarray:
+def compare_pairs(
+    vectors: np.ndarray,
+    pairs: np.ndarray,
+    *,
+    score: str = "cosine",
+    stop: StopRequest | None = None,
+) -> np.ndarray:
     """Compute the cosines or dot products of pairs of vectors, some at a time, as memory may not hold all vectors.
 
     Args:
@@ -31,9 +36,11 @@ def compare_pairs(vectors: np.ndarray, pairs: np.ndarray, *, score: str = "cosin
     scores = np.empty(len(pairs), vectors.dtype)
     for first in range(0, len(pairs), PAIRS):
         heed(stop)
-        heads, tails = (vectors[ends] if score == "dot" else unit_rows(vectors[ends])
-                        for ends in pairs[first:first + PAIRS].T)
-        scores[first:first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
+        heads, tails = (
+            vectors[ends] if score == "dot" else unit_rows(vectors[ends])
+            for ends in pairs[first : first + PAIRS].T
+        )
+        scores[first : first + PAIRS] = np.einsum("ij,ij->i", heads, tails)
     return scores
 
 
@@ -48,7 +55,9 @@ def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
         are.
     """
     numbers = torch.arange(len(vectors))
-    return nearest_of(torch.from_numpy(unit_rows(vectors.numpy())), min(count, len(vectors) - 1), numbers, numbers)
+    return nearest_of(
+        torch.from_numpy(unit_rows(vectors.numpy())), min(count, len(vectors) - 1), numbers, numbers
+    )
 
 
 def nearest_of(unit: Tensor, count: int, rows: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,11 +76,11 @@ def nearest_of(unit: Tensor, count: int, rows: Tensor, among: Tensor) -> tuple[T
     cosines = torch.empty(len(rows), count)
     size = max(1, MAX_PRODUCTS // len(among))
     for first in range(0, len(rows), size):
-        part = rows[first:first + size]
+        part = rows[first : first + size]
         products = unit[part] @ others.T
         products.masked_fill_(part[:, None] == among, -torch.inf)
-        cosines[first:first + size], found = products.topk(count)
-        numbers[first:first + size] = among[found]
+        cosines[first : first + size], found = products.topk(count)
+        numbers[first : first + size] = among[found]
     return numbers, cosines
 
 

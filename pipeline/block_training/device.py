@@ -13,8 +13,18 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 log = logging.getLogger(__name__)
 
 
-def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: Ranks, in_triton: bool,
-           why_cpu: str = "", says: bool = True) -> torch.device:
+def settle(
+    part: Part,
+    *,
+    size: int,
+    least: int,
+    what: str,
+    needed: int,
+    ranks: Ranks,
+    in_triton: bool,
+    why_cpu: str = "",
+    says: bool = True,
+) -> torch.device:
     """Return the device of a run: device=auto takes a GPU from a size on, where there is one and it has room.
 
     The CPU trains, and the log says so, where a GPU cannot train this at all.
@@ -34,7 +44,10 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
     stays = size < least or ranks.num_ranks > 1 or not torch.cuda.is_available()
     if is_auto and stays or not is_auto and part.device.type == "cpu":
         return part.device
-    device, name = rank_tools.choose_device("cuda", ranks) if is_auto else part.device, part.config.trainer.name
+    device, name = (
+        rank_tools.choose_device("cuda", ranks) if is_auto else part.device,
+        part.config.trainer.name,
+    )
     torch.cuda.empty_cache()  # a model that was trained before may have left some
     free = torch.cuda.mem_get_info(device)[0]
     reason = why_cpu
@@ -49,5 +62,8 @@ def settle(part: Part, *, size: int, least: int, what: str, needed: int, ranks: 
     if says and reason and not is_auto:
         log.warning("device=%s: the CPU trains, as %s", asked, reason)
     elif says and is_auto:
-        log.info("device=auto: %s", f"the CPU: {reason}" if reason else f"a GPU, taken from {least:,} {what} on")
+        log.info(
+            "device=auto: %s",
+            f"the CPU: {reason}" if reason else f"a GPU, taken from {least:,} {what} on",
+        )
     return torch.device("cpu") if reason else device

@@ -17,8 +17,11 @@ def describe_graph(data: Data) -> str:
     if data.edge_attr is not None:
         text += ", weighted"
     if isolated:
-        text += "; " + count(isolated, "node without an edge keeps the vector that it begins with",
-                             "nodes without an edge keep the vectors that they begin with")
+        text += "; " + count(
+            isolated,
+            "node without an edge keeps the vector that it begins with",
+            "nodes without an edge keep the vectors that they begin with",
+        )
     if data.get("y") is not None:
         labels = label_columns(data)
         labelled = int((~data.y.float().isnan().any(1) & (labels > 0).any(1)).sum())

@@ -95,10 +95,23 @@ class BlockTrainer(Trainer):
     kernel = ""
     round_name = "episode"
 
-    def __init__(self, parts: NodeParts, tables: Mapping[str, Mapping[str, Tensor]],
-                 schedule: list[list[list[tuple[int, int]]]], plan: RoundPlan, *, finish: Callable[[Tensor], Tensor],
-                 score: Score, metric: str, dim: int, seed: int, ranks: Ranks, stop: StopRequest | None,
-                 storage: MemoryStorage = MemoryStorage(), loss_limit: float = math.inf):
+    def __init__(
+        self,
+        parts: NodeParts,
+        tables: Mapping[str, Mapping[str, Tensor]],
+        schedule: list[list[list[tuple[int, int]]]],
+        plan: RoundPlan,
+        *,
+        finish: Callable[[Tensor], Tensor],
+        score: Score,
+        metric: str,
+        dim: int,
+        seed: int,
+        ranks: Ranks,
+        stop: StopRequest | None,
+        storage: MemoryStorage = MemoryStorage(),
+        loss_limit: float = math.inf,
+    ):
         self.plan, self.parts, self.progress = plan, parts, Progress()
         self.score, self._tables, self._schedule, self._finish = score, tables, schedule, finish
         self._dim, self._seed, self._ranks, self._stop = dim, seed, ranks, stop or StopRequest()
@@ -107,9 +120,15 @@ class BlockTrainer(Trainer):
         self._finished: tuple[int, Tensor] | None = None
 
         # The number of threads changes no bit.
-        self.about = About(metric=metric, kernel=self.kernel, num_epochs=plan.num_epochs, num_steps=len(schedule),
-                           arithmetic=f"{self._rows.device.type}, {self.kernel.partition(' on ')[0]}",
-                           num_parameters=parts.row.numel() * dim * len(tables), loss_limit=loss_limit)
+        self.about = About(
+            metric=metric,
+            kernel=self.kernel,
+            num_epochs=plan.num_epochs,
+            num_steps=len(schedule),
+            arithmetic=f"{self._rows.device.type}, {self.kernel.partition(' on ')[0]}",
+            num_parameters=parts.row.numel() * dim * len(tables),
+            loss_limit=loss_limit,
+        )
 
     @property
     def num_rounds(self) -> int:
@@ -136,26 +155,40 @@ class BlockTrainer(Trainer):
         waited = time.perf_counter() - start
         for number in range(progress.step_in_round, len(self._schedule)):
             self._beat()
-            progress.lr = self.plan.learning_rate((progress.round + number / len(self._schedule)) / self.num_rounds)
-            loss, count = self._train(self._schedule[number][self._ranks.rank::self._ranks.num_ranks])
+            progress.lr = self.plan.learning_rate(
+                (progress.round + number / len(self._schedule)) / self.num_rounds
+            )
+            loss, count = self._train(
+                self._schedule[number][self._ranks.rank :: self._ranks.num_ranks]
+            )
             began = time.perf_counter()
             stop = self._exchange(number, loss, count)
             synced += time.perf_counter() - began
             progress.step += 1
             progress.step_in_round += 1
             if not math.isfinite(progress.loss_sum):
-                raise FloatingPointError(f"loss is {progress.loss_sum} in {self.round_name} {progress.round + 1}, step "
-                                         f"{number + 1}. The last checkpoint was saved before this step. Try a lower "
-                                         "train.lr")
+                raise FloatingPointError(
+                    f"loss is {progress.loss_sum} in {self.round_name} {progress.round + 1}, step "
+                    f"{number + 1}. The last checkpoint was saved before this step. Try a lower "
+                    "train.lr"
+                )
             yield Step(progress.step, progress.step_in_round == len(self._schedule), stop)
         drawn = opened.draw_seconds
         self.numbers = RoundNumbers(
-            loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start, num_pairs=opened.num_pairs,
-            hidden=1 - min(waited / drawn, 1) if drawn else 1.0, draw_seconds=drawn, sync_seconds=synced)
+            loss=progress.mean_loss,
+            lr=progress.lr,
+            seconds=time.perf_counter() - start,
+            num_pairs=opened.num_pairs,
+            hidden=1 - min(waited / drawn, 1) if drawn else 1.0,
+            draw_seconds=drawn,
+            sync_seconds=synced,
+        )
 
     def _beat(self) -> None:
         """Say which step is in hand."""
-        pulse.beat(f"step {self.progress.step_in_round + 1} of {self.round_name} {self.progress.round + 1}")
+        pulse.beat(
+            f"step {self.progress.step_in_round + 1} of {self.round_name} {self.progress.round + 1}"
+        )
 
     def _exchange(self, number: int, loss: float, count: float) -> bool:
         """Bring every rank what the others have trained; returns whether one was asked to stop."""
@@ -188,8 +221,10 @@ class BlockTrainer(Trainer):
         """Return what was learned of all nodes in the order of the graph [num_nodes, dim], finished."""
         if self._finished is None or self._finished[0] != self.progress.step:
             vectors = self._storage.zeros(self.parts.node.numel(), self._dim)
-            for first, last in zip(self.parts.ptr[:-1].tolist(), self.parts.ptr[1:].tolist(), strict=True):
-                vectors[self.parts.node[first:last]] = self._rows[first:last, :self._dim].cpu()
+            for first, last in zip(
+                self.parts.ptr[:-1].tolist(), self.parts.ptr[1:].tolist(), strict=True
+            ):
+                vectors[self.parts.node[first:last]] = self._rows[first:last, : self._dim].cpu()
                 self._storage.release(self._rows, first, last)
             self._finished = self.progress.step, self._finish(vectors)
         return self._finished[1]
@@ -222,8 +257,10 @@ class BlockTrainer(Trainer):
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
-        return {**{name: dict(tensors) for name, tensors in self._tables.items()},
-                "progress": dataclasses.asdict(self.progress)}
+        return {
+            **{name: dict(tensors) for name, tensors in self._tables.items()},
+            "progress": dataclasses.asdict(self.progress),
+        }
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned."""

@@ -24,8 +24,14 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 log = logging.getLogger(__name__)
 
 
-def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | None = None, neighbors: int = 0,
-                      triples: str | None = None) -> tuple[Path, Tensor | None]:
+def check_predictions(
+    run: SavedRun,
+    predictions: str | None,
+    *,
+    pairs: str | None = None,
+    neighbors: int = 0,
+    triples: str | None = None,
+) -> tuple[Path, Tensor | None]:
     """Check where vectors shall be saved, and read the pairs whose cosines are asked for, before any long work.
 
     The arguments are the keys of `predict` that have their names.
@@ -39,11 +45,16 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
     if predictions is None:
         raise ValueError("One argument is missing: predictions=FILE")
     check_device(run)
-    wanted = {name: value for name, value in (("pairs", pairs), ("neighbors", neighbors), ("triples", triples))
-              if value}
+    wanted = {
+        name: value
+        for name, value in (("pairs", pairs), ("neighbors", neighbors), ("triples", triples))
+        if value
+    }
     if len(wanted) > 1:
-        raise ValueError(f"{' and '.join(f'{name}={value}' for name, value in wanted.items())} exclude each other. "
-                         "Give one of them")
+        raise ValueError(
+            f"{' and '.join(f'{name}={value}' for name, value in wanted.items())} exclude each other. "
+            "Give one of them"
+        )
     if pairs:
         return Path(predictions), read_pairs(Path(pairs))
     if not wanted:
@@ -54,11 +65,15 @@ def check_predictions(run: SavedRun, predictions: str | None, *, pairs: str | No
 def check_device(run: SavedRun) -> None:
     """Refuse a GPU, which reads no vectors."""
     if run.device not in ("auto", "cpu"):
-        raise ValueError(f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave device "
-                         "out")
+        raise ValueError(
+            f"device={run.device}: {run.folder} learned vectors, which are read on the CPU. Leave device "
+            "out"
+        )
 
 
-def open_run(run: SavedRun, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str]) -> tuple[dict, Part]:
+def open_run(
+    run: SavedRun, check: Callable[[Any, Graph], None], describe: Callable[[Graph], str]
+) -> tuple[dict, Part]:
     """Load the checkpoint of a run, and open the data that it was trained on; see :func:`open_whole`.
 
     Raises:
@@ -89,28 +104,47 @@ class OpenVectors:
 
     classes = None
 
-    def __init__(self, run: SavedRun, data: object, given: Mapping[str, object],
-                 read: Callable[[SavedRun], tuple[Tensor, list[str]]]):
+    def __init__(
+        self,
+        run: SavedRun,
+        data: object,
+        given: Mapping[str, object],
+        read: Callable[[SavedRun], tuple[Tensor, list[str]]],
+    ):
         self._title = f"{run.folder} was trained by trainer={run.config.trainer.name}"
         if data is not None or given:
-            raise ValueError(f"{self._title}, and learned vectors of its own data. Leave "
-                             f"{'data' if data is not None else next(iter(given))} out")
+            raise ValueError(
+                f"{self._title}, and learned vectors of its own data. Leave "
+                f"{'data' if data is not None else next(iter(given))} out"
+            )
         run.refuse_several("vectors")
         check_device(run)
         self.vectors, names = read(run)
         self.ids = np.array(names, object)
 
-    def top(self, k: int, sources: list[str] | None, candidates: list[str] | None, *, filtered: bool) -> pd.DataFrame:
+    def top(
+        self, k: int, sources: list[str] | None, candidates: list[str] | None, *, filtered: bool
+    ) -> pd.DataFrame:
         """Rank the nearest vectors of each source by their cosines; see :meth:`pipeline.model.Model.top`."""
         if not filtered:
-            raise ValueError(f"filtered=False is for links. {self._title}: top() ranks its nearest vectors")
-        asked, others = (slice(None) if ids is None else self._find(name, ids)
-                         for name, ids in (("sources", sources), ("candidates", candidates)))
+            raise ValueError(
+                f"filtered=False is for links. {self._title}: top() ranks its nearest vectors"
+            )
+        asked, others = (
+            slice(None) if ids is None else self._find(name, ids)
+            for name, ids in (("sources", sources), ("candidates", candidates))
+        )
         numbers = torch.arange(len(self.ids))
         found, cosines = nearest_of(self._unit, k, numbers[asked], numbers[others])
         rows, ranks = torch.isfinite(cosines).nonzero(as_tuple=True)
-        return pd.DataFrame({"source": self.ids[asked][rows], "target": self.ids[found[rows, ranks]],
-                             "score": cosines[rows, ranks].numpy(), "rank": ranks.numpy() + 1})
+        return pd.DataFrame(
+            {
+                "source": self.ids[asked][rows],
+                "target": self.ids[found[rows, ranks]],
+                "score": cosines[rows, ranks].numpy(),
+                "rank": ranks.numpy() + 1,
+            }
+        )
 
     @cached_property
     def _unit(self) -> Tensor:
@@ -120,8 +154,14 @@ class OpenVectors:
         """Return the numbers of ids; `name` is the argument that they were given for."""
         found = pd.Index(self.ids).get_indexer(ids)
         if not len(ids) or (found < 0).any():
-            raise ValueError(f"{name}: " + (
-                f"there is no vector of {ids[int(np.argmax(found < 0))]!r}" if len(ids) else "give one id at least"))
+            raise ValueError(
+                f"{name}: "
+                + (
+                    f"there is no vector of {ids[int(np.argmax(found < 0))]!r}"
+                    if len(ids)
+                    else "give one id at least"
+                )
+            )
         return found
 
 
@@ -131,12 +171,27 @@ def log_scores(title: str, scores: dict[str, float], metric: str) -> None:
     Args:
         metric: of the splits.
     """
-    log.info("%s", format_table([(f"{name} {metric}" if name in SPLITS else name, format_score(score))
-                                 for name, score in scores.items()], title))
+    log.info(
+        "%s",
+        format_table(
+            [
+                (f"{name} {metric}" if name in SPLITS else name, format_score(score))
+                for name, score in scores.items()
+            ],
+            title,
+        ),
+    )
 
 
-def save_cosines(path: Path, pairs: Tensor | None, neighbors: int, vectors: Tensor, names: list[str], *,
-                 score: str = "cosine") -> bool:
+def save_cosines(
+    path: Path,
+    pairs: Tensor | None,
+    neighbors: int,
+    vectors: Tensor,
+    names: list[str],
+    *,
+    score: str = "cosine",
+) -> bool:
     """Save the scores of pairs or the nearest nodes of each, where they are asked for; returns whether.
 
     Args:
@@ -149,14 +204,29 @@ def save_cosines(path: Path, pairs: Tensor | None, neighbors: int, vectors: Tens
     if pairs is not None:
         check_pairs(pairs, len(names))
         scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy(), score=score))
-        files.write_atomically(path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file))
-        log.info("wrote the %s of %s pairs to %s", "cosines" if score == "cosine" else "dot products",
-                 f"{len(pairs):,}", path)
+        files.write_atomically(
+            path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file)
+        )
+        log.info(
+            "wrote the %s of %s pairs to %s",
+            "cosines" if score == "cosine" else "dot products",
+            f"{len(pairs):,}",
+            path,
+        )
     elif neighbors:
         nearest, cosines = find_nearest(vectors, neighbors)
-        files.write_atomically(path, lambda file: torch.save(
-            {"neighbors": nearest, "logits": cosines, "names": names}, file))
-        log.info("wrote the %d nearest of each of %s nodes to %s", nearest.size(1), f"{len(names):,}", path)
+        files.write_atomically(
+            path,
+            lambda file: torch.save(
+                {"neighbors": nearest, "logits": cosines, "names": names}, file
+            ),
+        )
+        log.info(
+            "wrote the %d nearest of each of %s nodes to %s",
+            nearest.size(1),
+            f"{len(names):,}",
+            path,
+        )
     return pairs is not None or neighbors > 0
 
 
@@ -188,7 +258,9 @@ def check_format(path: Path, what: str, formats: Iterable[str]) -> None:
         ValueError: it is none of the formats, or what writes it is not installed.
     """
     if path.suffix not in formats:
-        raise ValueError(f"predictions={path}: {what} can only be saved as one of {', '.join(formats)}")
+        raise ValueError(
+            f"predictions={path}: {what} can only be saved as one of {', '.join(formats)}"
+        )
     if path.suffix == ".parquet":
         tables.check_parquet("predictions", path)
 
@@ -210,9 +282,15 @@ def _write_word2vec(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:
     """Write a line of sizes, and a line a node: its name, blanks in it as underscores, and its numbers."""
     file.write(f"{vectors.size(0)} {vectors.size(1)}\n".encode())
     for name, row in zip(names, vectors.tolist(), strict=True):
-        file.write(f"{'_'.join(name.split())} {' '.join(f'{value:.6g}' for value in row)}\n".encode())
+        file.write(
+            f"{'_'.join(name.split())} {' '.join(f'{value:.6g}' for value in row)}\n".encode()
+        )
 
 
 # By the end of the file's name.
 WRITERS: dict[str, Callable[[IO[bytes], Tensor, list[str]], None]] = {
-    ".pt": _write_tensors, ".npy": _write_numpy, ".parquet": _write_parquet, ".txt": _write_word2vec}
+    ".pt": _write_tensors,
+    ".npy": _write_numpy,
+    ".parquet": _write_parquet,
+    ".txt": _write_word2vec,
+}

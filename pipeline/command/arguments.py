@@ -19,11 +19,16 @@ from hydra.errors import HydraException
 from parallel_epochs.pipeline.run.errors import printable
 
 # These words say what a value must be, by what OmegaConf says of another one, with that behind it.
-KINDS = {"to Integer": "a whole number in digits", "to Float": "a number", "valid bool": "true or false",
-         "not Optional": "given a value", "to string": "a text",
-         r"Dict\[|with ListConfig \[": "a mapping, as in {A: 1}",
-         "AnyNode": "a mapping with a list, as in [A,B], for each key that takes one",
-         "ListConfig|subclass of str": "a list, as in [A,B]"}
+KINDS = {
+    "to Integer": "a whole number in digits",
+    "to Float": "a number",
+    "valid bool": "true or false",
+    "not Optional": "given a value",
+    "to string": "a text",
+    r"Dict\[|with ListConfig \[": "a mapping, as in {A: 1}",
+    "AnyNode": "a mapping with a list, as in [A,B], for each key that takes one",
+    "ListConfig|subclass of str": "a list, as in [A,B]",
+}
 
 
 def complete(arguments: list[str], groups: Iterable[str], texts: Iterable[str] = ()) -> list[str]:
@@ -34,10 +39,16 @@ def complete(arguments: list[str], groups: Iterable[str], texts: Iterable[str] =
         texts: names of keys whose values are put in quotes: ``pair=A,B`` would be a list, and ``node=007`` a number.
     """
     added = tuple(f"{group[1:]}=" for group in groups if group.startswith("+"))
-    found = [f"+{argument.lstrip('+')}" if argument.lstrip("+").startswith(added) else argument
-             for argument in arguments]
-    return [_quoted(argument) if argument.partition("=")[0] in texts and re.match(r"\w+=(?!['\"]|null$|$)", argument)
-            else argument for argument in found]
+    found = [
+        f"+{argument.lstrip('+')}" if argument.lstrip("+").startswith(added) else argument
+        for argument in arguments
+    ]
+    return [
+        _quoted(argument)
+        if argument.partition("=")[0] in texts and re.match(r"\w+=(?!['\"]|null$|$)", argument)
+        else argument
+        for argument in found
+    ]
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,8 +82,10 @@ def parse(arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
 def _refuse(message: str, keys: list[str]) -> NoReturn:
     found = re.match(r"unrecognized arguments: (--?([A-Za-z][\w.-]*))", message)
     if found and (near := _nearest(found[2].replace("-", "_"), keys)):
-        raise ValueError(f"{found[1]} is not a flag. Keys have no dashes: did you mean "
-                         f"{' or '.join(f'{key}=VALUE' for key in near)}?")
+        raise ValueError(
+            f"{found[1]} is not a flag. Keys have no dashes: did you mean "
+            f"{' or '.join(f'{key}=VALUE' for key in near)}?"
+        )
     raise ValueError(f"{message}; see --hydra-help")
 
 
@@ -84,11 +97,15 @@ def is_plain_run(options: argparse.Namespace) -> bool:
 
 def names_run_dir(overrides: Iterable[str]) -> bool:
     """Tell whether a command names its run directory."""
-    return any(override.lstrip("+").startswith(("hydra.run.dir=", "hydra.run={")) for override in overrides)
+    return any(
+        override.lstrip("+").startswith(("hydra.run.dir=", "hydra.run={")) for override in overrides
+    )
 
 
 def _is_sweep(options: argparse.Namespace) -> bool:
-    return options.multirun or any(argument.startswith(("+sweep=", "hydra.mode=")) for argument in options.overrides)
+    return options.multirun or any(
+        argument.startswith(("+sweep=", "hydra.mode=")) for argument in options.overrides
+    )
 
 
 def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Iterable[str]) -> None:
@@ -102,8 +119,12 @@ def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Itera
     Raises:
         ValueError: names the argument and says how to mend it.
     """
-    if options.config_path or options.config_name or options.config_dir \
-            or any(argument.startswith("hydra.searchpath=") for argument in options.overrides):
+    if (
+        options.config_path
+        or options.config_name
+        or options.config_dir
+        or any(argument.startswith("hydra.searchpath=") for argument in options.overrides)
+    ):
         return  # nothing is known here of configurations that lie elsewhere
     keys = sorted(keys)
     for argument in options.overrides:
@@ -112,8 +133,10 @@ def check(options: argparse.Namespace, groups: dict[str, list[str]], keys: Itera
         if name.startswith("hydra"):
             continue
         if override.is_sweep_override() and not _is_sweep(options):
-            raise ValueError(f"{argument} is a list of values. Add -m to run each of them, or quote the list: "
-                             f"{shlex.quote(_quoted(argument))}")
+            raise ValueError(
+                f"{argument} is a list of values. Add -m to run each of them, or quote the list: "
+                f"{shlex.quote(_quoted(argument))}"
+            )
         if name in {group.lstrip("+") for group in groups}:
             _check_group(override, groups)
         else:
@@ -125,12 +148,18 @@ def explain(error: Exception) -> str | None:
     text = " ".join(str(error).split())
     if error.__cause__ is not None:
         text += " " + " ".join(str(error.__cause__).split())
-    if found := re.search(r"Error merging override (\S+?)=(.*?) (?:Value|field|Invalid|Cannot) (.*)", text):
+    if found := re.search(
+        r"Error merging override (\S+?)=(.*?) (?:Value|field|Invalid|Cannot) (.*)", text
+    ):
         name, value, told = found.groups()
-        wanted = next((kind for said, kind in KINDS.items() if re.search(said, f"{told} {value}")),
-                      "another kind of value")
-        several = ". To average several runs, name the folder of their sweep, or use pe.load([A, B])" * (
-            name == "run" and value.startswith("["))
+        wanted = next(
+            (kind for said, kind in KINDS.items() if re.search(said, f"{told} {value}")),
+            "another kind of value",
+        )
+        several = (
+            ". To average several runs, name the folder of their sweep, or use pe.load([A, B])"
+            * (name == "run" and value.startswith("["))
+        )
         return f"{name} must be {wanted}, not {value}{several}"
     return None
 
@@ -141,12 +170,17 @@ def _parse(argument: str, groups: dict[str, list[str]], keys: list[str]) -> Over
     except HydraException:
         name, equals, _ = argument.partition("=")
         if equals and _is_parsable(quoted := _quoted(argument)):
-            raise ValueError(f"{argument} cannot be parsed. Quote the value: {shlex.quote(quoted)}") from None
+            raise ValueError(
+                f"{argument} cannot be parsed. Quote the value: {shlex.quote(quoted)}"
+            ) from None
         if not equals:
             shown = argument if argument.strip() else repr(argument)
-            raise ValueError(f"{shown} is not of the form "
-                             f"key=value{_guess_assignment(argument, groups, keys)}") from None
-        raise ValueError(f"{name} is not the name of a key{_suggest(name, [*groups, *keys])}") from None
+            raise ValueError(
+                f"{shown} is not of the form key=value{_guess_assignment(argument, groups, keys)}"
+            ) from None
+        raise ValueError(
+            f"{name} is not the name of a key{_suggest(name, [*groups, *keys])}"
+        ) from None
 
 
 def _is_parsable(argument: str) -> bool:
@@ -160,7 +194,9 @@ def _is_parsable(argument: str) -> bool:
 def quoted(value: str) -> str:
     """Return a value in quotes, as an argument may have any text."""
     # A backslash stands for itself, but in front of a quote.
-    escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value)
+    escaped = re.sub(
+        r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value
+    )
     return f'"{escaped}"'
 
 
@@ -189,19 +225,28 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
         raise ValueError(f"~{name}: a run needs this group. Choose {name}={' | '.join(members)}")
     if override.is_add() and group == name:
         raise ValueError(f"{override.input_line}: {name} is part of every run; leave out the plus")
-    values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+    values = (
+        override.sweep_string_iterator()
+        if override.is_sweep_override()
+        else [override.get_value_element_as_str()]
+    )
     for value in values:
         if value.strip("'\"") not in members:
             near = difflib.get_close_matches(value, members, n=1)
-            raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}"
-                             f"{f'; did you mean {near[0]}?' if near else ''}")
+            raise ValueError(
+                f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}"
+                f"{f'; did you mean {near[0]}?' if near else ''}"
+            )
 
 
 def shorten(members: list[str]) -> list[str]:
     """Replace the members that lie in a folder by one word for all of them."""
     counts = collections.Counter(member.rpartition("/")[0] for member in members)
     alone = [member for member in members if "/" not in member]
-    return [*alone, *(f"{folder}/NAME ({count} of them)" for folder, count in counts.items() if folder)]
+    return [
+        *alone,
+        *(f"{folder}/NAME ({count} of them)" for folder, count in counts.items() if folder),
+    ]
 
 
 def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]) -> None:
@@ -216,10 +261,15 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
         if override.is_add() and not override.is_force_add():
             raise ValueError(f"{override.input_line}: {name} is a key already; leave out the plus")
         return
-    if any(key.startswith(f"{name}.") for key in keys) and override.value_type == ValueType.ELEMENT \
-            and isinstance(override.value(), dict):
+    if (
+        any(key.startswith(f"{name}.") for key in keys)
+        and override.value_type == ValueType.ELEMENT
+        and isinstance(override.value(), dict)
+    ):
         return
-    is_end = any(key.rpartition(".")[2] == name for key in keys)  # "epochs" is more likely train.epochs than a member
+    is_end = any(
+        key.rpartition(".")[2] == name for key in keys
+    )  # "epochs" is more likely train.epochs than a member
     chosen = [] if is_end else _groups_with(name, groups)
     hint = f"; did you mean {' or '.join(chosen)}?" if chosen else _suggest(name, [*groups, *keys])
     raise ValueError(f"{name} is unknown{hint}")

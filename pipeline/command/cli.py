@@ -31,7 +31,13 @@ from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import OUTPUTS, AskConfig, ExplainConfig, RunConfig, settings
 from parallel_epochs.pipeline.run import files, watchdog
-from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, DamagedFile, install_command, one_line, printable
+from parallel_epochs.pipeline.run.errors import (
+    EXIT_INTERRUPTED,
+    DamagedFile,
+    install_command,
+    one_line,
+    printable,
+)
 from parallel_epochs.pipeline.run.memory import format_bytes
 from parallel_epochs.pipeline.run.words import command_of
 
@@ -44,9 +50,22 @@ Check = Callable[[RunConfig], None]
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, FloatingPointError, OSError)
 
 # --help shows these keys on top, as far as a run has them: ten at most.
-FIRST = ("train.epochs", "train.lr", "model.num_layers", "model.hidden_channels", "model.dropout",
-         "partition.num_parts", "trainer.model", "trainer.dim", "trainer.num_neighbors", "train.patience",
-         "parallel.num_ranks", "device", "seed", "cache_dir")
+FIRST = (
+    "train.epochs",
+    "train.lr",
+    "model.num_layers",
+    "model.hidden_channels",
+    "model.dropout",
+    "partition.num_parts",
+    "trainer.model",
+    "trainer.dim",
+    "trainer.num_neighbors",
+    "train.patience",
+    "parallel.num_ranks",
+    "device",
+    "seed",
+    "cache_dir",
+)
 # Columns of the help: those of the terminal, but at most the widest; without a terminal the usual number.
 USUAL, WIDEST = 80, 120
 
@@ -72,7 +91,9 @@ def register_schema() -> None:
             store.store(group=SCHEMA_GROUPS[part], name=name, node=schema.open_node(keys_of_member))
     OmegaConf.register_new_resolver("run_dir", choose_run_dir, replace=True)
     # ${by:KEY,{A: X},Y} is X where KEY is A, and otherwise Y.
-    OmegaConf.register_new_resolver("by", lambda value, cases, otherwise: cases.get(value, otherwise), replace=True)
+    OmegaConf.register_new_resolver(
+        "by", lambda value, cases, otherwise: cases.get(value, otherwise), replace=True
+    )
 
 
 def choose_run_dir(resume: str | None, default: str) -> str:
@@ -82,33 +103,46 @@ def choose_run_dir(resume: str | None, default: str) -> str:
         ValueError: no run directory is named, or it holds no run.
     """
     if resume == keys.AUTO:  # a command with hydra.run.dir does not ask here
-        raise ValueError("resume=auto needs hydra.run.dir=DIR, the directory of the run to continue or begin. A run in "
-                         "a directory called auto is continued by resume=./auto")
+        raise ValueError(
+            "resume=auto needs hydra.run.dir=DIR, the directory of the run to continue or begin. A run in "
+            "a directory called auto is continued by resume=./auto"
+        )
     if resume is not None:
         folder = Path(resume).expanduser()
         if not files.is_there(folder / "config.yaml"):
             raise ValueError(f"resume={resume} is not a run directory: it has no config.yaml")
         return str(folder)
     from parallel_epochs.pipeline.run import ranks  # imports torch
+
     return ranks.agree("run_dir", default)
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Tell whether the machine or a GPU had no memory left; torch says so in a RuntimeError."""
-    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("can't allocate memory", "out of memory"))
+    return (
+        isinstance(error, MemoryError)
+        or isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("can't allocate memory", "out of memory"))
+    )
 
 
 def explain(error: Exception) -> str:
     """Say what is wrong in one line."""
     if is_out_of_memory(error):
-        said, most = (str(error) or type(error).__name__).splitlines()[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+        said, most = (
+            (str(error) or type(error).__name__).splitlines()[0],
+            resource.getrlimit(resource.RLIMIT_AS)[0],
+        )
         on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         if on_cpu and most != resource.RLIM_INFINITY:
-            return f"out of memory: this process may take {format_bytes(most)} of addresses (ulimit -v). Raise the " \
-                   f"limit, or take it away by ulimit -v unlimited ({said})"
-        return "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks " \
-               f"({said})"
+            return (
+                f"out of memory: this process may take {format_bytes(most)} of addresses (ulimit -v). Raise the "
+                f"limit, or take it away by ulimit -v unlimited ({said})"
+            )
+        return (
+            "out of memory: raise partition.num_parts, or lower model.hidden_channels or parallel.num_ranks "
+            f"({said})"
+        )
     return arguments.explain(error) or one_line(error)
 
 
@@ -116,10 +150,15 @@ def is_readable(error: Exception) -> bool:
     """Tell whether the message says it all: a mistake of the user's, or Slurm is missing, refused a job or lost one."""
     if os.environ.get("PIPELINE_TRACEBACK") == "1":
         return False
-    modules = [type(error).__module__,
-               *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))]
-    return isinstance(error, USER_ERRORS) or is_out_of_memory(error) \
+    modules = [
+        type(error).__module__,
+        *(frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)),
+    ]
+    return (
+        isinstance(error, USER_ERRORS)
+        or is_out_of_memory(error)
         or any(module.startswith("submitit.") for module in modules)
+    )
 
 
 @contextlib.contextmanager
@@ -156,7 +195,9 @@ def failing_exit() -> Iterator[None]:
     def fail(status: int) -> NoReturn:
         if status == 0 and os.getpid() == owner:
             status = 1
-            log.error("error: os._exit(0) was called before there was a result; does the class of model.path call it?")
+            log.error(
+                "error: os._exit(0) was called before there was a result; does the class of model.path call it?"
+            )
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             watchdog.say_goodbye()
@@ -170,7 +211,9 @@ def failing_exit() -> Iterator[None]:
 
 
 @failing_exit()
-def call(main: Callable[[], object], *, check: Check | None = None, needs_data: bool = False) -> None:
+def call(
+    main: Callable[[], object], *, check: Check | None = None, needs_data: bool = False
+) -> None:
     """Call an entry point; what is wrong with the configuration itself becomes one line.
 
     Args:
@@ -187,7 +230,11 @@ def call(main: Callable[[], object], *, check: Check | None = None, needs_data: 
         texts = [entry.name for entry in _entries_of_run(module) if entry.meaning.is_text]
         sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups(), texts)
         if {"--help", "-h"} & set(sys.argv[1:]):
-            print(help_text(module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]))
+            print(
+                help_text(
+                    module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+                )
+            )
         else:
             check_command(module, check, needs_data=needs_data)
             _call_to_the_end(main)
@@ -234,13 +281,16 @@ def _note_interrupts() -> list[int]:
         notes.append(signum)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a script ignores it in its background
+    if (
+        signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    ):  # a script ignores it in its background
         signal.signal(signal.SIGINT, note)
     return notes
 
 
-def check_command(module: str, check: Check | None, *, needs_data: bool = False,
-                  given: list[str] | None = None) -> None:
+def check_command(
+    module: str, check: Check | None, *, needs_data: bool = False, given: list[str] | None = None
+) -> None:
     """Check the arguments of an entry point, and the configuration that they compose; see :func:`call`.
 
     Args:
@@ -251,13 +301,19 @@ def check_command(module: str, check: Check | None, *, needs_data: bool = False,
         HydraException: what Hydra does not compose.
     """
     takes_run = takes_a_run(module, sys.argv[1:] if given is None else given)
-    known = {entry.name for entry in _entries_of_run(module)} if takes_run \
-        else schema.all_keys() | ({entry.name for entry in keys.entries(TuneConfig())} if _searches(module) else set())
+    known = (
+        {entry.name for entry in _entries_of_run(module)}
+        if takes_run
+        else schema.all_keys()
+        | ({entry.name for entry in keys.entries(TuneConfig())} if _searches(module) else set())
+    )
     options = arguments.parse(sys.argv[1:] if given is None else given, known)
     options.multirun |= _searches(module)
     more = [text for text in options.overrides if text.partition("=")[0] not in known]
     if takes_run and more and module.endswith("baselines"):
-        raise ValueError(f"{more[0]}: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out")
+        raise ValueError(
+            f"{more[0]}: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out"
+        )
     arguments.check(options, {} if takes_run else config_groups(), known)
     if takes_run or _searches(module):
         return
@@ -282,7 +338,9 @@ def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> No
     """
     if needs_data and config.resumes:
         if "RANK" not in os.environ:  # torchrun's number of ranks counts as given
-            run_folder.resolve(config, Path(choose_run_dir(config.resume, "")).absolute(), named=named)
+            run_folder.resolve(
+                config, Path(choose_run_dir(config.resume, "")).absolute(), named=named
+            )
     elif needs_data or not config.data.can_download:  # then it must be there
         config.data.check()
     _check_driver(config.device)
@@ -300,8 +358,10 @@ def _check_driver(device: str) -> None:
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
-            raise ValueError(f"device={device}: torch sees no GPU on this machine, which has no driver of one "
-                             "(libcuda.so.1)") from None
+            raise ValueError(
+                f"device={device}: torch sees no GPU on this machine, which has no driver of one "
+                "(libcuda.so.1)"
+            ) from None
 
 
 def _check_readers(overrides: list[str]) -> None:
@@ -310,7 +370,9 @@ def _check_readers(overrides: list[str]) -> None:
     Raises:
         ValueError: names the key and the products that read it.
     """
-    chosen = [argument.partition("=")[2] for argument in overrides if argument.startswith("trainer=")]
+    chosen = [
+        argument.partition("=")[2] for argument in overrides if argument.startswith("trainer=")
+    ]
     if chosen and chosen[-1] in schema.PRODUCTS:
         schema.check_readers(chosen[-1], overrides)
 
@@ -318,15 +380,23 @@ def _check_readers(overrides: list[str]) -> None:
 def takes_a_run(module: str, given: list[str]) -> bool:
     """Tell whether a command, by the name of its module and its arguments, is about a run that was trained."""
     name = module.rpartition(".")[2]
-    return name in ("evaluate", "predict", "serve", "explain") or name == "baselines" and any(
-        text.startswith("run=") for text in given)
+    return (
+        name in ("evaluate", "predict", "serve", "explain")
+        or name == "baselines"
+        and any(text.startswith("run=") for text in given)
+    )
 
 
 def _entries_of_run(module: str) -> list[keys.Entry]:
     """Return the keys of a command that is about a run that was trained."""
-    own = {"serve": ServeConfig, "explain": ExplainConfig}.get(module.rpartition(".")[2], schema.AnyEvaluation)
-    return [entry for entry in keys.entries(own())
-            if not module.endswith("baselines") or entry.name in ("run", "trust")]
+    own = {"serve": ServeConfig, "explain": ExplainConfig}.get(
+        module.rpartition(".")[2], schema.AnyEvaluation
+    )
+    return [
+        entry
+        for entry in keys.entries(own())
+        if not module.endswith("baselines") or entry.name in ("run", "trust")
+    ]
 
 
 def _searches(module: str) -> bool:
@@ -379,7 +449,9 @@ def open_run(cfg: DictConfig, command: str) -> tuple["SavedRun", Any]:
     options = schema.to_options(cfg, config, command)
     if isinstance(options, ExplainConfig):
         if config.explains:
-            options.check_question(options.run, takes_pairs=getattr(config, "predicts_links", False))
+            options.check_question(
+                options.run, takes_pairs=getattr(config, "predicts_links", False)
+            )
         refuse_explanation(loaded)
     run = saved_runs(options, loaded)
     if isinstance(options, ExplainConfig):
@@ -395,13 +467,26 @@ def members_of(path: Path) -> list[Path]:
     """
     if not path.is_dir() or files.is_there(path / "config.yaml"):
         return [path]
-    ended = {summary.parent for summary in path.glob("**/summary.json") if files.is_there(
-        summary.parent / "config.yaml")}
-    members = sorted(folder for folder in ended if not any(  # no model of a component or a candidate of a run
-        files.is_there(outer / "config.yaml") for outer in takewhile(path.__ne__, folder.parents)))
+    ended = {
+        summary.parent
+        for summary in path.glob("**/summary.json")
+        if files.is_there(summary.parent / "config.yaml")
+    }
+    members = sorted(
+        folder
+        for folder in ended
+        if not any(  # no model of a component or a candidate of a run
+            files.is_there(outer / "config.yaml")
+            for outer in takewhile(path.__ne__, folder.parents)
+        )
+    )
     if members and (left := {log.parent for log in path.glob("**/train.log")} - ended):
-        logging.getLogger(__name__).warning("%s of the runs in %s have not ended, and are left out, such as %s",
-                                            f"{len(left):,}", path, min(left))
+        logging.getLogger(__name__).warning(
+            "%s of the runs in %s have not ended, and are left out, such as %s",
+            f"{len(left):,}",
+            path,
+            min(left),
+        )
     return members or [path]
 
 
@@ -414,9 +499,11 @@ def load_runs(paths: list[Path], *, trusts: bool) -> list[tuple[Path, RunConfig,
     loaded = [(path, *load_run(path, trusts=trusts)) for path in paths]
     for path, config, _ in loaded if len(loaded) > 1 else []:
         if not config.averages_runs:
-            raise ValueError(f"the predictions of {len(loaded)} runs cannot be averaged: {path} has "
-                             f"trainer={config.trainer.name}, and those of trainer=gnn can. Name one, such as "
-                             f"run={paths[0]}")
+            raise ValueError(
+                f"the predictions of {len(loaded)} runs cannot be averaged: {path} has "
+                f"trainer={config.trainer.name}, and those of trainer=gnn can. Name one, such as "
+                f"run={paths[0]}"
+            )
     return loaded
 
 
@@ -428,21 +515,29 @@ def refuse_explanation(loaded: list[tuple[Path, RunConfig, "Content | None"]]) -
     """
     path, config, content = loaded[0]
     if not config.explains:
-        raise ValueError(f"{path} has trainer={config.trainer.name}, which learns vectors, and only predictions of "
-                         "trainer=gnn are explained")
+        raise ValueError(
+            f"{path} has trainer={config.trainer.name}, which learns vectors, and only predictions of "
+            "trainer=gnn are explained"
+        )
     if content is not None:
-        raise ValueError(f"{path} is a model without data. Name the directory of its run, where the neighbours are")
+        raise ValueError(
+            f"{path} is a model without data. Name the directory of its run, where the neighbours are"
+        )
 
 
-def saved_runs(options: AskConfig, loaded: list[tuple[Path, RunConfig, "Content | None"]]) -> "SavedRun":
+def saved_runs(
+    options: AskConfig, loaded: list[tuple[Path, RunConfig, "Content | None"]]
+) -> "SavedRun":
     """Return the first of several runs, with the others.
 
     Args:
         options: the keys of `evaluate` or `predict`.
         loaded: as :func:`load_runs` returns it.
     """
-    first, *others = (saved_run(dataclasses.replace(options, run=str(path)), config, shared)
-                      for path, config, shared in loaded)
+    first, *others = (
+        saved_run(dataclasses.replace(options, run=str(path)), config, shared)
+        for path, config, shared in loaded
+    )
     return dataclasses.replace(first, others=tuple(others))
 
 
@@ -453,9 +548,11 @@ def named_run(cfg: DictConfig, command: str) -> Path:
         ValueError: it names none.
     """
     if OmegaConf.is_missing(cfg, "run") or not cfg.run:
-        raise ValueError("One argument is missing: run=DIR, a run directory. For example: "
-                         f"{command_of(command)} run=DIR{' output=FILE.csv' * (command == 'predict')}"
-                         f"{' node=ID' * (command == 'explain')}")
+        raise ValueError(
+            "One argument is missing: run=DIR, a run directory. For example: "
+            f"{command_of(command)} run=DIR{' output=FILE.csv' * (command == 'predict')}"
+            f"{' node=ID' * (command == 'explain')}"
+        )
     return Path(cfg.run).expanduser()
 
 
@@ -470,20 +567,25 @@ def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
         content = None
     else:
         from parallel_epochs.pipeline.run import checkpoint  # imports torch
+
         try:
             content = checkpoint.load(origin := path)
         except DamagedFile as error:
-            raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote: {error}") from None
+            raise ValueError(
+                f"run={path} is no run directory, and no model that export=FILE wrote: {error}"
+            ) from None
         kinds = {"shared": int, "config": str, "state": dict, "learned": dict}
-        if not all(isinstance(content.get(name), kind) for name, kind in kinds.items()) or content["shared"] != 1:
+        if (
+            not all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+            or content["shared"] != 1
+        ):
             raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote")
         config = schema.parse(content["config"], path)
     trust.check(config, origin, trust=trusts)
     return config, content
 
 
-def saved_run(options: AskConfig, config: RunConfig,
-              shared: "Content | None" = None) -> "SavedRun":
+def saved_run(options: AskConfig, config: RunConfig, shared: "Content | None" = None) -> "SavedRun":
     """Return a run that was trained.
 
     Args:
@@ -492,8 +594,16 @@ def saved_run(options: AskConfig, config: RunConfig,
         shared: the content of a file that shares the model of a run.
     """
     from parallel_epochs.pipeline.run.saved import SavedRun  # imports torch
-    return SavedRun(Path(options.run), config, settings(config), options.checkpoint, options.device,
-                    check_output=functools.partial(options.check_output, config=config), shared=shared)
+
+    return SavedRun(
+        Path(options.run),
+        config,
+        settings(config),
+        options.checkpoint,
+        options.device,
+        check_output=functools.partial(options.check_output, config=config),
+        shared=shared,
+    )
 
 
 def _check_files(options: AskConfig, config: RunConfig, *, predicts: bool) -> None:
@@ -510,7 +620,9 @@ def _check_files(options: AskConfig, config: RunConfig, *, predicts: bool) -> No
     for name in ("output_nodes", "pairs", "triples"):
         if (path := getattr(options, name, None)) is not None and not Path(path).exists():
             text = keys.meaning_of(type(options), name).text.partition(". ")[0]
-            raise ValueError(f"{name}={path} does not exist. It names the {text[0].lower()}{text[1:]}")
+            raise ValueError(
+                f"{name}={path} does not exist. It names the {text[0].lower()}{text[1:]}"
+            )
 
 
 def help_text(module: str, overrides: list[str]) -> str:
@@ -526,20 +638,36 @@ def help_text(module: str, overrides: list[str]) -> str:
     if takes_a_run(module, overrides):
         return "\n".join([*lines, "Keys:", *format_entries(_entries_of_run(module), columns)])
     if _searches(module):
-        return "\n".join([
-            *lines, "Keys:", *format_entries(keys.entries(TuneConfig()), columns), "",
-            "Every other argument is one of python -m pipeline.train; those with several values are searched:",
-            "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'"])
+        return "\n".join(
+            [
+                *lines,
+                "Keys:",
+                *format_entries(keys.entries(TuneConfig()), columns),
+                "",
+                "Every other argument is one of python -m pipeline.train; those with several values are searched:",
+                "  'train.lr=tag(log,interval(1e-4,1e-2))' model.num_layers=2,3,4 'train.epochs=range(10,31,10)'",
+            ]
+        )
     sections: dict[str, list[keys.Entry]] = {}
     for entry in keys.entries(compose_config(overrides)):
         sections.setdefault(entry.name.rpartition(".")[0].partition(".")[0], []).append(entry)
     known = {entry.name: entry for entries in sections.values() for entry in entries}
-    lines += ["The keys that are set most often:",
-              *format_entries([known[name] for name in FIRST if name in known][:10], columns), "",
-              "Groups, each a file in conf/:", *(
-                  line for group, members in config_groups().items()
-                  for line in _wrap(f"  {group}=", " | ".join(arguments.shorten(members)), columns, indent=6)),
-              "  hydra/launcher=slurm (with -m)", "", "All keys, as composed:"]
+    lines += [
+        "The keys that are set most often:",
+        *format_entries([known[name] for name in FIRST if name in known][:10], columns),
+        "",
+        "Groups, each a file in conf/:",
+        *(
+            line
+            for group, members in config_groups().items()
+            for line in _wrap(
+                f"  {group}=", " | ".join(arguments.shorten(members)), columns, indent=6
+            )
+        ),
+        "  hydra/launcher=slurm (with -m)",
+        "",
+        "All keys, as composed:",
+    ]
     for part, entries in sections.items():
         lines += [*["", part] * bool(part), *format_entries(entries, columns)]
     return "\n".join(lines)
@@ -551,11 +679,18 @@ def config_groups() -> dict[str, list[str]]:
     Files whose name begins with an underscore are parts of others.
     """
     groups = {}
-    for folder in sorted(path for path in Path(CONF).iterdir() if path.is_dir() and path.name != "hydra"):
-        names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("[!_]*.yaml"))
+    for folder in sorted(
+        path for path in Path(CONF).iterdir() if path.is_dir() and path.name != "hydra"
+    ):
+        names = (
+            path.relative_to(folder).with_suffix("").as_posix()
+            for path in folder.rglob("[!_]*.yaml")
+        )
         # Those in folders of their own come last.
         if members := sorted(names, key=lambda name: (name.count("/"), name)):
-            groups[f"+{folder.name}" if folder.name in ("experiment", "sweep") else folder.name] = members
+            groups[f"+{folder.name}" if folder.name in ("experiment", "sweep") else folder.name] = (
+                members
+            )
     return groups
 
 
@@ -569,16 +704,28 @@ def format_entries(entries: Iterable[keys.Entry], columns: int | None = None) ->
     for entry in entries:
         choices = f" ({' | '.join(entry.meaning.choices)})" if entry.meaning.choices else ""
         condition = f" [{entry.meaning.condition}]" if entry.meaning.condition else ""
-        value = entry.value if isinstance(entry.value, float) else keys.as_typed(entry.value)  # 0.0 is no whole number
+        value = (
+            entry.value if isinstance(entry.value, float) else keys.as_typed(entry.value)
+        )  # 0.0 is no whole number
         rows.append((f"{entry.name}={value}", f"{entry.meaning.text}{choices}{condition}"))
     width = max(len(left) for left, _ in rows)
     if columns is None:
         return [f"  {left:<{width}}  {right}" for left, right in rows]
     width = min(width, columns // 2)
-    return [line for left, right in rows for line in _wrap(f"  {left:<{width}}  ", right, columns, indent=width + 4)]
+    return [
+        line
+        for left, right in rows
+        for line in _wrap(f"  {left:<{width}}  ", right, columns, indent=width + 4)
+    ]
 
 
 def _wrap(left: str, text: str, columns: int, *, indent: int) -> list[str]:
     """Break a text into lines behind its title."""
-    return textwrap.wrap(text, columns, initial_indent=left, subsequent_indent=" " * indent, break_long_words=False,
-                         break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=left,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

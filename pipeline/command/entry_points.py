@@ -32,29 +32,37 @@ class Command:
 def check(config: RunConfig) -> None:
     """Refuse what the configuration and the machine rule out; see :func:`pipeline.training.check`."""
     from parallel_epochs.pipeline import training  # imports torch
+
     training.check(config)
 
 
 def check_new(config: RunConfig) -> None:
     """Refuse what no new run can have; see :func:`pipeline.training.check_new`."""
     from parallel_epochs.pipeline import training
+
     training.check_new(config)
 
 
 def _prepare(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
+
     training.prepare(cli.read_config(cfg))
 
 
 def _describe_data(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
+
     print(training.describe_data(cli.read_config(cfg)))
 
 
 def _find_baselines(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
-    print(training.find_baselines(cli.read_config_of_run(cfg), f"run={cfg.run}: ") if "run" in cfg else
-          training.find_baselines(cli.read_config(cfg)))
+
+    print(
+        training.find_baselines(cli.read_config_of_run(cfg), f"run={cfg.run}: ")
+        if "run" in cfg
+        else training.find_baselines(cli.read_config(cfg))
+    )
 
 
 def _evaluate(cfg: DictConfig) -> None:
@@ -85,7 +93,11 @@ COMMANDS = {
 def call(name: str, own: Command | None = None) -> None:
     """Be the command of that name, or the given one."""
     command = own or COMMANDS[name]
-    schema = "evaluate" if name == "baselines" and cli.takes_a_run(name, sys.argv[1:]) else command.schema
+    schema = (
+        "evaluate"
+        if name == "baselines" and cli.takes_a_run(name, sys.argv[1:])
+        else command.schema
+    )
 
     def run(cfg: DictConfig) -> None:
         with cli.readable_errors():

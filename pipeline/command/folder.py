@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Files that a run writes to its directory, and would replace there.
-RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "components.json", "checkpoints", "metrics.csv",
-             "preprocessing.pt", "tracking.json", "layout.npz")
+RUN_FILES = (
+    "config.yaml",
+    "metrics.jsonl",
+    "summary.json",
+    "components.json",
+    "checkpoints",
+    "metrics.csv",
+    "preprocessing.pt",
+    "tracking.json",
+    "layout.npz",
+)
 
 
-def begin_or_continue(config: RunConfig, folder: Path, *, named: Set[str], is_named: bool,
-                      in_sweep: bool) -> tuple[RunConfig, dict | None]:
+def begin_or_continue(
+    config: RunConfig, folder: Path, *, named: Set[str], is_named: bool, in_sweep: bool
+) -> tuple[RunConfig, dict | None]:
     """Return the configuration to run in a directory, and the summary of a run that has nothing left to do there.
 
     Started again, a sweep trains what is missing, and a run goes on that Slurm or torchrun has restarted.
@@ -38,19 +48,37 @@ def begin_or_continue(config: RunConfig, folder: Path, *, named: Set[str], is_na
         ValueError: see :func:`resolve`.
     """
     from parallel_epochs.pipeline.run.ranks import note_run, was_restarted  # imports torch
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not config.resumes and not is_named:
-        log.warning("torchrun may start this run again, in a new directory and from the beginning: name the directory "
-                    "by hydra.run.dir=DIR, and the run goes on there")
-    continues = in_sweep or config.resume == keys.AUTO or os.environ.get("SLURM_RESTART_COUNT", "0") != "0" \
+
+    if (
+        os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        and not config.resumes
+        and not is_named
+    ):
+        log.warning(
+            "torchrun may start this run again, in a new directory and from the beginning: name the directory "
+            "by hydra.run.dir=DIR, and the run goes on there"
+        )
+    continues = (
+        in_sweep
+        or config.resume == keys.AUTO
+        or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         or was_restarted(folder)
+    )
     config = resolve(config, folder, named=named, continues=continues)
     note_run(folder)
     trust.remember(config)  # which a command names, or has trusted
     return config, read_finished(config, folder) if continues else None
 
 
-def begin_together(config: RunConfig, folder: Path, ranks: "Ranks", *, named: Set[str], is_named: bool,
-                   in_sweep: bool) -> tuple[RunConfig, dict | None]:
+def begin_together(
+    config: RunConfig,
+    folder: Path,
+    ranks: "Ranks",
+    *,
+    named: Set[str],
+    is_named: bool,
+    in_sweep: bool,
+) -> tuple[RunConfig, dict | None]:
     """Connect the ranks that another program has started, and return on each what the first one gets.
 
     See :func:`begin_or_continue`.
@@ -60,14 +88,20 @@ def begin_together(config: RunConfig, folder: Path, ranks: "Ranks", *, named: Se
         SystemExit: the same on the other ranks, which leave the message to these.
     """
     from parallel_epochs.pipeline.run import ranks as rank_tools
+
     config = with_ranks_of(config, ranks.num_ranks)
     rank_tools.join(rank_tools.choose_device(config.device_name, ranks), config.parallel.timeout)
     outcome: tuple[RunConfig, dict | None] | None = None
     problem: ValueError | OSError | None = None
     if ranks.is_first:
         try:
-            outcome = begin_or_continue(config, folder, named=named | {"parallel.num_ranks"}, is_named=is_named,
-                                        in_sweep=in_sweep)
+            outcome = begin_or_continue(
+                config,
+                folder,
+                named=named | {"parallel.num_ranks"},
+                is_named=is_named,
+                in_sweep=in_sweep,
+            )
         except (ValueError, OSError) as error:
             problem = error
     outcome, message = ranks.broadcast((outcome, None if problem is None else one_line(problem)))
@@ -80,7 +114,9 @@ def begin_together(config: RunConfig, folder: Path, ranks: "Ranks", *, named: Se
     return outcome
 
 
-def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False) -> RunConfig:
+def resolve(
+    config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), continues: bool = False
+) -> RunConfig:
     """Choose the configuration to run in `folder`: the saved one if a run is resumed there.
 
     Args:
@@ -101,44 +137,79 @@ def resolve(config: RunConfig, folder: Path, *, named: Set[str] = frozenset(), c
             refuse_files_of_others(folder)
             return config
         if not continues:
-            raise ValueError(f"{folder} already holds a run: continue it with resume={folder}, or choose another "
-                             "directory")
+            raise ValueError(
+                f"{folder} already holds a run: continue it with resume={folder}, or choose another "
+                "directory"
+            )
     saved = schema.load(folder / "config.yaml")
     config = _with_chosen(config, saved)
     # The values that were to be chosen when the run began are chosen, and keys of later versions had no other value.
     values = {entry.name: entry.value for entry in keys.entries(saved)}
     given = (named | shared.changed_keys(config)) - {"resume"}
-    config = keys.replaced(config, {entry.name: values[entry.name] for entry in keys.entries(config)
-                                    if entry.name in values and (
-                                        entry.value == keys.AUTO and entry.meaning.may_be_auto
-                                        or entry.meaning.before is not None and entry.name not in given)})
+    config = keys.replaced(
+        config,
+        {
+            entry.name: values[entry.name]
+            for entry in keys.entries(config)
+            if entry.name in values
+            and (
+                entry.value == keys.AUTO
+                and entry.meaning.may_be_auto
+                or entry.meaning.before is not None
+                and entry.name not in given
+            )
+        },
+    )
     if resumes:
         if unknown := given - {entry.name for entry in keys.entries(saved)}:
-            raise ValueError(f"{folder} was trained with {saved.describe_members()}, which have no "
-                             f"{', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"{folder} was trained with {saved.describe_members()}, which have no "
+                f"{', '.join(sorted(unknown))}"
+            )
         # Another class than that of the saved model is refused below.
         trust.check(saved, folder / "config.yaml", trust=config.trust, trains=True, named=named)
         # Trust is said in a command, and never saved.
-        config = keys.replaced(saved, {entry.name: entry.value for entry in keys.entries(config)
-                                       if entry.name in given} | {"trust": False})
-    free = shared.keys_without_effect(saved) | {entry.name for entry in keys.entries(config)
-                                                if entry.meaning.names_files}
+        config = keys.replaced(
+            saved,
+            {entry.name: entry.value for entry in keys.entries(config) if entry.name in given}
+            | {"trust": False},
+        )
+    free = shared.keys_without_effect(saved) | {
+        entry.name for entry in keys.entries(config) if entry.meaning.names_files
+    }
     if config.resume_allow_rescale:
         free |= shared.RESCALED
-    differing = {name: text for name, text in keys.differences(saved, config).items() if name not in free}
+    differing = {
+        name: text for name, text in keys.differences(saved, config).items() if name not in free
+    }
     if differing:
-        hint = ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the " \
-               "learning rate computed anew" if "parallel.num_ranks" in differing else ""
-        mend = "Leave these keys out: resume=DIR takes the configuration from DIR" if resumes else \
-            "Give the old values, or choose another directory"
-        raise ValueError(f"{folder} was trained with other values: {'; '.join(differing.values())}{hint}. {mend}")
+        hint = (
+            ". Another number of ranks draws other partitions: resume_allow_rescale=true allows it, with the "
+            "learning rate computed anew"
+            if "parallel.num_ranks" in differing
+            else ""
+        )
+        mend = (
+            "Leave these keys out: resume=DIR takes the configuration from DIR"
+            if resumes
+            else "Give the old values, or choose another directory"
+        )
+        raise ValueError(
+            f"{folder} was trained with other values: {'; '.join(differing.values())}{hint}. {mend}"
+        )
     return config
 
 
 def _with_chosen(config: RunConfig, saved: RunConfig) -> RunConfig:
     """Take the members that were to be chosen when the run began, such as its model, from the saved configuration."""
-    return dataclasses.replace(config, **{part: getattr(saved, part) for part, (name, _) in config.members.items()
-                                          if getattr(getattr(config, part), name) == keys.AUTO})
+    return dataclasses.replace(
+        config,
+        **{
+            part: getattr(saved, part)
+            for part, (name, _) in config.members.items()
+            if getattr(getattr(config, part), name) == keys.AUTO
+        },
+    )
 
 
 def refuse_files_of_others(folder: Path) -> None:
@@ -148,14 +219,20 @@ def refuse_files_of_others(folder: Path) -> None:
         ValueError: names the file.
     """
     present = [name for name in RUN_FILES if (folder / name).exists()]
-    if "config.yaml" in present:  # the first file of a run; one that was killed early has no checkpoint yet
+    if (
+        "config.yaml" in present
+    ):  # the first file of a run; one that was killed early has no checkpoint yet
         try:
             schema.load(folder / "config.yaml")
         except (ValueError, FileError) as error:
-            raise ValueError(f"{error}. A run would replace this file: choose another directory") from None
+            raise ValueError(
+                f"{error}. A run would replace this file: choose another directory"
+            ) from None
     elif present:
-        raise ValueError(f"{folder / present[0]} was not written by a run, as there is no config.yaml next to it. A "
-                         "run would replace this file: choose another directory")
+        raise ValueError(
+            f"{folder / present[0]} was not written by a run, as there is no config.yaml next to it. A "
+            "run would replace this file: choose another directory"
+        )
 
 
 def read_finished(config: RunConfig, folder: Path) -> dict | None:
@@ -181,8 +258,12 @@ def with_ranks_of(config: RunConfig, num_ranks: int) -> RunConfig:
         ValueError: the configuration asks for another number.
     """
     if config.parallel.num_ranks not in (1, num_ranks):
-        raise ValueError(f"torchrun has started {num_ranks} ranks, and parallel.num_ranks={config.parallel.num_ranks} "
-                         "asks for another number. Leave parallel.num_ranks out")
-    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, num_ranks=num_ranks))
+        raise ValueError(
+            f"torchrun has started {num_ranks} ranks, and parallel.num_ranks={config.parallel.num_ranks} "
+            "asks for another number. Leave parallel.num_ranks out"
+        )
+    config = dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, num_ranks=num_ranks)
+    )
     config.check()
     return config

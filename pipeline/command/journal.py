@@ -30,15 +30,19 @@ def mend_journal(path: Path) -> None:
     content = files.read_bytes(path) if files.is_there(path) else b""
     trial = next(iter(sorted(path.parent.glob("trial_*"))), None)
     if not content and trial is not None:
-        raise ValueError(f"{path} is {'empty' if path.exists() else 'missing'}, but {trial} exists. {WAY_OUT}")
+        raise ValueError(
+            f"{path} is {'empty' if path.exists() else 'missing'}, but {trial} exists. {WAY_OUT}"
+        )
     *lines, last = content.split(b"\n")
     whole = not last or _is_record(last)
     for number, line in enumerate(lines if lines or whole else [last], start=1):
         if not _is_record(line):
-            raise ValueError(f"{path} is damaged: line {number} is not a record of a study. {WAY_OUT}")
+            raise ValueError(
+                f"{path} is damaged: line {number} is not a record of a study. {WAY_OUT}"
+            )
     if not last:
         return
-    kept = content + b"\n" if whole else content[:-len(last)]
+    kept = content + b"\n" if whole else content[: -len(last)]
     files.write_atomically(path, lambda file: file.write(kept))
     if not whole:
         log.warning("%s ended in the middle of a line, which is left out", path)
@@ -50,7 +54,11 @@ def _is_record(line: bytes) -> bool:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
         return False
-    return isinstance(record, dict) and type(record.get("op_code")) is int and isinstance(record.get("worker_id"), str)
+    return (
+        isinstance(record, dict)
+        and type(record.get("op_code")) is int
+        and isinstance(record.get("worker_id"), str)
+    )
 
 
 @contextlib.contextmanager
@@ -64,8 +72,11 @@ def readable_journal(path: Path) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         import optuna
-        raise ValueError(f"{path} is damaged, or another version of Optuna than {optuna.__version__} wrote it "
-                         f"({type(error).__name__}). {WAY_OUT}") from error
+
+        raise ValueError(
+            f"{path} is damaged, or another version of Optuna than {optuna.__version__} wrote it "
+            f"({type(error).__name__}). {WAY_OUT}"
+        ) from error
 
 
 def check_is_ours(path: Path, storage: "JournalStorage", known_options: set[str]) -> None:
@@ -81,15 +92,30 @@ def check_is_ours(path: Path, storage: "JournalStorage", known_options: set[str]
     if not studies:
         return
     study = studies[0]
-    if len(studies) > 1 or study.study_name != "study" or [way.name for way in study.directions] != ["MAXIMIZE"]:
-        raise ValueError(f"{path} holds {', '.join(ascii(study.study_name) for study in studies)}, which is not a "
-                         "study of pipeline.tune. Choose another folder")
+    if (
+        len(studies) > 1
+        or study.study_name != "study"
+        or [way.name for way in study.directions] != ["MAXIMIZE"]
+    ):
+        raise ValueError(
+            f"{path} holds {', '.join(ascii(study.study_name) for study in studies)}, which is not a "
+            "study of pipeline.tune. Choose another folder"
+        )
     search, options = (study.user_attrs.get(name, {}) for name in ("search", "options"))
     search = search or {"fixed": [], "space": {}}
-    known = isinstance(search, dict) and search.keys() == {"fixed", "space"} and isinstance(search["space"], dict)
-    if not known or not all(isinstance(text, str) for text in [*search["fixed"], *search["space"].values()]) \
-            or not {*options} <= known_options:
-        raise ValueError(f"{path} does not describe its search in the format of this version. {WAY_OUT}")
+    known = (
+        isinstance(search, dict)
+        and search.keys() == {"fixed", "space"}
+        and isinstance(search["space"], dict)
+    )
+    if (
+        not known
+        or not all(isinstance(text, str) for text in [*search["fixed"], *search["space"].values()])
+        or not {*options} <= known_options
+    ):
+        raise ValueError(
+            f"{path} does not describe its search in the format of this version. {WAY_OUT}"
+        )
 
 
 class JournalLock:

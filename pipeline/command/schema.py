@@ -19,7 +19,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import arguments
-from parallel_epochs.pipeline.config import AskConfig, ExplainConfig, OpenConfig, RunConfig, TrainerConfig
+from parallel_epochs.pipeline.config import (
+    AskConfig,
+    ExplainConfig,
+    OpenConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from parallel_epochs.pipeline.data.config import DataConfig
 from parallel_epochs.pipeline.gnn.config import ModelConfig
 from parallel_epochs.pipeline.names import check_device
@@ -31,7 +37,15 @@ from parallel_epochs.pipeline.run.words import command_of, listed
 log = logging.getLogger(__name__)
 
 # Keys that name the data of a run.
-PATHS = ("data.path", "data.nodes.path", "data.edges.path", "data.folder", "data.root", "data.schema", "data.labels")
+PATHS = (
+    "data.path",
+    "data.nodes.path",
+    "data.edges.path",
+    "data.folder",
+    "data.root",
+    "data.schema",
+    "data.labels",
+)
 
 # The folder of a checkout and of an installation alike.
 CONF: str = str(Path(__file__).resolve().parents[2] / "conf")
@@ -48,24 +62,33 @@ def _join(name: str, classes: Iterable[type], open_parts: Mapping[str, type]) ->
     joined: dict[str, dataclasses.Field] = {}
     for part in (part for class_ in classes for part in dataclasses.fields(class_)):
         known = joined.setdefault(part.name, part)
-        if part.name not in open_parts and isinstance(part.type, type) and isinstance(known.type, type) \
-                and issubclass(part.type, known.type):
+        if (
+            part.name not in open_parts
+            and isinstance(part.type, type)
+            and isinstance(known.type, type)
+            and issubclass(part.type, known.type)
+        ):
             joined[part.name] = part
-    made = dataclasses.make_dataclass(name, [(part.name, open_parts.get(part.name, part.type), part)
-                                             for part in joined.values()])
+    made = dataclasses.make_dataclass(
+        name, [(part.name, open_parts.get(part.name, part.type), part) for part in joined.values()]
+    )
     made.__module__ = __name__  # where other processes find it
     return made
 
 
 AnyRun = _join("AnyRun", (product.config for product in PRODUCTS.values()), OPEN_PARTS)
-AnyEvaluation = _join("AnyEvaluation", (part for product in PRODUCTS.values()
-                                        for part in (product.evaluate, product.predict)), {})
+AnyEvaluation = _join(
+    "AnyEvaluation",
+    (part for product in PRODUCTS.values() for part in (product.evaluate, product.predict)),
+    {},
+)
 
 
 def members() -> dict[str, dict[str, type]]:
     """Return the dataclasses of each part that has several members, by the members' names."""
-    found: dict[str, dict[str, type]] = {"trainer": {
-        name: type(product.config().trainer) for name, product in PRODUCTS.items()}}
+    found: dict[str, dict[str, type]] = {
+        "trainer": {name: type(product.config().trainer) for name, product in PRODUCTS.items()}
+    }
     for product in PRODUCTS.values():
         found |= {part: schemas for part, (_, schemas) in product.config.members.items()}
     return found
@@ -133,11 +156,15 @@ def check_readers(product: str, names: Iterable[str]) -> None:
     for name in names:
         _, owners = known_keys().get(name.partition("=")[0], (None, []))
         if owners and f"trainer={product}" not in owners:
-            raise ValueError(f"{name} is read by {listed(owners)} only; this run has trainer={product}. Leave it "
-                             "out")
+            raise ValueError(
+                f"{name} is read by {listed(owners)} only; this run has trainer={product}. Leave it "
+                "out"
+            )
 
 
-def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool = False) -> RunConfig:
+def to_object(
+    cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool = False
+) -> RunConfig:
     """Turn a composed configuration into the dataclass of its product, every interpolation resolved.
 
     Args:
@@ -152,17 +179,33 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
     """
     usual = _usual_of(cfg)
     if is_saved:
-        usual = keys.replaced(usual, {entry.name: entry.meaning.before for entry in keys.entries(usual)
-                                      if entry.meaning.before is not None})
+        usual = keys.replaced(
+            usual,
+            {
+                entry.name: entry.meaning.before
+                for entry in keys.entries(usual)
+                if entry.meaning.before is not None
+            },
+        )
     typed = {argument.lstrip("+").partition("=")[0] for argument in arguments}
     replaced = [part for part in OPEN_PARTS if part in typed]
     typed |= {f"{name}.name" for name in typed - {"data"}}  # data.name is another key
     try:
-        values = _flatten(cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)), all_keys())
+        values = _flatten(
+            cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)), all_keys()
+        )
         read = {entry.name: entry.value for entry in keys.entries(usual)}
-        unread = {name: values.pop(name) for name in list(values) if name in all_keys() - read.keys()}
-        config = _merge(usual, {name: value for name, value in values.items()
-                                if value != read.get(name, ...) or type(value) is not type(read[name])})
+        unread = {
+            name: values.pop(name) for name in list(values) if name in all_keys() - read.keys()
+        }
+        config = _merge(
+            usual,
+            {
+                name: value
+                for name, value in values.items()
+                if value != read.get(name, ...) or type(value) is not type(read[name])
+            },
+        )
     except OmegaConfBaseException as error:
         # Typed values have been checked before: only for a file the message may lack the key.
         message, key = one_line(error), error.full_key
@@ -170,14 +213,26 @@ def to_object(cfg: DictConfig, arguments: Iterable[str] = (), *, is_saved: bool 
         raise ValueError(where + message) from None
     left_out: dict[str, Any] = {}
     if not is_saved:
-        left_out = {name: value for name, value in unread.items()
-                    if name in typed or value != known_keys()[name][0].value}
-        _refuse_unread(usual, {name: value for name, value in left_out.items() if name in typed or not replaced})
-    odd = {name: value for name, value in keys.refused(config).items()
-           if name not in typed and name.partition(".")[0] in replaced}
+        left_out = {
+            name: value
+            for name, value in unread.items()
+            if name in typed or value != known_keys()[name][0].value
+        }
+        _refuse_unread(
+            usual,
+            {name: value for name, value in left_out.items() if name in typed or not replaced},
+        )
+    odd = {
+        name: value
+        for name, value in keys.refused(config).items()
+        if name not in typed and name.partition(".")[0] in replaced
+    }
     if left_out or odd:
-        log.info("left out, as the experiment means them for another %s: %s", " and ".join(replaced),
-                 ", ".join(f"{name}={value}" for name, value in [*left_out.items(), *odd.items()]))
+        log.info(
+            "left out, as the experiment means them for another %s: %s",
+            " and ".join(replaced),
+            ", ".join(f"{name}={value}" for name, value in [*left_out.items(), *odd.items()]),
+        )
     config = keys.replaced(config, {name: read[name] for name in odd})
     config = dataclasses.replace(config, data=config.data.completed())
     config.check()
@@ -195,7 +250,9 @@ def _usual_of(cfg: DictConfig) -> RunConfig:
     for part, (name, schemas) in product.config.members.items():
         value = OmegaConf.select(cfg, f"{part}.{name}")
         if value not in schemas:
-            raise ValueError(f"{part}.{name}={value} is unknown; choose one of {', '.join(schemas)}")
+            raise ValueError(
+                f"{part}.{name}={value} is unknown; choose one of {', '.join(schemas)}"
+            )
         chosen[part] = schemas[value]()
     return product.config(**chosen)
 
@@ -209,8 +266,11 @@ def _refuse_unread(config: RunConfig, refused: dict[str, Any]) -> None:
     check_readers(config.trainer.name, (f"{name}={value}" for name, value in refused.items()))
     for name in refused:
         part = name.partition(".")[0]
-        owners = [f"{part}={member}" for member, kind in members()[part].items()
-                  if name in {entry.name for entry in keys.entries(kind(), f"{part}.")}]
+        owners = [
+            f"{part}={member}"
+            for member, kind in members()[part].items()
+            if name in {entry.name for entry in keys.entries(kind(), f"{part}.")}
+        ]
         raise ValueError(f"{name} is a key of {listed(owners)} alone")
 
 
@@ -219,8 +279,11 @@ def _flatten(values: dict[str, Any], known: Collection[str], prefix: str = "") -
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        is_part = isinstance(value, dict) and name not in known and (value or any(
-            key.startswith(f"{name}.") for key in known))
+        is_part = (
+            isinstance(value, dict)
+            and name not in known
+            and (value or any(key.startswith(f"{name}.") for key in known))
+        )
         found |= _flatten(value, known, f"{name}.") if is_part else {name: value}
     return found
 
@@ -265,7 +328,11 @@ def _from_start(cfg: DictConfig, text: str) -> None:
     started = re.search(r"^# started in (/.*)$", text, re.MULTILINE)
     if started is None or (start := Path(started[1])) == Path.cwd():
         return
-    given = {name: value for name in PATHS if isinstance(value := OmegaConf.select(cfg, name), str) and value}
+    given = {
+        name: value
+        for name in PATHS
+        if isinstance(value := OmegaConf.select(cfg, name), str) and value
+    }
     if "data.folder" in given:  # to which the others are relative
         given = {"data.folder": given["data.folder"]}
     given = {name: value for name, value in given.items() if not Path(value).is_absolute()}
@@ -304,7 +371,13 @@ def parse(text: str, origin: Path) -> RunConfig:
         return to_object(cfg, is_saved=True)
     except DamagedFile:
         raise
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError) as error:
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        ValueError,
+        RecursionError,
+        AssertionError,
+    ) as error:
         reason = one_line(error) or "it holds no keys"  # OmegaConf asserts that without a word
         raise ValueError(f"{origin} is not the configuration of a run: {reason}") from error
 
@@ -322,8 +395,10 @@ def _refuse_interpolations(value: object, name: str = "") -> None:
         for item in value:
             _refuse_interpolations(item, name)
     elif isinstance(value, str) and "${" in value:
-        raise ValueError(f"{name}={value} is an interpolation, and interpolations in a saved run are not resolved. "
-                         "Write its value instead")
+        raise ValueError(
+            f"{name}={value} is an interpolation, and interpolations in a saved run are not resolved. "
+            "Write its value instead"
+        )
 
 
 def to_options(cfg: DictConfig, config: RunConfig, command: str) -> Any:
@@ -338,17 +413,26 @@ def to_options(cfg: DictConfig, config: RunConfig, command: str) -> Any:
     """
     product = config.trainer.name
     kind = ExplainConfig if command == "explain" else getattr(keys_of(product), command)
-    own, usual = ({entry.name: entry.value for entry in keys.entries(schema())}
-                  for schema in (kind, ExplainConfig if command == "explain" else AnyEvaluation))
+    own, usual = (
+        {entry.name: entry.value for entry in keys.entries(schema())}
+        for schema in (kind, ExplainConfig if command == "explain" else AnyEvaluation)
+    )
     given = _flatten(cast(dict[str, Any], OmegaConf.to_container(cfg)), usual)
     for name in (name for name in usual if name not in own):
         if (value := given.pop(name)) != usual[name]:
-            owners = [f"trainer={other}" for other, known in PRODUCTS.items()
-                      if name in {entry.name for entry in keys.entries(known.predict())}]
+            owners = [
+                f"trainer={other}"
+                for other, known in PRODUCTS.items()
+                if name in {entry.name for entry in keys.entries(known.predict())}
+            ]
             if f"trainer={product}" in owners:
-                raise ValueError(f"{name}={value} is read by {command_of('predict')} only. Leave it out")
-            raise ValueError(f"{name}={value} is read for runs of {listed(owners)} only; {given['run']} "
-                             f"has trainer={product}. Leave it out")
+                raise ValueError(
+                    f"{name}={value} is read by {command_of('predict')} only. Leave it out"
+                )
+            raise ValueError(
+                f"{name}={value} is read for runs of {listed(owners)} only; {given['run']} "
+                f"has trainer={product}. Leave it out"
+            )
     options = OmegaConf.structured(kind)
     for name, value in given.items():
         if value != usual[name]:  # whose usual value may be that of another product
@@ -364,7 +448,9 @@ def check_options(asked: OpenConfig) -> None:
     check_device(asked.device)
 
 
-def named_keys(options: OpenConfig, given: Mapping[str, object], own: Collection[str]) -> dict[str, object]:
+def named_keys(
+    options: OpenConfig, given: Mapping[str, object], own: Collection[str]
+) -> dict[str, object]:
     """Return keys of `evaluate` or `predict` that Python was given, by their full names.
 
     Args:
@@ -382,7 +468,8 @@ def named_keys(options: OpenConfig, given: Mapping[str, object], own: Collection
     config, found = OmegaConf.structured(options), {}
     for name, value in given.items():
         full = [key for key in (name, f"data.{name}") if key in known][:1] or [
-            key for key in known if key.rpartition(".")[2] == name]
+            key for key in known if key.rpartition(".")[2] == name
+        ]
         if len(full) != 1:
             raise ValueError(f"{name} is unknown; choose one of {', '.join(full or known)}")
         if is_table(value) and not full[0].startswith("data."):
@@ -391,6 +478,8 @@ def named_keys(options: OpenConfig, given: Mapping[str, object], own: Collection
             try:
                 OmegaConf.update(config, full[0], str(value) if isinstance(value, Path) else value)
             except (OmegaConfBaseException, ValueError) as error:
-                raise ValueError(f"{name}={shown(value)}: {arguments.explain(error) or one_line(error)}") from None
+                raise ValueError(
+                    f"{name}={shown(value)}: {arguments.explain(error) or one_line(error)}"
+                ) from None
         found[full[0]] = value
     return found

@@ -38,7 +38,11 @@ def claim(config: DictConfig, place: DictConfig) -> None:
         config: as Hydra has composed it.
         place: its part with the directory.
     """
-    if not re.search(r"\$\{now:[^}]*%S", OmegaConf.to_yaml(place)) or config.get("resume") or "RANK" in os.environ:
+    if (
+        not re.search(r"\$\{now:[^}]*%S", OmegaConf.to_yaml(place))
+        or config.get("resume")
+        or "RANK" in os.environ
+    ):
         return
     while True:
         try:
@@ -58,11 +62,16 @@ def describe(folder: Path) -> str:
     best one is named.
     """
     members = sorted({path.parent for path in folder.glob("**/train.log")})
-    summaries = {member: summary for member in members if (summary := _read_summary(member)) is not None}
+    summaries = {
+        member: summary for member in members if (summary := _read_summary(member)) is not None
+    }
     text = f"sweep in {folder}: {len(summaries):,} of {words.count(len(members), 'run')} finished"
     # A metric can be undefined on a split.
-    results = {member: summary for member, summary in summaries.items()
-               if all(isinstance(summary.get(key), float) for _, key in _scores(summary))}
+    results = {
+        member: summary
+        for member, summary in summaries.items()
+        if all(isinstance(summary.get(key), float) for _, key in _scores(summary))
+    }
     if len(results) < len(summaries):
         text += f", {len(results):,} with a metric"
     if not results:
@@ -71,20 +80,38 @@ def describe(folder: Path) -> str:
     if len(metrics) > 1:
         return f"{text}; their metrics differ: {', '.join(sorted(metrics))}"
     metric = metrics.pop()
-    if len({tuple(argument for argument in shlex.split(summary["command"]) if not argument.startswith("seed="))
-            for summary in results.values()}) == 1:
-        scores = [f"{name}{metric} {mean_and_std([summary[key] for summary in results.values()])}"
-                  for name, key in _scores(next(iter(results.values())))]
+    if (
+        len(
+            {
+                tuple(
+                    argument
+                    for argument in shlex.split(summary["command"])
+                    if not argument.startswith("seed=")
+                )
+                for summary in results.values()
+            }
+        )
+        == 1
+    ):
+        scores = [
+            f"{name}{metric} {mean_and_std([summary[key] for summary in results.values()])}"
+            for name, key in _scores(next(iter(results.values())))
+        ]
         return f"{text}; {', '.join(scores)}{' (mean ± standard deviation)' if len(results) > 1 else ''}"
     best = max(results, key=lambda member: merit(metric, results[member]["best_valid"]))
-    found = [f"{name}{metric} {format_score(results[best][key])}" for name, key in _scores(results[best])]
+    found = [
+        f"{name}{metric} {format_score(results[best][key])}" for name, key in _scores(results[best])
+    ]
     return f"{text}; the best is {best}: {', '.join(found)}"
 
 
 def _scores(summary: dict) -> list[tuple[str, str]]:
     """Return the names and keys of a run's scores; one without a name where no point is held out."""
-    return [("", "best_valid")] if summary["metric"] in summary.get("scores", {}) else \
-        [("valid ", "best_valid"), ("test ", "test")]
+    return (
+        [("", "best_valid")]
+        if summary["metric"] in summary.get("scores", {})
+        else [("valid ", "best_valid"), ("test ", "test")]
+    )
 
 
 def _read_summary(folder: Path) -> dict | None:

@@ -44,14 +44,27 @@ def _remember(call: str) -> None:
         with open(file, "w") as opened:
             opened.write(call)  # for who wants to know; only the name is read
     except OSError as error:
-        log.warning("%s cannot be written (%s). You will need trust=true to resume or evaluate this run", folder,
-                    error.strerror)
+        log.warning(
+            "%s cannot be written (%s). You will need trust=true to resume or evaluate this run",
+            folder,
+            error.strerror,
+        )
         return
     if not _is_known(call):
-        log.warning("%s can be written to by others. You will need trust=true to resume or evaluate this run", folder)
+        log.warning(
+            "%s can be written to by others. You will need trust=true to resume or evaluate this run",
+            folder,
+        )
 
 
-def check(config: RunConfig, origin: Path, *, trust: bool, trains: bool = False, named: Collection[str] = ()) -> None:
+def check(
+    config: RunConfig,
+    origin: Path,
+    *,
+    trust: bool,
+    trains: bool = False,
+    named: Collection[str] = (),
+) -> None:
     """Refuse a saved configuration that names a class which the user has not named.
 
     Args:
@@ -68,9 +81,11 @@ def check(config: RunConfig, origin: Path, *, trust: bool, trains: bool = False,
             continue
         if not trust:
             given = "in a command with these model.kwargs" if key != TRACKER else "in a command"
-            raise ValueError(f"{origin} names the class {json.loads(call)['path']} ({key}). You have not named it "
-                             f"{given}, and importing it would run code that the author of this file chose. If you "
-                             "trust the author, add trust=true, once for each class")
+            raise ValueError(
+                f"{origin} names the class {json.loads(call)['path']} ({key}). You have not named it "
+                f"{given}, and importing it would run code that the author of this file chose. If you "
+                "trust the author, add trust=true, once for each class"
+            )
         _remember(call)
 
 
@@ -103,4 +118,8 @@ def _is_known(call: str) -> bool:
 
 def _is_own(path: Path) -> bool:
     status = path.lstat()
-    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
+    return (
+        status.st_uid == os.geteuid()
+        and not stat.S_ISLNK(status.st_mode)
+        and not status.st_mode & 0o022
+    )

@@ -16,9 +16,13 @@ NO_FILE = "not in this file"
 
 def degrees(default: bool) -> Any:
     """Declare the key that says whether nodes get columns of degrees."""
-    return key(default, "Add columns to the node features: log(1 + degree), standardised; in and out where they "
-               "differ, and by relation in graphs with several types of nodes.", before=False,
-               when={"trainer.name": ("gnn",)})
+    return key(
+        default,
+        "Add columns to the node features: log(1 + degree), standardised; in and out where they "
+        "differ, and by relation in graphs with several types of nodes.",
+        before=False,
+        when={"trainer.name": ("gnn",)},
+    )
 
 
 @dataclass
@@ -44,38 +48,77 @@ class DataConfig:
     other_keys: ClassVar[tuple[str, ...]] = ()
     can_download: ClassVar[bool] = False
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
-    components: str = key("all", "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
-                          "separate for one model per component.")
-    min_component_size: int = key(100, "Smallest number of nodes of a component that gets its own model "
-                                  "(data.components=separate).", minimum=1)
+    components: str = key(
+        "all",
+        "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
+        "separate for one model per component.",
+    )
+    min_component_size: int = key(
+        100,
+        "Smallest number of nodes of a component that gets its own model "
+        "(data.components=separate).",
+        minimum=1,
+    )
     to_undirected: bool = key(False, "Add the missing reverse edges.", shapes_graph=True)
     add_self_loops: bool = key(False, "Add the missing self-loops.", shapes_graph=True)
-    node_features: str = key("log_sum", "How a graph without node features gets them. sum: the sum of the features of "
-                             "a node's edges. log_sum: the logarithm of this sum, standardised. counts: for each edge "
-                             "feature and each tenth of its range, the logarithm of the number of edges.",
-                             choices=("sum", "log_sum", "counts"), shapes_graph=True)
-    propagate: int = key(0, "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
-                         "computed once on the whole graph and standardised.", minimum=0, below=100)
-    propagate_scale: str = key("each", "How neighbour means are scaled. each: every column to variance 1. one: the "
-                               "columns of a hop by one number, so that large columns, such as the first ones of a "
-                               "singular value decomposition, stay large.", choices=("each", "one"),
-                               unless={"data.propagate": (0,)})
-    summaries: int = key(0, "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
-                         "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
-                         "over 2 to K hops the means of these.", minimum=0, below=4)
+    node_features: str = key(
+        "log_sum",
+        "How a graph without node features gets them. sum: the sum of the features of "
+        "a node's edges. log_sum: the logarithm of this sum, standardised. counts: for each edge "
+        "feature and each tenth of its range, the logarithm of the number of edges.",
+        choices=("sum", "log_sum", "counts"),
+        shapes_graph=True,
+    )
+    propagate: int = key(
+        0,
+        "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
+        "computed once on the whole graph and standardised.",
+        minimum=0,
+        below=100,
+    )
+    propagate_scale: str = key(
+        "each",
+        "How neighbour means are scaled. each: every column to variance 1. one: the "
+        "columns of a hop by one number, so that large columns, such as the first ones of a "
+        "singular value decomposition, stay large.",
+        choices=("each", "one"),
+        unless={"data.propagate": (0,)},
+    )
+    summaries: int = key(
+        0,
+        "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
+        "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
+        "over 2 to K hops the means of these.",
+        minimum=0,
+        below=4,
+    )
     degrees: bool = degrees(False)
-    link_negatives: str = key("sides", "Pairs without a link that are drawn for training, validation and test, where "
-                              "the dataset has none. sides: in a bipartite graph, the ends are of different sides, "
-                              "as those of a link are. all: of any two nodes, as in runs of earlier versions. "
-                              "hard: those of validation and test share a neighbour, or are joined by three links in "
-                              "a bipartite graph; those of training are as with sides.",
-                              choices=("sides", "all", "hard"), before="all", when={"task.name": ("link",)})
-    device: str = key("auto", "Where the graph lies while batches are made. cuda: on the GPU. pinned: its structure on "
-                      "the GPU, its features in page-locked memory. cpu: in the machine's memory. auto: the first of "
-                      "these that fits beside the model.", choices=("auto", "cpu", "cuda", "pinned"),
-                      changes_numbers=False, when={"trainer.name": ("gnn",)})
-    on_disk: bool = key(False, "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
-                        "than memory).", changes_numbers=False)
+    link_negatives: str = key(
+        "sides",
+        "Pairs without a link that are drawn for training, validation and test, where "
+        "the dataset has none. sides: in a bipartite graph, the ends are of different sides, "
+        "as those of a link are. all: of any two nodes, as in runs of earlier versions. "
+        "hard: those of validation and test share a neighbour, or are joined by three links in "
+        "a bipartite graph; those of training are as with sides.",
+        choices=("sides", "all", "hard"),
+        before="all",
+        when={"task.name": ("link",)},
+    )
+    device: str = key(
+        "auto",
+        "Where the graph lies while batches are made. cuda: on the GPU. pinned: its structure on "
+        "the GPU, its features in page-locked memory. cpu: in the machine's memory. auto: the first of "
+        "these that fits beside the model.",
+        choices=("auto", "cpu", "cuda", "pinned"),
+        changes_numbers=False,
+        when={"trainer.name": ("gnn",)},
+    )
+    on_disk: bool = key(
+        False,
+        "Leave the graph in files and read it once per epoch, block by block (for graphs larger "
+        "than memory).",
+        changes_numbers=False,
+    )
 
     @property
     def folds_of_scores(self) -> str | None:
@@ -106,8 +149,10 @@ class DataConfig:
 
     def origin(self) -> str:
         """Return where the graph comes from, for messages: the first of its files, if it has some."""
-        return next((entry.value for entry in entries(self) if entry.meaning.names_files and entry.value),
-                    f"data={self.source}")
+        return next(
+            (entry.value for entry in entries(self) if entry.meaning.names_files and entry.value),
+            f"data={self.source}",
+        )
 
     def completed(self) -> Self:
         """Return the configuration with other keys in the place of those that stand for several."""
@@ -122,8 +167,11 @@ class DataConfig:
 
     def sources(self) -> list[tuple[str, Path]]:
         """List the files, folders and patterns of files that are read, each with the key that names it."""
-        return [(f"data.{entry.name}", Path(entry.value)) for entry in entries(self)
-                if entry.meaning.names_files and entry.value]
+        return [
+            (f"data.{entry.name}", Path(entry.value))
+            for entry in entries(self)
+            if entry.meaning.names_files and entry.value
+        ]
 
     def check_others(self, given: dict[str, str | None], run: Path) -> None:
         """Refuse keys that name other data for a trained model in a way that does not fit these.
@@ -164,8 +212,10 @@ class DataConfig:
         Raises:
             ValueError: says which key gives labels.
         """
-        raise ValueError(f"task=edge needs labels of edges, and data={self.source} has none. Choose data=tables with "
-                         "data.edges.label=COLUMN, or data=file with edge_label")
+        raise ValueError(
+            f"task=edge needs labels of edges, and data={self.source} has none. Choose data=tables with "
+            "data.edges.label=COLUMN, or data=file with edge_label"
+        )
 
     def check_links(self, relation: object = None) -> None:
         """Refuse to learn links, if the keys say that it cannot work.
@@ -177,43 +227,72 @@ class DataConfig:
             ValueError: names the key.
         """
         if self.links == "none":
-            raise ValueError(f"task=link cannot divide the links of data={self.source}. Choose data=edges, file, store "
-                             "or tables for links of your own, or data=ogb_link")
+            raise ValueError(
+                f"task=link cannot divide the links of data={self.source}. Choose data=edges, file, store "
+                "or tables for links of your own, or data=ogb_link"
+            )
         if self.links == "edges" and self.on_disk:
-            raise ValueError(f"task=link divides the edges of data={self.source} in memory, but data.on_disk=true "
-                             "leaves them on the disk. Set data.on_disk=false")
+            raise ValueError(
+                f"task=link divides the edges of data={self.source} in memory, but data.on_disk=true "
+                "leaves them on the disk. Set data.on_disk=false"
+            )
 
 
 def reverse_relations() -> Any:
     """Declare the key of graphs with several types of nodes that says whether relations get reverse ones."""
-    return key(True, "Add a reverse relation, named rev_NAME, to each relation NAME (graphs with several types of "
-               "nodes).", shapes_graph=True, hashed_if_given=True)
+    return key(
+        True,
+        "Add a reverse relation, named rev_NAME, to each relation NAME (graphs with several types of "
+        "nodes).",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
 
 
 def featureless() -> Any:
     """Declare the key of graphs with several types of nodes that says how types without features get them."""
-    return key("mean", "Features of the nodes of types that have none (graphs with several types of nodes). mean: the "
-               "means of those of their neighbours, over as many hops as are needed. none: only a learned vector of "
-               "the type.", choices=("mean", "none"), shapes_graph=True, hashed_if_given=True)
+    return key(
+        "mean",
+        "Features of the nodes of types that have none (graphs with several types of nodes). mean: the "
+        "means of those of their neighbours, over as many hops as are needed. none: only a learned vector of "
+        "the type.",
+        choices=("mean", "none"),
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
 
 
 def label_type() -> Any:
     """Declare the key of graphs with several types of nodes that names the one whose labels are learned."""
-    return key(None, "Type of the nodes whose labels are learned; the same as task.type, which sets it.",
-               shapes_graph=True, hashed_if_given=True)
+    return key(
+        None,
+        "Type of the nodes whose labels are learned; the same as task.type, which sets it.",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
 
 
 def hide_labelled() -> Any:
     """Declare the key of graphs whose edges have labels that says which of these edges send no messages."""
-    return key(None, "Leave the labelled edges of validation and test out of the messages; the same as "
-               "task.hide_labelled, which sets it for task=edge.", shapes_graph=True, hashed_if_given=True)
+    return key(
+        None,
+        "Leave the labelled edges of validation and test out of the messages; the same as "
+        "task.hide_labelled, which sets it for task=edge.",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
 
 
 def reading() -> Any:
     """Declare the key of readers that have read the same files in another way before."""
-    return key(READING, "Version of the reader. What another version has read into the cache is not used. 1: that of "
-               "runs of earlier versions, which find the graphs that they were trained on.", minimum=1,
-               below=READING + 1, before=1)
+    return key(
+        READING,
+        "Version of the reader. What another version has read into the cache is not used. 1: that of "
+        "runs of earlier versions, which find the graphs that they were trained on.",
+        minimum=1,
+        below=READING + 1,
+        before=1,
+    )
 
 
 def check_files(**paths: str | None) -> None:
@@ -248,8 +327,10 @@ def check_fractions(train_fraction: float, valid_fraction: float) -> None:
         ValueError: the training fraction is not positive, the other one is negative, or their sum exceeds 1.
     """
     if not (train_fraction > 0 and valid_fraction >= 0 and train_fraction + valid_fraction <= 1):
-        raise ValueError(f"data.train_fraction={train_fraction} must be more than 0, "
-                         f"data.valid_fraction={valid_fraction} must be at least 0, and their sum must be at most 1")
+        raise ValueError(
+            f"data.train_fraction={train_fraction} must be more than 0, "
+            f"data.valid_fraction={valid_fraction} must be at least 0, and their sum must be at most 1"
+        )
 
 
 def refuse_without_labels(origin: str, mend: str) -> None:
@@ -262,8 +343,10 @@ def refuse_without_labels(origin: str, mend: str) -> None:
     Raises:
         ValueError: always.
     """
-    raise ValueError(f"{origin} has no labels to learn: {mend}, predict its links by task=link, or learn vectors of "
-                     "its nodes by trainer=node_embedding")
+    raise ValueError(
+        f"{origin} has no labels to learn: {mend}, predict its links by task=link, or learn vectors of "
+        "its nodes by trainer=node_embedding"
+    )
 
 
 def refuse_changes(config: DataConfig, what: str) -> None:
@@ -275,8 +358,16 @@ def refuse_changes(config: DataConfig, what: str) -> None:
     Raises:
         ValueError: such a key was given. The message names it.
     """
-    for name, usual in (("components", "all"), ("to_undirected", False), ("add_self_loops", False), ("propagate", 0),
-                        ("summaries", 0), *((("degrees", False),) if config.holds != "graphs" else ())):
+    for name, usual in (
+        ("components", "all"),
+        ("to_undirected", False),
+        ("add_self_loops", False),
+        ("propagate", 0),
+        ("summaries", 0),
+        *((("degrees", False),) if config.holds != "graphs" else ()),
+    ):
         if (value := getattr(config, name)) != usual:
-            raise ValueError(f"data.{name}={str(value).lower()} needs one graph, but data={config.source} holds "
-                             f"{what}. Leave it out")
+            raise ValueError(
+                f"data.{name}={str(value).lower()} needs one graph, but data={config.source} holds "
+                f"{what}. Leave it out"
+            )

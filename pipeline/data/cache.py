@@ -23,11 +23,21 @@ from torch import Tensor
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
-from parallel_epochs.pipeline.data.degrees import DEGREE_MOMENTS, add_degrees, can_have_degrees, write_degrees
+from parallel_epochs.pipeline.data.degrees import (
+    DEGREE_MOMENTS,
+    add_degrees,
+    can_have_degrees,
+    write_degrees,
+)
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.join_types import refuse_propagate
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
-from parallel_epochs.pipeline.data.links import LinkSplit, describe_links, divide_links, name_relation
+from parallel_epochs.pipeline.data.links import (
+    LinkSplit,
+    describe_links,
+    divide_links,
+    name_relation,
+)
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.readers.given_store import check_prepared
@@ -62,13 +72,27 @@ DEGREES = "-degrees"
 # That of one with averages over its edges, by data.propagate_scale.
 SCALES = {"each": "", "one": "-one"}
 # Types of the arrays and values of a prepared graph, as far as it has them.
-KEPT = {"num_nodes": int, "num_categories": int, "num_relations": int, "x_source": str, "metric": str, LOG_LABEL: bool,
-        "out_channels": int, "structure": dict[str, int], "x_tables": list[int], "edge_tables": list[int],
-        FIRST_SOURCE: int,
-        "x": Shaped[Tensor, "num_nodes columns"], "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
-        "y": Shaped[Tensor, "num_rows targets"], **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
-        "hop_moments": Float[Tensor, "_ 2 _"], "fitted": UInt8[Tensor, "_"], SUMMARIES: dict[str, Any],
-        DEGREE_MOMENTS: Float[Tensor, "2 _"]}
+KEPT = {
+    "num_nodes": int,
+    "num_categories": int,
+    "num_relations": int,
+    "x_source": str,
+    "metric": str,
+    LOG_LABEL: bool,
+    "out_channels": int,
+    "structure": dict[str, int],
+    "x_tables": list[int],
+    "edge_tables": list[int],
+    FIRST_SOURCE: int,
+    "x": Shaped[Tensor, "num_nodes columns"],
+    "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
+    "y": Shaped[Tensor, "num_rows targets"],
+    **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
+    "hop_moments": Float[Tensor, "_ 2 _"],
+    "fitted": UInt8[Tensor, "_"],
+    SUMMARIES: dict[str, Any],
+    DEGREE_MOMENTS: Float[Tensor, "2 _"],
+}
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -76,9 +100,15 @@ LOOKS_PER_LINE = 1500
 DAY = 24 * 3600
 
 
-def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-         check: Callable[[Graph], None] = lambda data: None, degrees: bool = False,
-         like: Learned | None = None) -> Graph:
+def load(
+    config: DataConfig,
+    cache_dir: str | Path,
+    *,
+    content_hash: str | None = None,
+    check: Callable[[Graph], None] = lambda data: None,
+    degrees: bool = False,
+    like: Learned | None = None,
+) -> Graph:
     """Open the prepared graph of a dataset, from the cache if it is there. Processes share the memory of its file.
 
     Args:
@@ -101,31 +131,51 @@ def load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None 
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    ending = f"-hops-{config.propagate}{SCALES[config.propagate_scale]}" if config.propagate else \
-        f"-summaries-{config.summaries}" * (config.summaries > 0)
-    own, verify = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES), content_hash is None
+    ending = (
+        f"-hops-{config.propagate}{SCALES[config.propagate_scale]}"
+        if config.propagate
+        else f"-summaries-{config.summaries}" * (config.summaries > 0)
+    )
+    own, verify = (
+        content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES),
+        content_hash is None,
+    )
     data = _load(config, cache_dir, content_hash=own, check=check, like=like)
     if degrees and not can_have_degrees(data):
-        log.log(logging.INFO if verify else logging.DEBUG, "data.degrees=true adds no columns, since the features of "
-                "the nodes are categories")
+        log.log(
+            logging.INFO if verify else logging.DEBUG,
+            "data.degrees=true adds no columns, since the features of the nodes are categories",
+        )
     elif degrees:
         data = _load_with_degrees(config, cache_dir, data, verify=verify)
     return _load_widened(config, cache_dir, data, ending, verify=verify) if ending else data
 
 
-def _load_with_degrees(config: DataConfig, cache_dir: str | Path, data: Graph, *, verify: bool) -> Graph:
+def _load_with_degrees(
+    config: DataConfig, cache_dir: str | Path, data: Graph, *, verify: bool
+) -> Graph:
     """Open a graph with columns of degrees."""
     content_hash = data.content_hash + DEGREES
-    out = _keep(path_of(config, cache_dir, content_hash), partial(write_degrees, data=data, num_last=config.num_last),
-                again="counting the degrees again", verify=verify)
+    out = _keep(
+        path_of(config, cache_dir, content_hash),
+        partial(write_degrees, data=data, num_last=config.num_last),
+        again="counting the degrees again",
+        verify=verify,
+    )
     out.content_hash, out.on_disk = content_hash, data.on_disk
     return out
 
 
-def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool) -> Graph:
+def _load_widened(
+    config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool
+) -> Graph:
     """Open a graph with averages of its features over its edges, or with summaries of its neighbours and edges."""
     num_hops, needed = config.propagate, "hop_moments" if config.propagate else SUMMARIES
-    what = f"data.propagate={num_hops} averages over" if num_hops else f"data.summaries={config.summaries} summarises"
+    what = (
+        f"data.propagate={num_hops} averages over"
+        if num_hops
+        else f"data.summaries={config.summaries} summarises"
+    )
     if num_hops:
         refuse_propagate(data, num_hops)
     if not data.edge_index.size(1):
@@ -134,17 +184,24 @@ def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending
     def write(writer: store.StoreWriter) -> None:
         num_features = data.x.size(1) - data.num_categories
         if num_hops:
-            log.info("data: averaging %s over %s of the whole graph", count(num_features, "feature"),
-                     count(num_hops, "hop"))
+            log.info(
+                "data: averaging %s over %s of the whole graph",
+                count(num_features, "feature"),
+                count(num_hops, "hop"),
+            )
             write_propagated(writer, data, num_hops, scale=config.propagate_scale)
         else:
-            log.info("data: summarising neighbours and edges over %s of the whole graph",
-                     count(config.summaries, "hop"))
+            log.info(
+                "data: summarising neighbours and edges over %s of the whole graph",
+                count(config.summaries, "hop"),
+            )
             write_summarised(writer, data, config.summaries, config.find_marks(data.get(FITTED)))
 
     def check(widened: Graph) -> None:
         if needed not in widened or widened.num_nodes != data.num_nodes:
-            raise DamagedFile(f"{path} is of an earlier version, or damaged: it lacks {needed} or nodes")
+            raise DamagedFile(
+                f"{path} is of an earlier version, or damaged: it lacks {needed} or nodes"
+            )
 
     content_hash = data.content_hash + ending
     path = path_of(config, cache_dir, content_hash)
@@ -153,8 +210,14 @@ def _load_widened(config: DataConfig, cache_dir: str | Path, data: Graph, ending
     return out
 
 
-def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-          check: Callable[[Graph], None] = lambda data: None, like: Learned | None = None) -> Graph:
+def _load(
+    config: DataConfig,
+    cache_dir: str | Path,
+    *,
+    content_hash: str | None = None,
+    check: Callable[[Graph], None] = lambda data: None,
+    like: Learned | None = None,
+) -> Graph:
     """Do what :func:`load` does, without a look at ``propagate``."""
     start = time.perf_counter()
     verify = content_hash is None
@@ -164,8 +227,12 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
 
     def build() -> Graph:
         with preparing(4) as bar:
-            return prepare_as(config, read(config, check), on_stage=bar.advance,
-                              densify=partial(densify, folder=Path(cache_dir), origin=config.origin()))
+            return prepare_as(
+                config,
+                read(config, check),
+                on_stage=bar.advance,
+                densify=partial(densify, folder=Path(cache_dir), origin=config.origin()),
+            )
 
     def write(writer: store.StoreWriter) -> None:
         if hasattr(reader, "write_store"):
@@ -188,11 +255,19 @@ def _load(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None
     else:
         read_by = f"{path.name} {READ_BY}" if hasattr(config, "reading") else path.name
         data = _keep(path, write, again="preparing the graph again", verify=verify, key=read_by)
-        if verify and getattr(config, "reading", READING) < 2:  # later ones add terms and sides, and read alike
+        if (
+            verify and getattr(config, "reading", READING) < 2
+        ):  # later ones add terms and sides, and read alike
             _tell_of_reading(config, path)
     seconds = time.perf_counter() - start
-    done = f"prepared in {seconds:.1f} s, kept as {path}" if prepared else f"read from {path} in {seconds:.1f} s"
-    log.log(logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done)
+    done = (
+        f"prepared in {seconds:.1f} s, kept as {path}"
+        if prepared
+        else f"read from {path} in {seconds:.1f} s"
+    )
+    log.log(
+        logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done
+    )
     data.content_hash = content_hash
     data.on_disk = config.on_disk
     return data
@@ -202,7 +277,11 @@ def _name_of(like: Learned | None) -> str:
     """Return the end of the hash of tables that are prepared as those of another run were."""
     if like is None:
         return ""
-    parts = [tensor.numpy().tobytes() for tensor in (like.fitted, *like.label_names.values()) if tensor is not None]
+    parts = [
+        tensor.numpy().tobytes()
+        for tensor in (like.fitted, *like.label_names.values())
+        if tensor is not None
+    ]
     return f"-like-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
 
 
@@ -211,8 +290,14 @@ def load_own(config: DataConfig, cache_dir: str | Path) -> Graph:
     return _load(config, cache_dir)
 
 
-def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str | None = None,
-               relation: object = None, like: Learned | None = None) -> Graph:
+def load_links(
+    config: DataConfig,
+    cache_dir: str | Path,
+    *,
+    content_hash: str | None = None,
+    relation: object = None,
+    like: Learned | None = None,
+) -> Graph:
     """Open the graph of a link task, as :func:`load` does; see :func:`pipeline.data.links.divide_links`.
 
     Args:
@@ -229,12 +314,20 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     """
     if config.links != "edges":
         refuse_relation(relation, config.origin())
-        return load(config, cache_dir, content_hash=content_hash, degrees=config.counts_degrees, like=like)
+        return load(
+            config, cache_dir, content_hash=content_hash, degrees=config.counts_degrees, like=like
+        )
     start, verify = time.perf_counter(), content_hash is None
     chosen: Any = config  # of a class that has these keys
-    split = LinkSplit(config.link_split(), chosen.train_fraction,
-                      chosen.valid_fraction, chosen.graph_seed, config.node_features, config.link_negatives,
-                      getattr(config, "until", None))
+    split = LinkSplit(
+        config.link_split(),
+        chosen.train_fraction,
+        chosen.valid_fraction,
+        chosen.graph_seed,
+        config.node_features,
+        config.link_negatives,
+        getattr(config, "until", None),
+    )
     # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
     num_hops = config.propagate
     hops = [num_hops] if num_hops else [{"summaries": config.summaries}] if config.summaries else []
@@ -245,8 +338,9 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     named = [] if relation is None else [{"relation": relation}]
     if relation is None and split.negatives != "all":
         named = [split.negatives]
-    content_hash = content_hash or _digest([hash_graph(config) + _name_of(like), chosen_split, LINKS_FORMAT, *hops,
-                                            *named])
+    content_hash = content_hash or _digest(
+        [hash_graph(config) + _name_of(like), chosen_split, LINKS_FORMAT, *hops, *named]
+    )
 
     def check_relation(data: Graph) -> None:
         name_relation(data, relation, config.origin())
@@ -256,7 +350,13 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
         if num_hops:
             refuse_propagate(whole, num_hops)
         refit = getattr(_reader(config), "refit_edges", None)
-        data = divide_links(whole, split, config.origin(), relation, None if refit is None else partial(refit, config))
+        data = divide_links(
+            whole,
+            split,
+            config.origin(),
+            relation,
+            None if refit is None else partial(refit, config),
+        )
         if config.counts_degrees:
             add_degrees(data)
         if num_hops:
@@ -269,19 +369,36 @@ def load_links(config: DataConfig, cache_dir: str | Path, *, content_hash: str |
     data = _keep(path, write, again="dividing the links again", verify=verify)
     data.content_hash = content_hash
     if verify:
-        log.info("links: %s, in %s, %.1f s", describe_links(data, split), path, time.perf_counter() - start)
+        log.info(
+            "links: %s, in %s, %.1f s",
+            describe_links(data, split),
+            path,
+            time.perf_counter() - start,
+        )
     return data
 
 
 def prepare_as(config: DataConfig, data: Graph, **options: Any) -> Graph:
     """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
-    return prepare(data, origin=config.origin(), holds=config.holds, to_undirected=config.to_undirected,
-                   add_self_loops=config.add_self_loops, node_features=config.node_features,
-                   random_walk=getattr(config, "random_walk", None), laplacian=getattr(config, "laplacian", None),
-                   **options)
+    return prepare(
+        data,
+        origin=config.origin(),
+        holds=config.holds,
+        to_undirected=config.to_undirected,
+        add_self_loops=config.add_self_loops,
+        node_features=config.node_features,
+        random_walk=getattr(config, "random_walk", None),
+        laplacian=getattr(config, "laplacian", None),
+        **options,
+    )
 
 
-def read(config: DataConfig, check: Callable[[Graph], None] = lambda data: None, *, needs_labels: bool = True) -> Graph:
+def read(
+    config: DataConfig,
+    check: Callable[[Graph], None] = lambda data: None,
+    *,
+    needs_labels: bool = True,
+) -> Graph:
     """Read a dataset, without preparing or keeping it.
 
     Args:
@@ -310,7 +427,9 @@ def open_other(config: DataConfig, learned: Learned, cache_dir: str | Path) -> G
         if time.time() - left.stat().st_mtime > DAY:
             shutil.rmtree(left, ignore_errors=True)
     # NFS keeps files that are mapped.
-    with tempfile.TemporaryDirectory(prefix="other-", dir=cache_dir, ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix="other-", dir=cache_dir, ignore_cleanup_errors=True
+    ) as scratch:
         path = Path(scratch, "graph.store")
         with store.StoreWriter(path) as writer, Bar("reading", 3, "stages") as bar:
             _reader(config).write_store(config, writer, bar.advance, learned)
@@ -348,11 +467,22 @@ def name_graphs(config: DataConfig) -> list[str] | None:
 
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
     """Return where a prepared graph is kept, the folder of a store, or a `part` of it, a file."""
-    return Path(cache_dir) / "graphs" / f"{config.source}-{content_hash}{part}.{'pt' if part else 'store'}"
+    return (
+        Path(cache_dir)
+        / "graphs"
+        / f"{config.source}-{content_hash}{part}.{'pt' if part else 'store'}"
+    )
 
 
-def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, number: int, nodes: Tensor, *,
-                   verify: bool = True) -> Graph:
+def keep_component(
+    config: DataConfig,
+    cache_dir: str | Path,
+    data: Graph,
+    number: int,
+    nodes: Tensor,
+    *,
+    verify: bool = True,
+) -> Graph:
     """Open a component of a graph from the cache; it is kept first if it is not there.
 
     Args:
@@ -363,25 +493,42 @@ def keep_component(config: DataConfig, cache_dir: str | Path, data: Graph, numbe
     Raises:
         FileError: it cannot be read or written.
     """
+
     def check(component: Graph) -> None:
         if not torch.equal(component.n_id, nodes):
-            raise DamagedFile(f"{name_in(path, 'n_id')} is damaged: it holds other nodes than component {number}")
+            raise DamagedFile(
+                f"{name_in(path, 'n_id')} is damaged: it holds other nodes than component {number}"
+            )
 
     path = path_of(config, cache_dir, f"{data.content_hash}-component-{number}")
-    component = _keep(path, partial(write_component, data=data, nodes=nodes), again="selecting it again",
-                      verify=verify, check=check)
+    component = _keep(
+        path,
+        partial(write_component, data=data, nodes=nodes),
+        again="selecting it again",
+        verify=verify,
+        check=check,
+    )
     component.on_disk = data.on_disk
     component.update({key: data[key] for key in (TEXT_SCORES, LOG_LABEL) if key in data})
     if TERMS[0] in data:
         own = data.types.nodes_of(str(data.types.labelled))
-        component.update(take_terms(data, nodes[(nodes >= own.start) & (nodes < own.stop)] - own.start))
+        component.update(
+            take_terms(data, nodes[(nodes >= own.start) & (nodes < own.stop)] - own.start)
+        )
     if not data.types.homogeneous:
         component.types = data.types.restricted_to(nodes)
     return component
 
 
-def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str, verify: bool,
-          check: Callable[[Graph], None] = lambda data: None, key: str | None = None) -> Graph:
+def _keep(
+    path: Path,
+    write: Callable[[store.StoreWriter], None],
+    *,
+    again: str,
+    verify: bool,
+    check: Callable[[Graph], None] = lambda data: None,
+    key: str | None = None,
+) -> Graph:
     """Open the store of a graph. It is written first if it is not there or damaged; another process may do that.
 
     Args:
@@ -411,12 +558,16 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
                 is_damaged = True
         try:
             with store.StoreWriter(path, key or path.name) as writer:
-                if store.is_store(path) and not is_damaged:  # another process has written it since the look above
+                if (
+                    store.is_store(path) and not is_damaged
+                ):  # another process has written it since the look above
                     shutil.rmtree(writer.folder, ignore_errors=True)
                     continue
                 try:
                     write(writer)
-                except ValueError:  # of the files: corrected ones are others, and nobody would go on with these
+                except (
+                    ValueError
+                ):  # of the files: corrected ones are others, and nobody would go on with these
                     shutil.rmtree(writer.folder, ignore_errors=True)
                     raise
             return open_graph(path, verify=False)
@@ -431,18 +582,27 @@ def _keep(path: Path, write: Callable[[store.StoreWriter], None], *, again: str,
 def _tell_of_reading(config: DataConfig, path: Path) -> None:
     """Warn that a graph is not known to be the one of a training by an earlier version of its reader."""
     if str(files.read_json(path / store.MANIFEST).get("key")).endswith(READ_BY):
-        log.warning("data: the run's graph was not in the cache, and %s was read by a later version of the reader than "
-                    "data.reading=%s: times with offsets, quoted names, headers and folders named val may be read in "
-                    "another way. Put the cache of the training back if the metrics differ from those in summary.json, "
-                    "or start a new run", path, config.reading)  # type: ignore[attr-defined]
+        log.warning(
+            "data: the run's graph was not in the cache, and %s was read by a later version of the reader than "
+            "data.reading=%s: times with offsets, quoted names, headers and folders named val may be read in "
+            "another way. Put the cache of the training back if the metrics differ from those in summary.json, "
+            "or start a new run",
+            path,
+            config.reading,  # type: ignore[attr-defined]
+        )
 
 
 def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
     """Write a graph with what :func:`pipeline.graph.structure.inspect` says of its edges."""
-    found = {} if data.edge_index is None else {
-        "structure": dataclasses.asdict(structure.inspect(data.edge_index))}
+    found = (
+        {}
+        if data.edge_index is None
+        else {"structure": dataclasses.asdict(structure.inspect(data.edge_index))}
+    )
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, writer.folder, ignore_errors=True)  # no other process goes on with a part of it
+        stack.callback(
+            shutil.rmtree, writer.folder, ignore_errors=True
+        )  # no other process goes on with a part of it
         write_graph(writer, data, **found)
         stack.pop_all()
 
@@ -455,8 +615,12 @@ def _reader(config: DataConfig) -> ModuleType:
 
 def _call(function: Callable, config: DataConfig, **more: Any) -> Any:
     """Call a function of a reader with the keys of a dataset, or with what else is given, by its parameters' names."""
-    return function(**{name: more[name] if name in more else getattr(config, name)
-                       for name in inspect.signature(function).parameters})
+    return function(
+        **{
+            name: more[name] if name in more else getattr(config, name)
+            for name in inspect.signature(function).parameters
+        }
+    )
 
 
 def hash_graph(config: DataConfig) -> str:
@@ -467,8 +631,12 @@ def hash_graph(config: DataConfig) -> str:
         ValueError: the dataset is absent or incomplete.
     """
     usual = {entry.name: entry.value for entry in keys.entries(type(config)())}
-    shaping = {entry.name: entry.value for entry in keys.entries(config) if entry.meaning.shapes_graph
-               and not (entry.meaning.hashed_if_given and entry.value == usual[entry.name])}
+    shaping = {
+        entry.name: entry.value
+        for entry in keys.entries(config)
+        if entry.meaning.shapes_graph
+        and not (entry.meaning.hashed_if_given and entry.value == usual[entry.name])
+    }
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT

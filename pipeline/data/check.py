@@ -70,21 +70,28 @@ def check_tensor(key: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise ValueError(f"{key} must be a tensor, not {_describe(value)}")
     if value.is_nested or value.is_quantized or value.is_meta:
-        raise ValueError(f"{key} must be a plain tensor, not one that is "
-                         f"{'nested' if value.is_nested else 'quantized' if value.is_quantized else 'without content'}")
+        raise ValueError(
+            f"{key} must be a plain tensor, not one that is "
+            f"{'nested' if value.is_nested else 'quantized' if value.is_quantized else 'without content'}"
+        )
     if value.layout != torch.strided:
         way_out = "the indices() of its COO form" if key == "edge_index" else f"{key}.to_dense()"
         raise ValueError(f"{key} is sparse; it must be a dense tensor: save {way_out}")
     if value.is_complex():
-        raise ValueError(f"{key} holds complex numbers: save their real and imaginary parts as columns")
+        raise ValueError(
+            f"{key} holds complex numbers: save their real and imaginary parts as columns"
+        )
     if value.dim() == 0:
-        raise ValueError(f"{key} is a single number; it must have a row for each {'edge' if 'edge' in key else 'node'}")
+        raise ValueError(
+            f"{key} is a single number; it must have a row for each {'edge' if 'edge' in key else 'node'}"
+        )
 
 
 def _describe(value: object) -> str:
     kind = type(value).__name__
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}: save " + (
-        "torch.tensor(...) of it" if isinstance(value, (list, tuple)) else "a torch.Tensor")
+        "torch.tensor(...) of it" if isinstance(value, (list, tuple)) else "a torch.Tensor"
+    )
 
 
 def _is_integer(value: Tensor) -> bool:
@@ -110,10 +117,15 @@ def check_edge_index(edge_index: Tensor) -> None:
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or not _is_integer(edge_index):
         turned = edge_index.dim() == 2 and edge_index.size(1) == 2 and _is_integer(edge_index)
         is_matrix = edge_index.dim() == 2 and edge_index.size(0) == edge_index.size(1)
-        mend = ": save edge_index.t()" if turned else (
-            ": of an adjacency matrix save its nonzero().t()" if is_matrix else "")
-        raise ValueError(f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
-                         f"{list(edge_index.shape)}{mend}")
+        mend = (
+            ": save edge_index.t()"
+            if turned
+            else (": of an adjacency matrix save its nonzero().t()" if is_matrix else "")
+        )
+        raise ValueError(
+            f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
+            f"{list(edge_index.shape)}{mend}"
+        )
 
 
 def check_range(edge_index: Tensor, num_nodes: int) -> None:
@@ -125,8 +137,10 @@ def check_range(edge_index: Tensor, num_nodes: int) -> None:
     if edge_index.numel():
         low, high = (int(bound) for bound in torch.aminmax(plain_edges(edge_index)))
         if low < 0 or high >= num_nodes:
-            raise ValueError(f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has "
-                             f"nodes 0 to {num_nodes - 1}")
+            raise ValueError(
+                f"edge_index is out of range: it names node {low if low < 0 else high}, the graph has "
+                f"nodes 0 to {num_nodes - 1}"
+            )
 
 
 def check_numbering(name: str, num_nodes: int, num_edges: int) -> None:
@@ -139,11 +153,15 @@ def check_numbering(name: str, num_nodes: int, num_edges: int) -> None:
         ValueError: says how many nodes the largest number means, and what memory they take.
     """
     needed = num_nodes * BYTES_PER_NODE
-    if num_nodes > FEW_NODES and (num_nodes > SPARSE_EDGES * num_edges or needed > machine_memory()):
-        raise ValueError(f"{name} names node {num_nodes - 1:,} and has {count(num_edges, 'edge')}: every number below "
-                         f"is a node too, and {num_nodes:,} nodes take at least {format_bytes(needed)}. Number the "
-                         "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be "
-                         "any")
+    if num_nodes > FEW_NODES and (
+        num_nodes > SPARSE_EDGES * num_edges or needed > machine_memory()
+    ):
+        raise ValueError(
+            f"{name} names node {num_nodes - 1:,} and has {count(num_edges, 'edge')}: every number below "
+            f"is a node too, and {num_nodes:,} nodes take at least {format_bytes(needed)}. Number the "
+            "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be "
+            "any"
+        )
 
 
 def check_rows(key: str, value: Tensor, rows: int, of: str) -> None:
@@ -160,15 +178,19 @@ def _check_attributes(data: Data, unit: str) -> None:
     num_nodes = data.num_nodes
     labelled = data.ptr.numel() - 1 if unit == "graph" else num_nodes
     for key, rows, of, dims in (
-            ("x", num_nodes, "nodes", 2), ("edge_attr", data.edge_index.size(1), "edges", 2),
-            ("y", labelled, f"{unit}s", 2), ("species", num_nodes, "nodes", 1),
-            *((mask, labelled, f"{unit}s", 1) for mask in MASKS)):
+        ("x", num_nodes, "nodes", 2),
+        ("edge_attr", data.edge_index.size(1), "edges", 2),
+        ("y", labelled, f"{unit}s", 2),
+        ("species", num_nodes, "nodes", 1),
+        *((mask, labelled, f"{unit}s", 1) for mask in MASKS),
+    ):
         value = data.get(key)
         if value is None:
             continue
         if value.dim() != dims:
-            raise ValueError(f"{key} must have {count(dims, 'dimension')}, not the shape "
-                             f"{list(value.shape)}")
+            raise ValueError(
+                f"{key} must have {count(dims, 'dimension')}, not the shape {list(value.shape)}"
+            )
         check_rows(key, value, rows, of)
         if dims == 2 and value.size(1) == 0:
             raise ValueError(f"{key} has no columns" + ("" if key == "y" else ": leave it out"))
@@ -200,15 +222,27 @@ def as_float32(key: str, value: Tensor) -> Tensor:
         key: of the numbers, for the log.
     """
     converted = value.float()
-    if value.dtype in (torch.float64, torch.int32, torch.int64) and value.layout == torch.strided and value.numel():
+    if (
+        value.dtype in (torch.float64, torch.int32, torch.int64)
+        and value.layout == torch.strided
+        and value.numel()
+    ):
         # Numbers are compared in their own type. The largest of int64 has no equal there.
         exact = value.double() if value.is_floating_point() else value
-        lost = (exact.abs() > LARGEST_WHOLE) & (exact == exact.round() if value.is_floating_point() else True)
+        lost = (exact.abs() > LARGEST_WHOLE) & (
+            exact == exact.round() if value.is_floating_point() else True
+        )
         lost &= converted.to(exact.dtype) != exact
         if count_lost := int(lost.sum()):
             place = tuple(lost.nonzero()[0].tolist())
-            log.warning(ROUNDED, key, f"{count_lost:,}", f"{exact[place]:,.0f}", f"{converted[place]:,.0f}",
-                        "Subtract a constant or divide before saving, to keep their differences")
+            log.warning(
+                ROUNDED,
+                key,
+                f"{count_lost:,}",
+                f"{exact[place]:,.0f}",
+                f"{converted[place]:,.0f}",
+                "Subtract a constant or divide before saving, to keep their differences",
+            )
     return converted
 
 
@@ -221,8 +255,10 @@ def find_large(key: str, value: Tensor) -> str | None:
     if not value.numel() or not float(value.abs().max()) > LARGEST_SQUARED:
         return None
     row, column = (int(place) for place in (value.abs() > LARGEST_SQUARED).nonzero()[0])
-    return (f"column {column} of {key} holds {value[row, column]:.4g}, and the square of a number beyond "
-            f"{LARGEST_SQUARED:.2g} overflows float32: divide the column by a constant")
+    return (
+        f"column {column} of {key} holds {value[row, column]:.4g}, and the square of a number beyond "
+        f"{LARGEST_SQUARED:.2g} overflows float32: divide the column by a constant"
+    )
 
 
 def check_splits(masks: Tensor, unit: str) -> None:
@@ -234,7 +270,9 @@ def check_splits(masks: Tensor, unit: str) -> None:
     if not bool(masks[0].any()):
         raise ValueError(f"the train split is empty: train_mask selects no {unit}")
     if bool((masks.sum(0) > 1).any()):
-        raise ValueError(f"the splits overlap: {unit} {int((masks.sum(0) > 1).nonzero()[0])} is in more than one")
+        raise ValueError(
+            f"the splits overlap: {unit} {int((masks.sum(0) > 1).nonzero()[0])} is in more than one"
+        )
     if not bool(masks[1].any()):
         log.warning("the valid split is empty: the last epoch counts as the best one")
 
@@ -242,19 +280,25 @@ def check_splits(masks: Tensor, unit: str) -> None:
 def _check_labels(data: Data, masks: Tensor, unit: str) -> None:
     if data.metric in CLASS_METRICS:
         if data.y.size(1) != 1:
-            raise ValueError(f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}. "
-                             'Of binary tasks save metric="rocauc"; task.metric=macro_f1 chooses another for a run')
+            raise ValueError(
+                f"y must have one column of classes for the metric {data.metric}, not {data.y.size(1)}. "
+                'Of binary tasks save metric="rocauc"; task.metric=macro_f1 chooses another for a run'
+            )
         _check_numbering("y", "class", data.y[:, 0], masks.any(0))
         return
     y = data.y.float()
     if data.metric in VALUE_METRICS:
         if len(wrong := y.isinf().nonzero()):
             row, column = (int(place) for place in wrong[0])
-            raise ValueError(f"y is infinite in float32: row {row}, column {column} holds {data.y[row, column]:g}; NaN "
-                             "stands for an unknown value")
+            raise ValueError(
+                f"y is infinite in float32: row {row}, column {column} holds {data.y[row, column]:g}; NaN "
+                "stands for an unknown value"
+            )
     elif not bool(((y == 0) | (y == 1) | y.isnan()).all()):
-        raise ValueError(f"y must hold 0, 1 or NaN for the metric {data.metric}; for classes save whole numbers "
-                         'in one column, with metric="acc", and for real values any with metric="rmse" or "mae"')
+        raise ValueError(
+            f"y must hold 0, 1 or NaN for the metric {data.metric}; for classes save whole numbers "
+            'in one column, with metric="acc", and for real values any with metric="rmse" or "mae"'
+        )
     if bool(y[masks[0]].isnan().all()):
         raise ValueError(f"y is NaN for every {unit} of the train split: there is nothing to learn")
 
@@ -269,19 +313,25 @@ def _check_numbering(key: str, what: str, numbers: Tensor, of: Tensor | None = N
     if counted.is_floating_point():
         wrong = (counted.double() != counted.double().round()) | ~torch.isfinite(counted.double())
         if bool(wrong.any()):
-            raise ValueError(f"{key} holds {counted[wrong][0].item():g} in row {_first(wrong, of)}; each {what} must "
-                             "be a whole number")
+            raise ValueError(
+                f"{key} holds {counted[wrong][0].item():g} in row {_first(wrong, of)}; each {what} must "
+                "be a whole number"
+            )
     counted = counted.long()
     if int(counted.min()) < 0:
         where = " in a split" if what == "class" else ""
-        raise ValueError(f"{key} holds {'the class ' if what == 'class' else ''}{int(counted[counted < 0][0])} in row "
-                         f"{_first(counted < 0, of)}{where}; {'classes' if what == 'class' else what} are numbered "
-                         "from 0")
+        raise ValueError(
+            f"{key} holds {'the class ' if what == 'class' else ''}{int(counted[counted < 0][0])} in row "
+            f"{_first(counted < 0, of)}{where}; {'classes' if what == 'class' else what} are numbered "
+            "from 0"
+        )
     numbers = counted
     largest, found = int(numbers.max()), numbers.unique().numel()
     if largest >= max(1000, SPARSE_NUMBERING * found):
-        raise ValueError(f"{key} holds the {what} {largest:,}, but only {found:,} different ones: number them from 0 "
-                         f"without gaps, as torch.unique({key}, return_inverse=True)[1] does")
+        raise ValueError(
+            f"{key} holds the {what} {largest:,}, but only {found:,} different ones: number them from 0 "
+            f"without gaps, as torch.unique({key}, return_inverse=True)[1] does"
+        )
 
 
 def _first(wrong: Tensor, of: Tensor | None) -> int:
@@ -303,27 +353,47 @@ def check_pairs(data: Data) -> None:
         raise ValueError("train_pairs is empty: there is no training pair to learn from")
     linked = PairSet(data.train_pairs, data.num_nodes)
     if linked.is_complete:
-        raise ValueError(f"all {len(linked):,} pairs of the {data.num_nodes:,} nodes are training pairs, so no "
-                         "negative pair can be drawn")
+        raise ValueError(
+            f"all {len(linked):,} pairs of the {data.num_nodes:,} nodes are training pairs, so no "
+            "negative pair can be drawn"
+        )
     for part in ("valid", "test"):
         if not len(data[f"{part}_pairs"]):
-            log.warning("%s_pairs is empty: %s", part, "the last epoch counts as the best one" if part == "valid" else
-                        "there is no test metric")
+            log.warning(
+                "%s_pairs is empty: %s",
+                part,
+                "the last epoch counts as the best one"
+                if part == "valid"
+                else "there is no test metric",
+            )
         elif known := int(linked.contains(data[f"{part}_pairs"]).sum()):
-            log.info("pairs: %s of %s %s pairs are training pairs too", f"{known:,}", f"{len(data[f'{part}_pairs']):,}",
-                     part)
+            log.info(
+                "pairs: %s of %s %s pairs are training pairs too",
+                f"{known:,}",
+                f"{len(data[f'{part}_pairs']):,}",
+                part,
+            )
 
 
 def _check_table(key: str, pairs: object, num_nodes: int) -> None:
     if not isinstance(pairs, Tensor):
         raise ValueError(f"{key} is missing: a link task needs {', '.join(PAIRS)}")
-    if pairs.is_floating_point() or pairs.dtype == torch.bool or pairs.dim() != 2 or pairs.size(1) != 2:
-        raise ValueError(f"{key} must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}")
+    if (
+        pairs.is_floating_point()
+        or pairs.dtype == torch.bool
+        or pairs.dim() != 2
+        or pairs.size(1) != 2
+    ):
+        raise ValueError(
+            f"{key} must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}"
+        )
     outside = ((pairs < 0) | (pairs >= num_nodes)).any(1).nonzero()
     if len(outside):
         row = int(outside[0])
-        raise ValueError(f"{key} is out of range: row {row} is the pair {pairs[row].tolist()}, the graph has nodes 0 "
-                         f"to {num_nodes - 1}")
+        raise ValueError(
+            f"{key} is out of range: row {row} is the pair {pairs[row].tolist()}, the graph has nodes 0 "
+            f"to {num_nodes - 1}"
+        )
 
 
 def check_triples(data: Data) -> None:
@@ -333,19 +403,33 @@ def check_triples(data: Data) -> None:
         ValueError: no table of numbers, a number outside, splits that do not fit, or no training triple.
     """
     triples, ptr = data.triples, data.triple_ptr
-    if not isinstance(triples, Tensor) or triples.dtype != torch.int64 or triples.dim() != 2 or triples.size(1) != 3:
+    if (
+        not isinstance(triples, Tensor)
+        or triples.dtype != torch.int64
+        or triples.dim() != 2
+        or triples.size(1) != 3
+    ):
         raise ValueError("triples must be a tensor of int64 of the shape [num_triples, 3]")
-    if ptr.numel() != 4 or int(ptr[0]) or int(ptr[3]) != len(triples) or bool((ptr.diff() < 0).any()):
-        raise ValueError(f"triple_ptr={ptr.tolist()} must divide {len(triples):,} triples into training, validation "
-                         "and test")
+    if (
+        ptr.numel() != 4
+        or int(ptr[0])
+        or int(ptr[3]) != len(triples)
+        or bool((ptr.diff() < 0).any())
+    ):
+        raise ValueError(
+            f"triple_ptr={ptr.tolist()} must divide {len(triples):,} triples into training, validation "
+            "and test"
+        )
     if not int(ptr[1]):
         raise ValueError("the train split is empty: there is no triple to learn from")
     bounds = torch.tensor([data.num_nodes, data.num_relations, data.num_nodes])
     outside = ((triples < 0) | (triples >= bounds)).any(1).nonzero()
     if len(outside):
         row = int(outside[0])
-        raise ValueError(f"triples is out of range: row {row} is {triples[row].tolist()}, there are {data.num_nodes:,} "
-                         f"entities and {data.num_relations:,} relations, numbered from 0")
+        raise ValueError(
+            f"triples is out of range: row {row} is {triples[row].tolist()}, there are {data.num_nodes:,} "
+            f"entities and {data.num_relations:,} relations, numbered from 0"
+        )
 
 
 def check_vectors(data: Data) -> None:
@@ -363,7 +447,9 @@ def check_vectors(data: Data) -> None:
     wrong = ~torch.isfinite(x)
     if bool(wrong.any()):
         row, column = (int(place) for place in wrong.nonzero()[0])
-        raise ValueError(f"{int(wrong.any(1).sum()):,} vectors are not finite in float32: row {row}, column {column} "
-                         f"holds {x[row, column]:g}; leave such rows out, or fill them")
+        raise ValueError(
+            f"{int(wrong.any(1).sum()):,} vectors are not finite in float32: row {row}, column {column} "
+            f"holds {x[row, column]:g}; leave such rows out, or fill them"
+        )
     if large := find_large("the vectors", x):
         raise ValueError(large)

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.data.tables.values import Values
 
 # The features of atoms that RDKit gives in OGB's form.
-ATOMS = ("atomic number", "chirality", "degree", "formal charge", "hydrogens", "radical electrons", "hybridization",
-         "is aromatic", "is in ring")
+ATOMS = (
+    "atomic number",
+    "chirality",
+    "degree",
+    "formal charge",
+    "hydrogens",
+    "radical electrons",
+    "hybridization",
+    "is aromatic",
+    "is in ring",
+)
 
 
 class Channel(NamedTuple):
@@ -54,9 +63,15 @@ def name_nodes(config: DataConfig, data: Graph) -> list[list[Channel]]:
         elif types.names[place] in types.averaged:
             own = [Channel("means of neighbours")] * (width - num_degrees - num_summaries)
         own = _filled(own, width - num_degrees - num_summaries, "x")
-        found.append(own + [Channel("degree")] * num_degrees + [Channel("summaries of neighbours")] * num_summaries)
+        found.append(
+            own
+            + [Channel("degree")] * num_degrees
+            + [Channel("summaries of neighbours")] * num_summaries
+        )
     if types.homogeneous:
-        found[0] += [Channel("species", str(number)) for number in range(data.get("num_categories", 0))]
+        found[0] += [
+            Channel("species", str(number)) for number in range(data.get("num_categories", 0))
+        ]
     return found
 
 
@@ -71,12 +86,18 @@ def name_edges(config: DataConfig, data: Graph) -> list[list[Channel]]:
         return [_filled([*own, *rest], width, "edge_attr")]
     first, reverse = [Channel("relation")], reverses_of(types.relations)
     forward = [number for number in range(len(types.relations)) if number not in reverse]
-    by_relation = [table for table, own in zip(known, _relations_of_tables(data), strict=True) for _ in range(own)]
+    by_relation = [
+        table
+        for table, own in zip(known, _relations_of_tables(data), strict=True)
+        for _ in range(own)
+    ]
     found = []
     for number in range(len(types.relations)):
         place = forward.index(reverse.get(number, number))
         start, count = types.edge_columns[place] if place < len(types.edge_columns) else (1, 0)
-        own = [Channel("")] * (start - 1) + _filled(by_relation[place] if by_relation else [], count, "edge_attr")
+        own = [Channel("")] * (start - 1) + _filled(
+            by_relation[place] if by_relation else [], count, "edge_attr"
+        )
         found.append(_filled(first + own, width, "edge_attr"))
     return found
 
@@ -85,29 +106,39 @@ def _one_type(config: DataConfig, data: Graph, own: list[Channel], width: int) -
     """Name the columns of the nodes of a graph with one type: degrees and hops stand behind the own ones."""
     if "x_tables" in data:
         is_molecule = width >= len(ATOMS) and data["x_tables"][0] > 100
-        return [Channel(name) for name in ATOMS] + [Channel("place in the graph")] * (width - len(ATOMS)) \
-            if is_molecule else []
+        return (
+            [Channel(name) for name in ATOMS]
+            + [Channel("place in the graph")] * (width - len(ATOMS))
+            if is_molecule
+            else []
+        )
     moments, num_hops = data.get("degree_moments"), config.propagate
     num_degrees = 0 if moments is None else moments.size(1)
     base = width // (num_hops + 1)
     if data.get("x_source", "data") != "data":
         own = [Channel("features of its edges")] * (base - num_degrees)
     own = _filled(own, base - num_degrees, "x") + [Channel("degree")] * num_degrees
-    return own + [Channel(f"{channel.column}, mean over {hop} hop{'s' * (hop > 1)}")
-                  for hop in range(1, num_hops + 1) for channel in own]
+    return own + [
+        Channel(f"{channel.column}, mean over {hop} hop{'s' * (hop > 1)}")
+        for hop in range(1, num_hops + 1)
+        for channel in own
+    ]
 
 
 def _filled(own: list[Channel], width: int, name: str) -> list[Channel]:
     """Return as many channels as there are columns; those that nothing names have numbers."""
-    return (own + [Channel(f"{name}[{number}]", scale=1.0) for number in range(len(own), width)])[:max(width, 0)]
+    return (own + [Channel(f"{name}[{number}]", scale=1.0) for number in range(len(own), width)])[
+        : max(width, 0)
+    ]
 
 
 def _relations_of_tables(data: Graph) -> list[int]:
     """Count the relations of each table of edges."""
     from parallel_epochs.pipeline.data.tables.fitted import unpack_several
+
     if FITTED not in data:
         return []
-    return [len(own.relations) for own in unpack_several(data[FITTED])[0][len(data.types.names):]]
+    return [len(own.relations) for own in unpack_several(data[FITTED])[0][len(data.types.names) :]]
 
 
 def _of_tables(config: DataConfig, data: Graph, what: str) -> list[list[Channel]]:
@@ -115,35 +146,49 @@ def _of_tables(config: DataConfig, data: Graph, what: str) -> list[list[Channel]
     if FITTED not in data:
         return []
     from parallel_epochs.pipeline.data.tables import fitted, reading, schema
+
     config, packed = cast("TablesConfig", config), cast(Tensor, data[FITTED])
     tables: list[TablesConfig]
     if not config.is_typed:
         tables, known = [config], [fitted.unpack(packed)]
     else:
         read = schema.read_schema(config)
-        tables = list(read.nodes.values()) if what == "nodes" else [own.config for own in read.edges.values()]
+        tables = (
+            list(read.nodes.values())
+            if what == "nodes"
+            else [own.config for own in read.edges.values()]
+        )
         known = fitted.unpack_several(packed)[0]
-        known = known[:len(tables)] if what == "nodes" else known[len(read.nodes):]
+        known = known[: len(tables)] if what == "nodes" else known[len(read.nodes) :]
     found = []
     for table, own in zip(tables, known, strict=True):
         values, learned = reading.values_of(table, what), own.columns if what == "nodes" else own
-        numbers = _of_values(values, learned.mean, learned.std, learned.flagged, by_column=what == "edges")
+        numbers = _of_values(
+            values, learned.mean, learned.std, learned.flagged, by_column=what == "edges"
+        )
         found.append(numbers + _of_texts(table, own.columns) if what == "nodes" else numbers)
     return found
 
 
-def _of_values(values: "Values", mean: np.ndarray, std: np.ndarray, flagged: list[int], *,
-               by_column: bool) -> list[Channel]:
+def _of_values(
+    values: "Values", mean: np.ndarray, std: np.ndarray, flagged: list[int], *, by_column: bool
+) -> list[Channel]:
     """Name the columns of numbers and dates, and those that mark empty cells.
 
     Args:
         by_column: whether there is a mean of each column, and not of each feature.
     """
     found = list[Channel]()
-    for place, ((option, name), (first, end)) in enumerate(zip(values.columns, pairwise(values.first_features))):
+    for place, ((option, name), (first, end)) in enumerate(
+        zip(values.columns, pairwise(values.first_features))
+    ):
         at = place if by_column else first
-        is_plain = option != "dates" and name not in values.log1p + values.quantiles and at < len(mean)
-        found += [Channel(name, None, float(std[at]), float(mean[at])) if is_plain else Channel(name)] * (end - first)
+        is_plain = (
+            option != "dates" and name not in values.log1p + values.quantiles and at < len(mean)
+        )
+        found += [
+            Channel(name, None, float(std[at]), float(mean[at])) if is_plain else Channel(name)
+        ] * (end - first)
     return found + [Channel(values.columns[place][1], "empty") for place in flagged]
 
 
@@ -159,7 +204,12 @@ def _of_texts(table: "TablesConfig", columns: "Columns") -> list[Channel]:
             if kind == "names" or kind == "ids" and not keys.text_neighbors:
                 continue
             vectors = columns.vectors[place] if place < len(columns.vectors) else np.empty((0, 0))
-            width = vectors.shape[1] if vectors.size else min(keys.text_channels, max(len(terms), 1))
+            width = (
+                vectors.shape[1] if vectors.size else min(keys.text_channels, max(len(terms), 1))
+            )
             found += [Channel("ids of neighbours" if kind == "ids" else names[place])] * width
-    return found + [Channel(name, value) for name, values in zip(keys.categories, columns.categories, strict=True)
-                    for value in values]
+    return found + [
+        Channel(name, value)
+        for name, values in zip(keys.categories, columns.categories, strict=True)
+        for value in values
+    ]

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
 # How files begin that are not unzipped here.
-PACKED = {b"PK\x03\x04": "a zip archive", b"(\xb5/\xfd": "packed by zstd", b"7z\xbc\xaf": "a 7z archive"}
+PACKED = {
+    b"PK\x03\x04": "a zip archive",
+    b"(\xb5/\xfd": "packed by zstd",
+    b"7z\xbc\xaf": "a 7z archive",
+}
 
 
 class Unzipped(io.BufferedIOBase):
@@ -77,7 +81,9 @@ class Unzipped(io.BufferedIOBase):
 
     def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line; raises as :meth:`read`."""
-        line = self._file.readline(self._bound + 1 - self.tell() if size is None or size < 0 else size)
+        line = self._file.readline(
+            self._bound + 1 - self.tell() if size is None or size < 0 else size
+        )
         self._check(self.tell())
         return line
 
@@ -109,7 +115,9 @@ def unzip(file: IO[bytes], name: str, bound: int | None = None) -> Iterator[IO[b
     """
     start = file.read(6)
     file.seek(0)
-    kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), Path(name).suffix)
+    kind = next(
+        (kind for magic, kind in MAGIC.items() if start.startswith(magic)), Path(name).suffix
+    )
     try:
         if kind not in OPENERS:
             yield file
@@ -184,9 +192,15 @@ def _explain_encoding(file: IO[bytes], name: str) -> str:
         try:
             line.decode()
         except UnicodeDecodeError as error:
-            excerpt = line[max(error.start - 30, 0):error.start + 10].strip().decode("ascii", "backslashreplace")
-            return (f"{name}: line {number} is not UTF-8 text: byte 0x{line[error.start]:02x} in '{excerpt}'. Convert "
-                    f"the file, for example by iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8")
+            excerpt = (
+                line[max(error.start - 30, 0) : error.start + 10]
+                .strip()
+                .decode("ascii", "backslashreplace")
+            )
+            return (
+                f"{name}: line {number} is not UTF-8 text: byte 0x{line[error.start]:02x} in '{excerpt}'. Convert "
+                f"the file, for example by iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8"
+            )
     return f"{name} is not UTF-8 text. Convert it, for example by iconv -f LATIN1 -t UTF-8"
 
 
@@ -226,7 +240,9 @@ def read_names(path: Path) -> list[str]:
     if not names:
         raise ValueError(f"{path} is empty: its first line is to name the columns")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
+        raise ValueError(
+            f"{path}: the first line names the column {twice!r} twice; it is to name each column once"
+        )
     return names
 
 

@@ -44,57 +44,85 @@ LINK = {"task.name": ("link",)}
 class SyntheticProteinsConfig(DataConfig):
     """A generated graph like ogbn-proteins."""
 
-    source: str = key("synthetic_proteins", "Generated graph like ogbn-proteins.", shapes_graph=True)
+    source: str = key(
+        "synthetic_proteins", "Generated graph like ogbn-proteins.", shapes_graph=True
+    )
     num_nodes: int = key(8000, "Number of nodes.", shapes_graph=True)
-    num_edges: int = key(400_000, "Number of directed edges, which is twice the number of pairs.", shapes_graph=True)
-    num_species: int = key(8, "Number of species. Each one is a contiguous range of nodes.", shapes_graph=True)
+    num_edges: int = key(
+        400_000, "Number of directed edges, which is twice the number of pairs.", shapes_graph=True
+    )
+    num_species: int = key(
+        8, "Number of species. Each one is a contiguous range of nodes.", shapes_graph=True
+    )
     num_groups: int = key(100, "Number of planted communities.", shapes_graph=True)
     num_tasks: int = key(16, "Number of binary tasks.", shapes_graph=True)
     graph_seed: int = key(0, "Seed of the graph.", minimum=0, shapes_graph=True)
 
     def check(self) -> None:
-        check_synthetic_sizes(self.num_nodes, self.num_edges, self.num_species, self.num_groups, self.num_tasks)
+        check_synthetic_sizes(
+            self.num_nodes, self.num_edges, self.num_species, self.num_groups, self.num_tasks
+        )
 
 
-def check_synthetic_sizes(num_nodes: int, num_edges: int, num_species: int, num_groups: int, num_tasks: int) -> None:
+def check_synthetic_sizes(
+    num_nodes: int, num_edges: int, num_species: int, num_groups: int, num_tasks: int
+) -> None:
     """Refuse sizes that a generated graph cannot have, or that the machine cannot hold.
 
     Raises:
         ValueError: the sizes are impossible. The message names the keys.
     """
     if min(num_species, num_groups, num_tasks) < 1 or num_nodes < 4 * max(num_species, num_groups):
-        raise ValueError(f"data.num_nodes={num_nodes:,} must be at least four times data.num_species={num_species} and "
-                         f"four times data.num_groups={num_groups}; these two and data.num_tasks={num_tasks} must be "
-                         "at least 1")
+        raise ValueError(
+            f"data.num_nodes={num_nodes:,} must be at least four times data.num_species={num_species} and "
+            f"four times data.num_groups={num_groups}; these two and data.num_tasks={num_tasks} must be "
+            "at least 1"
+        )
     most = num_nodes * (num_nodes - 1) // 4
     if not 0 <= num_edges <= most:
-        raise ValueError(f"data.num_edges={num_edges:,} must be between 0 and {most:,}, half of the directed edges "
-                         f"that {num_nodes:,} nodes can have")
+        raise ValueError(
+            f"data.num_edges={num_edges:,} must be between 0 and {most:,}, half of the directed edges "
+            f"that {num_nodes:,} nodes can have"
+        )
     # The graph itself: int32 edges and their 8 features; the nodes' activities, labels and their scores.
     needed, available = 40 * num_edges + (100 + 8 * num_tasks) * num_nodes, machine_memory()
     if needed > available:
-        raise ValueError(f"data.num_nodes={num_nodes:,}, data.num_edges={num_edges:,} and data.num_tasks={num_tasks:,} "
-                         f"take at least {format_bytes(needed)}; this machine has {format_bytes(available)}")
+        raise ValueError(
+            f"data.num_nodes={num_nodes:,}, data.num_edges={num_edges:,} and data.num_tasks={num_tasks:,} "
+            f"take at least {format_bytes(needed)}; this machine has {format_bytes(available)}"
+        )
 
 
 @dataclass
 class DigitsConfig(DataConfig):
     """The k-nearest-neighbour graph of scikit-learn's 1,797 handwritten digits."""
 
-    source: str = key("digits", "Nearest-neighbour graph of scikit-learn's 1,797 handwritten digits.",
-                      shapes_graph=True)
+    source: str = key(
+        "digits",
+        "Nearest-neighbour graph of scikit-learn's 1,797 handwritten digits.",
+        shapes_graph=True,
+    )
     num_neighbors: int = key(8, "Number of nearest neighbours of each digit.", shapes_graph=True)
     train_fraction: float = key(0.6, "Fraction of the digits for training.", shapes_graph=True)
-    valid_fraction: float = key(0.2, "Fraction of the digits for validation. The rest is for the test.",
-                                shapes_graph=True)
+    valid_fraction: float = key(
+        0.2, "Fraction of the digits for validation. The rest is for the test.", shapes_graph=True
+    )
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
 
     def check(self) -> None:
         if not 1 <= self.num_neighbors < 1797:
-            raise ValueError(f"data.num_neighbors must be between 1 and 1796, not {self.num_neighbors}")
-        if not (self.train_fraction > 0 and self.valid_fraction > 0 and self.train_fraction + self.valid_fraction < 1):
-            raise ValueError(f"data.train_fraction={self.train_fraction} and data.valid_fraction={self.valid_fraction} "
-                             "must be positive, and their sum must be less than 1: the rest is for the test")
+            raise ValueError(
+                f"data.num_neighbors must be between 1 and 1796, not {self.num_neighbors}"
+            )
+        if not (
+            self.train_fraction > 0
+            and self.valid_fraction > 0
+            and self.train_fraction + self.valid_fraction < 1
+        ):
+            raise ValueError(
+                f"data.train_fraction={self.train_fraction} and data.valid_fraction={self.valid_fraction} "
+                "must be positive, and their sum must be less than 1: the rest is for the test"
+            )
 
 
 @dataclass
@@ -102,13 +130,26 @@ class OGBConfig(DataConfig):
     """A node dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
     can_download: ClassVar[bool] = True
-    source: str = key("ogb", "Node dataset of the Open Graph Benchmark, or a folder in its raw layout.",
-                      shapes_graph=True)
-    name: str = key("ogbn-proteins", "Name of the dataset.", choices=OGB_NODE_NAMES, shapes_graph=True)
-    root: str = key("dataset", "Folder to which `python -m pipeline.prepare` downloads.", changes_numbers=False,
-                    is_path=True)
-    folder: str | None = key(None, "Folder that holds raw/ and split/. Default: the folder of the dataset in "
-                             "data.root.", is_path=True, names_files=True)
+    source: str = key(
+        "ogb",
+        "Node dataset of the Open Graph Benchmark, or a folder in its raw layout.",
+        shapes_graph=True,
+    )
+    name: str = key(
+        "ogbn-proteins", "Name of the dataset.", choices=OGB_NODE_NAMES, shapes_graph=True
+    )
+    root: str = key(
+        "dataset",
+        "Folder to which `python -m pipeline.prepare` downloads.",
+        changes_numbers=False,
+        is_path=True,
+    )
+    folder: str | None = key(
+        None,
+        "Folder that holds raw/ and split/. Default: the folder of the dataset in data.root.",
+        is_path=True,
+        names_files=True,
+    )
 
     def origin(self) -> str:
         return str(self.directory)
@@ -116,7 +157,11 @@ class OGBConfig(DataConfig):
     @property
     def directory(self) -> Path:
         """The folder that holds raw/ and split/."""
-        return Path(self.folder) if self.folder is not None else Path(self.root) / self.name.replace("-", "_")
+        return (
+            Path(self.folder)
+            if self.folder is not None
+            else Path(self.root) / self.name.replace("-", "_")
+        )
 
     def sources(self) -> list[tuple[str, Path]]:
         return [("data.folder" if self.folder is not None else "data.root", self.directory)]
@@ -126,16 +171,22 @@ class OGBConfig(DataConfig):
             return
         if self.folder is not None:
             check_folder(self.folder)
-        raise ValueError(f"{self.name} is not in data.root={self.root}. Run `{command_of('prepare')} "
-                         f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder")
+        raise ValueError(
+            f"{self.name} is not in data.root={self.root}. Run `{command_of('prepare')} "
+            f"+experiment={self.name.replace('-', '_')}` on a machine with a network, or set data.folder"
+        )
 
 
 @dataclass
 class OGBHeteroConfig(OGBConfig):
     """A node dataset of the Open Graph Benchmark with several types of nodes, or a folder in its raw CSV layout."""
 
-    source: str = key("ogb_hetero", "Node dataset of the Open Graph Benchmark with several types of nodes, or a folder "
-                      "in its raw layout.", shapes_graph=True)
+    source: str = key(
+        "ogb_hetero",
+        "Node dataset of the Open Graph Benchmark with several types of nodes, or a folder "
+        "in its raw layout.",
+        shapes_graph=True,
+    )
     name: str = key("ogbn-mag", "Name of the dataset.", choices=OGB_HETERO_NAMES, shapes_graph=True)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
@@ -143,14 +194,27 @@ class OGBHeteroConfig(OGBConfig):
 
 
 def _random_walk() -> Any:
-    return key(None, "Number K of steps of a random walk: the model also reads the probabilities that a walk from the "
-               "node is back after 1 to K steps.", minimum=1, below=256, shapes_graph=True, hashed_if_given=True)
+    return key(
+        None,
+        "Number K of steps of a random walk: the model also reads the probabilities that a walk from the "
+        "node is back after 1 to K steps.",
+        minimum=1,
+        below=256,
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
 
 
 def _laplacian() -> Any:
-    return key(None, "Number K of eigenvectors of each graph's normalised Laplacian: the model also reads the node's "
-               "entries in those of the K smallest eigenvalues above 0. In training, the signs are random.", minimum=1,
-               below=256, shapes_graph=True, hashed_if_given=True)
+    return key(
+        None,
+        "Number K of eigenvectors of each graph's normalised Laplacian: the model also reads the node's "
+        "entries in those of the K smallest eigenvalues above 0. In training, the signs are random.",
+        minimum=1,
+        below=256,
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
 
 
 @dataclass
@@ -158,9 +222,14 @@ class OGBGraphConfig(OGBConfig):
     """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
     holds: ClassVar[str] = "graphs"
-    source: str = key("ogb_graph", "Graph dataset of the Open Graph Benchmark, or a folder in its raw layout.",
-                      shapes_graph=True)
-    name: str = key("ogbg-molhiv", "Name of the dataset.", choices=OGB_GRAPH_NAMES, shapes_graph=True)
+    source: str = key(
+        "ogb_graph",
+        "Graph dataset of the Open Graph Benchmark, or a folder in its raw layout.",
+        shapes_graph=True,
+    )
+    name: str = key(
+        "ogbg-molhiv", "Name of the dataset.", choices=OGB_GRAPH_NAMES, shapes_graph=True
+    )
     random_walk: int | None = _random_walk()
     laplacian: int | None = _laplacian()
 
@@ -174,16 +243,23 @@ class OGBLinkConfig(OGBConfig):
     """A link dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
     links: ClassVar[str] = "given"
-    source: str = key("ogb_link", "Link dataset of the Open Graph Benchmark, or a folder in its raw layout.",
-                      shapes_graph=True)
-    name: str = key("ogbl-collab", "Name of the dataset.", choices=OGB_LINK_NAMES, shapes_graph=True)
+    source: str = key(
+        "ogb_link",
+        "Link dataset of the Open Graph Benchmark, or a folder in its raw layout.",
+        shapes_graph=True,
+    )
+    name: str = key(
+        "ogbl-collab", "Name of the dataset.", choices=OGB_LINK_NAMES, shapes_graph=True
+    )
 
     @property
     def allows_valid_edges(self) -> bool:
         return self.name == "ogbl-collab"
 
     def check_labels(self) -> None:
-        raise ValueError("data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link")
+        raise ValueError(
+            "data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link"
+        )
 
 
 @dataclass
@@ -192,24 +268,47 @@ class FileConfig(DataConfig):
 
     links: ClassVar[str] = "edges"
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
-    source: str = key("file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True)
+    source: str = key(
+        "file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True
+    )
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
     degrees: bool = degrees(True)
-    mask_column: int | None = key(None, "Column of the masks to use, counted from 0, if they have "
-                                  "several.", minimum=0, shapes_graph=True)
-    split: str | None = key(None, "How labelled nodes, or the links of task=link, are split. random: at random. time: "
-                            "the earliest are for training. Default: the masks of the file for nodes, random for "
-                            "links.",
-                            choices=("random", "time"), shapes_graph=True)
-    time_column: str | None = key(None, "Attribute that holds a time for each node (data.split=time).",
-                                  shapes_graph=True)
-    edge_time: str | None = key(None, "Attribute that holds a time for each edge (task=link with data.split=time).",
-                                shapes_graph=True, hashed_if_given=True)
-    train_fraction: float = key(0.6, "Fraction of the labelled nodes, or of the links, for training (with data.split).",
-                                above=0, shapes_graph=True)
-    valid_fraction: float = key(0.2, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
-                                "the test (with data.split).",
-                                minimum=0, shapes_graph=True)
+    mask_column: int | None = key(
+        None,
+        "Column of the masks to use, counted from 0, if they have several.",
+        minimum=0,
+        shapes_graph=True,
+    )
+    split: str | None = key(
+        None,
+        "How labelled nodes, or the links of task=link, are split. random: at random. time: "
+        "the earliest are for training. Default: the masks of the file for nodes, random for "
+        "links.",
+        choices=("random", "time"),
+        shapes_graph=True,
+    )
+    time_column: str | None = key(
+        None, "Attribute that holds a time for each node (data.split=time).", shapes_graph=True
+    )
+    edge_time: str | None = key(
+        None,
+        "Attribute that holds a time for each edge (task=link with data.split=time).",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
+    train_fraction: float = key(
+        0.6,
+        "Fraction of the labelled nodes, or of the links, for training (with data.split).",
+        above=0,
+        shapes_graph=True,
+    )
+    valid_fraction: float = key(
+        0.2,
+        "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
+        "the test (with data.split).",
+        minimum=0,
+        shapes_graph=True,
+    )
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
@@ -218,18 +317,24 @@ class FileConfig(DataConfig):
 
     def check_edges(self) -> None:
         if self.split == "time" and self.edge_time is None:
-            raise ValueError("task=edge with data.split=time needs data.edge_time, the attribute with a time for each "
-                             "edge")
+            raise ValueError(
+                "task=edge with data.split=time needs data.edge_time, the attribute with a time for each "
+                "edge"
+            )
 
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)
         if self.split == "time" and self.time_column is None and self.edge_time is None:
-            raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node, or for "
-                             "task=link data.edge_time, the one with a time for each edge")
+            raise ValueError(
+                "data.split=time needs data.time_column, the attribute with a time for each node, or for "
+                "task=link data.edge_time, the one with a time for each edge"
+            )
         for name in ("time_column", "edge_time"):
             if self.split != "time" and (value := getattr(self, name)) is not None:
-                raise ValueError(f"data.{name}={value} needs data.split=time; this run has "
-                                 f"data.split={self.split or 'null'}")
+                raise ValueError(
+                    f"data.{name}={value} needs data.split=time; this run has "
+                    f"data.split={self.split or 'null'}"
+                )
         path = Path(self.path)
         if not path.is_dir() and files.is_there(path):
             return
@@ -245,13 +350,17 @@ class FileConfig(DataConfig):
 
     def check_labels(self) -> None:
         if self.split == "time" and self.time_column is None:
-            raise ValueError("data.split=time needs data.time_column, the attribute with a time for each node")
+            raise ValueError(
+                "data.split=time needs data.time_column, the attribute with a time for each node"
+            )
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
         if self.split == "time" and self.edge_time is None:
-            raise ValueError("task=link with data.split=time needs data.edge_time, the attribute with a time for each "
-                             "edge")
+            raise ValueError(
+                "task=link with data.split=time needs data.edge_time, the attribute with a time for each "
+                "edge"
+            )
 
 
 @dataclass
@@ -259,13 +368,20 @@ class StoreConfig(DataConfig):
     """A graph in a store, a folder of arrays on disk."""
 
     links: ClassVar[str] = "edges"
-    source: str = key("store", "Graph in a store: a folder of arrays and a manifest.", shapes_graph=True)
+    source: str = key(
+        "store", "Graph in a store: a folder of arrays and a manifest.", shapes_graph=True
+    )
     path: str = key(..., "Path of the folder.", is_path=True, names_files=True)
-    on_disk: bool = key(True, "Read the graph once per epoch, block by block. false: read the rows of each cluster by "
-                        "random access.", changes_numbers=False)
+    on_disk: bool = key(
+        True,
+        "Read the graph once per epoch, block by block. false: read the rows of each cluster by "
+        "random access.",
+        changes_numbers=False,
+    )
     train_fraction: float = key(0.6, "Fraction of the links for training.", above=0, when=LINK)
-    valid_fraction: float = key(0.2, "Fraction of the links for validation. The rest is for the test.", minimum=0,
-                                when=LINK)
+    valid_fraction: float = key(
+        0.2, "Fraction of the links for validation. The rest is for the test.", minimum=0, when=LINK
+    )
     graph_seed: int = key(0, "Seed of the split.", minimum=0, when=LINK)
 
     @property
@@ -278,8 +394,10 @@ class StoreConfig(DataConfig):
             raise ValueError(f"data.path={self.path} is not a store: it has no manifest.json")
         for name in ("to_undirected", "add_self_loops"):
             if getattr(self, name):
-                raise ValueError(f"data.{name}=true does not work with data=store, whose edges are used as they are. "
-                                 "Leave it out, or write another store")
+                raise ValueError(
+                    f"data.{name}=true does not work with data=store, whose edges are used as they are. "
+                    "Leave it out, or write another store"
+                )
 
 
 @dataclass
@@ -287,17 +405,32 @@ class ManyGraphsConfig(DataConfig):
     """Many graphs of the user, read by several processes."""
 
     holds: ClassVar[str] = "graphs"
-    metric: str | None = key(None, "Metric of the labels. Default: rocauc for labels of 0, 1 and NaN, acc for other "
-                             "whole numbers in one column, rmse for all others.", shapes_graph=True)
-    train_fraction: float = key(0.8, "Fraction of the graphs for training (datasets without splits).",
-                                shapes_graph=True)
-    valid_fraction: float = key(0.1, "Fraction of the graphs for validation. The rest is for the test (datasets "
-                                "without splits).", shapes_graph=True)
-    graph_seed: int = key(0, "Seed of the split (datasets without splits).", minimum=0, shapes_graph=True)
+    metric: str | None = key(
+        None,
+        "Metric of the labels. Default: rocauc for labels of 0, 1 and NaN, acc for other "
+        "whole numbers in one column, rmse for all others.",
+        shapes_graph=True,
+    )
+    train_fraction: float = key(
+        0.8, "Fraction of the graphs for training (datasets without splits).", shapes_graph=True
+    )
+    valid_fraction: float = key(
+        0.1,
+        "Fraction of the graphs for validation. The rest is for the test (datasets "
+        "without splits).",
+        shapes_graph=True,
+    )
+    graph_seed: int = key(
+        0, "Seed of the split (datasets without splits).", minimum=0, shapes_graph=True
+    )
     random_walk: int | None = _random_walk()
     laplacian: int | None = _laplacian()
-    num_workers: int | None = key(None, "Number of processes that read graphs. Default: one per processor.", minimum=1,
-                                  changes_numbers=False)
+    num_workers: int | None = key(
+        None,
+        "Number of processes that read graphs. Default: one per processor.",
+        minimum=1,
+        changes_numbers=False,
+    )
 
     def check(self) -> None:
         refuse_changes(self, "many graphs")
@@ -309,16 +442,26 @@ class GraphFilesConfig(ManyGraphsConfig):
     """A folder of files, each a `torch_geometric.data.Data` of one graph with a label, saved by torch.save."""
 
     other_keys: ClassVar[tuple[str, ...]] = ("folder",)
-    source: str = key("graph_files", "Folder of files. Each holds a torch_geometric Data of one graph that torch.save "
-                      "wrote.", shapes_graph=True)
-    folder: str = key(..., "Path of the folder. It holds *.pt, or train/, valid/ and test/ with such files.",
-                      is_path=True, names_files=True)
+    source: str = key(
+        "graph_files",
+        "Folder of files. Each holds a torch_geometric Data of one graph that torch.save wrote.",
+        shapes_graph=True,
+    )
+    folder: str = key(
+        ...,
+        "Path of the folder. It holds *.pt, or train/, valid/ and test/ with such files.",
+        is_path=True,
+        names_files=True,
+    )
     reading: int = reading()
     degrees: bool = degrees(True)
 
     def sources(self) -> list[tuple[str, Path]]:
-        return [("data.folder", Path(self.folder, split, f"*{suffix}"))
-                for split in ("", *SPLIT_NAMES) for suffix in (".pt", ".pth")]
+        return [
+            ("data.folder", Path(self.folder, split, f"*{suffix}"))
+            for split in ("", *SPLIT_NAMES)
+            for suffix in (".pt", ".pth")
+        ]
 
     def check(self) -> None:
         super().check()
@@ -330,16 +473,29 @@ class SmilesConfig(ManyGraphsConfig):
     """A table of molecules as SMILES, with labels in columns, which become graphs with OGB's features."""
 
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
-    source: str = key("smiles", "Table (CSV) of molecules as SMILES, with labels in its columns.", shapes_graph=True)
-    path: str = key(..., "Path of the table, .csv or .csv.gz. Its first line names the columns.", is_path=True,
-                    names_files=True)
+    source: str = key(
+        "smiles",
+        "Table (CSV) of molecules as SMILES, with labels in its columns.",
+        shapes_graph=True,
+    )
+    path: str = key(
+        ...,
+        "Path of the table, .csv or .csv.gz. Its first line names the columns.",
+        is_path=True,
+        names_files=True,
+    )
     smiles_column: str = key("smiles", "Column of the molecules.", shapes_graph=True)
-    label_columns: list[str] | None = key(None, "Columns of the labels. Default: all other columns of numbers.",
-                                          shapes_graph=True)
-    split_column: str | None = key(None, "Column that holds train, valid or test. Default: a random split.",
-                                   shapes_graph=True)
-    skip_invalid: bool = key(False, "Leave out molecules that RDKit cannot read, and log how many. false: stop with an "
-                             "error.", shapes_graph=True)
+    label_columns: list[str] | None = key(
+        None, "Columns of the labels. Default: all other columns of numbers.", shapes_graph=True
+    )
+    split_column: str | None = key(
+        None, "Column that holds train, valid or test. Default: a random split.", shapes_graph=True
+    )
+    skip_invalid: bool = key(
+        False,
+        "Leave out molecules that RDKit cannot read, and log how many. false: stop with an error.",
+        shapes_graph=True,
+    )
 
     def check(self) -> None:
         super().check()
@@ -347,8 +503,11 @@ class SmilesConfig(ManyGraphsConfig):
         if importlib.util.find_spec("rdkit") is None:
             raise ValueError(f"data=smiles needs RDKit: {install_command('molecules')}")
         names = read_names(Path(self.path))
-        for name, columns in (("smiles_column", [self.smiles_column]), ("label_columns", self.label_columns or []),
-                              ("split_column", [self.split_column] if self.split_column is not None else [])):
+        for name, columns in (
+            ("smiles_column", [self.smiles_column]),
+            ("label_columns", self.label_columns or []),
+            ("split_column", [self.split_column] if self.split_column is not None else []),
+        ):
             for column in columns:
                 heads.require(f"data.{name}", column, self.path, names)
 
@@ -358,34 +517,64 @@ class EdgesConfig(DataConfig):
     """A table of edges with ids of any kind and, if there is one, a table of labels; or a MATLAB file with both."""
 
     links: ClassVar[str] = "edges"
-    source: str = key("edges", "Table of edges. It may be a text file with two ids and optionally a weight per line, a "
-                      ".mat file with network and group, an adjacency matrix that scipy.sparse.save_npz wrote, or a "
-                      ".npy array of pairs of node numbers.", shapes_graph=True)
-    path: str = key(..., "Path of the table. A text file may be compressed (.gz, .bz2, .xz).", is_path=True,
-                    names_files=True)
-    labels: str | None = key(None, "Path of the table of labels, with an id and its labels in each line. An id may "
-                             "have several lines.",
-                             is_path=True, names_files=True)
-    header: bool | None = key(None, "Whether the first line of a text file is a header. true: it is left out. false: "
-                              "it is an edge. Default: it is an edge, but a line that looks like a header is "
-                              "refused.", shapes_graph=True, hashed_if_given=True)
+    source: str = key(
+        "edges",
+        "Table of edges. It may be a text file with two ids and optionally a weight per line, a "
+        ".mat file with network and group, an adjacency matrix that scipy.sparse.save_npz wrote, or a "
+        ".npy array of pairs of node numbers.",
+        shapes_graph=True,
+    )
+    path: str = key(
+        ...,
+        "Path of the table. A text file may be compressed (.gz, .bz2, .xz).",
+        is_path=True,
+        names_files=True,
+    )
+    labels: str | None = key(
+        None,
+        "Path of the table of labels, with an id and its labels in each line. An id may "
+        "have several lines.",
+        is_path=True,
+        names_files=True,
+    )
+    header: bool | None = key(
+        None,
+        "Whether the first line of a text file is a header. true: it is left out. false: "
+        "it is an edge. Default: it is an edge, but a line that looks like a header is "
+        "refused.",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
-    train_fraction: float = key(0.5, "Fraction of the labelled nodes, or of the links of task=link, for training.",
-                                above=0, shapes_graph=True)
-    valid_fraction: float = key(0.1, "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
-                                "the test.", minimum=0, shapes_graph=True)
+    train_fraction: float = key(
+        0.5,
+        "Fraction of the labelled nodes, or of the links of task=link, for training.",
+        above=0,
+        shapes_graph=True,
+    )
+    valid_fraction: float = key(
+        0.1,
+        "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
+        "the test.",
+        minimum=0,
+        shapes_graph=True,
+    )
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
     reading: int = reading()
 
     def check(self) -> None:
         check_files(path=self.path, labels=self.labels)
         if self.path.endswith(".npy") and self.labels is not None:
-            raise ValueError(f"data.labels={self.labels} needs a table with ids, but {self.path} holds node numbers. "
-                             "Save the edges as a text file")
+            raise ValueError(
+                f"data.labels={self.labels} needs a table with ids, but {self.path} holds node numbers. "
+                "Save the edges as a text file"
+            )
         if self.path.endswith(".mat") and self.labels is not None:
-            raise ValueError(f"data.labels={self.labels} does not work with {self.path}, which holds its own labels in "
-                             "`group`. Leave it out")
+            raise ValueError(
+                f"data.labels={self.labels} does not work with {self.path}, which holds its own labels in "
+                "`group`. Leave it out"
+            )
         check_fractions(self.train_fraction, self.valid_fraction)
 
     def check_labels(self) -> None:
@@ -398,18 +587,27 @@ class TriplesConfig(DataConfig):
     """A knowledge graph: three tables of triples of a head, a relation and a tail."""
 
     holds: ClassVar[str] = "triples"
-    source: str = key("triples", "Knowledge graph: tables of head, relation and tail for training, validation and "
-                      "test.", shapes_graph=True)
-    folder: str = key(..., "Folder with train.txt, valid.txt and test.txt, or a .tar.gz of them. The files may also "
-                      "end in .tsv, .del or .csv, and be compressed (.gz).",
-                      is_path=True, names_files=True)
+    source: str = key(
+        "triples",
+        "Knowledge graph: tables of head, relation and tail for training, validation and test.",
+        shapes_graph=True,
+    )
+    folder: str = key(
+        ...,
+        "Folder with train.txt, valid.txt and test.txt, or a .tar.gz of them. The files may also "
+        "end in .tsv, .del or .csv, and be compressed (.gz).",
+        is_path=True,
+        names_files=True,
+    )
     reading: int = reading()
 
     def check(self) -> None:
         refuse_changes(self, "triples")
         if not Path(self.folder).is_dir() and not files.is_there(Path(self.folder)):
-            raise ValueError(f"data.folder={self.folder} does not exist. Give a folder with train.txt, valid.txt and "
-                             "test.txt, or a .tar.gz of them")
+            raise ValueError(
+                f"data.folder={self.folder} does not exist. Give a folder with train.txt, valid.txt and "
+                "test.txt, or a .tar.gz of them"
+            )
 
 
 @dataclass
@@ -417,13 +615,26 @@ class MathConfig(DataConfig):
     """A generated knowledge graph of arithmetic modulo the number of entities."""
 
     holds: ClassVar[str] = "triples"
-    source: str = key("math", "Generated knowledge graph of arithmetic. Its entities are numbers. Its relations are + "
-                      "- * / and % with an operand.", shapes_graph=True)
-    num_entities: int = key(1000, "Number of entities: the numbers 0, 1, 2 and so on.", minimum=2, below=10_000_000,
-                            shapes_graph=True)
-    num_operands: int = key(30, "Number of operands of each of the five operators: the numbers 1, 2, 3 and so "
-                            "on.", minimum=1, below=10_000,
-                            shapes_graph=True)
+    source: str = key(
+        "math",
+        "Generated knowledge graph of arithmetic. Its entities are numbers. Its relations are + "
+        "- * / and % with an operand.",
+        shapes_graph=True,
+    )
+    num_entities: int = key(
+        1000,
+        "Number of entities: the numbers 0, 1, 2 and so on.",
+        minimum=2,
+        below=10_000_000,
+        shapes_graph=True,
+    )
+    num_operands: int = key(
+        30,
+        "Number of operands of each of the five operators: the numbers 1, 2, 3 and so on.",
+        minimum=1,
+        below=10_000,
+        shapes_graph=True,
+    )
     num_train: int = key(20_000, "Number of training triples.", minimum=1, shapes_graph=True)
     num_valid: int = key(1000, "Number of validation triples.", minimum=1, shapes_graph=True)
     num_test: int = key(1000, "Number of test triples.", minimum=1, shapes_graph=True)
@@ -431,16 +642,23 @@ class MathConfig(DataConfig):
 
     def check(self) -> None:
         refuse_changes(self, "triples")
-        asked, there = self.num_train + self.num_valid + self.num_test, 5 * self.num_operands * self.num_entities
+        asked, there = (
+            self.num_train + self.num_valid + self.num_test,
+            5 * self.num_operands * self.num_entities,
+        )
         if asked > there:
-            raise ValueError(f"data.num_train, data.num_valid and data.num_test ask for {asked:,} triples, but "
-                             f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
-                             f"make only {there:,}. Lower the former or raise the latter")
+            raise ValueError(
+                f"data.num_train, data.num_valid and data.num_test ask for {asked:,} triples, but "
+                f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
+                f"make only {there:,}. Lower the former or raise the latter"
+            )
         needed = 40 * there
         if needed > machine_memory():
-            raise ValueError(f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
-                             f"make {there:,} triples to draw from. They take {format_bytes(needed)}; this machine has "
-                             f"{format_bytes(machine_memory())}")
+            raise ValueError(
+                f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
+                f"make {there:,} triples to draw from. They take {format_bytes(needed)}; this machine has "
+                f"{format_bytes(machine_memory())}"
+            )
 
 
 @dataclass
@@ -448,14 +666,27 @@ class VectorsConfig(DataConfig):
     """Vectors of any kind, one per row, with or without labels."""
 
     holds: ClassVar[str] = "vectors"
-    source: str = key("vectors", "Vectors: a table or tensor with a vector per row, images in the format of MNIST, or "
-                      "vectors that `predict` saved.", shapes_graph=True)
-    path: str = key(..., "Path of a file that ends in .npy, .npz, .csv, .tsv, .txt (word2vec's format), .parquet or "
-                    ".pt, of a file of images in IDX format (it may be compressed by .gz), or of a folder of such "
-                    "images and their labels.", is_path=True, names_files=True)
-    labels: str | None = key(None, "Path of the labels: a text file with a label, or a name and a label, in each line; "
-                             "a .npy array; or a file in IDX format.",
-                             is_path=True, names_files=True)
+    source: str = key(
+        "vectors",
+        "Vectors: a table or tensor with a vector per row, images in the format of MNIST, or "
+        "vectors that `predict` saved.",
+        shapes_graph=True,
+    )
+    path: str = key(
+        ...,
+        "Path of a file that ends in .npy, .npz, .csv, .tsv, .txt (word2vec's format), .parquet or "
+        ".pt, of a file of images in IDX format (it may be compressed by .gz), or of a folder of such "
+        "images and their labels.",
+        is_path=True,
+        names_files=True,
+    )
+    labels: str | None = key(
+        None,
+        "Path of the labels: a text file with a label, or a name and a label, in each line; "
+        "a .npy array; or a file in IDX format.",
+        is_path=True,
+        names_files=True,
+    )
 
     def check(self) -> None:
         refuse_changes(self, "vectors")
@@ -483,4 +714,6 @@ DATASETS: dict[str, tuple[str, type[DataConfig]]] = {
     "math": ("readers.arithmetic", MathConfig),
     "vectors": ("readers.vectors", VectorsConfig),
 }
-DATA_SCHEMAS: dict[str, type[DataConfig]] = {source: schema for source, (_, schema) in DATASETS.items()}
+DATA_SCHEMAS: dict[str, type[DataConfig]] = {
+    source: schema for source, (_, schema) in DATASETS.items()
+}

@@ -39,8 +39,12 @@ def sample_file(path: Path) -> str:
     return blake.hexdigest()
 
 
-def hash_parts(parts: Iterable[str | Path], *, algorithm: Callable = hashlib.sha256,
-               digest: Callable[[Path], str] = hash_file) -> str:
+def hash_parts(
+    parts: Iterable[str | Path],
+    *,
+    algorithm: Callable = hashlib.sha256,
+    digest: Callable[[Path], str] = hash_file,
+) -> str:
     """Compute a digest of texts and files in their order: a text counts as it stands, a file by its digest."""
     out = algorithm()
     for part in parts:
@@ -56,5 +60,7 @@ def label(labelled: Iterable[tuple[str, Path]], end: str = ";") -> Iterator[str 
 
 def hash_named(paths: Iterable[Path]) -> str:
     """Compute a digest of the names and the content of some files."""
-    return hash_parts(label(((path.name, path) for path in paths), end=""),
-                      algorithm=partial(hashlib.blake2b, digest_size=16))
+    return hash_parts(
+        label(((path.name, path) for path in paths), end=""),
+        algorithm=partial(hashlib.blake2b, digest_size=16),
+    )

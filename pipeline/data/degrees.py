@@ -47,7 +47,9 @@ def can_have_degrees(data: Graph) -> bool:
     return "x_tables" not in data
 
 
-def add_degrees(data: Graph, moments: Float[Tensor, "2 columns"] | None = None, *, num_last: int = 0) -> None:
+def add_degrees(
+    data: Graph, moments: Float[Tensor, "2 columns"] | None = None, *, num_last: int = 0
+) -> None:
     """Give a graph in memory columns of degrees, behind the own columns of each type of nodes.
 
     Args:
@@ -71,7 +73,9 @@ def count_degrees(data: Graph, num_columns: int) -> Int[np.ndarray, "num_nodes n
     return _count(data, num_columns)[0]
 
 
-def scale_degrees(counts: Int[np.ndarray, "num_nodes num_columns"], moments: Float[Tensor, "2 columns"]) -> Tensor:
+def scale_degrees(
+    counts: Int[np.ndarray, "num_nodes num_columns"], moments: Float[Tensor, "2 columns"]
+) -> Tensor:
     """Turn degrees into columns of features by the moments of a training, float32."""
     return standardise(torch.from_numpy(np.log1p(counts, dtype=np.float32)), moments)[0]
 
@@ -90,11 +94,18 @@ def write_degrees(writer: StoreWriter, data: Graph, *, num_last: int = 0) -> Non
     values, (counts, widths) = adopt_others(writer, data), _count(data, None)
     if not writer.has("x", DEGREE_MOMENTS):
         shape = _shape_of(data, widths, num_last)
-        with writer.write(x=(shape, torch.float32), **{DEGREE_MOMENTS: ((2, sum(widths)), torch.float64)}) as arrays:
+        with writer.write(
+            x=(shape, torch.float32), **{DEGREE_MOMENTS: ((2, sum(widths)), torch.float64)}
+        ) as arrays:
             # An empty file cannot be mapped.
-            out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape) if math.prod(shape) else \
-                np.empty(shape, np.float32)
-            arrays[DEGREE_MOMENTS].write(0, _write(out, data, counts, widths, None, num_last).numpy())
+            out = (
+                np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
+                if math.prod(shape)
+                else np.empty(shape, np.float32)
+            )
+            arrays[DEGREE_MOMENTS].write(
+                0, _write(out, data, counts, widths, None, num_last).numpy()
+            )
     types = {} if data.types.homogeneous else {SCHEMA: with_degrees(data.types, widths).to_value()}
     writer.finish(values | {"num_categories": data.num_categories} | types)
 
@@ -105,13 +116,22 @@ def with_degrees(types: GraphTypes, widths: list[int]) -> GraphTypes:
     Args:
         widths: number of these columns of each type.
     """
-    return replace(types, widths=[own + more for own, more in zip(types.widths, widths)], degrees=widths)
+    return replace(
+        types, widths=[own + more for own, more in zip(types.widths, widths)], degrees=widths
+    )
 
 
 def without_degrees(types: GraphTypes) -> GraphTypes:
     """Undo :func:`with_degrees`; types without columns of degrees are returned as they are."""
-    return types if not types.degrees else replace(types, degrees=[], widths=[
-        width - own for width, own in zip(types.widths, types.degrees)])
+    return (
+        types
+        if not types.degrees
+        else replace(
+            types,
+            degrees=[],
+            widths=[width - own for width, own in zip(types.widths, types.degrees)],
+        )
+    )
 
 
 def _slots(types: GraphTypes) -> _Slots:
@@ -127,8 +147,11 @@ def _slots(types: GraphTypes) -> _Slots:
     if max(width.values()) <= MOST:
         return _Slots(incoming, outgoing, list(width.values()))
     outgoing = [min(column, 1) for column in outgoing]
-    return _Slots([0] * len(incoming), [1 if column >= 0 else -1 for column in outgoing],
-                  [1 + (max(outgoing) >= 0)] * len(types.names))
+    return _Slots(
+        [0] * len(incoming),
+        [1 if column >= 0 else -1 for column in outgoing],
+        [1 + (max(outgoing) >= 0)] * len(types.names),
+    )
 
 
 def _count(data: Graph, num_columns: int | None) -> tuple[np.ndarray, list[int]]:
@@ -142,24 +165,34 @@ def _count(data: Graph, num_columns: int | None) -> tuple[np.ndarray, list[int]]
     """
     types = data.types
     slots = _slots(types)
-    incoming, outgoing, width = np.array(slots.incoming), np.array(slots.outgoing), max(slots.widths)
+    incoming, outgoing, width = (
+        np.array(slots.incoming),
+        np.array(slots.outgoing),
+        max(slots.widths),
+    )
     counts = np.zeros((data.num_nodes, width), np.int32)
     for first, ptr, src, *attr in edge_blocks(data, features=not types.homogeneous):
         num_rows = len(ptr) - 1
         relation = attr[0][:, 0].astype(np.int64) if attr else np.zeros(len(src), np.int64)
         rows = np.repeat(np.arange(num_rows), np.diff(ptr))
         found = np.bincount(rows * width + incoming[relation], minlength=num_rows * width)
-        counts[first:first + num_rows] += found.reshape(num_rows, width).astype(np.int32)
+        counts[first : first + num_rows] += found.reshape(num_rows, width).astype(np.int32)
         column = outgoing[relation]
         leaving = column >= 0
         places = src[leaving].astype(np.int64) * width + column[leaving]
-        np.add.at(counts.reshape(-1), places, np.int32(1))  # a number of another type makes numpy slow
+        np.add.at(
+            counts.reshape(-1), places, np.int32(1)
+        )  # a number of another type makes numpy slow
     if not types.homogeneous:
         return counts, slots.widths
     if num_columns is None:
-        num_columns = 1 + (not np.array_equal(counts[:, 0], counts[:, 1])) - (data.get("x_source") == "degree")
+        num_columns = (
+            1
+            + (not np.array_equal(counts[:, 0], counts[:, 1]))
+            - (data.get("x_source") == "degree")
+        )
     first = 1 if data.get("x_source") == "degree" else 0  # such an x is made of the in-degree
-    return counts[:, first:first + num_columns], [num_columns]
+    return counts[:, first : first + num_columns], [num_columns]
 
 
 def _shape_of(data: Graph, widths: list[int], num_last: int) -> tuple[int, int]:
@@ -171,24 +204,32 @@ def _own_widths(data: Graph, num_last: int) -> list[int]:
     return [width - num_last for width in data.types.widths]
 
 
-def _write(out: np.ndarray, data: Graph, counts: np.ndarray, widths: list[int], moments: Tensor | None,
-           num_last: int) -> Tensor:
+def _write(
+    out: np.ndarray,
+    data: Graph,
+    counts: np.ndarray,
+    widths: list[int],
+    moments: Tensor | None,
+    num_last: int,
+) -> Tensor:
     """Write ``x`` with columns of degrees, and return their moments."""
     own, num_behind = _own_widths(data, num_last), data.num_categories + num_last
     num_own, place, found = data.x.size(1) - num_behind, 0, [torch.empty(2, 0, dtype=torch.float64)]
     for first in range(0, len(out), COPIED):
-        rows = data.x[first:first + COPIED].numpy()
-        out[first:first + COPIED] = 0
-        out[first:first + COPIED, :num_own] = rows[:, :num_own]
-        out[first:first + COPIED, out.shape[1] - num_behind:] = rows[:, num_own:]
+        rows = data.x[first : first + COPIED].numpy()
+        out[first : first + COPIED] = 0
+        out[first : first + COPIED, :num_own] = rows[:, :num_own]
+        out[first : first + COPIED, out.shape[1] - num_behind :] = rows[:, num_own:]
         pulse.renew()
     for name, width, more in zip(data.types.names, own, widths):
         if not more:
             continue
         nodes, columns = data.types.nodes_of(name), slice(place, place + more)
-        values = torch.from_numpy(np.log1p(counts[nodes.start:nodes.stop, :more], dtype=np.float32))
+        values = torch.from_numpy(
+            np.log1p(counts[nodes.start : nodes.stop, :more], dtype=np.float32)
+        )
         scaled, used = standardise(values, None if moments is None else moments[:, columns])
-        out[nodes.start:nodes.stop, width:width + more] = scaled.numpy()
+        out[nodes.start : nodes.stop, width : width + more] = scaled.numpy()
         found.append(used)
         place += more
     return torch.cat(found, dim=1)

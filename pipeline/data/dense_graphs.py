@@ -38,8 +38,14 @@ class Block:
         return torch.zeros(*self.is_node.shape, self.is_node.size(1), dtype=torch.float64)
 
 
-def each_block(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], num_matrices: int,
-               setting: str, *, mend: str = "leave it out") -> Iterator[Block]:
+def each_block(
+    edge_index: EdgeIndex,
+    ptr: Int[Tensor, " num_graphs_plus_1"],
+    num_matrices: int,
+    setting: str,
+    *,
+    mend: str = "leave it out",
+) -> Iterator[Block]:
     """Cut a union of graphs into blocks whose matrices fit into memory, the smallest graphs first.
 
     Args:
@@ -54,9 +60,11 @@ def each_block(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], nu
     """
     sizes, first_node = np.diff(ptr.numpy()), ptr.numpy()[:-1]
     largest = int(sizes.max(initial=0))
-    if (needed := 8 * largest ** 2 * num_matrices) > machine_memory() // 2:
-        raise ValueError(f"{setting}: a graph of {largest:,} nodes takes {format_bytes(needed)}, but this machine has "
-                         f"{format_bytes(machine_memory())}: {mend}")
+    if (needed := 8 * largest**2 * num_matrices) > machine_memory() // 2:
+        raise ValueError(
+            f"{setting}: a graph of {largest:,} nodes takes {format_bytes(needed)}, but this machine has "
+            f"{format_bytes(machine_memory())}: {mend}"
+        )
     src, dst = edge_index.as_tensor()
     first_edge = torch.searchsorted(dst, ptr.to(dst.dtype)).numpy()
     for graphs in _cut(sizes, NUMBERS // num_matrices):
@@ -67,8 +75,12 @@ def each_block(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], nu
         source, target = (part[torch.from_numpy(edges)].long() for part in (src, dst))
         begin = torch.from_numpy(first)[graph]
         nodes, _ = expand(first, first + size)
-        yield Block(torch.from_numpy(nodes), torch.arange(int(size.max())) < torch.from_numpy(size).unsqueeze(1),
-                    (graph, source - begin, target - begin), source)
+        yield Block(
+            torch.from_numpy(nodes),
+            torch.arange(int(size.max())) < torch.from_numpy(size).unsqueeze(1),
+            (graph, source - begin, target - begin),
+            source,
+        )
 
 
 def _cut(sizes: np.ndarray, most: int) -> Iterator[np.ndarray]:

@@ -48,8 +48,14 @@ class Graph(Data):
         if "types" in self._store:
             return self._store["types"]
         width = 0 if self.x is None else self.x.size(1) - self.get("num_categories", 0)
-        return GraphTypes([NODE], [self.num_nodes], [width], [(NODE, EDGE, NODE)], NODE if "y" in self else None,
-                          homogeneous=True)
+        return GraphTypes(
+            [NODE],
+            [self.num_nodes],
+            [width],
+            [(NODE, EDGE, NODE)],
+            NODE if "y" in self else None,
+            homogeneous=True,
+        )
 
     @types.setter
     def types(self, types: GraphTypes) -> None:
@@ -87,8 +93,11 @@ class Graph(Data):
 
 def pack(graph: Data) -> dict[str, Any]:
     """Take a graph apart into tensors and plain values, for :func:`unpack`."""
-    packed = {key: value for key, value in graph.to_dict().items()
-              if key not in ("edge_index", "types", "store", "on_disk") and value is not None}
+    packed = {
+        key: value
+        for key, value in graph.to_dict().items()
+        if key not in ("edge_index", "types", "store", "on_disk") and value is not None
+    }
     if "types" in graph:
         packed[SCHEMA] = graph.types.to_value()
     if graph.edge_index is None:  # triples
@@ -100,8 +109,13 @@ def pack(graph: Data) -> dict[str, Any]:
 
 def unpack(packed: Mapping[str, Any]) -> Graph:
     """Put a graph together again, its edges, if it has any, with their CSC."""
-    graph = Graph(**{key: value for key, value in packed.items() if key not in (
-        "edges", "indptr", SCHEMA, "types", "store", "on_disk")})
+    graph = Graph(
+        **{
+            key: value
+            for key, value in packed.items()
+            if key not in ("edges", "indptr", SCHEMA, "types", "store", "on_disk")
+        }
+    )
     if "edges" in packed:
         graph.edge_index = from_csc(packed["edges"], packed["indptr"])
     if SCHEMA in packed:
@@ -119,7 +133,9 @@ def write_graph(writer: StoreWriter, graph: Data, **values: object) -> None:
     plain = {name: value for name, value in packed.items() if not isinstance(value, Tensor)}
     json.dumps(plain)  # what it cannot say is no value of a graph
     tensors = {name: value for name, value in packed.items() if isinstance(value, Tensor)}
-    with writer.write(**{name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}) as arrays:
+    with writer.write(
+        **{name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
+    ) as arrays:
         for name, value in tensors.items():
             arrays[name].write(0, value.contiguous().reshape(-1).numpy())
     writer.finish({**plain, **values})

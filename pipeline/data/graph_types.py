@@ -52,9 +52,16 @@ class GraphTypes:
 
     def to_value(self) -> dict[str, Any]:
         """Return what JSON can hold, for :meth:`from_value`."""
-        value = {"types": self.names, **vars(self), "relations": [list(relation) for relation in self.relations]}
-        return {name: value[name] for name in value if name not in ("names", "homogeneous") and (
-            name != "degrees" or self.degrees)}  # as earlier versions wrote it
+        value = {
+            "types": self.names,
+            **vars(self),
+            "relations": [list(relation) for relation in self.relations],
+        }
+        return {
+            name: value[name]
+            for name in value
+            if name not in ("names", "homogeneous") and (name != "degrees" or self.degrees)
+        }  # as earlier versions wrote it
 
     @classmethod
     def from_value(cls, value: object) -> "GraphTypes":
@@ -64,8 +71,10 @@ class GraphTypes:
             ValueError: it is something else; the message names the field.
         """
         fields = _check_value(value)
-        return cls(**{"names" if name == "types" else name: content for name, content in fields.items()}
-                   | {"relations": [tuple(relation) for relation in fields["relations"]]})
+        return cls(
+            **{"names" if name == "types" else name: content for name, content in fields.items()}
+            | {"relations": [tuple(relation) for relation in fields["relations"]]}
+        )
 
     def nodes_of(self, name: str) -> range:
         """Return the numbers of the nodes of a type."""
@@ -79,7 +88,9 @@ class GraphTypes:
         Args:
             nodes: in ascending order, so that the nodes of a type stay consecutive.
         """
-        first = torch.tensor([self.nodes_of(name).start for name in self.names] + [sum(self.counts)])
+        first = torch.tensor(
+            [self.nodes_of(name).start for name in self.names] + [sum(self.counts)]
+        )
         return replace(self, counts=torch.searchsorted(nodes, first).diff().tolist())
 
     def name_of(self, relation: int) -> str:
@@ -94,11 +105,15 @@ class GraphTypes:
         return reverses_of(self.relations).keys()
 
     def __str__(self) -> str:
-        types = ", ".join(f"{count:,} {name}" for name, count in zip(self.names, self.counts, strict=True))
+        types = ", ".join(
+            f"{count:,} {name}" for name, count in zip(self.names, self.counts, strict=True)
+        )
         num_reverse = len(self.reverse)
         relations = words.count(len(self.relations) - num_reverse, "relation")
-        return (f"{words.count(len(self.names), 'type')} of nodes ({types}), {relations}"
-                + f" and {words.count(num_reverse, 'reverse one')}" * (num_reverse > 0))
+        return (
+            f"{words.count(len(self.names), 'type')} of nodes ({types}), {relations}"
+            + f" and {words.count(num_reverse, 'reverse one')}" * (num_reverse > 0)
+        )
 
 
 def _check_value(value: object) -> Mapping[str, Any]:
@@ -107,28 +122,47 @@ def _check_value(value: object) -> Mapping[str, Any]:
     known = [*needed, "labelled", "averaged", "unread", "edge_columns", "degrees"]
     if not isinstance(value, Mapping) or not set(needed) <= set(value) <= set(known):
         found = ", ".join(map(str, value)) if isinstance(value, Mapping) else repr(value)
-        raise ValueError(f"schema must have {', '.join(needed)}, and may have {', '.join(known[len(needed):])}; it has "
-                         f"{found or 'nothing'}")
-    for name, kind, what in (("types", str, "names"), ("counts", int, "whole numbers from 0"),
-                             ("widths", int, "whole numbers from 0"), ("degrees", int, "whole numbers from 0"),
-                             ("averaged", str, "names"), ("unread", str, "names")):
+        raise ValueError(
+            f"schema must have {', '.join(needed)}, and may have {', '.join(known[len(needed) :])}; it has "
+            f"{found or 'nothing'}"
+        )
+    for name, kind, what in (
+        ("types", str, "names"),
+        ("counts", int, "whole numbers from 0"),
+        ("widths", int, "whole numbers from 0"),
+        ("degrees", int, "whole numbers from 0"),
+        ("averaged", str, "names"),
+        ("unread", str, "names"),
+    ):
         if not _is_list(found := value.get(name, []), kind):
             raise ValueError(f"schema: {name} is {found!r}; it must be a list of {what}")
     relations, types, labelled = value["relations"], value["types"], value.get("labelled")
-    if not (isinstance(relations, list) and all(_is_list(relation, str) and len(relation) == 3
-                                                for relation in relations)):
-        raise ValueError(f"schema: relations is {relations!r}; it must be a list of [source, name, target]")
+    if not (
+        isinstance(relations, list)
+        and all(_is_list(relation, str) and len(relation) == 3 for relation in relations)
+    ):
+        raise ValueError(
+            f"schema: relations is {relations!r}; it must be a list of [source, name, target]"
+        )
     columns = value.get("edge_columns", [])
-    if not (isinstance(columns, list) and all(_is_list(pair, int) and len(pair) == 2 for pair in columns)):
-        raise ValueError(f"schema: edge_columns is {columns!r}; it must be a list of [first, number]")
+    if not (
+        isinstance(columns, list)
+        and all(_is_list(pair, int) and len(pair) == 2 for pair in columns)
+    ):
+        raise ValueError(
+            f"schema: edge_columns is {columns!r}; it must be a list of [first, number]"
+        )
     if not types or len(set(types)) < len(types):
         raise ValueError(f"schema: types is {types!r}; it must have names that differ")
     for name in [*value.get("averaged", []), *([] if labelled is None else [labelled])]:
         if name not in types:
-            raise ValueError(f"schema: there is no type {name!r}; the types of nodes are {', '.join(types)}")
+            raise ValueError(
+                f"schema: there is no type {name!r}; the types of nodes are {', '.join(types)}"
+            )
     return value
 
 
 def _is_list(value: object, kind: type) -> bool:
     return isinstance(value, list) and all(
-        type(one) is kind and (not isinstance(one, int) or one >= 0) for one in value)
+        type(one) is kind and (not isinstance(one, int) or one >= 0) for one in value
+    )

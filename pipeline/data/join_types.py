@@ -37,9 +37,11 @@ def with_reverse(relations: Sequence[Relation]) -> list[Relation]:
     reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in relations]
     if taken := sorted(set(reverse) & set(relations)):
         source, name, target = taken[0]
-        raise ValueError(f"the relation {name} from {source} to {target} has the name of the reverse of "
-                         f"{name.removeprefix(REVERSE)}. Rename it, or set data.reverse_relations=false, which adds "
-                         "none")
+        raise ValueError(
+            f"the relation {name} from {source} to {target} has the name of the reverse of "
+            f"{name.removeprefix(REVERSE)}. Rename it, or set data.reverse_relations=false, which adds "
+            "none"
+        )
     return [*relations, *reverse]
 
 
@@ -52,14 +54,20 @@ def check_schema(types: Sequence[str], relations: Sequence[Relation]) -> None:
     for source, name, target in relations:
         for end in (source, target):
             if end not in types:
-                raise ValueError(f"the relation {name} goes from {source} to {target}, and there is no type {end}; the "
-                                 f"types of nodes are {', '.join(types)}")
+                raise ValueError(
+                    f"the relation {name} goes from {source} to {target}, and there is no type {end}; the "
+                    f"types of nodes are {', '.join(types)}"
+                )
     if twice := [relation for relation, times in Counter(relations).items() if times > 1]:
         source, name, target = twice[0]
-        raise ValueError(f"the relation {name} from {source} to {target} is there twice. Give each a name of its own")
+        raise ValueError(
+            f"the relation {name} from {source} to {target} is there twice. Give each a name of its own"
+        )
     if len(relations) > MAX_RELATIONS:
-        raise ValueError(f"{len(relations):,} relations are more than {MAX_RELATIONS:,}: so many are ids rather than "
-                         "kinds of edges. For triples of a knowledge graph, set trainer=knowledge")
+        raise ValueError(
+            f"{len(relations):,} relations are more than {MAX_RELATIONS:,}: so many are ids rather than "
+            "kinds of edges. For triples of a knowledge graph, set trainer=knowledge"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,11 +92,16 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         widths: number of columns of each type; 0 for those without features.
         relations: with the reverse ones.
     """
-    known, sources = {name: width for name, width in widths.items() if width}, dict[str, list[str]]()
+    known, sources = (
+        {name: width for name, width in widths.items() if width},
+        dict[str, list[str]](),
+    )
     while True:
         found = {}
         for name in (name for name in widths if name not in known):
-            near = dict.fromkeys(source for source, _, target in relations if target == name and source in known)
+            near = dict.fromkeys(
+                source for source, _, target in relations if target == name and source in known
+            )
             if near:
                 found[name] = list(near)
         if not found:
@@ -97,8 +110,9 @@ def plan_means(widths: Mapping[str, int], relations: Sequence[Relation]) -> Plan
         known |= {name: sum(known[source] for source in near) for name, near in found.items()}
 
 
-def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np.ndarray,
-               x: np.ndarray) -> None:
+def fill_means(
+    plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np.ndarray, x: np.ndarray
+) -> None:
     """Write the features of types without into `x`: means over their incoming edges, some destinations at a time.
 
     Of a block of destinations the edges are in memory, at most about :data:`EDGES_OF_BLOCK`, and the features of their
@@ -111,17 +125,25 @@ def fill_means(plan: Plan, types: GraphTypes, edge_index: np.ndarray, indptr: np
     """
     for name, near in plan.sources.items():
         nodes = types.nodes_of(name)
-        for begin, end in cut_into_blocks(torch.from_numpy(indptr[nodes.start:nodes.stop + 1]), EDGES_OF_BLOCK):
+        for begin, end in cut_into_blocks(
+            torch.from_numpy(indptr[nodes.start : nodes.stop + 1]), EDGES_OF_BLOCK
+        ):
             first, last = nodes.start + begin, nodes.start + end
-            edges, column = np.array(edge_index[:, int(indptr[first]):int(indptr[last])]), 0
+            edges, column = np.array(edge_index[:, int(indptr[first]) : int(indptr[last])]), 0
             for source in near:
                 of_source, width = types.nodes_of(source), plan.widths[source]
                 kept = edges[:, (edges[0] >= of_source.start) & (edges[0] < of_source.stop)]
                 sources, place = np.unique(kept[0], return_inverse=True)
                 kept = np.stack([place.reshape(-1).astype(kept.dtype), kept[1] - first])
                 values = torch.from_numpy(np.array(x[:, :width][sources]))
-                x[first:last, column:column + width] = update_all(
-                    torch.from_numpy(kept), "copy_u", "mean", u=values, num_src=len(sources), num_dst=last - first)
+                x[first:last, column : column + width] = update_all(
+                    torch.from_numpy(kept),
+                    "copy_u",
+                    "mean",
+                    u=values,
+                    num_src=len(sources),
+                    num_dst=last - first,
+                )
                 column += width
 
 
@@ -136,23 +158,39 @@ def check_alike(known: Mapping[str, Any] | None, data: Graph) -> None:
     """
     found = None if data.types.homogeneous else data.types.to_value()
     if (known is None) != (found is None):
-        raise ValueError(f"there {'is one type' if found is None else 'are several types'} of nodes, and the model was "
-                         f"trained on {'several' if found is None else 'one'}")
+        raise ValueError(
+            f"there {'is one type' if found is None else 'are several types'} of nodes, and the model was "
+            f"trained on {'several' if found is None else 'one'}"
+        )
     if known is None or found is None:
         return
-    for key, what in (("types", "types of nodes"), ("relations", "relations"), ("widths", "columns of the types"),
-                      ("averaged", "types whose features are means of those of their neighbours"),
-                      ("edge_columns", "columns of the features of each relation")):
+    for key, what in (
+        ("types", "types of nodes"),
+        ("relations", "relations"),
+        ("widths", "columns of the types"),
+        ("averaged", "types whose features are means of those of their neighbours"),
+        ("edge_columns", "columns of the features of each relation"),
+    ):
         if (expected := known.get(key, [])) != found.get(key, []):
-            raise ValueError(f"the {what} are {_listed(found[key])}, and the model was trained on {_listed(expected)}")
+            raise ValueError(
+                f"the {what} are {_listed(found[key])}, and the model was trained on {_listed(expected)}"
+            )
 
 
 def _listed(values: Sequence[Any]) -> str:
-    return ", ".join(".".join(value) if isinstance(value, (list, tuple)) else str(value) for value in values)
+    return ", ".join(
+        ".".join(value) if isinstance(value, (list, tuple)) else str(value) for value in values
+    )
 
 
-def column_ranges(types: GraphTypes, *, num_labels: int = 0, num_learned: int = 0,
-                  learned: Sequence[str] = (), replaces: bool = False) -> list[list[tuple[int, int]]]:
+def column_ranges(
+    types: GraphTypes,
+    *,
+    num_labels: int = 0,
+    num_learned: int = 0,
+    learned: Sequence[str] = (),
+    replaces: bool = False,
+) -> list[list[tuple[int, int]]]:
     """Return the columns that a model reads of each type of nodes, as ranges, without the one-hot ones.
 
     Args:
@@ -164,9 +202,11 @@ def column_ranges(types: GraphTypes, *, num_labels: int = 0, num_learned: int = 
     own = num_labels + num_learned
     found = []
     for name, width in zip(types.names, types.widths, strict=True):
-        ranges = [(0, num_labels if name == types.labelled else 0),
-                  (num_labels, own if name in learned else num_labels),
-                  (own, own if replaces and name in learned else own + width)]
+        ranges = [
+            (0, num_labels if name == types.labelled else 0),
+            (num_labels, own if name in learned else num_labels),
+            (own, own if replaces and name in learned else own + width),
+        ]
         found.append([(first, last) for first, last in ranges if last > first])
     return found
 
@@ -178,8 +218,10 @@ def refuse_unread(types: GraphTypes, origin: str) -> None:
         ValueError: names the types.
     """
     if types.unread:
-        raise ValueError(f"{origin} has labels of several types of nodes, {' and '.join(types.unread)}. Choose those "
-                         f"to learn by task.type={types.unread[0]}")
+        raise ValueError(
+            f"{origin} has labels of several types of nodes, {' and '.join(types.unread)}. Choose those "
+            f"to learn by task.type={types.unread[0]}"
+        )
 
 
 def edge_features(data: Graph) -> Tensor | None:
@@ -196,11 +238,15 @@ def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
         ValueError: names the key.
     """
     if to_undirected:
-        raise ValueError("data.to_undirected=true adds edges without a relation, and this graph has several relations. "
-                         "Leave it out: data.reverse_relations=true, the default, adds a reverse relation to each")
+        raise ValueError(
+            "data.to_undirected=true adds edges without a relation, and this graph has several relations. "
+            "Leave it out: data.reverse_relations=true, the default, adds a reverse relation to each"
+        )
     if add_self_loops:
-        raise ValueError("data.add_self_loops=true adds edges without a relation, and this graph has several. Leave it "
-                         "out: the models of typed graphs have a term for the node itself")
+        raise ValueError(
+            "data.add_self_loops=true adds edges without a relation, and this graph has several. Leave it "
+            "out: the models of typed graphs have a term for the node itself"
+        )
 
 
 def refuse_propagate(data: Graph, num_hops: int) -> None:
@@ -210,9 +256,11 @@ def refuse_propagate(data: Graph, num_hops: int) -> None:
         ValueError: the graph has several types of nodes.
     """
     if not data.types.homogeneous:
-        raise ValueError(f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of "
-                         "nodes of this graph have columns of their own. Leave it out: data.featureless=mean fills "
-                         "types without features")
+        raise ValueError(
+            f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of "
+            "nodes of this graph have columns of their own. Leave it out: data.featureless=mean fills "
+            "types without features"
+        )
 
 
 def check_counts(counts: Mapping[str, int], origin: str) -> None:
@@ -223,9 +271,13 @@ def check_counts(counts: Mapping[str, int], origin: str) -> None:
     """
     for name, count in counts.items():
         if not count:
-            raise ValueError(f"{origin}: there are no nodes of the type {name}. Leave the type and its relations out")
+            raise ValueError(
+                f"{origin}: there are no nodes of the type {name}. Leave the type and its relations out"
+            )
     if (total := sum(counts.values())) >= INT32_END:
-        raise ValueError(f"{origin}: {total:,} nodes are more than a graph can have here, {INT32_END - 1:,}")
+        raise ValueError(
+            f"{origin}: {total:,} nodes are more than a graph can have here, {INT32_END - 1:,}"
+        )
 
 
 @dataclass
@@ -243,8 +295,15 @@ class NodesOfType:
     labels: dict[str, Tensor] = field(default_factory=dict)
 
 
-def join_parts(parts: Mapping[str, NodesOfType], edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *, origin: str,
-               add_reverse: bool, averages: bool, metric: str | None) -> Graph:
+def join_parts(
+    parts: Mapping[str, NodesOfType],
+    edges: Mapping[Relation, tuple[Tensor, Tensor | None]],
+    *,
+    origin: str,
+    add_reverse: bool,
+    averages: bool,
+    metric: str | None,
+) -> Graph:
     """Make one graph of the nodes of each type and the edges of each relation.
 
     Args:
@@ -276,20 +335,31 @@ def join_parts(parts: Mapping[str, NodesOfType], edges: Mapping[Relation, tuple[
     widths = {name: 0 if part.x is None else part.x.size(1) for name, part in parts.items()}
     plan = plan_means(widths, numbered) if averages else Plan(widths, {})
     labelled = [name for name, part in parts.items() if part.labels]
-    types = GraphTypes(names, [part.num_nodes for part in parts.values()], list(plan.widths.values()), numbered,
-                    labelled[0] if labelled else None, list(plan.sources),
-                    edge_columns=_edge_columns(edges))
+    types = GraphTypes(
+        names,
+        [part.num_nodes for part in parts.values()],
+        list(plan.widths.values()),
+        numbered,
+        labelled[0] if labelled else None,
+        list(plan.sources),
+        edge_columns=_edge_columns(edges),
+    )
     edge_index, edge_attr = _join_edges(types, edges, add_reverse=add_reverse)
-    out = Graph(edge_index=edge_index, edge_attr=edge_attr, num_nodes=sum(types.counts),
-               x=_join_features(types, plan, parts, edge_index) if max(types.widths) else None,
-               species=torch.arange(len(names)).repeat_interleave(torch.tensor(types.counts)), metric=metric)
+    out = Graph(
+        edge_index=edge_index,
+        edge_attr=edge_attr,
+        num_nodes=sum(types.counts),
+        x=_join_features(types, plan, parts, edge_index) if max(types.widths) else None,
+        species=torch.arange(len(names)).repeat_interleave(torch.tensor(types.counts)),
+        metric=metric,
+    )
     out.types = types
     if labelled:
         nodes = types.nodes_of(labelled[0])
         for key, value in parts[labelled[0]].labels.items():
             empty = torch.nan if value.is_floating_point() else 0
             out[key] = value.new_full((out.num_nodes, *value.shape[1:]), empty)
-            out[key][nodes.start:nodes.stop] = value
+            out[key][nodes.start : nodes.stop] = value
     return out
 
 
@@ -303,22 +373,36 @@ def _edge_columns(edges: Mapping[Relation, tuple[Tensor, Tensor | None]]) -> lis
     return found
 
 
-def _check_ends(parts: Mapping[str, NodesOfType], relation: Relation, edge_index: Tensor,
-                edge_attr: Tensor | None) -> None:
+def _check_ends(
+    parts: Mapping[str, NodesOfType],
+    relation: Relation,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+) -> None:
     """Refuse edges that name nodes which are not there, and features of other edges."""
     name = ".".join(relation)
     for row, end in ((0, relation[0]), (1, relation[2])):
-        if edge_index.numel() and not 0 <= int(edge_index[row].min()) <= int(edge_index[row].max()) < \
-                parts[end].num_nodes:
+        if (
+            edge_index.numel()
+            and not 0
+            <= int(edge_index[row].min())
+            <= int(edge_index[row].max())
+            < parts[end].num_nodes
+        ):
             bad = int(edge_index[row].min() if edge_index[row].min() < 0 else edge_index[row].max())
-            raise ValueError(f"edge_index of {name} names node {bad} of {end}, whose nodes are 0 to "
-                             f"{parts[end].num_nodes - 1:,}")
+            raise ValueError(
+                f"edge_index of {name} names node {bad} of {end}, whose nodes are 0 to "
+                f"{parts[end].num_nodes - 1:,}"
+            )
     if edge_attr is not None and len(edge_attr) != edge_index.size(1):
-        raise ValueError(f"edge_attr of {name} has {len(edge_attr):,} rows for {edge_index.size(1):,} edges")
+        raise ValueError(
+            f"edge_attr of {name} has {len(edge_attr):,} rows for {edge_index.size(1):,} edges"
+        )
 
 
-def _join_edges(types: GraphTypes, edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *,
-                add_reverse: bool) -> tuple[Int[Tensor, "2 num_edges"], Float[Tensor, "num_edges columns"]]:
+def _join_edges(
+    types: GraphTypes, edges: Mapping[Relation, tuple[Tensor, Tensor | None]], *, add_reverse: bool
+) -> tuple[Int[Tensor, "2 num_edges"], Float[Tensor, "num_edges columns"]]:
     """Number the nodes of all edges in the whole graph, and put the number of their relation before their features."""
     first = {name: types.nodes_of(name).start for name in types.names}
     num_columns = sum(0 if attr is None else attr.size(1) for _, attr in edges.values())
@@ -328,7 +412,7 @@ def _join_edges(types: GraphTypes, edges: Mapping[Relation, tuple[Tensor, Tensor
         features = torch.zeros(index.size(1), 1 + num_columns)
         features[:, 0] = number
         if attr is not None:
-            features[:, column:column + attr.size(1)] = attr
+            features[:, column : column + attr.size(1)] = attr
             column += attr.size(1)
         indices.append(index)
         rows.append(features)
@@ -342,13 +426,17 @@ def _join_edges(types: GraphTypes, edges: Mapping[Relation, tuple[Tensor, Tensor
     return torch.cat(indices, dim=1), torch.cat(rows)
 
 
-def _join_features(types: GraphTypes, plan: Plan, parts: Mapping[str, NodesOfType], edge_index: Tensor) -> Tensor:
+def _join_features(
+    types: GraphTypes, plan: Plan, parts: Mapping[str, NodesOfType], edge_index: Tensor
+) -> Tensor:
     """Put the features of all nodes into one matrix; each row ends with zeros."""
     x = torch.zeros(sum(types.counts), max(types.widths))
     for name, part in parts.items():
         nodes = types.nodes_of(name)
         if part.x is not None:
-            x[nodes.start:nodes.stop, :part.x.size(1)] = part.x.to_dense() if part.x.layout != torch.strided else part.x
+            x[nodes.start : nodes.stop, : part.x.size(1)] = (
+                part.x.to_dense() if part.x.layout != torch.strided else part.x
+            )
     if plan.sources:
         order = edge_index[1].argsort(stable=True)
         indptr = torch.zeros(x.size(0) + 1, dtype=torch.int64)
@@ -357,7 +445,9 @@ def _join_features(types: GraphTypes, plan: Plan, parts: Mapping[str, NodesOfTyp
     return x
 
 
-def count_relations(types: GraphTypes, relation: Float[Tensor, " num_edges"]) -> Iterator[tuple[str, int]]:
+def count_relations(
+    types: GraphTypes, relation: Float[Tensor, " num_edges"]
+) -> Iterator[tuple[str, int]]:
     """Count the edges of each relation, some edges at a time."""
     counts = torch.zeros(len(types.relations), dtype=torch.int64)
     for block in relation.split(1 << 22):

@@ -18,8 +18,12 @@ ZERO = 1e-6
 _PADDING = 4.0
 
 
-def laplacian_eigenvectors(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], num_vectors: int,
-                           convert: Callable[[Tensor], Tensor] = Tensor.float) -> Tensor:
+def laplacian_eigenvectors(
+    edge_index: EdgeIndex,
+    ptr: Int[Tensor, " num_graphs_plus_1"],
+    num_vectors: int,
+    convert: Callable[[Tensor], Tensor] = Tensor.float,
+) -> Tensor:
     """Compute eigenvectors of the Laplacian of each graph, of the smallest eigenvalues above 0.
 
     The Laplacian is ``I - D^-1/2 A D^-1/2``; A is 1 for two nodes with an edge in either direction. These are the
@@ -47,20 +51,30 @@ def laplacian_eigenvectors(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_
         scale = matrices.sum(2).rsqrt()
         scale[scale.isinf()] = 0
         matrices.mul_(-scale.unsqueeze(1)).mul_(scale.unsqueeze(2))
-        matrices.diagonal(dim1=1, dim2=2).copy_(torch.where(block.is_node, (scale > 0).double(), _PADDING))
-        out[block.nodes] = convert(_first_vectors(matrices, block.is_node, num_vectors)[block.is_node])
+        matrices.diagonal(dim1=1, dim2=2).copy_(
+            torch.where(block.is_node, (scale > 0).double(), _PADDING)
+        )
+        out[block.nodes] = convert(
+            _first_vectors(matrices, block.is_node, num_vectors)[block.is_node]
+        )
     return out
 
 
-def as_levels(entries: Float[Tensor, "num_nodes num_vectors"]) -> UInt8[Tensor, "num_nodes num_vectors"]:
+def as_levels(
+    entries: Float[Tensor, "num_nodes num_vectors"],
+) -> UInt8[Tensor, "num_nodes num_vectors"]:
     """Make categories of entries: 0 to 2 SIDE for -LARGEST to LARGEST. The negative of a level is 2 SIDE minus it."""
     return (entries / LARGEST).clamp(-1, 1).mul(SIDE).round().add(SIDE).to(torch.uint8)
 
 
 def flip(x: Tensor, signs: Int[Tensor, "num_nodes num_vectors"]) -> Tensor:
     """Multiply the last columns of features, entries or their levels, by signs of 1 and -1."""
-    own, entries = x[:, :-signs.size(1)], x[:, -signs.size(1):]
-    flipped = entries * signs if x.is_floating_point() else torch.where(signs < 0, 2 * SIDE - entries, entries)
+    own, entries = x[:, : -signs.size(1)], x[:, -signs.size(1) :]
+    flipped = (
+        entries * signs
+        if x.is_floating_point()
+        else torch.where(signs < 0, 2 * SIDE - entries, entries)
+    )
     return torch.cat([own, flipped.to(x.dtype)], dim=1)
 
 
@@ -72,7 +86,11 @@ def _first_vectors(matrices: Tensor, is_node: Tensor, num_vectors: int) -> Tenso
     column = first + torch.arange(num_vectors)
     there = column < is_node.sum(1, keepdim=True)
     column = column.clamp(max=width - 1).unsqueeze(1).expand(-1, width, -1)
-    found = vectors.gather(2, column) * there.unsqueeze(1) * is_node.sum(1).double().sqrt().view(-1, 1, 1)
+    found = (
+        vectors.gather(2, column)
+        * there.unsqueeze(1)
+        * is_node.sum(1).double().sqrt().view(-1, 1, 1)
+    )
     size = found.abs()
     # The first of the entries that are the largest but for rounding.
     place = (size >= size.amax(1, keepdim=True) - ZERO).int().argmax(1, keepdim=True)

@@ -81,7 +81,10 @@ class Learned:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
-        return {"format": FORMAT, **{entry.name: getattr(self, entry.name) for entry in fields(self)}}
+        return {
+            "format": FORMAT,
+            **{entry.name: getattr(self, entry.name) for entry in fields(self)},
+        }
 
 
 def from_dict(path: Path, content: Any) -> Learned:
@@ -95,9 +98,19 @@ def from_dict(path: Path, content: Any) -> Learned:
         DamagedFile: it holds something else.
     """
     if content["format"] != FORMAT:
-        raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
-    found = build(path, Learned, {entry.name: content[entry.name] for entry in fields(Learned) if entry.name not in (
-        FITTED, SCHEMA, SUMMARIES, LOG_LABEL, "degrees") or entry.name in content})  # of versions of before
+        raise ValueError(
+            f"it has format {content['format']}, and this version reads format {FORMAT}"
+        )
+    found = build(
+        path,
+        Learned,
+        {
+            entry.name: content[entry.name]
+            for entry in fields(Learned)
+            if entry.name not in (FITTED, SCHEMA, SUMMARIES, LOG_LABEL, "degrees")
+            or entry.name in content
+        },
+    )  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
     if found.summaries is not None:
@@ -123,18 +136,33 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
         edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
     summaries, types = data.get(SUMMARIES), data.types
     if summaries is not None:
-        types = replace(types, widths=[own - more for own, more in zip(types.widths, summaries["widths"], strict=True)])
+        types = replace(
+            types,
+            widths=[
+                own - more for own, more in zip(types.widths, summaries["widths"], strict=True)
+            ],
+        )
     types = without_degrees(types)
     is_own = summaries is None and not data.types.degrees
     num_columns = data.x.size(1) if is_own else max(types.widths) + data.num_categories
     return Learned(
-        num_columns, None if data.edge_attr is None else data.edge_attr.size(1), data.num_categories, source,
-        data.metric, data.get("out_channels", 0), {name: data[name] for name in ("x_tables", "edge_tables")
-                                                   if name in data},
-        {name: data[name] for name in ("label_names", "label_names_ptr") if name in data}, edges,
-        data.get("hop_moments") if num_hops else None, labels, data.get(FITTED),
-        None if types.homogeneous else types.to_value(), summaries, data.get(LOG_LABEL, False),
-        data.get(DEGREE_MOMENTS))
+        num_columns,
+        None if data.edge_attr is None else data.edge_attr.size(1),
+        data.num_categories,
+        source,
+        data.metric,
+        data.get("out_channels", 0),
+        {name: data[name] for name in ("x_tables", "edge_tables") if name in data},
+        {name: data[name] for name in ("label_names", "label_names_ptr") if name in data},
+        edges,
+        data.get("hop_moments") if num_hops else None,
+        labels,
+        data.get(FITTED),
+        None if types.homogeneous else types.to_value(),
+        summaries,
+        data.get(LOG_LABEL, False),
+        data.get(DEGREE_MOMENTS),
+    )
 
 
 def check_inputs(learned: Learned, data: Graph) -> None:
@@ -147,14 +175,26 @@ def check_inputs(learned: Learned, data: Graph) -> None:
     if data.x is None and learned.x_source == "data" and learned.schema is None:
         raise ValueError("there is no x, and the model reads features of nodes. Give them as x")
     if data.x is not None and learned.x_source != "data":
-        raise ValueError("there is an x, and the model reads features that were made of edges. Leave it out")
-    num_columns = None if data.edge_attr is None else data.edge_attr.size(1) if data.edge_attr.dim() > 1 else 1
+        raise ValueError(
+            "there is an x, and the model reads features that were made of edges. Leave it out"
+        )
+    num_columns = (
+        None
+        if data.edge_attr is None
+        else data.edge_attr.size(1)
+        if data.edge_attr.dim() > 1
+        else 1
+    )
     if num_columns != learned.num_edge_columns:
-        raise ValueError(f"the features of the edges have {num_columns or 'no'} columns, and the model was trained on "
-                         f"{learned.num_edge_columns or 'none'}")
+        raise ValueError(
+            f"the features of the edges have {num_columns or 'no'} columns, and the model was trained on "
+            f"{learned.num_edge_columns or 'none'}"
+        )
     if "species" in data and int(data.species.max()) >= learned.num_categories:
-        raise ValueError(f"a node has species {int(data.species.max())}, and the model knows {learned.num_categories}, "
-                         "counted from 0")
+        raise ValueError(
+            f"a node has species {int(data.species.max())}, and the model knows {learned.num_categories}, "
+            "counted from 0"
+        )
     if learned.num_categories and "species" not in data:
         raise ValueError("there is no species, and the model reads the species of nodes")
 
@@ -172,12 +212,16 @@ def check_columns(learned: Learned, data: Graph, origin: str, num_hops: int) -> 
     own = data.x.size(1) - data.num_categories
     expected = learned.num_own(num_hops)
     if own != expected:
-        raise ValueError(f"{origin}: the features of the nodes have {own} columns, and the model was trained on "
-                         f"{expected}")
+        raise ValueError(
+            f"{origin}: the features of the nodes have {own} columns, and the model was trained on "
+            f"{expected}"
+        )
     for name, what in (("x_tables", "nodes"), ("edge_tables", "edges")):
         if data.get(name) != learned.tables.get(name):
-            raise ValueError(f"{origin}: the {what} have categories of {data.get(name)} values, and the model was "
-                             f"trained on {learned.tables.get(name)}")
+            raise ValueError(
+                f"{origin}: the {what} have categories of {data.get(name)} values, and the model was "
+                f"trained on {learned.tables.get(name)}"
+            )
 
 
 def with_labels(learned: Learned, data: Graph, origin: str, num_rows: int) -> Graph:
@@ -191,17 +235,32 @@ def with_labels(learned: Learned, data: Graph, origin: str, num_rows: int) -> Gr
     """
     if "y" in data:
         if data.metric != learned.metric:
-            raise ValueError(f"{origin}: its labels are measured by {data.metric}, and those of the training by "
-                             f"{learned.metric}. Leave y out")
+            raise ValueError(
+                f"{origin}: its labels are measured by {data.metric}, and those of the training by "
+                f"{learned.metric}. Leave y out"
+            )
         found = data.out_channels
-        if found > learned.out_channels or data.metric not in CLASS_METRICS and found != learned.out_channels:
-            raise ValueError(f"{origin}: its labels have {found} classes or columns, and the model was trained on "
-                             f"{learned.out_channels}. Leave y out")
+        if (
+            found > learned.out_channels
+            or data.metric not in CLASS_METRICS
+            and found != learned.out_channels
+        ):
+            raise ValueError(
+                f"{origin}: its labels have {found} classes or columns, and the model was trained on "
+                f"{learned.out_channels}. Leave y out"
+            )
     else:
         shape = (num_rows, 1 if learned.metric in CLASS_METRICS else learned.out_channels)
-        data.y = torch.zeros(shape, dtype=torch.int64) if learned.metric in CLASS_METRICS else torch.full(
-            shape, torch.nan)
+        data.y = (
+            torch.zeros(shape, dtype=torch.int64)
+            if learned.metric in CLASS_METRICS
+            else torch.full(shape, torch.nan)
+        )
         for mask in MASKS:
             data[mask] = torch.zeros(num_rows, dtype=torch.bool)
-    data.metric, data.out_channels, data.split_is_known = learned.metric, learned.out_channels, False
+    data.metric, data.out_channels, data.split_is_known = (
+        learned.metric,
+        learned.out_channels,
+        False,
+    )
     return data.update(learned.label_names | ({LOG_LABEL: True} if learned.log_label else {}))

@@ -24,7 +24,12 @@ from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.join_types import fill_means, plan_means
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.prepare import NAME_KEYS, masks_of_pairs
-from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, refuse_relation, reverses_of
+from parallel_epochs.pipeline.data.relation import (
+    REVERSE,
+    choose_relation,
+    refuse_relation,
+    reverses_of,
+)
 from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 from parallel_epochs.pipeline.graph.pairs import draw_targets, keep_edges
 from parallel_epochs.pipeline.names import FIRST_SOURCE, PAIR_TIMES, SPLITS
@@ -101,16 +106,25 @@ class LinkRelation:
 
 def describe_links(data: Graph, split: LinkSplit) -> str:
     """Say how many pairs each split has."""
-    counts = ", ".join(f"{len(data[f'{part}_pairs']):,} {name}" for part, name in zip(
-        SPLITS, ("training", "validation", "test"), strict=True))
+    counts = ", ".join(
+        f"{len(data[f'{part}_pairs']):,} {name}"
+        for part, name in zip(SPLITS, ("training", "validation", "test"), strict=True)
+    )
     drawn = f"{len(data.valid_negatives):,} and {len(data.test_negatives):,}"
     own = link_relation_of(data)
-    return (f"{'' if own is None else f'{own.name}, '}{counts} pairs, divided by {split.kind}; {drawn} pairs "
-            f"without a link drawn for validation and test; the graph keeps {data.edge_index.size(1):,} directed edges")
+    return (
+        f"{'' if own is None else f'{own.name}, '}{counts} pairs, divided by {split.kind}; {drawn} pairs "
+        f"without a link drawn for validation and test; the graph keeps {data.edge_index.size(1):,} directed edges"
+    )
 
 
-def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object = None,
-                 refit: Callable[[Graph, Tensor], Tensor] | None = None) -> Graph:
+def divide_links(
+    graph: Graph,
+    split: LinkSplit,
+    origin: str,
+    relation: object = None,
+    refit: Callable[[Graph, Tensor], Tensor] | None = None,
+) -> Graph:
     """Divide the edges of a prepared graph, or those of one relation.
 
     A link is a pair of two different nodes with an edge in either direction. Self-loops are no links, and stay. Where
@@ -132,8 +146,11 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
     number, types = name_relation(graph, relation, origin), graph.types
     own = None if number is None else describe_relation(types, number)
     edges = graph.edge_index.as_tensor().long()
-    links, link_of_edge = find_links(edges, graph.num_nodes) if own is None else find_relation_links(
-        edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
+    links, link_of_edge = (
+        find_links(edges, graph.num_nodes)
+        if own is None
+        else find_relation_links(edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
+    )
     if own is not None:
         warn_of_copies(types, own, links, edges, graph.edge_attr[:, 0])
     masks, times = _choose(graph, split, links, link_of_edge, own, origin)
@@ -149,30 +166,51 @@ def divide_links(graph: Graph, split: LinkSplit, origin: str, relation: object =
         x = refill_means(types, x, edge_index.as_tensor(), edge_index.get_csc()[0][0])
     elif source != "data":
         made = incident_features(edge_index, edge_attr, split.node_features)
-        x = torch.cat([made, x[:, x.size(1) - graph.num_categories:]], dim=1)
+        x = torch.cat([made, x[:, x.size(1) - graph.num_categories :]], dim=1)
     pairs = _make_pairs(split, links, masks, graph.num_nodes, own, origin)
-    names = {key: graph[key] for key in (*NAME_KEYS, "types", FIRST_SOURCE)
-             if key in graph and not key.startswith("label")}
+    names = {
+        key: graph[key]
+        for key in (*NAME_KEYS, "types", FIRST_SOURCE)
+        if key in graph and not key.startswith("label")
+    }
     if fitted is not None:
         names[FITTED] = fitted
     if own is not None:
         names[RELATION] = own.number
     if times is not None:
         names[PAIR_TIMES] = torch.cat([times[mask] for mask in masks[:2]])
-    out = Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=graph.num_nodes, metric=METRIC,
-               num_categories=graph.num_categories, x_source=source, **names, **pairs,
-               **masks_of_pairs(pairs, graph.num_nodes))
+    out = Graph(
+        x=x,
+        edge_index=edge_index,
+        edge_attr=edge_attr,
+        num_nodes=graph.num_nodes,
+        metric=METRIC,
+        num_categories=graph.num_categories,
+        x_source=source,
+        **names,
+        **pairs,
+        **masks_of_pairs(pairs, graph.num_nodes),
+    )
     check_pairs(out)
     return out
 
 
-def _make_pairs(split: LinkSplit, links: Tensor, masks: list[Tensor], num_nodes: int, own: LinkRelation | None,
-                origin: str) -> dict[str, Tensor]:
+def _make_pairs(
+    split: LinkSplit,
+    links: Tensor,
+    masks: list[Tensor],
+    num_nodes: int,
+    own: LinkRelation | None,
+    origin: str,
+) -> dict[str, Tensor]:
     """Return the pairs of each split, and pairs without a link for validation and test."""
     train, valid, test = (links[mask] for mask in masks)
     rng = stream("unlinked pairs", split.seed)
     if own is None:
-        number, side = len(valid) + len(test), find_sides(links, num_nodes) if split.negatives == "sides" else None
+        number, side = (
+            len(valid) + len(test),
+            find_sides(links, num_nodes) if split.negatives == "sides" else None,
+        )
         drawn = None if side is None else draw_across(rng, number, links, side)
         if split.negatives == "hard":
             drawn = draw_hard(rng, number, train, links, num_nodes, origin)
@@ -180,16 +218,26 @@ def _make_pairs(split: LinkSplit, links: Tensor, masks: list[Tensor], num_nodes:
             drawn = draw_unlinked(rng, number, links, num_nodes, origin)
         negatives = drawn.split([len(valid), len(test)])
     elif split.negatives == "hard":
-        raise ValueError(f"data.link_negatives=hard draws pairs of a graph with one type of nodes, and {origin} has "
-                         f"the relation {own.name}. Leave it out, and rank all candidates by task.metric=recall@10")
+        raise ValueError(
+            f"data.link_negatives=hard draws pairs of a graph with one type of nodes, and {origin} has "
+            f"the relation {own.name}. Leave it out, and rank all candidates by task.metric=recall@10"
+        )
     else:
-        negatives = tuple(draw_unlinked_targets(rng, pairs, links, own, origin) for pairs in (valid, test))
-    return {"train_pairs": train, "valid_pairs": valid, "valid_negatives": negatives[0], "test_pairs": test,
-            "test_negatives": negatives[1]}
+        negatives = tuple(
+            draw_unlinked_targets(rng, pairs, links, own, origin) for pairs in (valid, test)
+        )
+    return {
+        "train_pairs": train,
+        "valid_pairs": valid,
+        "valid_negatives": negatives[0],
+        "test_pairs": test,
+        "test_negatives": negatives[1],
+    }
 
 
-def find_links(edges: Int[Tensor, "2 num_edges"],
-               num_nodes: int) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
+def find_links(
+    edges: Int[Tensor, "2 num_edges"], num_nodes: int
+) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
     """Find the pairs of two different nodes that edges link, in either direction.
 
     Returns:
@@ -207,17 +255,30 @@ def find_links(edges: Int[Tensor, "2 num_edges"],
     return torch.where(ascending[:, None], pairs, pairs.flip(1)), links
 
 
-def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor, own: LinkRelation | None,
-            origin: str) -> tuple[list[Bool[Tensor, " num_links"]], Float[Tensor, " num_links"] | None]:
+def _choose(
+    graph: Graph,
+    split: LinkSplit,
+    links: Tensor,
+    link_of_edge: Tensor,
+    own: LinkRelation | None,
+    origin: str,
+) -> tuple[list[Bool[Tensor, " num_links"]], Float[Tensor, " num_links"] | None]:
     """Divide the links into training, validation and test; also return their times if these divide them."""
     if not len(links):
-        raise ValueError(f"{origin} has no edge between two different nodes: there is no link to predict")
+        raise ValueError(
+            f"{origin} has no edge between two different nodes: there is no link to predict"
+        )
     sorted_times = None
     if split.kind == "random":
         order = stream("links", split.seed).permutation(len(links))
     else:
-        times = graph.edge_time if own is None else times_of_links(
-            graph.get("edge_time"), graph.edge_attr[:, 0], own, origin, split.kind)
+        times = (
+            graph.edge_time
+            if own is None
+            else times_of_links(
+                graph.get("edge_time"), graph.edge_attr[:, 0], own, origin, split.kind
+            )
+        )
         first = _earliest(times, link_of_edge, len(links))
         order = first.argsort(stable=True).numpy()
         sorted_times = first.numpy()[order]
@@ -228,28 +289,51 @@ def _choose(graph: Graph, split: LinkSplit, links: Tensor, link_of_edge: Tensor,
         return masks, None
     groups = None
     if split.kind == "group":
-        (order, groups), sorted_times = shuffle_groups(np.arange(len(links)), first.numpy(), split.seed), None
-    masks = divide(order, len(links), split.train_fraction, split.valid_fraction, unit="link", times=sorted_times,
-                   until=split.until, groups=groups)
+        (order, groups), sorted_times = (
+            shuffle_groups(np.arange(len(links)), first.numpy(), split.seed),
+            None,
+        )
+    masks = divide(
+        order,
+        len(links),
+        split.train_fraction,
+        split.valid_fraction,
+        unit="link",
+        times=sorted_times,
+        until=split.until,
+        groups=groups,
+    )
     rest = 1 - split.train_fraction - split.valid_fraction
-    for mask, key, fraction in zip(masks[1:], ("data.valid_fraction", "the rest for the test"),
-                                   (split.valid_fraction, rest), strict=True):
+    for mask, key, fraction in zip(
+        masks[1:],
+        ("data.valid_fraction", "the rest for the test"),
+        (split.valid_fraction, rest),
+        strict=True,
+    ):
         if not mask.any() and fraction > 1e-9 and split.until is None:
-            raise ValueError(f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is less "
-                             "than one link. Give more edges or other fractions")
+            raise ValueError(
+                f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is less "
+                "than one link. Give more edges or other fractions"
+            )
     return masks, first if split.kind == "time" else None
 
 
-def _earliest(times: Float[Tensor, " num_edges"], link_of_edge: Int[Tensor, " num_edges"],
-              num_links: int) -> Float[Tensor, " num_links"]:
+def _earliest(
+    times: Float[Tensor, " num_edges"], link_of_edge: Int[Tensor, " num_edges"], num_links: int
+) -> Float[Tensor, " num_links"]:
     """Return the time of the first edge of each link."""
     between = link_of_edge >= 0
     first = torch.full((num_links,), torch.inf, dtype=torch.float64)
     return first.scatter_reduce_(0, link_of_edge[between], times[between].double(), "amin")
 
 
-def draw_unlinked(rng: np.random.Generator, count: int, links: Int[Tensor, "num_links 2"], num_nodes: int,
-                  origin: str) -> Int[Tensor, "count 2"]:
+def draw_unlinked(
+    rng: np.random.Generator,
+    count: int,
+    links: Int[Tensor, "num_links 2"],
+    num_nodes: int,
+    origin: str,
+) -> Int[Tensor, "count 2"]:
     """Draw different pairs of two nodes without a link, all with the same probability and in a random order.
 
     All pairs are numbered, the smaller node first. The k-th number without a link is found by a binary search, so that
@@ -263,15 +347,19 @@ def draw_unlinked(rng: np.random.Generator, count: int, links: Int[Tensor, "num_
     linked = (row_starts[low] + high - low - 1).sort().values
     num_free = num_nodes * (num_nodes - 1) // 2 - len(linked)
     if num_free < count:
-        raise ValueError(f"{origin}: {num_free:,} pairs of its {num_nodes:,} nodes are not linked, but validation and "
-                         f"test need {count:,}, one for each of their links. Raise data.train_fraction, or give a "
-                         "graph with fewer edges")
+        raise ValueError(
+            f"{origin}: {num_free:,} pairs of its {num_nodes:,} nodes are not linked, but validation and "
+            f"test need {count:,}, one for each of their links. Raise data.train_fraction, or give a "
+            "graph with fewer edges"
+        )
     numbers = _draw_free(rng, count, linked, num_free)
     low = torch.searchsorted(row_starts, numbers, right=True) - 1
     return torch.stack([low, numbers - row_starts[low] + low + 1], dim=1)
 
 
-def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor, " num_nodes"] | None:
+def find_sides(
+    links: Int[Tensor, "num_links 2"], num_nodes: int
+) -> Int[Tensor, " num_nodes"] | None:
     """Find the two sides of a bipartite graph: 0 and 1, and -1 for nodes without a link; none of any other graph.
 
     In its double cover, which links each node's first copy to the second copies of its neighbours, both copies of a
@@ -280,7 +368,9 @@ def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor,
     """
     source, target = links.t().numpy()
     ends = np.concatenate([source, target]), np.concatenate([target, source]) + num_nodes
-    cover = scipy.sparse.coo_array((np.ones(len(ends[0]), np.bool_), ends), shape=(2 * num_nodes,) * 2)
+    cover = scipy.sparse.coo_array(
+        (np.ones(len(ends[0]), np.bool_), ends), shape=(2 * num_nodes,) * 2
+    )
     copies = connected_components(cover, directed=False)[1].reshape(2, num_nodes)
     is_linked = np.zeros(num_nodes, bool)
     is_linked[links.flatten().numpy()] = True
@@ -288,7 +378,10 @@ def find_sides(links: Int[Tensor, "num_links 2"], num_nodes: int) -> Int[Tensor,
         return None
     side, part = copies[0] > copies[1], copies.min(0)
     if (part[source] != part[source[:1]]).any():
-        num_links, num_swapped = np.bincount(part[source]), np.bincount(part[source], side[source] != side[source[0]])
+        num_links, num_swapped = (
+            np.bincount(part[source]),
+            np.bincount(part[source], side[source] != side[source[0]]),
+        )
         if ((num_swapped > 0) & (num_swapped < num_links)).any():
             return None
         side[is_linked] ^= num_swapped[part[is_linked]] > 0
@@ -304,14 +397,21 @@ def sides_of(data: Graph) -> Int[Tensor, " num_nodes"] | None:
     if RELATION in data:
         return None
     links = torch.cat([data[f"{part}_pairs"] for part in SPLITS])
-    side, num_drawn = find_sides(links, data.num_nodes), len(data.valid_pairs) + len(data.test_pairs)
+    side, num_drawn = (
+        find_sides(links, data.num_nodes),
+        len(data.valid_pairs) + len(data.test_pairs),
+    )
     if side is None or int((side == 0).sum()) * int((side == 1).sum()) < len(links) + num_drawn:
         return None
     return side
 
 
-def draw_across(rng: np.random.Generator, count: int, links: Int[Tensor, "num_links 2"],
-                side: Int[Tensor, " num_nodes"]) -> Int[Tensor, "count 2"] | None:
+def draw_across(
+    rng: np.random.Generator,
+    count: int,
+    links: Int[Tensor, "num_links 2"],
+    side: Int[Tensor, " num_nodes"],
+) -> Int[Tensor, "count 2"] | None:
     """Draw different pairs without a link of nodes of different sides, as :func:`draw_unlinked` does of any nodes.
 
     They go from the side that all links come from; otherwise from the smaller node, as links do. None: there are not so
@@ -325,21 +425,35 @@ def draw_across(rng: np.random.Generator, count: int, links: Int[Tensor, "num_li
     linked = (place[ends[:, 0]] * len(nodes[1]) + place[ends[:, 1]]).sort().values
     num_free = len(nodes[0]) * len(nodes[1]) - len(linked)
     if num_free < count:
-        log.warning("links: the graph is bipartite, and %s pairs across its sides have no link: pairs within a side, "
-                    "which are easy to tell from links, are drawn too", f"{num_free:,}")
+        log.warning(
+            "links: the graph is bipartite, and %s pairs across its sides have no link: pairs within a side, "
+            "which are easy to tell from links, are drawn too",
+            f"{num_free:,}",
+        )
         return None
     numbers = _draw_free(rng, count, linked, num_free)
-    log.info("links: the graph is bipartite, with sides of %s and %s nodes; pairs without a link are drawn across them "
-             "(data.link_negatives)", *(f"{len(own):,}" for own in nodes))
-    pairs = torch.stack([nodes[0][numbers // len(nodes[1])], nodes[1][numbers % len(nodes[1])]], dim=1)
+    log.info(
+        "links: the graph is bipartite, with sides of %s and %s nodes; pairs without a link are drawn across them "
+        "(data.link_negatives)",
+        *(f"{len(own):,}" for own in nodes),
+    )
+    pairs = torch.stack(
+        [nodes[0][numbers // len(nodes[1])], nodes[1][numbers % len(nodes[1])]], dim=1
+    )
     first = side[links[:, 0]]
     if bool((first == first[0]).all()):
         return pairs if first[0] == 0 else pairs.flip(1)
     return pairs.sort(1).values
 
 
-def draw_hard(rng: np.random.Generator, count: int, known: Int[Tensor, "num_known 2"],
-              links: Int[Tensor, "num_links 2"], num_nodes: int, origin: str) -> Int[Tensor, "count 2"]:
+def draw_hard(
+    rng: np.random.Generator,
+    count: int,
+    known: Int[Tensor, "num_known 2"],
+    links: Int[Tensor, "num_links 2"],
+    num_nodes: int,
+    origin: str,
+) -> Int[Tensor, "count 2"]:
     """Draw different pairs without a link that share a neighbour, all with the same probability; of a bipartite graph,
     pairs that paths of three links join, since no others can be links there.
 
@@ -360,16 +474,20 @@ def draw_hard(rng: np.random.Generator, count: int, known: Int[Tensor, "num_know
     degree = np.diff(step.indptr).astype(np.float64)
     number, size = ("two", degree @ degree) if side is None else ("three", degree @ (step @ degree))
     if size > MOST_PATHS:
-        raise ValueError(f"data.link_negatives=hard: {origin} has {size:.2g} paths of {number} links, more than "
-                         f"{MOST_PATHS:,}. Leave it out")
+        raise ValueError(
+            f"data.link_negatives=hard: {origin} has {size:.2g} paths of {number} links, more than "
+            f"{MOST_PATHS:,}. Leave it out"
+        )
     reached = (step @ step if side is None else step @ step @ step).tocoo()
     low, high = (torch.from_numpy(ends).long() for ends in reached.coords)
     keys = (low * num_nodes + high)[low < high]
     keys = keys[~torch.isin(keys, links.amin(1) * num_nodes + links.amax(1))]
     if len(keys) < count:
-        raise ValueError(f"data.link_negatives=hard: {len(keys):,} pairs of {origin} are joined by paths of "
-                         f"{number} links and are no links, but validation and test need {count:,}. Leave it out, or "
-                         "raise data.train_fraction")
+        raise ValueError(
+            f"data.link_negatives=hard: {len(keys):,} pairs of {origin} are joined by paths of "
+            f"{number} links and are no links, but validation and test need {count:,}. Leave it out, or "
+            "raise data.train_fraction"
+        )
     chosen = keys[torch.from_numpy(rng.permutation(len(keys))[:count])]
     pairs = torch.stack([chosen // num_nodes, chosen % num_nodes], dim=1)
     if side is None or not bool((side[links[:, 0]] == side[links[0, 0]]).all()):
@@ -377,8 +495,9 @@ def draw_hard(rng: np.random.Generator, count: int, known: Int[Tensor, "num_know
     return torch.where(side[pairs[:, :1]] == side[links[0, 0]], pairs, pairs.flip(1))
 
 
-def _draw_free(rng: np.random.Generator, count: int, linked: Int[Tensor, " num_links"],
-               num_free: int) -> Int[Tensor, " count"]:
+def _draw_free(
+    rng: np.random.Generator, count: int, linked: Int[Tensor, " num_links"], num_free: int
+) -> Int[Tensor, " count"]:
     """Draw different numbers from 0 that are not among the sorted ones of `linked`."""
     chosen = torch.from_numpy(_draw_different(rng, count, num_free))
     return chosen + torch.searchsorted(linked - torch.arange(len(linked)), chosen, right=True)
@@ -409,8 +528,12 @@ def name_relation(data: Graph, wanted: object, origin: str) -> int | None:
 def describe_relation(types: GraphTypes, number: int) -> LinkRelation:
     """Look up what a relation links."""
     source, _, target = types.relations[number]
-    reverse = next((own for own, other in reverses_of(types.relations).items() if other == number), None)
-    return LinkRelation(number, reverse, types.nodes_of(source), types.nodes_of(target), types.name_of(number))
+    reverse = next(
+        (own for own, other in reverses_of(types.relations).items() if other == number), None
+    )
+    return LinkRelation(
+        number, reverse, types.nodes_of(source), types.nodes_of(target), types.name_of(number)
+    )
 
 
 def link_relation_of(data: Graph) -> LinkRelation | None:
@@ -418,8 +541,13 @@ def link_relation_of(data: Graph) -> LinkRelation | None:
     return describe_relation(data.types, data[RELATION]) if RELATION in data else None
 
 
-def find_relation_links(edges: Int[Tensor, "2 num_edges"], relation: Float[Tensor, " num_edges"], own: LinkRelation,
-                        num_nodes: int, origin: str) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
+def find_relation_links(
+    edges: Int[Tensor, "2 num_edges"],
+    relation: Float[Tensor, " num_edges"],
+    own: LinkRelation,
+    num_nodes: int,
+    origin: str,
+) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
     """Find the pairs of two different nodes that edges of a relation link.
 
     Within one type, a pair counts once if both nodes are linked to each other: it is that from the smaller node to the
@@ -441,8 +569,10 @@ def find_relation_links(edges: Int[Tensor, "2 num_edges"], relation: Float[Tenso
     is_link = (relation == own.number) & (low != high)
     unique = keys[is_link].unique()
     if not len(unique):
-        raise ValueError(f"the relation {own.name} of {origin} has no edge between two different nodes: there is no "
-                         "link to predict. Choose another by task.relation")
+        raise ValueError(
+            f"the relation {own.name} of {origin} has no edge between two different nodes: there is no "
+            "link to predict. Choose another by task.relation"
+        )
     place = torch.searchsorted(unique, keys).clamp(max=len(unique) - 1)
     belongs = (unique[place] == keys) & own.edges_of(relation) & (low != high)
     pairs = torch.stack([unique // num_nodes, unique % num_nodes], dim=1)
@@ -451,8 +581,13 @@ def find_relation_links(edges: Int[Tensor, "2 num_edges"], relation: Float[Tenso
     return torch.where(ascending[:, None], pairs, pairs.flip(1)), torch.where(belongs, place, -1)
 
 
-def warn_of_copies(types: GraphTypes, own: LinkRelation, links: Int[Tensor, "num_links 2"],
-                   edges: Int[Tensor, "2 num_edges"], relation: Float[Tensor, " num_edges"]) -> None:
+def warn_of_copies(
+    types: GraphTypes,
+    own: LinkRelation,
+    links: Int[Tensor, "num_links 2"],
+    edges: Int[Tensor, "2 num_edges"],
+    relation: Float[Tensor, " num_edges"],
+) -> None:
     """Warn of other relations that link the same nodes, in either direction: they would show the hidden links.
 
     Args:
@@ -471,14 +606,25 @@ def warn_of_copies(types: GraphTypes, own: LinkRelation, links: Int[Tensor, "num
     for number in numbers.unique().tolist():
         share = len(found[is_copy][numbers == number].unique()) / len(keys)
         if share > COPIED:
-            log.warning("%.0f %% of the links of %s are edges of %s too, which stay in the graph: a model sees the "
-                        "links that it is to predict. If it is the inverse relation, name it %s%s, and both are "
-                        "hidden; otherwise leave it out", 100 * share, own.name, types.name_of(number), REVERSE,
-                        types.relations[own.number][1])
+            log.warning(
+                "%.0f %% of the links of %s are edges of %s too, which stay in the graph: a model sees the "
+                "links that it is to predict. If it is the inverse relation, name it %s%s, and both are "
+                "hidden; otherwise leave it out",
+                100 * share,
+                own.name,
+                types.name_of(number),
+                REVERSE,
+                types.relations[own.number][1],
+            )
 
 
-def times_of_links(times: Tensor | None, relation: Float[Tensor, " num_edges"], own: LinkRelation,
-                   origin: str, kind: str = "time") -> Float[Tensor, " num_edges"]:
+def times_of_links(
+    times: Tensor | None,
+    relation: Float[Tensor, " num_edges"],
+    own: LinkRelation,
+    origin: str,
+    kind: str = "time",
+) -> Float[Tensor, " num_edges"]:
     """Return the times of edges, or what else divides them.
 
     Raises:
@@ -486,14 +632,20 @@ def times_of_links(times: Tensor | None, relation: Float[Tensor, " num_edges"], 
     """
     if times is None or not bool(times[relation == own.number].isfinite().all()):
         what, key = ("times", "time") if kind == "time" else ("splits", "split_column")
-        raise ValueError(f"data.split={kind}: the relation {own.name} of {origin} has no {what}. Name their column by "
-                         f"{key}, in its part of data.schema, or set data.split=random")
+        raise ValueError(
+            f"data.split={kind}: the relation {own.name} of {origin} has no {what}. Name their column by "
+            f"{key}, in its part of data.schema, or set data.split=random"
+        )
     return times
 
 
-def draw_unlinked_targets(rng: np.random.Generator, pairs: Int[Tensor, "num_pairs 2"],
-                          links: Int[Tensor, "num_links 2"], own: LinkRelation,
-                          origin: str) -> Int[Tensor, "num_drawn 2"]:
+def draw_unlinked_targets(
+    rng: np.random.Generator,
+    pairs: Int[Tensor, "num_pairs 2"],
+    links: Int[Tensor, "num_links 2"],
+    own: LinkRelation,
+    origin: str,
+) -> Int[Tensor, "num_drawn 2"]:
     """Draw a target for the source of each pair among all nodes of the target's type that it is not linked to.
 
     Within one type, a node that is linked to the source in the other direction is not drawn, and neither is the source.
@@ -510,30 +662,44 @@ def draw_unlinked_targets(rng: np.random.Generator, pairs: Int[Tensor, "num_pair
     first = torch.tensor([own.source.start, own.target.start])
     taken = links - first
     if own.is_within_type:
-        taken = torch.cat([taken, taken.flip(1), torch.arange(len(own.source))[:, None].expand(-1, 2)])
+        taken = torch.cat(
+            [taken, taken.flip(1), torch.arange(len(own.source))[:, None].expand(-1, 2)]
+        )
     sources = pairs[:, 0] - own.source.start
     targets = draw_targets(rng, sources, len(own.target), taken)
     free = targets >= 0
     if len(pairs) and not bool(free.any()):
-        raise ValueError(f"{origin}: every source of a pair for validation or test is linked to all "
-                         f"{len(own.target):,} targets of the relation {own.name}, so that no pair without a link "
-                         "can be drawn")
+        raise ValueError(
+            f"{origin}: every source of a pair for validation or test is linked to all "
+            f"{len(own.target):,} targets of the relation {own.name}, so that no pair without a link "
+            "can be drawn"
+        )
     if num_full := int((~free).sum()):
-        log.warning("links: no pair without a link is drawn for the sources of %s for validation or test, which are "
-                    "linked to all %s targets", count(num_full, "pair"), f"{len(own.target):,}")
+        log.warning(
+            "links: no pair without a link is drawn for the sources of %s for validation or test, which are "
+            "linked to all %s targets",
+            count(num_full, "pair"),
+            f"{len(own.target):,}",
+        )
     return torch.stack([sources, targets], dim=1)[free] + first
 
 
-def refill_means(types: GraphTypes, x: Float[Tensor, "num_nodes columns"], edges: Int[Tensor, "2 num_edges"],
-                 indptr: Int[Tensor, " num_nodes_plus_1"]) -> Float[Tensor, "num_nodes columns"]:
+def refill_means(
+    types: GraphTypes,
+    x: Float[Tensor, "num_nodes columns"],
+    edges: Int[Tensor, "2 num_edges"],
+    indptr: Int[Tensor, " num_nodes_plus_1"],
+) -> Float[Tensor, "num_nodes columns"]:
     """Compute the features that are means over neighbours anew, of the message graph: hidden links must not show."""
     if not types.averaged:
         return x
-    own = {name: 0 if name in types.averaged else width
-           for name, width in zip(types.names, types.widths, strict=True)}
+    own = {
+        name: 0 if name in types.averaged else width
+        for name, width in zip(types.names, types.widths, strict=True)
+    }
     out = x.clone()
     for name in types.averaged:
         nodes = types.nodes_of(name)
-        out[nodes.start:nodes.stop, :max(types.widths)] = 0
+        out[nodes.start : nodes.stop, : max(types.widths)] = 0
     fill_means(plan_means(own, types.relations), types, edges.numpy(), indptr.numpy(), out.numpy())
     return out

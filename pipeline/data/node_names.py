@@ -25,7 +25,10 @@ def number_names(names: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """Number names in their order, as numbers where all of them are; returns the numbers and the different names."""
     numbers, different = pd.factorize(names, sort=False)
     values = pd.to_numeric(pd.Series(different), errors="coerce")
-    order = np.argsort(values.to_numpy() if values.notna().all() else np.asarray(different).astype(str), kind="stable")
+    order = np.argsort(
+        values.to_numpy() if values.notna().all() else np.asarray(different).astype(str),
+        kind="stable",
+    )
     place = np.empty(len(different), np.int64)
     place[order] = np.arange(len(different))
     return place[numbers], np.asarray(different)[order]
@@ -40,8 +43,10 @@ def pack_names(names: np.ndarray, key: str = "names") -> dict[str, Tensor]:
     """
     encoded = [str(name).encode() for name in names]
     ptr = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return {key: torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
-            f"{key}_ptr": torch.from_numpy(ptr)}
+    return {
+        key: torch.from_numpy(np.frombuffer(b"".join(encoded), np.uint8).copy()),
+        f"{key}_ptr": torch.from_numpy(ptr),
+    }
 
 
 def check_names(names: Tensor, ptr: Tensor, num_nodes: int) -> None:
@@ -50,15 +55,23 @@ def check_names(names: Tensor, ptr: Tensor, num_nodes: int) -> None:
     Raises:
         ValueError: they are none.
     """
-    fits = names.dtype == torch.uint8 and ptr.dtype == torch.int64 and names.dim() == ptr.dim() == 1 \
-        and len(ptr) == num_nodes + 1 and int(ptr[0]) == 0 and int(ptr[-1]) == len(names) and bool(
-            (ptr.diff() >= 0).all())
+    fits = (
+        names.dtype == torch.uint8
+        and ptr.dtype == torch.int64
+        and names.dim() == ptr.dim() == 1
+        and len(ptr) == num_nodes + 1
+        and int(ptr[0]) == 0
+        and int(ptr[-1]) == len(names)
+        and bool((ptr.diff() >= 0).all())
+    )
     try:
         different = len(set(unpack_names(Data(names=names, names_ptr=ptr)))) if fits else 0
     except UnicodeDecodeError:
         different = 0
     if different < num_nodes:
-        raise ValueError(f"names and names_ptr are not {num_nodes:,} different names in UTF-8: leave them out")
+        raise ValueError(
+            f"names and names_ptr are not {num_nodes:,} different names in UTF-8: leave them out"
+        )
 
 
 def unpack_names(data: Data, key: str = "names") -> list[str]:

@@ -21,7 +21,12 @@ from torch_geometric.utils import from_networkx
 
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.data.readers.edge_table import as_edges, as_weights, merge, refuse_negative
+from parallel_epochs.pipeline.data.readers.edge_table import (
+    as_edges,
+    as_weights,
+    merge,
+    refuse_negative,
+)
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import RankError, install_command
 from parallel_epochs.pipeline.run.read_back import shown
@@ -41,7 +46,9 @@ class Naming(logging.Filter):
     def rename(self, told: str) -> str:
         """Return a message with these names."""
         for path, name in self._names.items():
-            told = re.sub(rf"(?:(?:data[\w.]*|pairs)=)?{re.escape(path)}", name.replace("\\", r"\\"), told)
+            told = re.sub(
+                rf"(?:(?:data[\w.]*|pairs)=)?{re.escape(path)}", name.replace("\\", r"\\"), told
+            )
         return told
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -63,8 +70,13 @@ def naming(names: dict[str, str]) -> Iterator[None]:
 
 def title_of(data: object) -> str:
     """Return how a message names a graph in memory."""
-    return "the SciPy matrix" if scipy.sparse.issparse(data) else "the NetworkX graph" if hasattr(
-        data, "adjacency") else f"the {type(data).__name__}"
+    return (
+        "the SciPy matrix"
+        if scipy.sparse.issparse(data)
+        else "the NetworkX graph"
+        if hasattr(data, "adjacency")
+        else f"the {type(data).__name__}"
+    )
 
 
 def keys_of(data: Any, cache_dir: Path, names: dict[str, str]) -> dict[str, str]:
@@ -84,13 +96,18 @@ def keys_of(data: Any, cache_dir: Path, names: dict[str, str]) -> dict[str, str]
         return {"data": data}
     if isinstance(data, (str, Path)):
         if Path(data).name == data and not Path(data).suffix and not Path(data).exists():
-            raise ValueError(f"data={data!r} is no file here, and no dataset; these are {', '.join(DATA_SCHEMAS)}")
+            raise ValueError(
+                f"data={data!r} is no file here, and no dataset; these are {', '.join(DATA_SCHEMAS)}"
+            )
         names[str(data)] = str(data)
         return {"data": "file", "data.path": str(data)}
     folder = cache_dir.absolute() / "given"
     if are_tables(data):
         paths = write_tables(data, folder, names)
-        return {"data": "tables", **{f"data.{name}.path": str(path) for name, path in paths.items()}}
+        return {
+            "data": "tables",
+            **{f"data.{name}.path": str(path) for name, path in paths.items()},
+        }
     if is_schema(data):
         return {"data": "tables", "data.schema": str(write_schema(data, folder, names))}
     attributes = attributes_of(data)
@@ -104,7 +121,11 @@ def keys_of(data: Any, cache_dir: Path, names: dict[str, str]) -> dict[str, str]
 
 def is_schema(data: object) -> bool:
     """Tell whether data are the content of data.schema, with tables in place of paths."""
-    return isinstance(data, Mapping) and "edge_index" not in data and isinstance(data.get("edges"), Mapping)
+    return (
+        isinstance(data, Mapping)
+        and "edge_index" not in data
+        and isinstance(data.get("edges"), Mapping)
+    )
 
 
 def write_schema(data: Mapping, folder: Path, names: dict[str, str]) -> Path:
@@ -116,19 +137,27 @@ def write_schema(data: Mapping, folder: Path, names: dict[str, str]) -> Path:
     Raises:
         ValueError: a table cannot be written.
     """
+
     def plain(value: object, name: str) -> Any:
         if is_table(value):
             return keep_table(value, f"the table of {name}", folder, names)
         if isinstance(value, Mapping):
-            return {str(key): plain(item, str(key) if key != "path" else name) for key, item in value.items()}
+            return {
+                str(key): plain(item, str(key) if key != "path" else name)
+                for key, item in value.items()
+            }
         return str(value) if isinstance(value, Path) else value
 
     try:
-        schema = _keep(yaml.safe_dump(plain(data, "data"), sort_keys=False).encode(), folder, ".yaml")
+        schema = _keep(
+            yaml.safe_dump(plain(data, "data"), sort_keys=False).encode(), folder, ".yaml"
+        )
         names[str(schema)] = "the schema"
         return schema
     except yaml.YAMLError as error:
-        raise ValueError(f"the schema holds what is neither a table nor a text, a number or a list: {error}") from None
+        raise ValueError(
+            f"the schema holds what is neither a table nor a text, a number or a list: {error}"
+        ) from None
 
 
 def keep_table(table: object, title: str, folder: Path, names: dict[str, str]) -> str:
@@ -167,7 +196,11 @@ def are_tables(data: Any) -> bool:
 
 def is_table(data: Any) -> bool:
     """Tell whether data are a table of pandas, Arrow or what exports to Arrow."""
-    return isinstance(data, pd.DataFrame) or hasattr(data, "columns") and hasattr(data, "__arrow_c_stream__")
+    return (
+        isinstance(data, pd.DataFrame)
+        or hasattr(data, "columns")
+        and hasattr(data, "__arrow_c_stream__")
+    )
 
 
 def write_tables(data: Any, folder: Path, names: dict[str, str]) -> dict[str, Path]:
@@ -182,8 +215,11 @@ def write_tables(data: Any, folder: Path, names: dict[str, str]) -> dict[str, Pa
     Raises:
         ValueError: a table cannot be written as Parquet.
     """
-    return {name: Path(keep_table(table, f"the table of {name}", folder, names))
-            for name, table in zip(("nodes", "edges"), data, strict=True) if table is not None}
+    return {
+        name: Path(keep_table(table, f"the table of {name}", folder, names))
+        for name, table in zip(("nodes", "edges"), data, strict=True)
+        if table is not None
+    }
 
 
 def _write(content: bytes, file: BinaryIO) -> None:
@@ -199,10 +235,17 @@ def _to_parquet(table: Any, title: str) -> bytes:
         raise ValueError(f"tables in memory need pyarrow: {install_command('tables')}") from None
     buffer = io.BytesIO()
     try:
-        found = pa.Table.from_pandas(table, preserve_index=False) if isinstance(table, pd.DataFrame) else pa.table(
-            table)
-        plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in found.schema.types]
-        parquet.write_table(found.cast(pa.schema(list(zip(found.column_names, plain, strict=True)))), buffer)
+        found = (
+            pa.Table.from_pandas(table, preserve_index=False)
+            if isinstance(table, pd.DataFrame)
+            else pa.table(table)
+        )
+        plain = [
+            kind.value_type if pa.types.is_dictionary(kind) else kind for kind in found.schema.types
+        ]
+        parquet.write_table(
+            found.cast(pa.schema(list(zip(found.column_names, plain, strict=True)))), buffer
+        )
     except (pa.ArrowException, ValueError) as error:
         told = " ".join(" ".join(map(str, error.args)).split())
         raise ValueError(f"{title} cannot be written as Parquet: {told}") from None
@@ -238,20 +281,33 @@ def attributes_of(data: Any) -> dict[str, Any]:
         source, target, weight, num_nodes = as_edges(data, "the SciPy matrix")
         edge_index, edge_attr = merge(source, target, weight, num_nodes, "the SciPy matrix")
         ones = torch.ones(edge_index.size(1))
-        return {"edge_index": edge_index, "edge_attr": ones if edge_attr is None else edge_attr[:, 0],
-                "num_nodes": num_nodes}
-    if hasattr(data, "adjacency") and hasattr(data, "nodes"):  # of NetworkX, which need not be installed
+        return {
+            "edge_index": edge_index,
+            "edge_attr": ones if edge_attr is None else edge_attr[:, 0],
+            "num_nodes": num_nodes,
+        }
+    if hasattr(data, "adjacency") and hasattr(
+        data, "nodes"
+    ):  # of NetworkX, which need not be installed
         return _of_networkx(data)
     if is_table(data):
-        raise ValueError("data is one table: give a pair (nodes, edges) of tables, or (None, edges)")
-    if isinstance(data, (dict, list, tuple)) and any(is_table(item) or isinstance(item, dict) and any(
-            map(is_table, item.values())) for item in (data.values() if isinstance(data, dict) else data)):
-        raise ValueError('several tables are given as data.schema is, with a table as each path: {"nodes": {"user": '
-                         '{"path": users, "id": "name"}, ...}, "edges": {"buys": {"path": bought, "source": {"type": '
-                         '"user", "column": "by"}, "target": ...}}}. A pair (nodes, edges) is for one type of nodes')
-    raise ValueError(f"data is of type {type(data).__name__}; give a torch_geometric Data, a HeteroData, a dict of its "
-                     "attributes, a SciPy matrix, a NetworkX graph, a pair of tables (nodes, edges), a schema of "
-                     "tables, a path, or the name of a dataset")
+        raise ValueError(
+            "data is one table: give a pair (nodes, edges) of tables, or (None, edges)"
+        )
+    if isinstance(data, (dict, list, tuple)) and any(
+        is_table(item) or isinstance(item, dict) and any(map(is_table, item.values()))
+        for item in (data.values() if isinstance(data, dict) else data)
+    ):
+        raise ValueError(
+            'several tables are given as data.schema is, with a table as each path: {"nodes": {"user": '
+            '{"path": users, "id": "name"}, ...}, "edges": {"buys": {"path": bought, "source": {"type": '
+            '"user", "column": "by"}, "target": ...}}}. A pair (nodes, edges) is for one type of nodes'
+        )
+    raise ValueError(
+        f"data is of type {type(data).__name__}; give a torch_geometric Data, a HeteroData, a dict of its "
+        "attributes, a SciPy matrix, a NetworkX graph, a pair of tables (nodes, edges), a schema of "
+        "tables, a path, or the name of a dataset"
+    )
 
 
 def _of_networkx(graph: Any) -> dict[str, Any]:
@@ -259,8 +315,10 @@ def _of_networkx(graph: Any) -> dict[str, Any]:
     nodes, what = list(graph), "the NetworkX graph"
     names = [str(node) for node in nodes]
     if (again := pd.Series(names, dtype=str).duplicated()).any():
-        raise ValueError(f"{what} has two nodes that are called {names[int(again.argmax())]!r} as text: rename one of "
-                         "them")
+        raise ValueError(
+            f"{what} has two nodes that are called {names[int(again.argmax())]!r} as text: rename one of "
+            "them"
+        )
     if any("weight" in edge for *_, edge in graph.edges(data=True)):
         graph = graph.copy()
         for *_, edge in graph.edges(data=True):  # what has none weighs 1, as in NetworkX
@@ -268,18 +326,25 @@ def _of_networkx(graph: Any) -> dict[str, Any]:
     try:
         found = attributes_of(from_networkx(graph))
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{what} cannot be read: {error or type(error).__name__}. Give all nodes the same attributes, "
-                         "and all edges") from None
+        raise ValueError(
+            f"{what} cannot be read: {error or type(error).__name__}. Give all nodes the same attributes, "
+            "and all edges"
+        ) from None
     weight = found.pop("weight", None) if not {"edge_attr", "edge_weight"} & set(found) else None
     if weight is not None:
-        weight = as_weights(what, pd.Series(weight.tolist() if isinstance(weight, Tensor) else weight))
+        weight = as_weights(
+            what, pd.Series(weight.tolist() if isinstance(weight, Tensor) else weight)
+        )
         refuse_negative(what, weight)
         found["edge_attr"] = torch.from_numpy(weight.astype(np.float32)).unsqueeze(1)
     source, target = found["edge_index"].numpy()
     own = {"edge_attr"} if weight is not None else set()  # other attributes of edges do not add up
     if graph.is_multigraph() and not set(found) - {"edge_index", *own, "num_nodes", "x", "y"}:
         edge_index, edge_attr = merge(source, target, weight, len(nodes), what)
-        found |= {"edge_index": edge_index, **({} if edge_attr is None else {"edge_attr": edge_attr})}
+        found |= {
+            "edge_index": edge_index,
+            **({} if edge_attr is None else {"edge_attr": edge_attr}),
+        }
     if nodes == list(range(len(nodes))):
         return found
     return found | {"num_nodes": len(nodes), **pack_names(np.array(names))}

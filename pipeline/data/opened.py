@@ -59,8 +59,13 @@ class OpenData(Generic[Config]):
     components: Components | None = None
 
 
-def open_whole(config: Config, device: torch.device, check: Callable[[Config, Graph], None],
-               describe: Callable[[Graph], str], content_hash: str | None = None) -> OpenData[Config]:
+def open_whole(
+    config: Config,
+    device: torch.device,
+    check: Callable[[Config, Graph], None],
+    describe: Callable[[Graph], str],
+    content_hash: str | None = None,
+) -> OpenData[Config]:
     """Open a dataset that one model is trained on, check it and describe it in the log.
 
     Args:

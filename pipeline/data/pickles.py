@@ -36,7 +36,9 @@ def readable(path: Path) -> Iterator[Path | IO[bytes]]:
             return
         with zipfile.ZipFile(file, "w") as copy:
             for name in archive.namelist():
-                copy.writestr(name, to_protocol_2(stream) if name == pickled else archive.read(name))
+                copy.writestr(
+                    name, to_protocol_2(stream) if name == pickled else archive.read(name)
+                )
         file.seek(0)
         yield file
 

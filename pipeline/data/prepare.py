@@ -38,11 +38,20 @@ _WALKS = Encoding(walks.return_probabilities, walks.as_levels, walks.LEVELS)
 _SPECTRA = Encoding(spectra.laplacian_eigenvectors, spectra.as_levels, spectra.LEVELS)
 
 
-def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bool = False,
-            add_self_loops: bool = False, node_features: str = "sum", random_walk: int | None = None,
-            laplacian: int | None = None, learned: Learned | None = None,
-            densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
-            on_stage: Callable[[str], None] = lambda stage: None) -> Graph:
+def prepare(
+    data: Graph,
+    *,
+    origin: str,
+    holds: str = "graph",
+    to_undirected: bool = False,
+    add_self_loops: bool = False,
+    node_features: str = "sum",
+    random_walk: int | None = None,
+    laplacian: int | None = None,
+    learned: Learned | None = None,
+    densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Graph:
     """Check a graph, sort its edges by destination, and give every node features.
 
     Args:
@@ -65,7 +74,9 @@ def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bo
         ValueError: see :func:`check`; the message begins with where the graph comes from.
     """
     on_stage("checking")
-    _check_read(data, origin, holds, learned, to_undirected=to_undirected, add_self_loops=add_self_loops)
+    _check_read(
+        data, origin, holds, learned, to_undirected=to_undirected, add_self_loops=add_self_loops
+    )
     if holds in ("triples", "vectors"):
         return data  # no edges to sort, and no features
     on_stage("sorting edges")
@@ -73,19 +84,31 @@ def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bo
     if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
         edge_attr = as_float32(f"{origin}: edge_attr", edge_attr)
     elif edge_attr is not None and edge_attr.is_floating_point():
-        as_float32(f"{origin}: edge_attr", edge_attr)  # it is converted when the means of equal edges are known
+        as_float32(
+            f"{origin}: edge_attr", edge_attr
+        )  # it is converted when the means of equal edges are known
     if to_undirected and edge_attr is None:
         edge_index = with_reverse(plain_edges(edge_index), num_nodes)
     elif to_undirected:
-        edge_index, edge_attr = add_reverse(plain_edges(edge_index).long(), edge_attr, num_nodes, reduce="mean")
+        edge_index, edge_attr = add_reverse(
+            plain_edges(edge_index).long(), edge_attr, num_nodes, reduce="mean"
+        )
     if add_self_loops:
-        edge_index, edge_attr = add_remaining_self_loops(plain_edges(edge_index).long(), edge_attr, "mean", num_nodes)
+        edge_index, edge_attr = add_remaining_self_loops(
+            plain_edges(edge_index).long(), edge_attr, "mean", num_nodes
+        )
     if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = sort_edges(edge_index, num_nodes)
-        edge_attr = edge_attr.float() if edge_attr is not None and edge_attr.is_floating_point() else edge_attr
+        edge_attr = (
+            edge_attr.float()
+            if edge_attr is not None and edge_attr.is_floating_point()
+            else edge_attr
+        )
         edge_attr = None if edge_attr is None else edge_attr.index_select(0, perm)
     on_stage("building node features")
-    x, num_categories, x_source = _node_features(data, edge_index, edge_attr, node_features, learned)
+    x, num_categories, x_source = _node_features(
+        data, edge_index, edge_attr, node_features, learned
+    )
     if x.is_sparse:
         x = densify(x.coalesce())
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
@@ -99,14 +122,35 @@ def prepare(data: Graph, *, origin: str, holds: str = "graph", to_undirected: bo
         names[FIRST_SOURCE] = int(plain_edges(data.edge_index)[0].min())
     if "edge_time" in data:
         names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
-    return Graph(x=x, edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, metric=data.get("metric"),
-                num_categories=num_categories, x_source=x_source, **union, **names,
-                **(_take_pairs(data) if data.kind is DataKind.PAIRS else
-                   _take_labels(data) if "y" in data else {}))
+    return Graph(
+        x=x,
+        edge_index=edge_index,
+        edge_attr=edge_attr,
+        num_nodes=num_nodes,
+        metric=data.get("metric"),
+        num_categories=num_categories,
+        x_source=x_source,
+        **union,
+        **names,
+        **(
+            _take_pairs(data)
+            if data.kind is DataKind.PAIRS
+            else _take_labels(data)
+            if "y" in data
+            else {}
+        ),
+    )
 
 
-def _check_read(data: Graph, origin: str, holds: str, learned: Learned | None, *, to_undirected: bool,
-                add_self_loops: bool) -> None:
+def _check_read(
+    data: Graph,
+    origin: str,
+    holds: str,
+    learned: Learned | None,
+    *,
+    to_undirected: bool,
+    add_self_loops: bool,
+) -> None:
     """Check a graph as it was read; arguments are those of :func:`prepare`."""
     try:
         check_vectors(data) if holds == "vectors" else check(data)
@@ -118,8 +162,9 @@ def _check_read(data: Graph, origin: str, holds: str, learned: Learned | None, *
         raise ValueError(f"{origin}: {error}") from None
 
 
-def _node_features(data: Graph, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str,
-                   learned: Learned | None) -> tuple[Tensor, int, str]:
+def _node_features(
+    data: Graph, edge_index: EdgeIndex, edge_attr: Tensor | None, kind: str, learned: Learned | None
+) -> tuple[Tensor, int, str]:
     """Give every node features: its own or those of its edges, and its species.
 
     Args:
@@ -136,16 +181,23 @@ def _node_features(data: Graph, edge_index: EdgeIndex, edge_attr: Tensor | None,
         x, x_source = data.x if "x_tables" in data else as_float32("x", data.x), "data"
     else:
         x_source = "degree" if edge_attr is None else "edges"
-        x = incident_features(edge_index, edge_attr, kind, None if learned is None else learned.edges)
+        x = incident_features(
+            edge_index, edge_attr, kind, None if learned is None else learned.edges
+        )
     if "species" not in data:
         return x, 0, x_source
     num_categories = int(data.species.max()) + 1 if learned is None else learned.num_categories
     one_hot = torch.nn.functional.one_hot(data.species.long(), num_categories).float()
-    return torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1), num_categories, x_source
+    return (
+        torch.cat([x, one_hot.to_sparse() if x.is_sparse else one_hot], dim=1),
+        num_categories,
+        x_source,
+    )
 
 
-def _with_places(x: Tensor, union: dict, edge_index: EdgeIndex, num_columns: int,
-                 encoding: Encoding) -> tuple[Tensor, dict]:
+def _with_places(
+    x: Tensor, union: dict, edge_index: EdgeIndex, num_columns: int, encoding: Encoding
+) -> tuple[Tensor, dict]:
     """Add columns that say where a node stands in its graph to the features of the nodes of many graphs."""
     if "x_tables" not in union:
         return torch.cat([x, encoding.compute(edge_index, union["ptr"], num_columns)], dim=1), union
@@ -158,7 +210,9 @@ def _take_labels(data: Graph) -> dict:
     y, out_channels = data.y, data.y.size(1)
     if data.metric in CLASS_METRICS:
         # Outside of the splits anything may stand for no label.
-        y = torch.where(torch.stack([data[mask].bool() for mask in MASKS]).any(0).unsqueeze(1), y, 0).long()
+        y = torch.where(
+            torch.stack([data[mask].bool() for mask in MASKS]).any(0).unsqueeze(1), y, 0
+        ).long()
         out_channels = int(y.max()) + 1
     elif data.metric in VALUE_METRICS:
         y = as_float32("y", y)
@@ -181,8 +235,9 @@ def masks_of_pairs(pairs: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor
     return masks
 
 
-def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Tensor,
-             num_nodes: int) -> Float[Tensor, " num_edges"]:
+def times_of(
+    edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Tensor, num_nodes: int
+) -> Float[Tensor, " num_edges"]:
     """Return the earliest time of the rows between the two nodes of each edge, in either direction.
 
     Args:
@@ -193,6 +248,7 @@ def times_of(edge_index: EdgeIndex, edges: Int[Tensor, "2 num_rows"], times: Ten
     Returns:
         [num_edges], float64; infinite for added self-loops.
     """
+
     def number(ends: Tensor) -> Tensor:
         return torch.minimum(*ends) * num_nodes + torch.maximum(*ends)
 

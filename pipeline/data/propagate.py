@@ -25,9 +25,13 @@ SHARE = 1 / 16
 HELD = 8
 
 
-def propagate(data: Graph, num_hops: int, moments: Float[Tensor, "num_hops 2 channels"] | None = None, *,
-              scale: str = "each",
-              ) -> tuple[Float[Tensor, "num_nodes channels_of_all_hops"], Float[Tensor, "num_hops 2 channels"]]:
+def propagate(
+    data: Graph,
+    num_hops: int,
+    moments: Float[Tensor, "num_hops 2 channels"] | None = None,
+    *,
+    scale: str = "each",
+) -> tuple[Float[Tensor, "num_nodes channels_of_all_hops"], Float[Tensor, "num_hops 2 channels"]]:
     """Average the features of a graph's nodes over their incoming edges `num_hops` times, and keep every result.
 
     Hop k is the mean of hop k - 1 over the sources of a node's edges, and hop 0 is ``x``. These are the inputs of
@@ -55,8 +59,14 @@ def propagate(data: Graph, num_hops: int, moments: Float[Tensor, "num_hops 2 cha
     return torch.from_numpy(out), found
 
 
-def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, scale: str = "each",
-                     most_bytes: int | None = None) -> None:
+def write_propagated(
+    writer: StoreWriter,
+    data: Graph,
+    num_hops: int,
+    *,
+    scale: str = "each",
+    most_bytes: int | None = None,
+) -> None:
     """Write the store of a graph whose features are propagated, see :func:`propagate`.
 
     The other arrays are links to those of the graph's own store, or copies where the file system has no such links.
@@ -76,11 +86,18 @@ def write_propagated(writer: StoreWriter, data: Graph, num_hops: int, *, scale: 
         most = int(machine_memory() * SHARE) if most_bytes is None else most_bytes
         step = max(most // (4 * HELD * max(data.num_nodes, 1)), 1)
         step -= step % AT_ONCE if step > AT_ONCE else 0  # the bits do not depend on it
-        with writer.write(x=(shape, torch.float32), hop_moments=((num_hops, 2, channels), torch.float64)) as arrays:
+        with writer.write(
+            x=(shape, torch.float32), hop_moments=((num_hops, 2, channels), torch.float64)
+        ) as arrays:
             # An empty file cannot be mapped.
-            out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape) if math.prod(shape) else \
-                np.empty(shape, np.float32)
-            arrays["hop_moments"].write(0, _write_hops(out, data, num_hops, step, scale=scale).numpy())
+            out = (
+                np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
+                if math.prod(shape)
+                else np.empty(shape, np.float32)
+            )
+            arrays["hop_moments"].write(
+                0, _write_hops(out, data, num_hops, step, scale=scale).numpy()
+            )
     writer.finish(values | {"num_categories": data.num_categories})
 
 
@@ -102,29 +119,43 @@ def refuse_too_large(key: str, num_nodes: int, num_columns: int) -> None:
         ValueError: names the key.
     """
     if (needed := 4 * num_nodes * num_columns) > machine_memory():
-        raise ValueError(f"{key}: the features of {num_nodes:,} nodes over all hops take {format_bytes(needed)}, but "
-                         f"this machine has {format_bytes(machine_memory())}: lower it, or set data.on_disk=true")
+        raise ValueError(
+            f"{key}: the features of {num_nodes:,} nodes over all hops take {format_bytes(needed)}, but "
+            f"this machine has {format_bytes(machine_memory())}: lower it, or set data.on_disk=true"
+        )
 
 
 def _shape_of(data: Graph, num_hops: int) -> tuple[int, int]:
-    return len(data.x), (data.x.size(1) - data.num_categories) * (num_hops + 1) + data.num_categories
+    return len(data.x), (data.x.size(1) - data.num_categories) * (
+        num_hops + 1
+    ) + data.num_categories
 
 
-def _write_hops(out: np.ndarray, data: Graph, num_hops: int, step: int, moments: Tensor | None = None,
-                scale: str = "each") -> Tensor:
+def _write_hops(
+    out: np.ndarray,
+    data: Graph,
+    num_hops: int,
+    step: int,
+    moments: Tensor | None = None,
+    scale: str = "each",
+) -> Tensor:
     """Write what :func:`propagate` returns first, some columns of ``x`` at a time, and return the second."""
-    own, categories = data.x.split([data.x.size(1) - data.num_categories, data.num_categories], dim=1)
+    own, categories = data.x.split(
+        [data.x.size(1) - data.num_categories, data.num_categories], dim=1
+    )
     channels, found = own.size(1), []
-    _copy(out[:, out.shape[1] - data.num_categories:], categories)
+    _copy(out[:, out.shape[1] - data.num_categories :], categories)
     for first in range(0, channels, max(step, 1)):
-        values = own[:, first:first + step].contiguous()
+        values = own[:, first : first + step].contiguous()
         columns, of_hops = slice(first, first + values.size(1)), []
         for hop in range(num_hops + 1):
             if hop:
                 values = _average_in_blocks(data, values)
-                scaled, used = standardise(values, None if moments is None else moments[hop - 1][:, columns])
+                scaled, used = standardise(
+                    values, None if moments is None else moments[hop - 1][:, columns]
+                )
                 of_hops.append(used)
-            _copy(out[:, hop * channels + first:][:, :values.size(1)], scaled if hop else values)
+            _copy(out[:, hop * channels + first :][:, : values.size(1)], scaled if hop else values)
         found.append(torch.stack(of_hops))
     kept = torch.cat(found, dim=2) if found else torch.empty(num_hops, 2, 0, dtype=torch.float64)
     if scale == "one" and moments is None and found:
@@ -138,7 +169,7 @@ def _share_scales(out: np.ndarray, moments: Float[Tensor, "num_hops 2 channels"]
         scale = deviation.square().mean().sqrt()
         factor = (deviation / scale).nan_to_num(0.0).float().numpy()
         for first in range(0, len(out), COPIED):
-            out[first:first + COPIED, hop * len(factor):(hop + 1) * len(factor)] *= factor
+            out[first : first + COPIED, hop * len(factor) : (hop + 1) * len(factor)] *= factor
             pulse.renew()
         deviation.fill_(scale)
 
@@ -148,10 +179,18 @@ def _average_in_blocks(data: Graph, x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     for first, ptr, src in edge_blocks(data):
         num_rows = len(ptr) - 1
-        ends = torch.stack([torch.from_numpy(src), torch.arange(num_rows, dtype=torch.int32).repeat_interleave(
-            torch.from_numpy(ptr).diff())])
-        block = from_csc(ends.to(torch.from_numpy(src).dtype), torch.from_numpy(ptr), num_src=len(x))
-        out[first:first + num_rows] = update_all(block, "copy_u", "mean", u=x, num_src=len(x))
+        ends = torch.stack(
+            [
+                torch.from_numpy(src),
+                torch.arange(num_rows, dtype=torch.int32).repeat_interleave(
+                    torch.from_numpy(ptr).diff()
+                ),
+            ]
+        )
+        block = from_csc(
+            ends.to(torch.from_numpy(src).dtype), torch.from_numpy(ptr), num_src=len(x)
+        )
+        out[first : first + num_rows] = update_all(block, "copy_u", "mean", u=x, num_src=len(x))
     return out
 
 
@@ -164,10 +203,14 @@ def standardise(x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tenso
         The columns, and the moments that were used, float64.
     """
     out, found = torch.empty_like(x), []
-    for place, (values, scaled) in enumerate(zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1))):
+    for place, (values, scaled) in enumerate(
+        zip(x.split(AT_ONCE, dim=1), out.split(AT_ONCE, dim=1))
+    ):
         values = values.double()
         first = place * AT_ONCE
-        found.append(_moments(values) if moments is None else moments[:, first:first + values.size(1)])
+        found.append(
+            _moments(values) if moments is None else moments[:, first : first + values.size(1)]
+        )
         mean, deviation = found[-1]
         is_constant = deviation <= LEAST_DEVIATION * mean.abs()
         scaled.copy_((values - mean).div_(deviation).masked_fill_(is_constant, 0.0))
@@ -181,5 +224,5 @@ def _moments(values: Tensor) -> Tensor:
 def _copy(out: np.ndarray, values: Tensor) -> None:
     """Copy columns into an array, which may be a mapped file, some rows at a time."""
     for first in range(0, len(values), COPIED):
-        out[first:first + COPIED] = values[first:first + COPIED].numpy()
+        out[first : first + COPIED] = values[first : first + COPIED].numpy()
         pulse.renew()

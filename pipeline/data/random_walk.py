@@ -16,8 +16,12 @@ LEVELS = 32
 ROUNDING = 1e-9
 
 
-def return_probabilities(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_plus_1"], num_steps: int,
-                         convert: Callable[[Tensor], Tensor] = Tensor.float) -> Tensor:
+def return_probabilities(
+    edge_index: EdgeIndex,
+    ptr: Int[Tensor, " num_graphs_plus_1"],
+    num_steps: int,
+    convert: Callable[[Tensor], Tensor] = Tensor.float,
+) -> Tensor:
     """Compute the probability that a walk along the edges, each equally likely, is back after 1 to `num_steps` steps.
 
     It is the diagonal of the powers of the matrix of transitions, the "RWSE" of GraphGPS (Rampasek et al. 2022,
@@ -37,15 +41,22 @@ def return_probabilities(edge_index: EdgeIndex, ptr: Int[Tensor, " num_graphs_pl
     num_nodes, num_kept = int(ptr[-1]), math.ceil(num_steps / 2)
     share = 1 / torch.bincount(edge_index.as_tensor()[0], minlength=num_nodes).double()
     out = convert(torch.empty(0, num_steps, dtype=torch.float64)).new_empty(num_nodes, num_steps)
-    for block in each_block(edge_index, ptr, num_kept + 2, f"data.random_walk={num_steps}",
-                            mend="set it to null, or lower it"):
+    for block in each_block(
+        edge_index,
+        ptr,
+        num_kept + 2,
+        f"data.random_walk={num_steps}",
+        mend="set it to null, or lower it",
+    ):
         steps = block.matrices().index_put_(block.place, share[block.source], accumulate=True)
         found = torch.stack(list(_diagonals(steps, num_steps, num_kept)), dim=2)
         out[block.nodes] = convert(found[block.is_node])
     return out
 
 
-def as_levels(probabilities: Float[Tensor, "num_nodes num_steps"]) -> UInt8[Tensor, "num_nodes num_steps"]:
+def as_levels(
+    probabilities: Float[Tensor, "num_nodes num_steps"],
+) -> UInt8[Tensor, "num_nodes num_steps"]:
     """Make categories of probabilities: the numbers of the :data:`LEVELS` equal parts of [0, 1] that they lie in."""
     return ((probabilities + ROUNDING) * LEVELS).clamp(max=LEVELS - 1).to(torch.uint8)
 
@@ -57,5 +68,5 @@ def _diagonals(steps: Tensor, num_steps: int, num_kept: int) -> Iterator[Tensor]
         powers.append(torch.bmm(powers[-1], steps))
     for power in powers:
         yield power.diagonal(dim1=1, dim2=2)
-    for power in powers[:num_steps - num_kept]:
+    for power in powers[: num_steps - num_kept]:
         yield (powers[-1] * power.mT).sum(2)

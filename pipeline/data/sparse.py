@@ -31,8 +31,10 @@ def coalesce(key: str, value: Tensor) -> Tensor:
         ValueError: it is no matrix, or names a place outside of it; the message begins with `key`.
     """
     if value.dim() != 2 or value.dense_dim():
-        raise ValueError(f"{key} is sparse in {value.dim() - value.dense_dim()} of {value.dim()} dimensions; it must "
-                         f"be a matrix that is sparse in both: save {key}.to_dense().to_sparse()")
+        raise ValueError(
+            f"{key} is sparse in {value.dim() - value.dense_dim()} of {value.dim()} dimensions; it must "
+            f"be a matrix that is sparse in both: save {key}.to_dense().to_sparse()"
+        )
     try:
         with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
             warnings.simplefilter("ignore")  # that torch's CSR form may change
@@ -40,12 +42,18 @@ def coalesce(key: str, value: Tensor) -> Tensor:
                 checked = torch.sparse_coo_tensor(value._indices(), value._values(), value.shape)
             else:
                 by_row = value.layout in (torch.sparse_csr, torch.sparse_bsr)
-                ptr, other = (value.crow_indices(), value.col_indices()) if by_row else (value.ccol_indices(),
-                                                                                         value.row_indices())
-                checked = torch.sparse_compressed_tensor(ptr, other, value.values(), value.shape,
-                                                         layout=value.layout).to_sparse_coo()
+                ptr, other = (
+                    (value.crow_indices(), value.col_indices())
+                    if by_row
+                    else (value.ccol_indices(), value.row_indices())
+                )
+                checked = torch.sparse_compressed_tensor(
+                    ptr, other, value.values(), value.shape, layout=value.layout
+                ).to_sparse_coo()
     except RuntimeError as error:
-        raise ValueError(f"{key} is no sparse matrix that can be read: {str(error).partition(chr(10))[0]}") from None
+        raise ValueError(
+            f"{key} is no sparse matrix that can be read: {str(error).partition(chr(10))[0]}"
+        ) from None
     checked = checked.coalesce()
     check_tensor(key, checked.values())
     return checked
@@ -65,12 +73,20 @@ def with_edges(saved: dict[str, Any], name: str) -> dict[str, Any]:
         return saved
     value = saved["adj_t"]
     if not isinstance(value, Tensor) or value.layout == torch.strided:
-        raise ValueError(f"there is no edge_index, and adj_t is {type(value).__name__}, not a sparse tensor: save "
-                         "data.edge_index, [2, num_edges]")
+        raise ValueError(
+            f"there is no edge_index, and adj_t is {type(value).__name__}, not a sparse tensor: save "
+            "data.edge_index, [2, num_edges]"
+        )
     adjacency = coalesce("adj_t", value.detach())
     log.info("%s: the edges are those of adj_t, from its columns to its rows", name)
-    saved = {key: item for key, item in saved.items() if key != "adj_t"} | {"edge_index": adjacency.indices().flip(0)}
-    if "edge_attr" not in saved and "edge_weight" not in saved and bool((adjacency.values() != 1).any()):
+    saved = {key: item for key, item in saved.items() if key != "adj_t"} | {
+        "edge_index": adjacency.indices().flip(0)
+    }
+    if (
+        "edge_attr" not in saved
+        and "edge_weight" not in saved
+        and bool((adjacency.values() != 1).any())
+    ):
         saved["edge_attr"] = adjacency.values()
     return saved
 
@@ -90,9 +106,11 @@ def densify(x: Tensor, folder: Path, origin: str) -> Tensor:
     size, free = 4 * num_rows * num_columns, free_space(folder)
     what = f"{x.values().numel():,} numbers of {num_rows:,} nodes x {num_columns:,} columns, {format_bytes(size)} dense"
     if 2 * size > free:
-        raise ValueError(f"{origin}: x is sparse, {what}: cache_dir needs twice as much to prepare it, and its disk "
-                         f"has {format_bytes(free)} free. Set cache_dir to a larger disk, or save fewer columns, for "
-                         "example those that scikit-learn's TruncatedSVD makes of them")
+        raise ValueError(
+            f"{origin}: x is sparse, {what}: cache_dir needs twice as much to prepare it, and its disk "
+            f"has {format_bytes(free)} free. Set cache_dir to a larger disk, or save fewer columns, for "
+            "example those that scikit-learn's TruncatedSVD makes of them"
+        )
     log.info("%s: x is sparse, %s: its dense rows lie in a file of cache_dir", origin, what)
     storage = DiskStorage(folder)
     dense = storage.zeros(num_rows, num_columns)

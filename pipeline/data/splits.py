@@ -29,9 +29,17 @@ def shuffle_all(count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)
 
 
-def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction: float, *,
-           unit: str = "label", times: np.ndarray | None = None,
-           until: tuple[float, float] | None = None, groups: np.ndarray | None = None) -> list[Tensor]:
+def divide(
+    order: np.ndarray,
+    count: int,
+    train_fraction: float,
+    valid_fraction: float,
+    *,
+    unit: str = "label",
+    times: np.ndarray | None = None,
+    until: tuple[float, float] | None = None,
+    groups: np.ndarray | None = None,
+) -> list[Tensor]:
     """Divide nodes or graphs in their order: the first for training, then those for validation, the rest for the test.
 
     Sizes are rounded down. With groups, a border is the nearest one between two of them.
@@ -52,22 +60,30 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
     """
     ends = [int(train_fraction * len(order)), int((train_fraction + valid_fraction) * len(order))]
     if not len(order):
-        raise ValueError(f"there are no {unit}s to divide into training, validation and test: give some")
+        raise ValueError(
+            f"there are no {unit}s to divide into training, validation and test: give some"
+        )
     if times is not None and until is not None:
         ends = np.searchsorted(times, until, side="right").tolist()
         if not ends[0]:
-            raise ValueError(f"data.train_until is before all times of {words.count(len(order), unit)}: training would "
-                             "have none. Give a later time")
+            raise ValueError(
+                f"data.train_until is before all times of {words.count(len(order), unit)}: training would "
+                "have none. Give a later time"
+            )
         if ends[0] == ends[1]:
-            raise ValueError(f"no time of {words.count(len(order), unit)} is after data.train_until and not after "
-                             "data.valid_until: validation would have none. Give other times")
+            raise ValueError(
+                f"no time of {words.count(len(order), unit)} is after data.train_until and not after "
+                "data.valid_until: validation would have none. Give other times"
+            )
     elif times is not None:
         _report_equal(times, ends, unit)
     elif groups is not None:
         ends = _ends_of_groups(groups, ends)
     if not ends[0]:
-        raise ValueError(f"data.train_fraction={train_fraction:.4g} of {words.count(len(order), unit)} is none. Raise "
-                         f"it, or give more {unit}s")
+        raise ValueError(
+            f"data.train_fraction={train_fraction:.4g} of {words.count(len(order), unit)} is none. Raise "
+            f"it, or give more {unit}s"
+        )
     masks = []
     for part in np.split(order, ends):
         mask = torch.zeros(count, dtype=torch.bool)
@@ -76,7 +92,9 @@ def divide(order: np.ndarray, count: int, train_fraction: float, valid_fraction:
     return masks
 
 
-def shuffle_groups(chosen: np.ndarray, groups: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def shuffle_groups(
+    chosen: np.ndarray, groups: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Bring groups into a random order.
 
     Args:
@@ -97,8 +115,10 @@ def _ends_of_groups(groups: np.ndarray, ends: list[int]) -> list[int]:
     borders = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1, [len(groups)]])
     sizes = np.diff([0, *ends, len(groups)])
     if len(borders) - 1 < (num_splits := int((sizes > 0).sum())):
-        raise ValueError(f"data.split_by: {words.count(len(borders) - 1, 'group')} cannot be divided into {num_splits} "
-                         "splits. Choose another column, or leave it out")
+        raise ValueError(
+            f"data.split_by: {words.count(len(borders) - 1, 'group')} cannot be divided into {num_splits} "
+            "splits. Choose another column, or leave it out"
+        )
     first, last = (int(np.abs(borders - end).argmin()) for end in ends)
     first = min(max(first, 1), len(borders) - 1 - int((sizes[1:] > 0).sum()))
     last = min(max(last, first + int(sizes[1] > 0)), len(borders) - 1 - int(sizes[2] > 0))
@@ -106,11 +126,17 @@ def _ends_of_groups(groups: np.ndarray, ends: list[int]) -> list[int]:
 
 
 def _report_equal(times: np.ndarray, ends: list[int], unit: str) -> None:
-    """Log how many times are equal on both sides of a border: training then knows a part of the time of the next split.
-    """
+    """Log how many times are equal on both sides of a border: training then knows a part of the time of the next split."""
     for border, end in zip(("training and validation", "validation and test"), ends, strict=True):
         if 0 < end < len(times) and times[end - 1] == times[end]:
-            first, last = (int(np.searchsorted(times, times[end], side)) for side in ("left", "right"))
-            log.info("split: the border of %s is within %s of one time, %s before it and %s behind it; "
-                     "data.train_until and data.valid_until (data=tables) put it between two times", border,
-                     words.count(last - first, unit), f"{end - first:,}", f"{last - end:,}")
+            first, last = (
+                int(np.searchsorted(times, times[end], side)) for side in ("left", "right")
+            )
+            log.info(
+                "split: the border of %s is within %s of one time, %s before it and %s behind it; "
+                "data.train_until and data.valid_until (data=tables) put it between two times",
+                border,
+                words.count(last - first, unit),
+                f"{end - first:,}",
+                f"{last - end:,}",
+            )

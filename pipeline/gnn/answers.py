@@ -17,8 +17,14 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks(),
-           stop: StopRequest | None = None) -> dict[str, Any]:
+def finish(
+    setup: Setup,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+) -> dict[str, Any]:
     """Choose what a run answers with at its end, if it has a simple method, and smooth this, if asked to.
 
     Returns:
@@ -41,8 +47,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, *, ranks: Ranks = Ranks
 
 
 def answer(setup: Setup, predicted: Predicted, run: SavedRun) -> Predicted:
-    """Mix the predictions of a network with those of the simple method of its run; those of links when they are asked.
-    """
+    """Mix the predictions of a network with those of the simple method of its run; those of links when they are asked."""
     if setup.base is None or (kept := fusion.read_kept(run)) is None:
         return predicted
     if isinstance(setup.task, LinkTask):

@@ -21,9 +21,15 @@ class WeightAverage:
 
     def __init__(self, model: torch.nn.Module, decay: float):
         # Each once: a tensor that several modules share has a name for each.
-        found = {id(value): (name, value) for name, value in model.state_dict(keep_vars=True).items()
-                 if value.is_floating_point()}
-        self._names, self._values = [name for name, _ in found.values()], [value for _, value in found.values()]
+        found = {
+            id(value): (name, value)
+            for name, value in model.state_dict(keep_vars=True).items()
+            if value.is_floating_point()
+        }
+        self._names, self._values = (
+            [name for name, _ in found.values()],
+            [value for _, value in found.values()],
+        )
         self._averages: list[Tensor] = []
         self._model, self._decay = model, decay
 
@@ -55,8 +61,10 @@ class WeightAverage:
         Raises:
             TypeError: it is of another model.
         """
-        averages = [weights[name].to(value.device, copy=True)
-                    for name, value in zip(self._names, self._values, strict=True)]
+        averages = [
+            weights[name].to(value.device, copy=True)
+            for name, value in zip(self._names, self._values, strict=True)
+        ]
         for name, value, average in zip(self._names, self._values, averages, strict=True):
             if average.shape != value.shape or average.dtype != value.dtype:
                 raise TypeError(f"{name} is {average.dtype} of {list(average.shape)}")
@@ -64,7 +72,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for value, average in zip(self._values, self._averages, strict=False):  # none before the first step
+        for value, average in zip(
+            self._values, self._averages, strict=False
+        ):  # none before the first step
             kept = value.clone()
             value.copy_(average)
             average.copy_(kept)

@@ -60,8 +60,10 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
     task = None if is_chosen and reason else kind_of(config).task(data)
     if is_chosen and (task is None or (reason := _why_not(data, task))):
         if config.task.reads_base:
-            raise ValueError(f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto "
-                             f"chooses none: {reason}")
+            raise ValueError(
+                f"task.candidate={config.task.candidate} reads a simple method, and task.base=auto "
+                f"chooses none: {reason}"
+            )
         if verify:
             log.info("no simple method (task.base=auto): %s", reason)
         return None
@@ -69,25 +71,56 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
     if isinstance(task, LinkTask):
         seconds = float(seconds)
         asked: list = [LINKS_FORMAT, seconds, task.metric, task.test_data is not None]
-        return _keep(config, data, asked, LinkBase, partial(fit_link_base, data, task, seconds), verify=verify)
+        return _keep(
+            config,
+            data,
+            asked,
+            LinkBase,
+            partial(fit_link_base, data, task, seconds),
+            verify=verify,
+        )
     if not isinstance(task, NodeTask):  # a kind of others
         if is_chosen:
             return None
-        raise ValueError(f"task.base={config.task.base}: this task has no simple methods. Leave it out")
+        raise ValueError(
+            f"task.base={config.task.base}: this task has no simple methods. Leave it out"
+        )
     shape, marks = (task.num_rows, task.out_channels), data.get(MARKS, NO_MARKS)
-    asked = [FORMAT, config.task.base, seconds, task.metric, config.data.components, *shape,
-             *[marks] * any(map(any, marks))]
+    asked = [
+        FORMAT,
+        config.task.base,
+        seconds,
+        task.metric,
+        config.data.components,
+        *shape,
+        *[marks] * any(map(any, marks)),
+    ]
 
     def check(path: Path, base: Base) -> None:
         if tuple(base.rows.shape) != shape or not base.rows.isfinite().all():
             raise DamagedFile(f"{path} is damaged: it holds other scores than of {shape[0]:,} rows")
 
-    return _keep(config, data, asked, Base, partial(fit_base, data, task, config.task.base, seconds=seconds), check,
-                 verify=verify)
+    return _keep(
+        config,
+        data,
+        asked,
+        Base,
+        partial(fit_base, data, task, config.task.base, seconds=seconds),
+        check,
+        verify=verify,
+    )
 
 
-def _keep(config: GNNConfig, data: Graph, asked: list, form: type[AnyBase], fit: Callable[[], AnyBase],
-          check: Callable[[Path, AnyBase], None] = lambda path, base: None, *, verify: bool) -> AnyBase:
+def _keep(
+    config: GNNConfig,
+    data: Graph,
+    asked: list,
+    form: type[AnyBase],
+    fit: Callable[[], AnyBase],
+    check: Callable[[Path, AnyBase], None] = lambda path, base: None,
+    *,
+    verify: bool,
+) -> AnyBase:
     """Fit a simple method, or read from the cache what was fitted.
 
     Args:
@@ -101,17 +134,32 @@ def _keep(config: GNNConfig, data: Graph, asked: list, form: type[AnyBase], fit:
         pulse.beat("fitting simple methods", pulse.State.LONG)
         return vars(fit())
 
-    base = form(**checkpoint.keep(
-        path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}"), fit_now, again="fitting it again",
-        verify=verify, check=lambda path, content: check(path, read_back.build(path, form, content))))
+    base = form(
+        **checkpoint.keep(
+            path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}"),
+            fit_now,
+            again="fitting it again",
+            verify=verify,
+            check=lambda path, content: check(path, read_back.build(path, form, content)),
+        )
+    )
     if verify:
-        log.info("simple method: %s, valid %s, %.1f s", base.title, format_score(base.scores["valid"]), base.seconds)
+        log.info(
+            "simple method: %s, valid %s, %.1f s",
+            base.title,
+            format_score(base.scores["valid"]),
+            base.seconds,
+        )
     return base
 
 
 def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
     """Return the value of task.base_seconds if it is "auto" and a method is chosen: a part of the network's time."""
-    if config.task.base != keys.AUTO or config.task.base_seconds != keys.AUTO or config.why_no_base():
+    if (
+        config.task.base != keys.AUTO
+        or config.task.base_seconds != keys.AUTO
+        or config.why_no_base()
+    ):
         return {}
     num_ranked, most = 0, MOST_TIMES * config.baselines.seconds
     if config.predicts_links and ranks_at(config.task.metric or data.metric):
@@ -129,8 +177,12 @@ def _why_not(data: Graph, task: Task) -> str | None:
     return None
 
 
-def show(config: GNNConfig, data: Graph, base: Base | LinkBase | None,
-         moments: Sequence[float] | None = None) -> Graph:
+def show(
+    config: GNNConfig,
+    data: Graph,
+    base: Base | LinkBase | None,
+    moments: Sequence[float] | None = None,
+) -> Graph:
     """Give the nodes of a graph the scores of a simple method as columns, where the network reads them.
 
     They stand behind the features of the nodes, in a graph with several types of nodes behind those of the type with
@@ -153,10 +205,17 @@ def show(config: GNNConfig, data: Graph, base: Base | LinkBase | None,
         first = types.widths[place]
         wide = own.new_zeros(data.num_nodes, max(num_own, first + columns.size(1)))
         wide[:, :num_own] = own
-        wide[nodes.start:nodes.stop, first:first + columns.size(1)] = columns[nodes.start:nodes.stop]
+        wide[nodes.start : nodes.stop, first : first + columns.size(1)] = columns[
+            nodes.start : nodes.stop
+        ]
         own, columns = wide, wide[:, :0]
-        shown.types = replace(types, widths=[width + base.rows.size(1) * (number == place)
-                                             for number, width in enumerate(types.widths)])
+        shown.types = replace(
+            types,
+            widths=[
+                width + base.rows.size(1) * (number == place)
+                for number, width in enumerate(types.widths)
+            ],
+        )
     shown.x = torch.cat([own, columns, categories], dim=1)
     if config.task.candidate == "offset":
         shown[BASE_COLUMNS] = [first, scale, shift]

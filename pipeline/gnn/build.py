@@ -60,9 +60,12 @@ def check(config: GNNConfig) -> None:
     Raises:
         ValueError: names the key.
     """
-    for key, name, members in (("task", config.task.name, KINDS), ("loader", config.loader.name, LOADERS),
-                               ("partition", config.partition.name, PARTITIONS),
-                               ("features", config.features.name, FEATURES)):
+    for key, name, members in (
+        ("task", config.task.name, KINDS),
+        ("loader", config.loader.name, LOADERS),
+        ("partition", config.partition.name, PARTITIONS),
+        ("features", config.features.name, FEATURES),
+    ):
         if name not in members:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     config = config.representative
@@ -70,20 +73,36 @@ def check(config: GNNConfig) -> None:
     LOADERS[config.loader.name].check(config)
     machine = estimate.machine_of(config)
     if config.data.device in ("cuda", "pinned") and not machine.on_gpu:
-        raise ValueError(f"data.device={config.data.device} needs a GPU that trains; this run has device="
-                         f"{config.device}{'' if config.device == 'cpu' else ', and torch sees no GPU here'}. Leave it "
-                         "out")
+        raise ValueError(
+            f"data.device={config.data.device} needs a GPU that trains; this run has device="
+            f"{config.device}{'' if config.device == 'cpu' else ', and torch sees no GPU here'}. Leave it "
+            "out"
+        )
     check_table(config, num_nodes=1)
     if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
         check_class(config)
         return
-    sizes = {name: value for name, value in vars(config.model).items() if type(value) is int and name != "num_groups"}
+    sizes = {
+        name: value
+        for name, value in vars(config.model).items()
+        if type(value) is int and name != "num_groups"
+    }
     heads = getattr(config.model, "kwargs", {}).get("heads", 1)
-    estimate.check_model(sizes, vars(type(config.model)()), lambda sizes: construct(
-        keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
-        in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"], out_channels=1,
-        edge_dim=None if getattr(config.model, "knn", 0) else 1, num_categories=0), machine,
-        step=heads if isinstance(heads, int) and heads > 1 else getattr(config.model, "num_groups", 1))
+    estimate.check_model(
+        sizes,
+        vars(type(config.model)()),
+        lambda sizes: construct(
+            keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
+            in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"],
+            out_channels=1,
+            edge_dim=None if getattr(config.model, "knn", 0) else 1,
+            num_categories=0,
+        ),
+        machine,
+        step=heads
+        if isinstance(heads, int) and heads > 1
+        else getattr(config.model, "num_groups", 1),
+    )
 
 
 def check_table(config: GNNConfig, num_nodes: int) -> None:
@@ -93,8 +112,14 @@ def check_table(config: GNNConfig, num_nodes: int) -> None:
         ValueError: names the key.
     """
     features = config.features
-    estimate.check_table(num_nodes, config.learned_channels, estimate.machine_of(config), optimizer=features.optimizer,
-                         hidden_channels=config.model.hidden_channels, device=features.device)
+    estimate.check_table(
+        num_nodes,
+        config.learned_channels,
+        estimate.machine_of(config),
+        optimizer=features.optimizer,
+        hidden_channels=config.model.hidden_channels,
+        device=features.device,
+    )
 
 
 def check_activations(config: GNNConfig, data: Data) -> None:
@@ -104,16 +129,28 @@ def check_activations(config: GNNConfig, data: Data) -> None:
         ValueError: names the keys.
     """
     model, found = config.model, LOADERS[config.loader.name].num_nodes(config, data)
-    if hasattr(model, "path") or found is None:  # a class of the user's, whose layers and channels nobody knows
+    if (
+        hasattr(model, "path") or found is None
+    ):  # a class of the user's, whose layers and channels nobody knows
         return
     recomputes = model.name == "equilibrium" or getattr(model, "reversible", False)
     estimate.check_activations(
-        found[0], 1 if recomputes else model.num_layers, model.hidden_channels, estimate.machine_of(config),
-        mend=found[1], bytes_each=4 if config.train.precision == "fp32" else 2)
+        found[0],
+        1 if recomputes else model.num_layers,
+        model.hidden_channels,
+        estimate.machine_of(config),
+        mend=found[1],
+        bytes_each=4 if config.train.precision == "fp32" else 2,
+    )
 
 
-def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | None = None,
-              describes: bool = True) -> OpenData:
+def open_data(
+    config: GNNConfig,
+    device: torch.device,
+    *,
+    content_hash: str | None = None,
+    describes: bool = True,
+) -> OpenData:
     """Open the graph of a run: check it, find its components, and choose those to train on.
 
     Args:
@@ -134,15 +171,23 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     if not (is_new and describes) and config.data.components == "all":
         parts = [(None, data)]
     elif not kind.is_one_graph:
-        log.info("graphs: %s, with %s nodes and %s directed edges in all", f"{data.ptr.numel() - 1:,}",
-                 f"{data.num_nodes:,}", f"{data.num_edges:,}")
+        log.info(
+            "graphs: %s, with %s nodes and %s directed edges in all",
+            f"{data.ptr.numel() - 1:,}",
+            f"{data.num_nodes:,}",
+            f"{data.num_edges:,}",
+        )
         log.info("%s", _describe_inputs(config, data, label_input=0))
         parts = [(None, data)]
     else:
         components = _find_components(config, data, is_new)
         parts = split_components(
-            data, components, config.data.components, config.data.min_component_size,
-            partial(keep_component, config.data, config.cache_dir, data, verify=is_new))
+            data,
+            components,
+            config.data.components,
+            config.data.min_component_size,
+            partial(keep_component, config.data, config.cache_dir, data, verify=is_new),
+        )
     config, setups = keys.replaced(config, settle(Setup(config, data, device))), []
     config = keys.replaced(config, bases.settle(config, parts[0][1]))
     for number, part in parts:
@@ -152,8 +197,11 @@ def open_data(config: GNNConfig, device: torch.device, *, content_hash: str | No
     if config.partition.num_parts == keys.AUTO:
         config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
     for setup in setups:  # what does not fit is refused before anything is written or trained
-        setup.config = config if setup.number is None else replace(
-            config, data=replace(config.data, components=setup.number))
+        setup.config = (
+            config
+            if setup.number is None
+            else replace(config, data=replace(config.data, components=setup.number))
+        )
         if is_new:
             check_table(config, setup.data.num_nodes)
             check_activations(config, setup.data)
@@ -168,13 +216,23 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
     """Find the connected components, or read them from the cache; the log tells of a new graph."""
     if is_new:
         if data.num_edges >= MANY_EDGES:
-            log.info("graph: looking for irregular edges and connected components among %s "
-                     "edges", f"{data.num_edges:,}")
+            log.info(
+                "graph: looking for irregular edges and connected components among %s edges",
+                f"{data.num_edges:,}",
+            )
         log.info("graph: %s", describe_edges(data, several_relations=not data.types.homogeneous))
         if not data.types.homogeneous:
             log.info("graph: %s", data.types)
-        log.info("%s", _describe_inputs(config, data, label_input=config.train.label_input,
-                                        num_learned=config.learned_channels, concat=config.features.concat))
+        log.info(
+            "%s",
+            _describe_inputs(
+                config,
+                data,
+                label_input=config.train.label_input,
+                num_learned=config.learned_channels,
+                concat=config.features.concat,
+            ),
+        )
     components = find_or_read(config, data, verify=is_new)
     if is_new:
         log.info("%s", components)
@@ -182,24 +240,37 @@ def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
 
 
 def _describe_inputs(config: GNNConfig, data: Data, **options: Any) -> str:
-    text = describe_inputs(data, is_file=config.data.source.startswith(("file", "ogb")),
-                           node_features=config.data.node_features, num_hops=config.data.propagate,
-                           num_walks=getattr(config.data, "random_walk", None) or 0,
-                           num_vectors=getattr(config.data, "laplacian", None) or 0,
-                           learned_types=config.features.types, **options)
+    text = describe_inputs(
+        data,
+        is_file=config.data.source.startswith(("file", "ogb")),
+        node_features=config.data.node_features,
+        num_hops=config.data.propagate,
+        num_walks=getattr(config.data, "random_walk", None) or 0,
+        num_vectors=getattr(config.data, "laplacian", None) or 0,
+        learned_types=config.features.types,
+        **options,
+    )
     weight = config.task.text_scores
-    return f"{text}; logits begin at {weight:g} times the scores of texts (task.text_scores)" if weight else text
+    return (
+        f"{text}; logits begin at {weight:g} times the scores of texts (task.text_scores)"
+        if weight
+        else text
+    )
 
 
 def _check_edge_features(config: GNNConfig, data: Data) -> None:
     knn = getattr(config.model, "knn", 0)
     if knn and data.edge_attr is not None:
-        raise ValueError(f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
-                         f"of the edges of {config.data.origin()} would be lost. Leave model.knn out, or save the "
-                         "graph without edge_attr")
+        raise ValueError(
+            f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
+            f"of the edges of {config.data.origin()} would be lost. Leave model.knn out, or save the "
+            "graph without edge_attr"
+        )
 
 
-def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> GNNTrainer:
+def build_trainer(
+    setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None
+) -> GNNTrainer:
     """Build what trains a model on a graph, for this rank.
 
     Raises:
@@ -217,12 +288,30 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
     model, table = setup.model, setup.table
     setup.begin()
     refuse_sparse_modules(model, train.optimizer)
-    predict_all, decay = build_predictor(setup, ranks, stop), build_decay(config, setup.task, schedule)
+    predict_all, decay = (
+        build_predictor(setup, ranks, stop),
+        build_decay(config, setup.task, schedule),
+    )
     trainer = GNNTrainer(
-        model, build_optimizer(config, model), setup.task, loader, schedule, predict_all, device=device, decay=decay,
-        average=build_average(config, model), table=table, precision=train.precision,
-        clip_grad_norm=train.clip_grad_norm, seed=config.seed, prefetch=config.partition.prefetch, kernel=kernel,
-        ranks=ranks, stop=stop, is_static=choose_static(config, setup.task, kernel, device, model))
+        model,
+        build_optimizer(config, model),
+        setup.task,
+        loader,
+        schedule,
+        predict_all,
+        device=device,
+        decay=decay,
+        average=build_average(config, model),
+        table=table,
+        precision=train.precision,
+        clip_grad_norm=train.clip_grad_norm,
+        seed=config.seed,
+        prefetch=config.partition.prefetch,
+        kernel=kernel,
+        ranks=ranks,
+        stop=stop,
+        is_static=choose_static(config, setup.task, kernel, device, model),
+    )
     _describe_model(setup, trainer.about.num_parameters)
     log.info("%s%s", schedule, decay)
     return trainer
@@ -230,15 +319,25 @@ def build_trainer(setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | N
 
 def _describe_model(setup: Setup, num_parameters: int) -> None:
     config, encoder = setup.config, setup.kind.encoder(setup.model)
-    title = getattr(encoder, "title", f"{config.model.num_layers} layers x {config.model.hidden_channels} channels")
+    title = getattr(
+        encoder,
+        "title",
+        f"{config.model.num_layers} layers x {config.model.hidden_channels} channels",
+    )
     log.info("model: %s, %s parameters, on %s", title, f"{num_parameters:,}", setup.device)
     if config.model.is_foreign:
         log.info("%s", describe_foreign(setup.kind, encoder, setup.data))
     if knn := getattr(config.model, "knn", 0):
-        log.info("the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes", knn)
+        log.info(
+            "the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes",
+            knn,
+        )
     if setup.table is not None:
-        log.info("table: %s, scaled and warmed up as the model's%s", setup.table,
-                 "; train.weight_decay is that of the model alone" if config.train.weight_decay else "")
+        log.info(
+            "table: %s, scaled and warmed up as the model's%s",
+            setup.table,
+            "; train.weight_decay is that of the model alone" if config.train.weight_decay else "",
+        )
 
 
 def prepare(setup: Setup) -> None:

@@ -26,8 +26,12 @@ REACH = 5.0
 NUM_BINS = 15
 
 
-def fit_temperatures(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor, "num_rows targets"], *,
-                     are_classes: bool) -> Float[Tensor, " temperatures"]:
+def fit_temperatures(
+    logits: Float[Tensor, "num_rows columns"],
+    y: Shaped[Tensor, "num_rows targets"],
+    *,
+    are_classes: bool,
+) -> Float[Tensor, " temperatures"]:
     """Fit the temperature of classes, or one for each binary task.
 
     Args:
@@ -45,8 +49,14 @@ def fit_temperatures(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor
         known = ~target.isnan()
         column, target = column[known], target[known]
         is_mixed = target.numel() > 0 and bool((target != target[0]).any())
-        found.append(_fit(lambda scaled, target=target: F.binary_cross_entropy_with_logits(scaled, target), column)
-                     if is_mixed else 1.0)
+        found.append(
+            _fit(
+                lambda scaled, target=target: F.binary_cross_entropy_with_logits(scaled, target),
+                column,
+            )
+            if is_mixed
+            else 1.0
+        )
     return torch.tensor(found)
 
 
@@ -54,7 +64,9 @@ def _fit(loss: Callable, logits: Tensor) -> float:
     def at(log_t: float) -> float:
         return float(loss(logits / math.exp(log_t)))
 
-    size = float((logits - logits.mean(-1, keepdim=True) if logits.dim() > 1 else logits).abs().mean())
+    size = float(
+        (logits - logits.mean(-1, keepdim=True) if logits.dim() > 1 else logits).abs().mean()
+    )
     for middle in (0.0, math.log(max(size, 1e-300))):
         bounds = middle - REACH, middle + REACH
         best = minimize_scalar(at, bounds=bounds, method="bounded")
@@ -64,8 +76,12 @@ def _fit(loss: Callable, logits: Tensor) -> float:
     return 1.0
 
 
-def calibration_error(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tensor, "num_rows targets"], *,
-                      are_classes: bool) -> float:
+def calibration_error(
+    logits: Float[Tensor, "num_rows columns"],
+    y: Shaped[Tensor, "num_rows targets"],
+    *,
+    are_classes: bool,
+) -> float:
     """Compute the expected calibration error: how far, on average, the probability of a prediction is from the share of
     such predictions that are right. Rows are put into :data:`NUM_BINS` bins of equal width by their probability.
 
@@ -81,11 +97,15 @@ def calibration_error(logits: Float[Tensor, "num_rows columns"], y: Shaped[Tenso
     return _error(probability, right)
 
 
-def _error(probability: Float[Tensor, " num_predictions"], right: Bool[Tensor, " num_predictions"]) -> float:
+def _error(
+    probability: Float[Tensor, " num_predictions"], right: Bool[Tensor, " num_predictions"]
+) -> float:
     if not probability.numel():
         return math.nan
     place = (probability * NUM_BINS).long().clamp(max=NUM_BINS - 1)
-    gap = torch.zeros(NUM_BINS, dtype=torch.float64).index_add_(0, place, right.double() - probability)
+    gap = torch.zeros(NUM_BINS, dtype=torch.float64).index_add_(
+        0, place, right.double() - probability
+    )
     return float(gap.abs().sum() / probability.numel())
 
 
@@ -97,23 +117,32 @@ def calibrate(predicted: Predicted) -> Predicted:
     """
     data, rows = predicted.graph, predicted.rows
     if data.metric in VALUE_METRICS:
-        raise ValueError("calibrate=true is for classes and binary tasks, and the labels are real values "
-                         f"({data.metric}). Leave it out")
+        raise ValueError(
+            "calibrate=true is for classes and binary tasks, and the labels are real values "
+            f"({data.metric}). Leave it out"
+        )
     are_classes, errors = data.metric in CLASS_METRICS, []
     mask = data.valid_mask
     if not bool(mask.any()):
-        raise ValueError("calibrate=true fits a temperature to the validation labels, and the valid split is empty. "
-                         "Leave it out")
+        raise ValueError(
+            "calibrate=true fits a temperature to the validation labels, and the valid split is empty. "
+            "Leave it out"
+        )
     temperatures = fit_temperatures(rows[mask], data.y[mask], are_classes=are_classes)
     scaled = rows / temperatures
     for split in ("valid", "test"):
         mask = data[f"{split}_mask"]
-        before, after = (calibration_error(each[mask], data.y[mask], are_classes=are_classes)
-                         for each in (rows, scaled))
+        before, after = (
+            calibration_error(each[mask], data.y[mask], are_classes=are_classes)
+            for each in (rows, scaled)
+        )
         if not math.isnan(before):
             errors.append(f"{split} {format_score(before)} -> {format_score(after)}")
-    shown = f"temperature {float(temperatures[0]):.3g}" if len(temperatures) == 1 else \
-        f"temperatures {float(temperatures.min()):.3g} to {float(temperatures.max()):.3g}"
+    shown = (
+        f"temperature {float(temperatures[0]):.3g}"
+        if len(temperatures) == 1
+        else f"temperatures {float(temperatures.min()):.3g} to {float(temperatures.max()):.3g}"
+    )
     log.info("calibration: %s; expected calibration error: %s", shown, ", ".join(errors))
     thresholds = None if predicted.thresholds is None else predicted.thresholds / temperatures
     return replace(predicted, rows=scaled, temperatures=temperatures, thresholds=thresholds)

@@ -26,8 +26,13 @@ log = logging.getLogger(__name__)
 TRIED, FOLDER = ("network", "offset"), "candidate_"
 
 
-def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNConfig], folder: Path, *,
-                ranks: Ranks = Ranks()) -> dict:
+def train_parts(
+    train_one: Callable[[Setup, Path], dict],
+    opened: OpenData[GNNConfig],
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+) -> dict:
     """Train the model of a run, or one for each component, or one for each use of its simple method.
 
     Of the last, the model whose answer has the best validation metric becomes that of the run: its files stand in the
@@ -40,24 +45,35 @@ def train_parts(train_one: Callable[[Setup, Path], dict], opened: OpenData[GNNCo
         The content of ``summary.json``; empty on other ranks than the first.
     """
     if opened.config.chooses_model:
-        opened = settings.choose(train_one, opened, folder, of_base=partial(_candidate, name="offset"), ranks=ranks)
+        opened = settings.choose(
+            train_one, opened, folder, of_base=partial(_candidate, name="offset"), ranks=ranks
+        )
     first, task = cast(Setup, opened.parts[0]), opened.config.task
-    is_own = hasattr(opened.config.model, "path")  # a class of the user's, which may expect the columns of the data
+    is_own = hasattr(
+        opened.config.model, "path"
+    )  # a class of the user's, which may expect the columns of the data
     if first.base is None or not _has_candidates(first) or is_own:
         summary = train_components(train_one, opened, folder, ranks=ranks)
         return _with_candidates(summary, task.candidate, folder) if ranks.is_first else summary
     summaries = dict[str, dict]()
     for name in TRIED:
         if skipped := ranks.broadcast(
-                _why_skipped(cast(Base, first.base), summaries) if ranks.is_first and summaries else None):
+            _why_skipped(cast(Base, first.base), summaries)
+            if ranks.is_first and summaries
+            else None
+        ):
             log.info("candidate %s is skipped: %s", name, skipped)
             continue
         log.info("candidate %s, in %s", name, folder / f"{FOLDER}{name}")
         summaries[name] = train_one(_candidate(first, name), folder / f"{FOLDER}{name}")
     if not ranks.is_first:
         return {}
-    best = max(summaries, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"]))
-    log.info("candidate %s is the model of the run, by the valid %s", best, summaries[best]["metric"])
+    best = max(
+        summaries, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"])
+    )
+    log.info(
+        "candidate %s is the model of the run, by the valid %s", best, summaries[best]["metric"]
+    )
     _adopt(folder / f"{FOLDER}{best}", folder)
     write_config(keys.replaced(opened.config, {"task.candidate": best}), folder)
     return merge(summaries, best)
@@ -76,18 +92,28 @@ def _why_skipped(base: Base, summaries: dict[str, dict]) -> str | None:
 
 def _with_candidates(summary: dict, best: str, folder: Path) -> dict:
     """Add what other candidates reached to the summary of a run that chose one of them before it was resumed."""
-    paths = {name: path for name in TRIED if files.is_there(path := folder / f"{FOLDER}{name}" / "summary.json")}
+    paths = {
+        name: path
+        for name in TRIED
+        if files.is_there(path := folder / f"{FOLDER}{name}" / "summary.json")
+    }
     if best not in paths:
         return summary
     try:
-        return merge({name: files.read_json(path) for name, path in paths.items()} | {best: summary}, best)
+        return merge(
+            {name: files.read_json(path) for name, path in paths.items()} | {best: summary}, best
+        )
     except (DamagedFile, LookupError, TypeError) as error:
         log.warning("the candidates are not told: %s", one_line(error))
         return summary
 
 
 def _has_candidates(setup: Setup) -> bool:
-    return setup.base is not None and setup.config.task.candidate == keys.AUTO and setup.kind.reads_base
+    return (
+        setup.base is not None
+        and setup.config.task.candidate == keys.AUTO
+        and setup.kind.reads_base
+    )
 
 
 def _candidate(whole: Setup, name: str) -> Setup:
@@ -95,8 +121,14 @@ def _candidate(whole: Setup, name: str) -> Setup:
     if not _has_candidates(whole):
         return whole
     config = keys.replaced(whole.config, {"task.candidate": name})
-    return Setup(config, bases.show(config, whole.data, whole.base), whole.device, f"{FOLDER}{name}", whole.base,
-                 whole.data)
+    return Setup(
+        config,
+        bases.show(config, whole.data, whole.base),
+        whole.device,
+        f"{FOLDER}{name}",
+        whole.base,
+        whole.data,
+    )
 
 
 def _adopt(own: Path, folder: Path) -> None:
@@ -104,14 +136,24 @@ def _adopt(own: Path, folder: Path) -> None:
     for path in sorted(own.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             files.own_folder(folder / path.relative_to(own))
-        elif path.is_file() and not path.is_symlink() and path.name not in ("config.yaml", "summary.json", ".lock"):
+        elif (
+            path.is_file()
+            and not path.is_symlink()
+            and path.name not in ("config.yaml", "summary.json", ".lock")
+        ):
             files.link(path, folder / path.relative_to(own))
 
 
 def merge(summaries: dict[str, dict], best: str) -> dict[str, Any]:
     """Return the summary of the best candidate, with the metrics and the time of all of them."""
     each = list(summaries.values())
-    return {**summaries[best], "wall_seconds": round(sum(one["wall_seconds"] for one in each), 2),
-            "peak_memory_bytes": max(one["peak_memory_bytes"] for one in each), "candidate": best,
-            "candidates": {name: {key: one[key] for key in ("best_epoch", "best_valid", "test", "network")}
-                           for name, one in summaries.items()}}
+    return {
+        **summaries[best],
+        "wall_seconds": round(sum(one["wall_seconds"] for one in each), 2),
+        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in each),
+        "candidate": best,
+        "candidates": {
+            name: {key: one[key] for key in ("best_epoch", "best_valid", "test", "network")}
+            for name, one in summaries.items()
+        },
+    }

@@ -40,14 +40,24 @@ def find_or_read(config: GNNConfig, data: Data, *, verify: bool) -> Components:
     def check(path: Path, kept: dict) -> None:
         check_numbers(path, "index", kept["index"], len(kept["table"]), "component")
 
-    return Components.unpack(checkpoint.keep(
-        path_of(config.data, config.cache_dir, data.content_hash, "-components"),
-        lambda: find_components(data).pack(), again="finding them again", verify=verify,
-        check=check))
+    return Components.unpack(
+        checkpoint.keep(
+            path_of(config.data, config.cache_dir, data.content_hash, "-components"),
+            lambda: find_components(data).pack(),
+            again="finding them again",
+            verify=verify,
+            check=check,
+        )
+    )
 
 
-def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,
-                     ranks: Ranks = Ranks()) -> dict:
+def train_components(
+    train_one: Callable[[Setup, Path], dict],
+    opened: OpenData,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+) -> dict:
     """Train a model for all of the data, or one for each component: the largest one's model predicts all other nodes.
 
     Args:
@@ -65,7 +75,12 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
     summaries, predict_largest = {}, None
     for part in opened.parts:
         setup, own_folder = cast(Setup, part), folder / f"component_{part.number}"
-        log.info("component %s of %s, in %s", setup.number, count(setup.data.num_nodes, "node"), own_folder)
+        log.info(
+            "component %s of %s, in %s",
+            setup.number,
+            count(setup.data.num_nodes, "node"),
+            own_folder,
+        )
         summaries[str(setup.number)] = train_one(setup, own_folder)
         if not ranks.is_first:
             continue
@@ -78,10 +93,19 @@ def train_components(train_one: Callable[[Setup, Path], dict], opened: OpenData,
     rest = (~predicted).nonzero().squeeze(1)
     if len(rest):
         small = induced_subgraph(data, rest, dtype=torch.int64)
-        logits[rest] = predict_exact(cast(Callable, predict_largest), small, num_rows=len(rest),
-                                     out_channels=data.out_channels, device=opened.parts[0].device)
-        log.info("%s nodes of small components and of those without training nodes are predicted by the model of "
-                 "component %s", f"{len(rest):,}", opened.parts[0].number)
+        logits[rest] = predict_exact(
+            cast(Callable, predict_largest),
+            small,
+            num_rows=len(rest),
+            out_channels=data.out_channels,
+            device=opened.parts[0].device,
+        )
+        log.info(
+            "%s nodes of small components and of those without training nodes are predicted by the model of "
+            "component %s",
+            f"{len(rest):,}",
+            opened.parts[0].number,
+        )
     return merge_summaries(summaries, kind_of(opened.config).task(data).scores(None, logits))
 
 
@@ -104,13 +128,24 @@ def predict_part(setup: Setup, folder: Path) -> tuple[torch.Tensor, Callable]:
 def merge_summaries(summaries: dict[str, dict], scores: dict[str, float]) -> dict:
     """Sum the components' summaries up; the metrics are those of all nodes together."""
     each = list(summaries.values())
-    return {**each[0], "best_epoch": None, "best_valid": scores["valid"], "train": scores["train"],
-            "test": scores["test"],
-            **({"scores": more} if (more := {name: scores[name] for name in scores if name not in SPLITS}) else {}),
-            "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
-            "num_parameters": sum(s["num_parameters"] for s in each),
-            "wall_seconds": sum(s["wall_seconds"] for s in each),
-            "data_epochs": max(s["data_epochs"] for s in each),
-            "peak_memory_bytes": max(s["peak_memory_bytes"] for s in each),
-            "components": {number: {key: s[key] for key in ("best_epoch", "best_valid", "test")}
-                           for number, s in summaries.items()}}
+    return {
+        **each[0],
+        "best_epoch": None,
+        "best_valid": scores["valid"],
+        "train": scores["train"],
+        "test": scores["test"],
+        **(
+            {"scores": more}
+            if (more := {name: scores[name] for name in scores if name not in SPLITS})
+            else {}
+        ),
+        "weights_sha256": checkpoint.digest([s["weights_sha256"] for s in each]),
+        "num_parameters": sum(s["num_parameters"] for s in each),
+        "wall_seconds": sum(s["wall_seconds"] for s in each),
+        "data_epochs": max(s["data_epochs"] for s in each),
+        "peak_memory_bytes": max(s["peak_memory_bytes"] for s in each),
+        "components": {
+            number: {key: s[key] for key in ("best_epoch", "best_valid", "test")}
+            for number, s in summaries.items()
+        },
+    }

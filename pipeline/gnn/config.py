@@ -21,23 +21,54 @@ WITHOUT_CLUSTERS = {"loader.name": ("neighbor", "graph")}
 class PartitionConfig:
     """How the graph is cut into clusters."""
 
-    name: str = key("random", "Method that draws the clusters of a round: random, metis, metis_random, kaminpar, "
-                    "kaminpar_random or whole.", unless=WITHOUT_CLUSTERS)
-    num_parts: keys.Number = key(4, "Number of clusters of a partition. auto: as few as fit into memory.", minimum=1,
-                         may_be_auto=True, unless={"partition.name": ("whole",), **WITHOUT_CLUSTERS})
-    clusters_per_step: int = key(1, "Number of clusters that are merged into one batch, with the edges between them.",
-                                 minimum=1, unless=WITHOUT_CLUSTERS)
-    num_micro_parts: int = key(0, "Number of micro-clusters, which each round regroups into num_parts clusters. 0: 20 "
-                               "x num_parts.", minimum=0, unless=WITHOUT_CLUSTERS,
-                               when={"partition.name": ("metis_random", "kaminpar_random")})
-    stratify: bool = key(False, "Give each cluster the same share of the nodes of every type (graphs with several "
-                         "types of nodes).", unless=WITHOUT_CLUSTERS, when={"partition.name": ("random",)})
-    scale_sums: bool = key(False, "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
-                           "the graph divided by its degree in the cluster.",
-                           unless=WITHOUT_CLUSTERS, when={"model.aggr": ("add", "softmax_sum", "power_sum")})
-    prefetch: int = key(2, "Number of batches that a background thread prepares ahead of "
-                        "training.", minimum=1, below=1000,
-                        changes_numbers=False)
+    name: str = key(
+        "random",
+        "Method that draws the clusters of a round: random, metis, metis_random, kaminpar, "
+        "kaminpar_random or whole.",
+        unless=WITHOUT_CLUSTERS,
+    )
+    num_parts: keys.Number = key(
+        4,
+        "Number of clusters of a partition. auto: as few as fit into memory.",
+        minimum=1,
+        may_be_auto=True,
+        unless={"partition.name": ("whole",), **WITHOUT_CLUSTERS},
+    )
+    clusters_per_step: int = key(
+        1,
+        "Number of clusters that are merged into one batch, with the edges between them.",
+        minimum=1,
+        unless=WITHOUT_CLUSTERS,
+    )
+    num_micro_parts: int = key(
+        0,
+        "Number of micro-clusters, which each round regroups into num_parts clusters. 0: 20 "
+        "x num_parts.",
+        minimum=0,
+        unless=WITHOUT_CLUSTERS,
+        when={"partition.name": ("metis_random", "kaminpar_random")},
+    )
+    stratify: bool = key(
+        False,
+        "Give each cluster the same share of the nodes of every type (graphs with several "
+        "types of nodes).",
+        unless=WITHOUT_CLUSTERS,
+        when={"partition.name": ("random",)},
+    )
+    scale_sums: bool = key(
+        False,
+        "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
+        "the graph divided by its degree in the cluster.",
+        unless=WITHOUT_CLUSTERS,
+        when={"model.aggr": ("add", "softmax_sum", "power_sum")},
+    )
+    prefetch: int = key(
+        2,
+        "Number of batches that a background thread prepares ahead of training.",
+        minimum=1,
+        below=1000,
+        changes_numbers=False,
+    )
 
     @property
     def num_clusters(self) -> int:
@@ -70,11 +101,15 @@ class ModelConfig:
 
 
 # Models by name: module of models/networks/, class, and the dataclass of its options.
-MODELS = {"deepergcn": ("deepgcn", "DeeperGCN", options.DeeperGCNOptions),
-          "revgnn": ("reversible", "RevGNN", options.RevGNNOptions),
-          "equilibrium": ("equilibrium", "EquilibriumGNN", options.EquilibriumOptions),
-          "rgcn": ("relational", "RGCN", options.RGCNOptions), "hgt": ("relational", "HGT", options.HGTOptions),
-          "pyg": ("pyg", "PyGModel", options.PyGOptions), "custom": ("custom", "CustomModel", options.CustomOptions)}
+MODELS = {
+    "deepergcn": ("deepgcn", "DeeperGCN", options.DeeperGCNOptions),
+    "revgnn": ("reversible", "RevGNN", options.RevGNNOptions),
+    "equilibrium": ("equilibrium", "EquilibriumGNN", options.EquilibriumOptions),
+    "rgcn": ("relational", "RGCN", options.RGCNOptions),
+    "hgt": ("relational", "HGT", options.HGTOptions),
+    "pyg": ("pyg", "PyGModel", options.PyGOptions),
+    "custom": ("custom", "CustomModel", options.CustomOptions),
+}
 FOREIGN = ("pyg", "custom")
 
 
@@ -88,13 +123,22 @@ def _folder_of(package: str) -> Path:
 def _model_schema(name: str) -> type[ModelConfig]:
     """Make the keys of a model from its options; those that it shares with other models come last."""
     module, class_name, kind = MODELS[name]
-    shared = {option.name for base in kind.__bases__ if is_dataclass(base) for option in fields(base)}
-    declared = sorted((option for option in fields(kind) if option.metadata["is_key"]),
-                      key=lambda option: option.name in shared)
-    schema = make_dataclass(f"{class_name}Config", [("name", str, key(name, "Model.")), *map(_as_key, declared)],
-                            bases=(ModelConfig,),
-                            namespace={"__doc__": f"The options of :class:`models.networks.{module}.{class_name}`.",
-                                       "is_foreign": name in FOREIGN})
+    shared = {
+        option.name for base in kind.__bases__ if is_dataclass(base) for option in fields(base)
+    }
+    declared = sorted(
+        (option for option in fields(kind) if option.metadata["is_key"]),
+        key=lambda option: option.name in shared,
+    )
+    schema = make_dataclass(
+        f"{class_name}Config",
+        [("name", str, key(name, "Model.")), *map(_as_key, declared)],
+        bases=(ModelConfig,),
+        namespace={
+            "__doc__": f"The options of :class:`models.networks.{module}.{class_name}`.",
+            "is_foreign": name in FOREIGN,
+        },
+    )
     schema.__module__ = __name__  # where ranks find it
     return schema
 
@@ -104,8 +148,11 @@ def _as_key(option: Field) -> tuple[str, Any, Field]:
     allowed = dict(option.metadata["allowed"])
     when = {f"model.{name}": values for name, values in allowed.pop("when", {}).items()}
     is_mapping = option.type == dict | None
-    return (option.name, dict[str, Any] if is_mapping else option.type,
-            key({} if is_mapping else option.default, option.metadata["text"], when=when, **allowed))
+    return (
+        option.name,
+        dict[str, Any] if is_mapping else option.type,
+        key({} if is_mapping else option.default, option.metadata["text"], when=when, **allowed),
+    )
 
 
 @dataclass
@@ -116,7 +163,9 @@ class AutoModelConfig(ModelConfig):
     num_layers: int = key(3, "Number of layers.", minimum=1)
 
 
-MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {name: _model_schema(name) for name in MODELS} | {"auto": AutoModelConfig}
+MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {name: _model_schema(name) for name in MODELS} | {
+    "auto": AutoModelConfig
+}
 globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
 
 LINK, EDGE = {"task.name": ("link",)}, {"task.name": ("edge",)}
@@ -126,68 +175,148 @@ LINK, EDGE = {"task.name": ("link",)}, {"task.name": ("edge",)}
 class TaskConfig:
     """The task: what is learned."""
 
-    name: str = key("node", "Task: node for labels of nodes, edge for labels of edges, graph for labels of whole "
-                    "graphs, or link.")
-    type: str | None = key(None, "Type of the nodes whose labels are learned (graphs with several types of nodes). "
-                           "Default: the only type with labels. Of edges with labels (task=edge): their name in "
-                           "data.schema.", when={"task.name": ("node", "edge")})
-    hide_labelled: bool = key(True, "Leave labelled edges out of the messages while they are predicted: those of "
-                              "validation and test always, those of training in the steps that learn them.",
-                              when=EDGE)
-    relation: Any = key(None, "Relation whose links are learned (graphs with several types of nodes): its name, or the "
-                        "type of the source, its name and the type of the target, as in [user,buys,item].", when=LINK)
-    metric: str | None = key(None, "Metric: rocauc, ap, micro_f1 or macro_f1 for binary tasks; acc, macro_f1 or "
-                             "balanced_acc for classes; mae or rmse for real values; hits@K with any K, mrr, rocauc or "
-                             "ap for links; recall@K, ndcg@K, hit@K or mrr@K for links, which rank all candidates of a "
-                             "source. Default: the dataset's metric; rocauc for links that the program made from "
-                             "edges.")
-    threshold: str = key("f1", "Threshold above which a binary task is predicted to be positive. f1: the one with the "
-                         "best F1 of the validation labels, for each task. cost:C: the one with the least cost, where "
-                         "a missed positive costs C times as much as a false alarm. A number in (0, 1): this "
-                         "probability. none: there is none.", before="none", changes_numbers=False)
-    label_smoothing: float = key(0.0, "Fraction of the target that the loss spreads evenly over all classes, as with "
-                                 "torch's cross_entropy. 0: none.", minimum=0, below=1)
-    class_weights: Any = key(None, "Weights of the labels in the loss: balanced, or a list with one weight per class "
-                             "(per binary task: of the positive label).")
-    focal_gamma: float = key(0.0, "Exponent gamma of the focal loss: the loss of a label is multiplied by (1 - p)^gamma"
-                             ", with p the predicted probability of the label. 0: no such factor.", minimum=0)
-    text_scores: float = key(0.0, "Weight of the scores of texts that are added to the logits. The model then learns "
-                             "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
-                             minimum=0, when={"task.name": ("node",)})
-    base: str = key("auto", "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
-                    "auto for the best one by validation, where one fits the run and its data. A network reads its "
-                    "scores and begins at them, and the run predicts with the simple method, the network or a mixture "
-                    "of both, whichever validation favours.", before="none")
-    base_seconds: keys.Number = key(keys.AUTO, "Number of seconds that all simple methods together may take, by an "
-                                    "estimate (base=auto). auto: a fifth of the network's time, 1 at least and 3 "
-                                    "times baselines.seconds at most; a run that is resumed keeps what it began with.",
-                                    minimum=0.0, may_be_auto=True, when={"task.base": ("auto",)})
-    candidate: str = key(keys.AUTO, "How the network uses the simple method. network: not at all. offset: its scores "
-                         "are inputs and the start of the logits. inputs: its scores are inputs. auto: network and "
-                         "offset are trained in turn, and the better one is kept.",
-                         choices=(keys.AUTO, "network", "offset", "inputs"), may_be_auto=True,
-                         unless={"task.base": ("none",)})
-    pool: str = key("mean", "How the rows of a graph's nodes are pooled into one row.", choices=("mean", "sum", "max"),
-                    when={"task.name": ("graph",)})
+    name: str = key(
+        "node",
+        "Task: node for labels of nodes, edge for labels of edges, graph for labels of whole "
+        "graphs, or link.",
+    )
+    type: str | None = key(
+        None,
+        "Type of the nodes whose labels are learned (graphs with several types of nodes). "
+        "Default: the only type with labels. Of edges with labels (task=edge): their name in "
+        "data.schema.",
+        when={"task.name": ("node", "edge")},
+    )
+    hide_labelled: bool = key(
+        True,
+        "Leave labelled edges out of the messages while they are predicted: those of "
+        "validation and test always, those of training in the steps that learn them.",
+        when=EDGE,
+    )
+    relation: Any = key(
+        None,
+        "Relation whose links are learned (graphs with several types of nodes): its name, or the "
+        "type of the source, its name and the type of the target, as in [user,buys,item].",
+        when=LINK,
+    )
+    metric: str | None = key(
+        None,
+        "Metric: rocauc, ap, micro_f1 or macro_f1 for binary tasks; acc, macro_f1 or "
+        "balanced_acc for classes; mae or rmse for real values; hits@K with any K, mrr, rocauc or "
+        "ap for links; recall@K, ndcg@K, hit@K or mrr@K for links, which rank all candidates of a "
+        "source. Default: the dataset's metric; rocauc for links that the program made from "
+        "edges.",
+    )
+    threshold: str = key(
+        "f1",
+        "Threshold above which a binary task is predicted to be positive. f1: the one with the "
+        "best F1 of the validation labels, for each task. cost:C: the one with the least cost, where "
+        "a missed positive costs C times as much as a false alarm. A number in (0, 1): this "
+        "probability. none: there is none.",
+        before="none",
+        changes_numbers=False,
+    )
+    label_smoothing: float = key(
+        0.0,
+        "Fraction of the target that the loss spreads evenly over all classes, as with "
+        "torch's cross_entropy. 0: none.",
+        minimum=0,
+        below=1,
+    )
+    class_weights: Any = key(
+        None,
+        "Weights of the labels in the loss: balanced, or a list with one weight per class "
+        "(per binary task: of the positive label).",
+    )
+    focal_gamma: float = key(
+        0.0,
+        "Exponent gamma of the focal loss: the loss of a label is multiplied by (1 - p)^gamma"
+        ", with p the predicted probability of the label. 0: no such factor.",
+        minimum=0,
+    )
+    text_scores: float = key(
+        0.0,
+        "Weight of the scores of texts that are added to the logits. The model then learns "
+        "what the scores miss (data.nodes.text_features=scores). 0: scores are features only.",
+        minimum=0,
+        when={"task.name": ("node",)},
+    )
+    base: str = key(
+        "auto",
+        "Simple method that the run begins at: none, a name (propagation, linear, trees, ...), or "
+        "auto for the best one by validation, where one fits the run and its data. A network reads its "
+        "scores and begins at them, and the run predicts with the simple method, the network or a mixture "
+        "of both, whichever validation favours.",
+        before="none",
+    )
+    base_seconds: keys.Number = key(
+        keys.AUTO,
+        "Number of seconds that all simple methods together may take, by an "
+        "estimate (base=auto). auto: a fifth of the network's time, 1 at least and 3 "
+        "times baselines.seconds at most; a run that is resumed keeps what it began with.",
+        minimum=0.0,
+        may_be_auto=True,
+        when={"task.base": ("auto",)},
+    )
+    candidate: str = key(
+        keys.AUTO,
+        "How the network uses the simple method. network: not at all. offset: its scores "
+        "are inputs and the start of the logits. inputs: its scores are inputs. auto: network and "
+        "offset are trained in turn, and the better one is kept.",
+        choices=(keys.AUTO, "network", "offset", "inputs"),
+        may_be_auto=True,
+        unless={"task.base": ("none",)},
+    )
+    pool: str = key(
+        "mean",
+        "How the rows of a graph's nodes are pooled into one row.",
+        choices=("mean", "sum", "max"),
+        when={"task.name": ("graph",)},
+    )
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
-    num_negatives: int = key(1, "Number of negative pairs drawn for each training pair.", minimum=1, when=LINK)
-    strict_negatives: bool = key(False, "Never draw a training pair, or a pair of a node with itself, as a negative "
-                                 "pair.", when=LINK)
-    hide_pairs: bool = key(False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK)
-    valid_edges: bool | None = key(None, "Add the validation pairs as edges when the test split is evaluated. Default: "
-                                   "where the dataset allows it, as ogbl-collab does.", before=False, when=LINK)
-    predictor: str = key("mlp", "mlp: MLP that reads the product of the embeddings of two nodes. residual: it has "
-                         "layer norms, and each hidden layer adds the product to its output. bilinear: inner product "
-                         "of a linear map of the source and one of the target, which scores all pairs fast and knows "
-                         "their direction.", choices=("mlp", "residual", "bilinear"), when=LINK)
-    common_neighbors: bool = key(False, "Add to the logit of a pair a learned multiple of the logarithm of 1 + 100 r, "
-                                 "where r is the sum of 1 / degree over the common neighbours.", when=LINK)
-    three_hops: bool = key(False, "Let r be what a pair has by resource allocation over three links, where the links "
-                           "go from one side of the graph to the other, so that no pair has common neighbours, or are "
-                           "those of a relation.",
-                           when=LINK)
-    predictor_layers: int = key(3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK)
-
+    num_negatives: int = key(
+        1, "Number of negative pairs drawn for each training pair.", minimum=1, when=LINK
+    )
+    strict_negatives: bool = key(
+        False,
+        "Never draw a training pair, or a pair of a node with itself, as a negative pair.",
+        when=LINK,
+    )
+    hide_pairs: bool = key(
+        False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK
+    )
+    valid_edges: bool | None = key(
+        None,
+        "Add the validation pairs as edges when the test split is evaluated. Default: "
+        "where the dataset allows it, as ogbl-collab does.",
+        before=False,
+        when=LINK,
+    )
+    predictor: str = key(
+        "mlp",
+        "mlp: MLP that reads the product of the embeddings of two nodes. residual: it has "
+        "layer norms, and each hidden layer adds the product to its output. bilinear: inner product "
+        "of a linear map of the source and one of the target, which scores all pairs fast and knows "
+        "their direction.",
+        choices=("mlp", "residual", "bilinear"),
+        when=LINK,
+    )
+    common_neighbors: bool = key(
+        False,
+        "Add to the logit of a pair a learned multiple of the logarithm of 1 + 100 r, "
+        "where r is the sum of 1 / degree over the common neighbours.",
+        when=LINK,
+    )
+    three_hops: bool = key(
+        False,
+        "Let r be what a pair has by resource allocation over three links, where the links "
+        "go from one side of the graph to the other, so that no pair has common neighbours, or are "
+        "those of a relation.",
+        when=LINK,
+    )
+    predictor_layers: int = key(
+        3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK
+    )
 
     @property
     def reads_base(self) -> bool:
@@ -199,20 +328,38 @@ class TaskConfig:
 class LoaderConfig:
     """The loader: what a batch is."""
 
-    name: str = key("cluster", "Loader: cluster for the subgraphs of a partition's clusters, neighbor for training "
-                    "nodes with sampled neighbours, graph for whole graphs.")
+    name: str = key(
+        "cluster",
+        "Loader: cluster for the subgraphs of a partition's clusters, neighbor for training "
+        "nodes with sampled neighbours, graph for whole graphs.",
+    )
     # Hydra merges no mapping into a list: the default is none.
-    num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop. -1: all. Or such "
-                             "numbers for each relation, as in {buys: [10,5], default: [5,5]} (graphs with several "
-                             "types of nodes). Default: 15, 10, and 5 for each further layer of the model.",
-                             when={"loader.name": ("neighbor",), "evaluation.method": ("neighbor",)})
-    batch_size: int = key(1024, "Number of training nodes (neighbor) or graphs (graph) in a batch.", minimum=1,
-                          when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)})
-    pack: str = key("graphs", "Balance batches by number of graphs or by number of nodes.",
-                    choices=("graphs", "nodes"), when={"loader.name": ("graph",)})
-    backend: str = key("native", "Neighbour sampler. native: reproducible. pyg: PyG's NeighborLoader with pyg-lib or "
-                       "torch_sparse, whose draws differ between runs.", choices=("native", "pyg"),
-                       when={"loader.name": ("neighbor",)})
+    num_neighbors: Any = key(
+        None,
+        "Largest number of neighbours sampled for a node, for each hop. -1: all. Or such "
+        "numbers for each relation, as in {buys: [10,5], default: [5,5]} (graphs with several "
+        "types of nodes). Default: 15, 10, and 5 for each further layer of the model.",
+        when={"loader.name": ("neighbor",), "evaluation.method": ("neighbor",)},
+    )
+    batch_size: int = key(
+        1024,
+        "Number of training nodes (neighbor) or graphs (graph) in a batch.",
+        minimum=1,
+        when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)},
+    )
+    pack: str = key(
+        "graphs",
+        "Balance batches by number of graphs or by number of nodes.",
+        choices=("graphs", "nodes"),
+        when={"loader.name": ("graph",)},
+    )
+    backend: str = key(
+        "native",
+        "Neighbour sampler. native: reproducible. pyg: PyG's NeighborLoader with pyg-lib or "
+        "torch_sparse, whose draws differ between runs.",
+        choices=("native", "pyg"),
+        when={"loader.name": ("neighbor",)},
+    )
 
 
 TABLE = {"features.name": ("embedding",)}
@@ -222,67 +369,158 @@ TABLE = {"features.name": ("embedding",)}
 class FeaturesConfig:
     """The node features that a model reads."""
 
-    name: str = key("data", "data: the features of the nodes, or those that data.node_features makes from the edges. "
-                    "embedding: a learned table with a row for each node.")
+    name: str = key(
+        "data",
+        "data: the features of the nodes, or those that data.node_features makes from the edges. "
+        "embedding: a learned table with a row for each node.",
+    )
     channels: int = key(64, "Number of columns of the table.", minimum=1, when=TABLE)
-    concat: bool = key(False, "Concatenate the table and the features of the data. false: the table replaces them.",
-                       when=TABLE)
-    types: list[str] | None = key(None, "Types of nodes that have a row in the table (graphs with several types of "
-                                  "nodes). Default: all.", when=TABLE)
-    init: str = key("normal", "Initial values of the table. normal: normal distribution with standard deviation "
-                    "0.1. orthogonal: orthonormal columns, as of torch.nn.init.orthogonal_.",
-                    choices=("normal", "orthogonal"), when=TABLE)
-    lr: float = key(0.003, "Learning rate of the table. It is scaled, warmed up and lowered like train.lr.", above=0,
-                     when=TABLE)
-    dropout: float = key(0.5, "Fraction of a batch's nodes whose rows are zero in a training "
-                         "step.", minimum=0, below=1, when=TABLE)
-    optimizer: str = key("sparse_adam", "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
-                         when=TABLE)
-    device: str = key("auto", "Where the table lies: auto, on the device of the model; cpu, in the memory of the "
-                      "machine.", choices=("auto", "cpu"), when=TABLE)
+    concat: bool = key(
+        False,
+        "Concatenate the table and the features of the data. false: the table replaces them.",
+        when=TABLE,
+    )
+    types: list[str] | None = key(
+        None,
+        "Types of nodes that have a row in the table (graphs with several types of "
+        "nodes). Default: all.",
+        when=TABLE,
+    )
+    init: str = key(
+        "normal",
+        "Initial values of the table. normal: normal distribution with standard deviation "
+        "0.1. orthogonal: orthonormal columns, as of torch.nn.init.orthogonal_.",
+        choices=("normal", "orthogonal"),
+        when=TABLE,
+    )
+    lr: float = key(
+        0.003,
+        "Learning rate of the table. It is scaled, warmed up and lowered like train.lr.",
+        above=0,
+        when=TABLE,
+    )
+    dropout: float = key(
+        0.5,
+        "Fraction of a batch's nodes whose rows are zero in a training step.",
+        minimum=0,
+        below=1,
+        when=TABLE,
+    )
+    optimizer: str = key(
+        "sparse_adam",
+        "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
+        when=TABLE,
+    )
+    device: str = key(
+        "auto",
+        "Where the table lies: auto, on the device of the model; cpu, in the memory of the "
+        "machine.",
+        choices=("auto", "cpu"),
+        when=TABLE,
+    )
 
 
-FALLING, STAIRS, PLATEAU = ({"train.schedule": names} for names in (("linear", "cosine"), ("step",), ("plateau",)))
+FALLING, STAIRS, PLATEAU = (
+    {"train.schedule": names} for names in (("linear", "cosine"), ("step",), ("plateau",))
+)
 
 
 @dataclass
 class GNNTrainConfig(TrainConfig):
     """How the model is trained."""
 
-    epochs: keys.Number = key(200, "Number of passes over the graph, summed over the ranks. auto: about 10,000 steps, "
-                              "in 8 to 200 epochs.", minimum=1, changes_numbers=False, may_be_auto=True)
+    epochs: keys.Number = key(
+        200,
+        "Number of passes over the graph, summed over the ranks. auto: about 10,000 steps, "
+        "in 8 to 200 epochs.",
+        minimum=1,
+        changes_numbers=False,
+        may_be_auto=True,
+    )
     optimizer: str = key("adam", "Optimizer of the model.", choices=("adam", "adamw", "rmsprop"))
     weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
-    decay_vectors: bool = key(True, "Apply weight_decay to biases, norms and other vectors and numbers too. false: to "
-                              "matrices only.", unless={"train.weight_decay": (0.0,)})
-    accumulate: int = key(1, "Number of batches whose gradients a rank adds up in one step.", minimum=1)
-    ema: keys.Number = key(0.0, "Evaluate and save an exponential moving average of the weights, to which each step "
-                           "adds 1 - ema of the new weights. 0: none. auto: over about an epoch, 10 steps at least and "
-                           "1,000 at most.", minimum=0.0, below=1.0, may_be_auto=True)
-    warmup_steps: keys.Number = key(0, "Number of steps in which the learning rate rises linearly, from lr / "
-                                    "warmup_steps to lr. auto: those of an epoch.", minimum=0, may_be_auto=True)
-    schedule: str = key("none", "How the learning rate changes after the warm-up. none: not at all. linear, cosine: it "
-                        "falls until the end of the run. step: it falls every train.step_epochs epochs. plateau: it "
-                        "falls when the validation metric stops improving, as with torch's ReduceLROnPlateau.",
-                        choices=("none", "linear", "cosine", "step", "plateau"))
-    last_lr: float = key(0.0, "Learning rate at the end of the run, as a fraction of lr.", minimum=0, below=1,
-                         when=FALLING)
-    step_epochs: int = key(100, "Number of epochs between two falls of the learning rate.", minimum=1, when=STAIRS)
-    step_factor: float = key(0.1, "Factor by which the learning rate falls.", above=0, below=1, when=STAIRS)
-    plateau_factor: float = key(0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU)
-    plateau_patience: int = key(10, "The learning rate falls when more than this number of evaluations in a row bring "
-                                "no better validation metric.", minimum=0, when=PLATEAU)
+    decay_vectors: bool = key(
+        True,
+        "Apply weight_decay to biases, norms and other vectors and numbers too. false: to "
+        "matrices only.",
+        unless={"train.weight_decay": (0.0,)},
+    )
+    accumulate: int = key(
+        1, "Number of batches whose gradients a rank adds up in one step.", minimum=1
+    )
+    ema: keys.Number = key(
+        0.0,
+        "Evaluate and save an exponential moving average of the weights, to which each step "
+        "adds 1 - ema of the new weights. 0: none. auto: over about an epoch, 10 steps at least and "
+        "1,000 at most.",
+        minimum=0.0,
+        below=1.0,
+        may_be_auto=True,
+    )
+    warmup_steps: keys.Number = key(
+        0,
+        "Number of steps in which the learning rate rises linearly, from lr / "
+        "warmup_steps to lr. auto: those of an epoch.",
+        minimum=0,
+        may_be_auto=True,
+    )
+    schedule: str = key(
+        "none",
+        "How the learning rate changes after the warm-up. none: not at all. linear, cosine: it "
+        "falls until the end of the run. step: it falls every train.step_epochs epochs. plateau: it "
+        "falls when the validation metric stops improving, as with torch's ReduceLROnPlateau.",
+        choices=("none", "linear", "cosine", "step", "plateau"),
+    )
+    last_lr: float = key(
+        0.0,
+        "Learning rate at the end of the run, as a fraction of lr.",
+        minimum=0,
+        below=1,
+        when=FALLING,
+    )
+    step_epochs: int = key(
+        100, "Number of epochs between two falls of the learning rate.", minimum=1, when=STAIRS
+    )
+    step_factor: float = key(
+        0.1, "Factor by which the learning rate falls.", above=0, below=1, when=STAIRS
+    )
+    plateau_factor: float = key(
+        0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU
+    )
+    plateau_patience: int = key(
+        10,
+        "The learning rate falls when more than this number of evaluations in a row bring "
+        "no better validation metric.",
+        minimum=0,
+        when=PLATEAU,
+    )
     clip_grad_norm: float = key(0.0, "Largest norm of the gradient. 0: no clipping.", minimum=0)
-    label_input: float = key(0.0, "Fraction of the training labels that are inputs during training. 0: none.",
-                             minimum=0, below=1)
-    init: str | None = key(None, "Directory of a run, or file that predict export= wrote, with whose weights the model "
-                           "begins. Tables are prepared as those of that run were, and new classes get places behind "
-                           "its own.", is_path=True)
-    precision: str = key("fp32", "Precision: fp32; bf16 by autocast; fp16 by autocast with a dynamic loss scale.",
-                         choices=("fp32", "bf16", "fp16"))
-    cuda_graph: str = key("auto", "Replay training steps as CUDA graphs, which saves the time of Python. auto: on a "
-                          "GPU where batches have one shape. true: the run ends with an error where they do not. "
-                          "false: never.", choices=("auto", "true", "false"), changes_numbers=False)
+    label_input: float = key(
+        0.0,
+        "Fraction of the training labels that are inputs during training. 0: none.",
+        minimum=0,
+        below=1,
+    )
+    init: str | None = key(
+        None,
+        "Directory of a run, or file that predict export= wrote, with whose weights the model "
+        "begins. Tables are prepared as those of that run were, and new classes get places behind "
+        "its own.",
+        is_path=True,
+    )
+    precision: str = key(
+        "fp32",
+        "Precision: fp32; bf16 by autocast; fp16 by autocast with a dynamic loss scale.",
+        choices=("fp32", "bf16", "fp16"),
+    )
+    cuda_graph: str = key(
+        "auto",
+        "Replay training steps as CUDA graphs, which saves the time of Python. auto: on a "
+        "GPU where batches have one shape. true: the run ends with an error where they do not. "
+        "false: never.",
+        choices=("auto", "true", "false"),
+        changes_numbers=False,
+    )
 
     def __post_init__(self) -> None:
         self.cuda_graph = self.cuda_graph.lower()  # YAML reads true as a truth value
@@ -292,9 +530,12 @@ class GNNTrainConfig(TrainConfig):
 class GNNParallelConfig(ParallelConfig):
     """The ranks that train, and how the learning rate follows their number."""
 
-    lr_scaling: str = key("linear", "Factor by which train.lr is multiplied if n ranks train in a step. none: 1. "
-                          "sqrt: the square root of n. linear: n.",
-                          choices=("none", "sqrt", "linear"))
+    lr_scaling: str = key(
+        "linear",
+        "Factor by which train.lr is multiplied if n ranks train in a step. none: 1. "
+        "sqrt: the square root of n. linear: n.",
+        choices=("none", "sqrt", "linear"),
+    )
 
 
 SMOOTHINGS = ("none", "label_propagation", "correct_and_smooth", "two_step_propagation")
@@ -304,19 +545,37 @@ SMOOTHINGS = ("none", "label_propagation", "correct_and_smooth", "two_step_propa
 class EvaluationConfig:
     """How every node is predicted."""
 
-    method: str = key("exact", "exact: the whole graph, layer by layer. views: the average over random partitions. "
-                      "neighbor: the average over sampled neighbours.", choices=("views", "exact", "neighbor"))
-    num_views: int = key(1, "Number of random partitions, or of draws of neighbours, whose logits are averaged.",
-                         minimum=1, below=10_000, when={"evaluation.method": ("views", "neighbor")})
-    num_parts: int = key(5, "Number of clusters of a view.", minimum=1, when={"evaluation.method": ("views",)})
-    num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
-                             "relation and hop. Default: as in loader.num_neighbors.",
-                             when={"evaluation.method": ("neighbor",)})
-    smooth: str = key("none", "Also report smoothed predictions. label_propagation: spread training labels and "
-                      "predictions of classes along the edges. correct_and_smooth: first correct the predictions by "
-                      "the errors of training nodes. two_step_propagation: mix the predictions, of classes or binary "
-                      "tasks, with the mean training labels one and two steps away.", choices=SMOOTHINGS,
-                      changes_numbers=False)
+    method: str = key(
+        "exact",
+        "exact: the whole graph, layer by layer. views: the average over random partitions. "
+        "neighbor: the average over sampled neighbours.",
+        choices=("views", "exact", "neighbor"),
+    )
+    num_views: int = key(
+        1,
+        "Number of random partitions, or of draws of neighbours, whose logits are averaged.",
+        minimum=1,
+        below=10_000,
+        when={"evaluation.method": ("views", "neighbor")},
+    )
+    num_parts: int = key(
+        5, "Number of clusters of a view.", minimum=1, when={"evaluation.method": ("views",)}
+    )
+    num_neighbors: Any = key(
+        None,
+        "Largest number of neighbours sampled for a node, for each hop, or for each "
+        "relation and hop. Default: as in loader.num_neighbors.",
+        when={"evaluation.method": ("neighbor",)},
+    )
+    smooth: str = key(
+        "none",
+        "Also report smoothed predictions. label_propagation: spread training labels and "
+        "predictions of classes along the edges. correct_and_smooth: first correct the predictions by "
+        "the errors of training nodes. two_step_propagation: mix the predictions, of classes or binary "
+        "tasks, with the mean training labels one and two steps away.",
+        choices=SMOOTHINGS,
+        changes_numbers=False,
+    )
 
     @property
     def smooths(self) -> bool:
@@ -338,9 +597,14 @@ class EvaluationConfig:
 class TuneConfig:
     """How model=auto chooses a model."""
 
-    seconds: float = key(600.0, "Number of seconds in which models are compared by validation. The best one is then "
-                         "trained as the other keys say.", above=0, changes_numbers=False,
-                         when={"model.name": ("auto",)})
+    seconds: float = key(
+        600.0,
+        "Number of seconds in which models are compared by validation. The best one is then "
+        "trained as the other keys say.",
+        above=0,
+        changes_numbers=False,
+        when={"model.name": ("auto",)},
+    )
 
 
 def _is_set(value: object) -> bool:
@@ -353,63 +617,194 @@ WHOLE_GRAPHS = {"task.name": ("graph",)}
 # A method that is named, rather than chosen where one fits.
 BASE = {"task.base": lambda name: name not in ("none", "auto")}
 RULES = (
-    *(Rule(when, name, ("graph",), "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
-           "graph_files or smiles)") for when, name in ((WHOLE_GRAPHS, "loader.name"),
-                                                        ({"loader.name": ("graph",)}, "task.name"))),
-    Rule({"data.device": ("cuda", "pinned"), "loader.name": ("neighbor",)}, "loader.backend", ("native",),
-         "PyG draws on the CPU"),
+    *(
+        Rule(
+            when,
+            name,
+            ("graph",),
+            "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
+            "graph_files or smiles)",
+        )
+        for when, name in (
+            (WHOLE_GRAPHS, "loader.name"),
+            ({"loader.name": ("graph",)}, "task.name"),
+        )
+    ),
+    Rule(
+        {"data.device": ("cuda", "pinned"), "loader.name": ("neighbor",)},
+        "loader.backend",
+        ("native",),
+        "PyG draws on the CPU",
+    ),
     Rule(WHOLE_GRAPHS, "partition.name", ("random", "whole"), "whole graphs are not cut"),
     Rule(WHOLE_GRAPHS, "evaluation.method", ("exact",), "whole graphs fit into a batch"),
-    Rule(WHOLE_GRAPHS, "model.name", lambda name: name != "custom", "the model must pool the nodes of each graph",
-         "model=" + " or ".join(name for name in MODELS if name != "custom")),
-    Rule(WHOLE_GRAPHS, "features.name", ("data",), "a learned table has rows for the nodes of one graph only"),
+    Rule(
+        WHOLE_GRAPHS,
+        "model.name",
+        lambda name: name != "custom",
+        "the model must pool the nodes of each graph",
+        "model=" + " or ".join(name for name in MODELS if name != "custom"),
+    ),
+    Rule(
+        WHOLE_GRAPHS,
+        "features.name",
+        ("data",),
+        "a learned table has rows for the nodes of one graph only",
+    ),
     Rule(WHOLE_GRAPHS, "train.label_input", (0.0,), "labels of graphs are no inputs of nodes"),
-    Rule(LINK, "loader.name", ("cluster",), "training pairs lie within clusters. evaluation=neighbor predicts links "
-         "from sampled neighbours"),
+    Rule(
+        LINK,
+        "loader.name",
+        ("cluster",),
+        "training pairs lie within clusters. evaluation=neighbor predicts links "
+        "from sampled neighbours",
+    ),
     Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
     Rule(EDGE, "data.components", ("all",), "edges are learned with the nodes at their ends"),
     Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
-    Rule(TABLE, "train.init", (None,), "vectors that another run learned of its nodes are not those of other nodes"),
-    *(Rule(TABLE | {name: _is_set}, "features.concat", (True,), "the table replaces the features that are averaged")
-      for name in ("data.propagate", "data.summaries")),
+    Rule(
+        TABLE,
+        "train.init",
+        (None,),
+        "vectors that another run learned of its nodes are not those of other nodes",
+    ),
+    *(
+        Rule(
+            TABLE | {name: _is_set},
+            "features.concat",
+            (True,),
+            "the table replaces the features that are averaged",
+        )
+        for name in ("data.propagate", "data.summaries")
+    ),
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
-    *(Rule(LINK, f"task.{name}", (usual,), "it is for labels of nodes and graphs")
-      for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))),
+    *(
+        Rule(LINK, f"task.{name}", (usual,), "it is for labels of nodes and graphs")
+        for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))
+    ),
     Rule({"task.text_scores": _is_set}, "task.name", ("node",), "scores are of the texts of nodes"),
-    Rule(TABLE | {"task.text_scores": _is_set}, "features.concat", (True,), "the table replaces the scores"),
-    Rule({"model.name": ("auto",)}, "data.components", lambda value: value != "separate", "one model is chosen",
-         "data.components=all, largest or a number"),
-    Rule(BASE, "data.components", lambda value: value != "separate", "one simple method is fitted to all nodes",
-         "data.components=all, largest or a number"),
-    Rule({"task.candidate": lambda name: name != keys.AUTO}, "task.base", lambda name: name != "none",
-         "it says how a network uses the simple method", "task.base=auto, or the name of a method"),
+    Rule(
+        TABLE | {"task.text_scores": _is_set},
+        "features.concat",
+        (True,),
+        "the table replaces the scores",
+    ),
+    Rule(
+        {"model.name": ("auto",)},
+        "data.components",
+        lambda value: value != "separate",
+        "one model is chosen",
+        "data.components=all, largest or a number",
+    ),
+    Rule(
+        BASE,
+        "data.components",
+        lambda value: value != "separate",
+        "one simple method is fitted to all nodes",
+        "data.components=all, largest or a number",
+    ),
+    Rule(
+        {"task.candidate": lambda name: name != keys.AUTO},
+        "task.base",
+        lambda name: name != "none",
+        "it says how a network uses the simple method",
+        "task.base=auto, or the name of a method",
+    ),
     Rule(BASE, "task.name", ("node", "edge", "graph"), "simple methods are fitted to labels"),
     Rule(BASE, "data.on_disk", (False,), "simple methods are fitted in memory"),
-    Rule(BASE | {"task.candidate": ("offset", "inputs")}, "task.name", ("node", "edge"), "graphs have no columns of "
-         "their own", "task.candidate=network"),
-    Rule(LINK, "task.candidate", (keys.AUTO, "network"), "a network of links does not read the simple method"),
-    Rule({"task.focal_gamma": _is_set}, "task.label_smoothing", (0.0,), "the focal loss needs the probability of a "
-         "single label"),
-    Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "task.name", ("node",), "labels of nodes spread along edges"),
-    Rule({"evaluation.smooth": SMOOTHINGS[1:]}, "data.components", lambda value: value != "separate",
-         "the predictions of a single model are smoothed", "data.components=all, largest or a number"),
+    Rule(
+        BASE | {"task.candidate": ("offset", "inputs")},
+        "task.name",
+        ("node", "edge"),
+        "graphs have no columns of their own",
+        "task.candidate=network",
+    ),
+    Rule(
+        LINK,
+        "task.candidate",
+        (keys.AUTO, "network"),
+        "a network of links does not read the simple method",
+    ),
+    Rule(
+        {"task.focal_gamma": _is_set},
+        "task.label_smoothing",
+        (0.0,),
+        "the focal loss needs the probability of a single label",
+    ),
+    Rule(
+        {"evaluation.smooth": SMOOTHINGS[1:]},
+        "task.name",
+        ("node",),
+        "labels of nodes spread along edges",
+    ),
+    Rule(
+        {"evaluation.smooth": SMOOTHINGS[1:]},
+        "data.components",
+        lambda value: value != "separate",
+        "the predictions of a single model are smoothed",
+        "data.components=all, largest or a number",
+    ),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
-    *(Rule({"model.knn": _is_set}, name, allowed, "neighbours are found by features, not along edges")
-      for name, allowed in (("loader.name", ("cluster", "graph")), ("evaluation.method", ("exact", "views")))),
+    *(
+        Rule(
+            {"model.knn": _is_set},
+            name,
+            allowed,
+            "neighbours are found by features, not along edges",
+        )
+        for name, allowed in (
+            ("loader.name", ("cluster", "graph")),
+            ("evaluation.method", ("exact", "views")),
+        )
+    ),
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
-    *(Rule({"partition.scale_sums": (True,)}, name, allowed, "sums over the graph's edges are scaled")
-      for name, allowed in (("model.name", ("deepergcn",)), ("task.name", ("node",)), ("model.knn", (0,)))),
-    *(Rule({"partition.stratify": (True,)}, name, allowed, why) for name, allowed, why in (
-        ("partition.name", ("random",), "other clusters follow the edges, or hold all nodes"),
-        ("loader.name", ("cluster",), "other loaders make no clusters"),
-        ("data.components", ("all",), "components have nodes of each type in proportions of their own"))),
-    *(Rule({"partition.num_parts": (keys.AUTO,)}, name, allowed, f"{why}. Give a number, or leave it out")
-      for name, allowed, why in (
-          ("loader.name", ("cluster",), "other loaders make no clusters"),
-          ("partition.name", ("random", "metis", "metis_random", "kaminpar", "kaminpar_random"),
-           "whole is a single cluster"),
-          ("task.name", ("node",), "the memory of pairs is not known beforehand"),
-          ("model.knn", (0,), "the memory of all pairs of a batch's nodes is not known beforehand"))),
+    *(
+        Rule(
+            {"partition.scale_sums": (True,)},
+            name,
+            allowed,
+            "sums over the graph's edges are scaled",
+        )
+        for name, allowed in (
+            ("model.name", ("deepergcn",)),
+            ("task.name", ("node",)),
+            ("model.knn", (0,)),
+        )
+    ),
+    *(
+        Rule({"partition.stratify": (True,)}, name, allowed, why)
+        for name, allowed, why in (
+            ("partition.name", ("random",), "other clusters follow the edges, or hold all nodes"),
+            ("loader.name", ("cluster",), "other loaders make no clusters"),
+            (
+                "data.components",
+                ("all",),
+                "components have nodes of each type in proportions of their own",
+            ),
+        )
+    ),
+    *(
+        Rule(
+            {"partition.num_parts": (keys.AUTO,)},
+            name,
+            allowed,
+            f"{why}. Give a number, or leave it out",
+        )
+        for name, allowed, why in (
+            ("loader.name", ("cluster",), "other loaders make no clusters"),
+            (
+                "partition.name",
+                ("random", "metis", "metis_random", "kaminpar", "kaminpar_random"),
+                "whole is a single cluster",
+            ),
+            ("task.name", ("node",), "the memory of pairs is not known beforehand"),
+            (
+                "model.knn",
+                (0,),
+                "the memory of all pairs of a batch's nodes is not known beforehand",
+            ),
+        )
+    ),
 )
 
 
@@ -417,9 +812,13 @@ RULES = (
 class BaselinesConfig:
     """How long simple methods may take."""
 
-    seconds: float = key(60.0, "Number of seconds that each simple method may take on one core, by an estimate that "
-                         "does not depend on the machine. A method that needs more takes fewer trees or rows, or is "
-                         "left out.", above=0)
+    seconds: float = key(
+        60.0,
+        "Number of seconds that each simple method may take on one core, by an estimate that "
+        "does not depend on the machine. A method that needs more takes fewer trees or rows, or is "
+        "left out.",
+        above=0,
+    )
 
 
 @dataclass
@@ -430,12 +829,17 @@ class GNNConfig(RunConfig):
     averages_runs: ClassVar[bool] = True
     explains: ClassVar[bool] = True
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {
-        **RunConfig.members, "model": ("name", MODEL_SCHEMAS)}  # type: ignore[dict-item]
+        **RunConfig.members,
+        "model": ("name", MODEL_SCHEMAS),
+    }  # type: ignore[dict-item]
     rules: ClassVar[tuple[Rule, ...]] = (*RunConfig.rules, *RULES)
 
-    kernel: str = key("auto", "Kernel that aggregates messages. auto: fused where it can run. fused: the run ends "
-                      "with an error where it cannot. reference: plain torch. pyg: PyG's own layers (model=pyg).",
-                      choices=("auto", "fused", "reference", "pyg"))
+    kernel: str = key(
+        "auto",
+        "Kernel that aggregates messages. auto: fused where it can run. fused: the run ends "
+        "with an error where it cannot. reference: plain torch. pyg: PyG's own layers (model=pyg).",
+        choices=("auto", "fused", "reference", "pyg"),
+    )
     train: GNNTrainConfig = field(default_factory=GNNTrainConfig)
     parallel: GNNParallelConfig = field(default_factory=GNNParallelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -459,8 +863,14 @@ class GNNConfig(RunConfig):
         Args:
             options: keys of the model, its name among them.
         """
-        return replace(self, model=MODEL_SCHEMAS[options["name"]](
-            num_layers=self.model.num_layers, hidden_channels=self.model.hidden_channels, **options))
+        return replace(
+            self,
+            model=MODEL_SCHEMAS[options["name"]](
+                num_layers=self.model.num_layers,
+                hidden_channels=self.model.hidden_channels,
+                **options,
+            ),
+        )
 
     @property
     def chooses_model(self) -> bool:
@@ -491,7 +901,7 @@ class GNNConfig(RunConfig):
     @property
     def fan_outs(self) -> Any:
         """Numbers of neighbours for each hop: a list, or lists by the names of relations."""
-        usual = [15, 10, *[5] * (self.model.num_layers - 2)][:self.model.num_layers]
+        usual = [15, 10, *[5] * (self.model.num_layers - 2)][: self.model.num_layers]
         return usual if self.loader.num_neighbors is None else self.loader.num_neighbors
 
     @property
@@ -506,14 +916,20 @@ class GNNConfig(RunConfig):
 
     def check_components(self) -> None:
         if (self.data.holds == "graphs") != (self.loader.name == "graph"):
-            raise ValueError(f"data={self.data.source} with task={self.task.name} and loader={self.loader.name} do not "
-                             "fit each other. Labels of whole graphs need task=graph, loader=graph and "
-                             "a dataset of many graphs (data=ogb_graph, graph_files or smiles); labels of nodes need "
-                             "none of them")
+            raise ValueError(
+                f"data={self.data.source} with task={self.task.name} and loader={self.loader.name} do not "
+                "fit each other. Labels of whole graphs need task=graph, loader=graph and "
+                "a dataset of many graphs (data=ogb_graph, graph_files or smiles); labels of nodes need "
+                "none of them"
+            )
         components = self.data.components
-        if components not in ("all", "largest", "separate") and not (components.isdecimal() and int(components) >= 1):
-            raise ValueError(f"data.components={components} is unknown. Choose all, largest, separate, or a number K "
-                             "for the K-th largest component")
+        if components not in ("all", "largest", "separate") and not (
+            components.isdecimal() and int(components) >= 1
+        ):
+            raise ValueError(
+                f"data.components={components} is unknown. Choose all, largest, separate, or a number K "
+                "for the K-th largest component"
+            )
 
     def check(self) -> None:
         super().check()
@@ -525,24 +941,33 @@ class GNNConfig(RunConfig):
             checks.get(self.task.name, lambda: None)()
         _check_types(self.task, self.data)
         if self.task.text_scores and not self.data.may_have_text_scores:
-            raise ValueError(f"task.text_scores={self.task.text_scores:g} needs scores of texts among the features: "
-                             "data=tables with data.nodes.text_features=scores. Leave it out")
+            raise ValueError(
+                f"task.text_scores={self.task.text_scores:g} needs scores of texts among the features: "
+                "data=tables with data.nodes.text_features=scores. Leave it out"
+            )
         _check_class_weights(self.task.class_weights)
         sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
         if self.features.optimizer in dense:
-            raise ValueError(f"features.optimizer={self.features.optimizer} takes no sparse gradients, and would move "
-                             "every row of the table at every step. Choose sparse_adam or sgd; train.optimizer="
-                             f"{self.train.optimizer} is the optimizer of the model")
+            raise ValueError(
+                f"features.optimizer={self.features.optimizer} takes no sparse gradients, and would move "
+                "every row of the table at every step. Choose sparse_adam or sgd; train.optimizer="
+                f"{self.train.optimizer} is the optimizer of the model"
+            )
         if self.features.optimizer not in sparse:
-            raise ValueError(f"features.optimizer={self.features.optimizer} is unknown; choose one of "
-                             f"{', '.join(sparse)}")
+            raise ValueError(
+                f"features.optimizer={self.features.optimizer} is unknown; choose one of "
+                f"{', '.join(sparse)}"
+            )
         if conv := getattr(self.model, "conv", ""):
             _check_conv(conv)
         if self.loader.name == "neighbor":
             _check_num_neighbors("loader", self.fan_outs, self.model.num_layers)
         if self.evaluation.samples:
-            _check_num_neighbors("evaluation" if self.evaluation.num_neighbors else "loader", self.evaluation_fan_outs,
-                                 self.model.num_layers)
+            _check_num_neighbors(
+                "evaluation" if self.evaluation.num_neighbors else "loader",
+                self.evaluation_fan_outs,
+                self.model.num_layers,
+            )
 
 
 def _check_types(task: TaskConfig, data: Any) -> None:
@@ -552,11 +977,15 @@ def _check_types(task: TaskConfig, data: Any) -> None:
         if value is None or hasattr(data, reader):
             continue
         if data.source != "store":
-            raise ValueError(f"task.{name}={show(value)} is for graphs with several types of nodes, and data="
-                             f"{data.source} has one. Leave it out")
+            raise ValueError(
+                f"task.{name}={show(value)} is for graphs with several types of nodes, and data="
+                f"{data.source} has one. Leave it out"
+            )
         if name == "type":
-            raise ValueError(f"task.type={value} chooses among labels when a graph is prepared, and a store has those "
-                             "of one type. Leave it out")
+            raise ValueError(
+                f"task.type={value} chooses among labels when a graph is prepared, and a store has those "
+                "of one type. Leave it out"
+            )
 
 
 def _check_conv(name: str) -> None:
@@ -567,15 +996,20 @@ def _check_conv(name: str) -> None:
     Raises:
         ValueError: names the layer that was probably meant.
     """
-    known = {word for file in (_folder_of("torch_geometric") / "nn").glob("*/__init__.py")
-             for word in re.findall(r"\b[A-Z]\w+", file.read_text())}
+    known = {
+        word
+        for file in (_folder_of("torch_geometric") / "nn").glob("*/__init__.py")
+        for word in re.findall(r"\b[A-Z]\w+", file.read_text())
+    }
     recipes = (_folder_of("parallel_epochs.models") / "convs" / "recipe_convs.py").read_text()
     known.update(re.findall(r"^class (\w+Conv)\b", recipes, re.MULTILINE))
     if name not in known:
         lower = {word.lower(): word for word in known if word.endswith("Conv")}
         near = difflib.get_close_matches(name.lower(), lower, n=1)
-        raise ValueError(f"model.conv={name} is not a convolution of torch_geometric.nn"
-                         f"{f'; did you mean {lower[near[0]]}?' if near else ': choose one such as GATv2Conv'}")
+        raise ValueError(
+            f"model.conv={name} is not a convolution of torch_geometric.nn"
+            f"{f'; did you mean {lower[near[0]]}?' if near else ': choose one such as GATv2Conv'}"
+        )
 
 
 def _check_class_weights(value: object) -> None:
@@ -587,12 +1021,19 @@ def _check_class_weights(value: object) -> None:
     if value in (None, "balanced"):
         return
     if not isinstance(value, list) or not value:
-        raise ValueError(f"task.class_weights={value} is unknown. Choose balanced, or give a list of one positive "
-                         "number for each class or binary task, as in task.class_weights=[1,2.5,1]")
+        raise ValueError(
+            f"task.class_weights={value} is unknown. Choose balanced, or give a list of one positive "
+            "number for each class or binary task, as in task.class_weights=[1,2.5,1]"
+        )
     for place, weight in enumerate(value, start=1):
-        if type(weight) not in (int, float) or not SMALLEST_FLOAT32 <= weight <= keys.LARGEST_FLOAT32:
-            raise ValueError(f"task.class_weights: number {place} of {len(value)} is {weight}. Give positive numbers "
-                             "of float32 only")
+        if (
+            type(weight) not in (int, float)
+            or not SMALLEST_FLOAT32 <= weight <= keys.LARGEST_FLOAT32
+        ):
+            raise ValueError(
+                f"task.class_weights: number {place} of {len(value)} is {weight}. Give positive numbers "
+                "of float32 only"
+            )
 
 
 def _check_num_neighbors(part: str, num_neighbors: object, num_layers: int) -> None:
@@ -606,35 +1047,53 @@ def _check_num_neighbors(part: str, num_neighbors: object, num_layers: int) -> N
         _check_hops(key, num_neighbors, num_layers, least=1)
         return
     if not num_neighbors:
-        raise ValueError(f"{key}={{}} names no relation. Give a list, as in {key}=[15,10], or {{default: [15,10]}}")
+        raise ValueError(
+            f"{key}={{}} names no relation. Give a list, as in {key}=[15,10], or {{default: [15,10]}}"
+        )
     for name, numbers in num_neighbors.items():
         _check_hops(f"{key}.{name}", numbers, num_layers, least=0)
     for hop, numbers in enumerate(zip(*num_neighbors.values(), strict=True), start=1):
         if not any(numbers):
-            raise ValueError(f"{key}: no relation has neighbours in hop {hop}. Give one of them at least 1, or -1 for "
-                             "all of them")
+            raise ValueError(
+                f"{key}: no relation has neighbours in hop {hop}. Give one of them at least 1, or -1 for "
+                "all of them"
+            )
 
 
 def _check_hops(key: str, numbers: object, num_layers: int, *, least: int) -> None:
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise ValueError(f"{key}={numbers} is not a list of whole numbers. Give one for each layer, as in "
-                         f"{key}=[15,10]")
+        raise ValueError(
+            f"{key}={numbers} is not a list of whole numbers. Give one for each layer, as in "
+            f"{key}=[15,10]"
+        )
     name = f"{key}=[{','.join(map(str, numbers))}]"
     if len(numbers) != num_layers:
-        example = "15,10,..." if num_layers > 8 else ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
-        raise ValueError(f"{name} has {len(numbers)} numbers, and model.num_layers={num_layers} needs one for each "
-                         f"layer, as in {key}=[{example}]")
+        example = (
+            "15,10,..."
+            if num_layers > 8
+            else ",".join(["15", "10", *["5"] * (num_layers - 2)][:num_layers])
+        )
+        raise ValueError(
+            f"{name} has {len(numbers)} numbers, and model.num_layers={num_layers} needs one for each "
+            f"layer, as in {key}=[{example}]"
+        )
     if wrong := [number for number in numbers if number < least and number != -1]:
-        raise ValueError(f"{name}: {wrong[0]} neighbours cannot be sampled. Give at least {least}, or -1 for all of "
-                         "them")
+        raise ValueError(
+            f"{name}: {wrong[0]} neighbours cannot be sampled. Give at least {least}, or -1 for all of "
+            "them"
+        )
 
 
 @dataclass
 class NewTableConfig:
     """Another table than that of a run."""
 
-    path: str | None = key(None, "Path of another table, in place of that of the run (data=tables). It is prepared as "
-                           "that of the training was.", is_path=True)
+    path: str | None = key(
+        None,
+        "Path of another table, in place of that of the run (data=tables). It is prepared as "
+        "that of the training was.",
+        is_path=True,
+    )
     table: str | None = key(None, "Name of the table in a DuckDB or SQLite file (data=tables).")
 
 
@@ -642,21 +1101,41 @@ class NewTableConfig:
 class NewDataConfig:
     """Other data than those that a run was trained on."""
 
-    path: str | None = key(None, "File of another graph, or table of other molecules, in place of the data of the run "
-                           "(data=file, data=smiles). It is prepared as the training data were.", is_path=True)
-    folder: str | None = key(None, "Folder of other graphs, in place of the data of the run (data=graph_files), or "
-                             "to which the paths of its tables are relative (data=tables).", is_path=True)
-    schema: str | None = key(None, "Schema of other tables, in place of that of the run (data=tables).",
-                             is_path=True)
-    label_table: str | None = key(None, "Label table, with or without labels, in place of that of the run "
-                                  "(data=tables).", is_path=True)
-    unknown: str | None = key(None, "What is done with categories and relations that the training did not see "
-                              "(data=tables). error: refuse the table. empty: take the cell for empty and log how "
-                              "many. Default: as in the run.", choices=("error", "empty"))
-    known_labels: str = key("none", "Labels of other tables that are known, and inputs where the model or its simple "
-                            "method reads labels of neighbours. none: labels are not read. all: those of all rows "
-                            "that have one. old: those of rows whose id the training had; evaluate then scores the "
-                            "others (data=tables).", choices=("none", "all", "old"))
+    path: str | None = key(
+        None,
+        "File of another graph, or table of other molecules, in place of the data of the run "
+        "(data=file, data=smiles). It is prepared as the training data were.",
+        is_path=True,
+    )
+    folder: str | None = key(
+        None,
+        "Folder of other graphs, in place of the data of the run (data=graph_files), or "
+        "to which the paths of its tables are relative (data=tables).",
+        is_path=True,
+    )
+    schema: str | None = key(
+        None, "Schema of other tables, in place of that of the run (data=tables).", is_path=True
+    )
+    label_table: str | None = key(
+        None,
+        "Label table, with or without labels, in place of that of the run (data=tables).",
+        is_path=True,
+    )
+    unknown: str | None = key(
+        None,
+        "What is done with categories and relations that the training did not see "
+        "(data=tables). error: refuse the table. empty: take the cell for empty and log how "
+        "many. Default: as in the run.",
+        choices=("error", "empty"),
+    )
+    known_labels: str = key(
+        "none",
+        "Labels of other tables that are known, and inputs where the model or its simple "
+        "method reads labels of neighbours. none: labels are not read. all: those of all rows "
+        "that have one. old: those of rows whose id the training had; evaluate then scores the "
+        "others (data=tables).",
+        choices=("none", "all", "old"),
+    )
     nodes: NewTableConfig = field(default_factory=NewTableConfig)
     edges: NewTableConfig = field(default_factory=NewTableConfig)
 
@@ -666,53 +1145,113 @@ class GNNEvaluateConfig(EvaluateConfig):
     """The keys of `evaluate` for a run of trainer=gnn."""
 
     data: NewDataConfig = field(default_factory=NewDataConfig)
-    method: str | None = key(None, "How nodes are predicted. Default: as in the run.",
-                             choices=("views", "exact", "neighbor"))
-    num_views: int | None = key(None, "Number of views that are averaged. Default: as in the run.", minimum=1,
-                                below=10_000)
-    num_parts: int | None = key(None, "Number of clusters of a view. Default: as in the run.", minimum=1)
-    num_neighbors: Any = key(None, "Largest number of neighbours sampled for a node, for each hop, or for each "
-                             "relation and hop. Default: as in the run.")
-    smooth: str | None = key(None, "Smoothing of the predictions, beside those of the model. Default: as in the run.",
-                             choices=SMOOTHINGS)
-    output: str | None = key(None, "Table to write. It has a row for each node or graph: its id, its split, the "
-                             "prediction and the scores; or a row for each pair: source, target and the probability "
-                             "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.", is_path=True)
-    output_type: str | None = key(None, "Type of the nodes that output holds, or all, with a column type (graphs with "
-                                  "several types of nodes). Default: the type with labels.")
-    output_nodes: str | None = key(None, "Table with a column id: the nodes that output holds, in this order. Default: "
-                                   "all nodes.", is_path=True)
-    embeddings: bool = key(False, "Write the embeddings of the nodes to output too: the inputs of the model's last "
-                           "linear layer.")
-    skip_unknown: bool = key(False, "Leave out the rows of output_nodes and pairs that name no node, and log how many. "
-                             "Otherwise such a row is an error.")
-    columns: str = key("all", "Columns of output for classes. class: the likeliest one and its probability. top3: the "
-                       "three likeliest and their probabilities. all: the likeliest one and the probability of each.",
-                       choices=("class", "all", "top3"))
-    pairs: str | None = key(None, "File with the pairs to predict: a table with the columns source and target, which "
-                            "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
-                            "the test split (task=link).", is_path=True)
+    method: str | None = key(
+        None,
+        "How nodes are predicted. Default: as in the run.",
+        choices=("views", "exact", "neighbor"),
+    )
+    num_views: int | None = key(
+        None, "Number of views that are averaged. Default: as in the run.", minimum=1, below=10_000
+    )
+    num_parts: int | None = key(
+        None, "Number of clusters of a view. Default: as in the run.", minimum=1
+    )
+    num_neighbors: Any = key(
+        None,
+        "Largest number of neighbours sampled for a node, for each hop, or for each "
+        "relation and hop. Default: as in the run.",
+    )
+    smooth: str | None = key(
+        None,
+        "Smoothing of the predictions, beside those of the model. Default: as in the run.",
+        choices=SMOOTHINGS,
+    )
+    output: str | None = key(
+        None,
+        "Table to write. It has a row for each node or graph: its id, its split, the "
+        "prediction and the scores; or a row for each pair: source, target and the probability "
+        "of a link. The name ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz.",
+        is_path=True,
+    )
+    output_type: str | None = key(
+        None,
+        "Type of the nodes that output holds, or all, with a column type (graphs with "
+        "several types of nodes). Default: the type with labels.",
+    )
+    output_nodes: str | None = key(
+        None,
+        "Table with a column id: the nodes that output holds, in this order. Default: all nodes.",
+        is_path=True,
+    )
+    embeddings: bool = key(
+        False,
+        "Write the embeddings of the nodes to output too: the inputs of the model's last "
+        "linear layer.",
+    )
+    skip_unknown: bool = key(
+        False,
+        "Leave out the rows of output_nodes and pairs that name no node, and log how many. "
+        "Otherwise such a row is an error.",
+    )
+    columns: str = key(
+        "all",
+        "Columns of output for classes. class: the likeliest one and its probability. top3: the "
+        "three likeliest and their probabilities. all: the likeliest one and the probability of each.",
+        choices=("class", "all", "top3"),
+    )
+    pairs: str | None = key(
+        None,
+        "File with the pairs to predict: a table with the columns source and target, which "
+        "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
+        "the test split (task=link).",
+        is_path=True,
+    )
 
     def keys_of_nodes(self) -> dict[str, Any]:
         """Return the keys of tables that have a row for each node, with their values."""
-        return {"output_nodes": self.output_nodes, "output_type": self.output_type, "embeddings": self.embeddings}
+        return {
+            "output_nodes": self.output_nodes,
+            "output_type": self.output_type,
+            "embeddings": self.embeddings,
+        }
 
 
 @dataclass
 class GNNPredictConfig(GNNEvaluateConfig):
     """The keys of `predict` for a run of trainer=gnn."""
 
-    calibrate: bool = key(False, "Divide the logits by a temperature that the validation labels choose, so that "
-                          "probabilities say how often predictions are right (classes and binary tasks).")
-    top: int | None = key(None, "Number of the likeliest targets of each source that output holds (task=link). It has "
-                          "the columns source, target, score and rank. The sources are those of output_nodes. Default: "
-                          "output holds pairs.", minimum=1)
-    filtered: bool = key(True, "Leave out targets that the source is linked to in the data (with top).")
-    candidates: str | None = key(None, "Table with a column id: the nodes that can be targets. Default: all nodes of "
-                                 "their side or type (with top).", is_path=True)
-    export: str | None = key(None, "File to write the model to, without the data. NAME.pe holds it for run=FILE, which "
-                             "then predicts other data. NAME.onnx, NAME.pt2 and NAME.aoti.pt2 hold its network as a "
-                             "program that runs without this package.", is_path=True)
-    export_inputs: str = key("prepared", "What a program reads of each node. prepared: the columns of x, as training "
-                             "reads them. raw: the numbers and categories of the table of nodes, which the program "
-                             "prepares (NAME.onnx, NAME.pt2; data=tables).", choices=("prepared", "raw"))
+    calibrate: bool = key(
+        False,
+        "Divide the logits by a temperature that the validation labels choose, so that "
+        "probabilities say how often predictions are right (classes and binary tasks).",
+    )
+    top: int | None = key(
+        None,
+        "Number of the likeliest targets of each source that output holds (task=link). It has "
+        "the columns source, target, score and rank. The sources are those of output_nodes. Default: "
+        "output holds pairs.",
+        minimum=1,
+    )
+    filtered: bool = key(
+        True, "Leave out targets that the source is linked to in the data (with top)."
+    )
+    candidates: str | None = key(
+        None,
+        "Table with a column id: the nodes that can be targets. Default: all nodes of "
+        "their side or type (with top).",
+        is_path=True,
+    )
+    export: str | None = key(
+        None,
+        "File to write the model to, without the data. NAME.pe holds it for run=FILE, which "
+        "then predicts other data. NAME.onnx, NAME.pt2 and NAME.aoti.pt2 hold its network as a "
+        "program that runs without this package.",
+        is_path=True,
+    )
+    export_inputs: str = key(
+        "prepared",
+        "What a program reads of each node. prepared: the columns of x, as training "
+        "reads them. raw: the numbers and categories of the table of nodes, which the program "
+        "prepares (NAME.onnx, NAME.pt2; data=tables).",
+        choices=("prepared", "raw"),
+    )

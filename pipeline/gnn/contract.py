@@ -15,7 +15,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which a model computes in a precision."""
-    return torch.autocast(device.type, DTYPES.get(precision, torch.bfloat16), enabled=precision in DTYPES)
+    return torch.autocast(
+        device.type, DTYPES.get(precision, torch.bfloat16), enabled=precision in DTYPES
+    )
 
 
 class Task(Protocol):
@@ -35,9 +37,13 @@ class Task(Protocol):
     num_rows: int
     label_moments: Tensor | None
 
-    def loss(self, model: torch.nn.Module, batch: Data, rng: torch.Generator) -> tuple[Tensor, Tensor]: ...
+    def loss(
+        self, model: torch.nn.Module, batch: Data, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]: ...
     def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Tensor, Tensor]: ...
-    def scores(self, model: torch.nn.Module | None, rows: Tensor, *, official: bool = False) -> dict[str, float]: ...
+    def scores(
+        self, model: torch.nn.Module | None, rows: Tensor, *, official: bool = False
+    ) -> dict[str, float]: ...
     def is_defined(self, split: str) -> bool: ...
 
 
@@ -51,7 +57,9 @@ class StaticTask(Protocol):
     @property
     def has_static_loss(self) -> bool: ...
     def draw(self, batch: Data, rng: torch.Generator) -> Tensor | None: ...
-    def static_loss(self, model: torch.nn.Module, batch: Data, drawn: Tensor | None) -> tuple[Tensor, Tensor]: ...
+    def static_loss(
+        self, model: torch.nn.Module, batch: Data, drawn: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class Loader(Protocol):

@@ -38,7 +38,10 @@ def check(run: SavedRun, asked: GNNPredictConfig) -> None:
         if type(kinds[0]) is not type(kinds[1]) or run.config.task.type != other.config.task.type:
             _refuse(run, f"{other.folder} has another task than {run.folder}")
         if not kinds[1].averages:
-            _refuse(run, f"they are of {kinds[1].unit}, and those of classes, binary tasks and values can be")
+            _refuse(
+                run,
+                f"they are of {kinds[1].unit}, and those of classes, binary tasks and values can be",
+            )
 
 
 def average(run: SavedRun, found: Sequence[tuple[Setup, Predicted]]) -> tuple[Setup, Predicted]:
@@ -60,15 +63,24 @@ def average(run: SavedRun, found: Sequence[tuple[Setup, Predicted]]) -> tuple[Se
     for other, (its, _) in zip(run.others, others, strict=True):
         tasks = [(one.task.metric, one.task.kind, one.task.out_channels) for one in (setup, its)]
         if tasks[0] != tasks[1]:
-            _refuse(run, f"{other.folder} has the metric {tasks[1][0]} and {tasks[1][2]} columns, and {run.folder} has "
-                    f"{tasks[0][0]} and {tasks[0][2]}")
+            _refuse(
+                run,
+                f"{other.folder} has the metric {tasks[1][0]} and {tasks[1][2]} columns, and {run.folder} has "
+                f"{tasks[0][0]} and {tasks[0][2]}",
+            )
     rows, thresholds = [one.rows for _, one in found], [one.thresholds for _, one in found]
     known = [each for each in thresholds if each is not None]
-    return setup, replace(predicted, rows=mean_rows(rows, setup.task.kind), members=rows,
-                          thresholds=torch.stack(known).mean(0) if len(known) == len(found) else None)
+    return setup, replace(
+        predicted,
+        rows=mean_rows(rows, setup.task.kind),
+        members=rows,
+        thresholds=torch.stack(known).mean(0) if len(known) == len(found) else None,
+    )
 
 
-def mean_rows(rows: Sequence[Float[Tensor, "num_rows columns"]], kind: str) -> Float[Tensor, "num_rows columns"]:
+def mean_rows(
+    rows: Sequence[Float[Tensor, "num_rows columns"]], kind: str
+) -> Float[Tensor, "num_rows columns"]:
     """Average values, or probabilities, and return the logits of these.
 
     Args:
@@ -81,9 +93,12 @@ def mean_rows(rows: Sequence[Float[Tensor, "num_rows columns"]], kind: str) -> F
 MEANS: dict[str, Callable[[Tensor], Tensor]] = {
     "real values": lambda each: each.mean(0),
     "classes": lambda each: each.log_softmax(2).logsumexp(0) - math.log(len(each)),
-    "binary tasks": lambda each: logsigmoid(each).logsumexp(0) - logsigmoid(-each).logsumexp(0)}
+    "binary tasks": lambda each: logsigmoid(each).logsumexp(0) - logsigmoid(-each).logsumexp(0),
+}
 
 
 def _refuse(run: SavedRun, why: str) -> NoReturn:
-    raise ValueError(f"the predictions of {1 + len(run.others)} runs cannot be averaged: {why}. Name one, such as "
-                     f"run={run.folder}")
+    raise ValueError(
+        f"the predictions of {1 + len(run.others)} runs cannot be averaged: {why}. Name one, such as "
+        f"run={run.folder}"
+    )

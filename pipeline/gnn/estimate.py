@@ -64,12 +64,15 @@ class Machine:
         """Say how much a rank may take, and why."""
         limit = format_bytes(self.budget)
         if self.given:
-            return f"memory={self.given}" + (f", {limit} for each of {self.num_sharing} ranks,"
-                                             if self.num_sharing > 1 else "")
+            return f"memory={self.given}" + (
+                f", {limit} for each of {self.num_sharing} ranks," if self.num_sharing > 1 else ""
+            )
         return f"{limit} a rank, 80 % of what {self.holder} has,"
 
 
-def seconds_of_training(config: GNNConfig, num_nodes: int, num_edges: int, num_ranked: int = 0) -> float:
+def seconds_of_training(
+    config: GNNConfig, num_nodes: int, num_edges: int, num_ranked: int = 0
+) -> float:
     """Estimate the seconds that a network is trained on a core, from sizes alone.
 
     A run that stops early is taken to have three times as many evaluations as its patience.
@@ -78,11 +81,14 @@ def seconds_of_training(config: GNNConfig, num_nodes: int, num_edges: int, num_r
         num_ranked: candidates of all sources that an evaluation ranks.
     """
     train, model = config.train, config.model
-    epochs = min(train.epochs, 3 * train.patience * train.eval_every) if train.patience else train.epochs
+    epochs = (
+        min(train.epochs, 3 * train.patience * train.eval_every) if train.patience else train.epochs
+    )
     width, depth = getattr(model, "hidden_channels", 64), getattr(model, "num_layers", 4)
     ranking = epochs / train.eval_every * num_ranked * SECONDS_PER_RANK
     return ranking + epochs * depth * width * (
-        SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width)
+        SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width
+    )
 
 
 def machine_of(config: GNNConfig) -> Machine:
@@ -96,7 +102,11 @@ def machine_of(config: GNNConfig) -> Machine:
             parse_bytes(config.memory)
         except ValueError as error:
             raise ValueError(f"memory={error}") from None
-    return Machine(config.device != "cpu" and torch.cuda.is_available(), config.parallel.num_ranks, config.memory)
+    return Machine(
+        config.device != "cpu" and torch.cuda.is_available(),
+        config.parallel.num_ranks,
+        config.memory,
+    )
 
 
 def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> int:
@@ -117,8 +127,14 @@ def extrapolate(count: Callable[[Sizes], int], sizes: Sizes, step: int = 1) -> i
     return a + n * (b - a) + n * (n - 1) // 2 * (c - 2 * b + a)
 
 
-def check_model(sizes: Sizes, usual: Sizes, construct: Callable[[Sizes], torch.nn.Module], machine: Machine, *,
-                step: int = 1) -> None:
+def check_model(
+    sizes: Sizes,
+    usual: Sizes,
+    construct: Callable[[Sizes], torch.nn.Module],
+    machine: Machine,
+    *,
+    step: int = 1,
+) -> None:
     """Refuse a model that the machine cannot hold for training.
 
     Args:
@@ -130,11 +146,14 @@ def check_model(sizes: Sizes, usual: Sizes, construct: Callable[[Sizes], torch.n
     Raises:
         ValueError: names the keys whose sizes are to blame, or says what `construct` does of impossible options.
     """
+
     def measure(sizes: Sizes) -> int:
         with torch.device("meta"):
             model = construct(sizes)
         each = BYTES_PER_PARAMETER * sum(weight.numel() for weight in model.parameters())
-        return each + BYTES_PER_MODULE * (len(list(model.modules())) + len(list(model.parameters())))
+        return each + BYTES_PER_MODULE * (
+            len(list(model.modules())) + len(list(model.parameters()))
+        )
 
     def total(sizes: Sizes) -> int:
         return extrapolate(measure, sizes, step) * machine.num_sharing
@@ -144,14 +163,25 @@ def check_model(sizes: Sizes, usual: Sizes, construct: Callable[[Sizes], torch.n
     if needed <= available:
         return
     larger = {name: size for name, size in sizes.items() if size > usual[name]}
-    to_blame = [name for name in larger if total({**sizes, name: usual[name]}) <= available] or list(larger)
+    to_blame = [
+        name for name in larger if total({**sizes, name: usual[name]}) <= available
+    ] or list(larger)
     named = " and ".join(f"model.{name}={sizes[name]}" for name in to_blame) or "parallel.num_ranks"
-    raise ValueError(f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, but "
-                     f"{machine.holder} has {format_bytes(available)}. Lower {'them' if len(to_blame) > 1 else 'it'}")
+    raise ValueError(
+        f"{named}: weights, gradients and optimizer take at least {format_bytes(needed)}, but "
+        f"{machine.holder} has {format_bytes(available)}. Lower {'them' if len(to_blame) > 1 else 'it'}"
+    )
 
 
-def check_table(num_nodes: int, channels: int, machine: Machine, *, hidden_channels: int, optimizer: str,
-                device: str) -> None:
+def check_table(
+    num_nodes: int,
+    channels: int,
+    machine: Machine,
+    *,
+    hidden_channels: int,
+    optimizer: str,
+    device: str,
+) -> None:
     """Refuse a table of node features that the machine cannot hold: every rank has all of it.
 
     Args:
@@ -164,20 +194,34 @@ def check_table(num_nodes: int, channels: int, machine: Machine, *, hidden_chann
         ValueError: names the key.
     """
     # Its numbers, and the two moments of each.
-    each = num_nodes * (12 if optimizer == "sparse_adam" else 4) + BYTES_PER_PARAMETER * hidden_channels
+    each = (
+        num_nodes * (12 if optimizer == "sparse_adam" else 4)
+        + BYTES_PER_PARAMETER * hidden_channels
+    )
     on_gpu = machine.on_gpu and device == "auto"
     num_tables = 1 if on_gpu else machine.num_ranks
     needed, available = channels * each * num_tables, machine.memory if on_gpu else machine_memory()
     if needed > available:
         ranks = f" in each of {num_tables} ranks" if num_tables > 1 else ""
-        holder, mend = ("the GPU", ", or set features.device=cpu") if on_gpu else ("this machine", "")
-        raise ValueError(f"features.channels={channels}: a table of {num_nodes:,} nodes, with its optimizer{ranks}, "
-                         f"takes at least {format_bytes(needed)}, but {holder} has {format_bytes(available)}: lower "
-                         f"it{mend}")
+        holder, mend = (
+            ("the GPU", ", or set features.device=cpu") if on_gpu else ("this machine", "")
+        )
+        raise ValueError(
+            f"features.channels={channels}: a table of {num_nodes:,} nodes, with its optimizer{ranks}, "
+            f"takes at least {format_bytes(needed)}, but {holder} has {format_bytes(available)}: lower "
+            f"it{mend}"
+        )
 
 
-def check_activations(num_nodes: int, num_layers: int, hidden_channels: int, machine: Machine, *,
-                      bytes_each: int, mend: str) -> None:
+def check_activations(
+    num_nodes: int,
+    num_layers: int,
+    hidden_channels: int,
+    machine: Machine,
+    *,
+    bytes_each: int,
+    mend: str,
+) -> None:
     """Refuse batches of which training cannot keep what backward needs: at least the input of every layer.
 
     Args:
@@ -189,12 +233,17 @@ def check_activations(num_nodes: int, num_layers: int, hidden_channels: int, mac
     Raises:
         ValueError: names the keys.
     """
-    needed, available = num_nodes * num_layers * hidden_channels * bytes_each * machine.num_sharing, machine.memory
+    needed, available = (
+        num_nodes * num_layers * hidden_channels * bytes_each * machine.num_sharing,
+        machine.memory,
+    )
     if needed > available:
         layers = "" if num_layers == 1 else f"model.num_layers={num_layers} x "
-        raise ValueError(f"a batch of {num_nodes:,} nodes x {layers}model.hidden_channels={hidden_channels} takes at "
-                         f"least {format_bytes(needed)} in training, but {machine.holder} has "
-                         f"{format_bytes(available)}: {mend}, or lower these")
+        raise ValueError(
+            f"a batch of {num_nodes:,} nodes x {layers}model.hidden_channels={hidden_channels} takes at "
+            f"least {format_bytes(needed)} in training, but {machine.holder} has "
+            f"{format_bytes(available)}: {mend}, or lower these"
+        )
 
 
 def check_whole_graph(num_edges: int, bytes_per_edge: int, machine: Machine) -> None:
@@ -208,9 +257,11 @@ def check_whole_graph(num_edges: int, bytes_per_edge: int, machine: Machine) -> 
     """
     needed, available = 2 * num_edges * bytes_per_edge, machine.memory
     if needed > available:
-        raise ValueError(f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
-                         f"{format_bytes(needed)}, but {machine.holder} has {format_bytes(available)}: choose "
-                         "evaluation=views")
+        raise ValueError(
+            f"evaluation=exact: one forward over {num_edges:,} edges takes at least "
+            f"{format_bytes(needed)}, but {machine.holder} has {format_bytes(available)}: choose "
+            "evaluation=views"
+        )
 
 
 def activation_bytes(num_nodes: int, channels: int) -> int:

@@ -36,13 +36,23 @@ TRACED = 7, 11
 # Arrays with more numbers are left out of the description.
 MOST_NUMBERS = 10_000
 # Sizes that vary, of each input.
-SIZES = {"x": {0: "nodes"}, "edge_index": {1: "edges"}, "edge_attr": {0: "edges"}, "ptr": {0: "graphs + 1"},
-         "pairs": {0: "pairs"}, "numbers": {0: "nodes"}, "categories": {0: "nodes"}, "prepared": {0: "nodes"}}
+SIZES = {
+    "x": {0: "nodes"},
+    "edge_index": {1: "edges"},
+    "edge_attr": {0: "edges"},
+    "ptr": {0: "graphs + 1"},
+    "pairs": {0: "pairs"},
+    "numbers": {0: "nodes"},
+    "categories": {0: "nodes"},
+    "prepared": {0: "nodes"},
+}
 # Name and meaning of what a network returns.
-RETURNED = {"classes": ("logits", "the softmax of a row holds the probabilities of the classes"),
-            "binary tasks": ("logits", "the sigmoid of a number is the probability of 1 in its task"),
-            "real values": ("values", "the values, in the unit of the labels"),
-            "links": ("logits", "the sigmoid of a number is the probability of a link")}
+RETURNED = {
+    "classes": ("logits", "the softmax of a row holds the probabilities of the classes"),
+    "binary tasks": ("logits", "the sigmoid of a number is the probability of 1 in its task"),
+    "real values": ("values", "the values, in the unit of the labels"),
+    "links": ("logits", "the sigmoid of a number is the probability of a link"),
+}
 
 
 def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
@@ -65,35 +75,54 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
     """
     if not suffix_of(path):
         if asked is not None and asked.export_inputs == "raw":
-            raise ValueError(f"export_inputs=raw is for programs, and export={path} names none. Leave it out")
+            raise ValueError(
+                f"export_inputs=raw is for programs, and export={path} names none. Leave it out"
+            )
         new_data.export(run, path)
         return
     if (share := fusion.share_of(run)) == 1:
-        raise ValueError(f"export={path}: {run.folder} answers by its simple method alone, and a program holds the "
-                         "network alone. A file that ends with .pe holds both")
+        raise ValueError(
+            f"export={path}: {run.folder} answers by its simple method alone, and a program holds the "
+            "network alone. A file that ends with .pe holds both"
+        )
     wanted = GNNPredictConfig(str(run.folder))
     wanted.data = wanted.data if asked is None else asked.data
     setup, dataset, *_ = open_run(run, wanted)
     network = setup.kind.network(setup.model.cpu(), setup.task)
     given, notes = inputs_of(setup), _differences(setup, share)
     if setup.kind.takes_pairs:
-        given.pairs = torch.from_numpy(stream("program", 0).integers(given.num_nodes, size=(100, 2)))
+        given.pairs = torch.from_numpy(
+            stream("program", 0).integers(given.num_nodes, size=(100, 2))
+        )
     checks = _part_of(given)
     inputs = {name: tensor for name, tensor in checks.items() if name in SIZES}
     channels = setup.channels(inputs["x"].size(1))
-    columns: dict[str, Any] = {"x": {name: _as_columns(own) for name, own in zip(setup.data.types.names, channels)}}
+    columns: dict[str, Any] = {
+        "x": {name: _as_columns(own) for name, own in zip(setup.data.types.names, channels)}
+    }
     if asked is not None and asked.export_inputs == "raw":
         network, inputs, columns = _read_raw(setup, network, inputs, channels)
     traced = _traced(inputs)
     output = "network_" * bool(share) + RETURNED[setup.task.kind][0]
-    write(path, Program(_title(setup), network, traced, {name: SIZES[name] for name in inputs}, (output,), inputs,
-                        _describe(run, setup, dataset, inputs, output, notes, columns)))
+    write(
+        path,
+        Program(
+            _title(setup),
+            network,
+            traced,
+            {name: SIZES[name] for name in inputs},
+            (output,),
+            inputs,
+            _describe(run, setup, dataset, inputs, output, notes, columns),
+        ),
+    )
     for note in notes:
         log.warning("%s: %s", path, note)
 
 
-def _read_raw(setup: Setup, network: torch.nn.Module, inputs: dict[str, Tensor],
-              channels: list[list[Channel]]) -> tuple[torch.nn.Module, dict[str, Tensor], dict[str, Any]]:
+def _read_raw(
+    setup: Setup, network: torch.nn.Module, inputs: dict[str, Tensor], channels: list[list[Channel]]
+) -> tuple[torch.nn.Module, dict[str, Tensor], dict[str, Any]]:
     """Let a network read the cells of the table of nodes; return it with its inputs and their columns.
 
     Raises:
@@ -102,18 +131,34 @@ def _read_raw(setup: Setup, network: torch.nn.Module, inputs: dict[str, Tensor],
     is_table = FITTED in setup.data and len(channels) == 1 and not setup.kind.takes_pairs
     reads = RawNetwork(network, channels[0] if is_table else [])
     if not (reads.numbers or reads.categories):
-        raise ValueError("export_inputs=raw needs a model of labels of data=tables, with one table of nodes that has "
-                         f"numbers or categories; this run has data={setup.config.data.source}. Leave it out")
+        raise ValueError(
+            "export_inputs=raw needs a model of labels of data=tables, with one table of nodes that has "
+            f"numbers or categories; this run has data={setup.config.data.source}. Leave it out"
+        )
     others = {name: tensor for name, tensor in inputs.items() if name != "x"}
-    return reads, reads.raw(inputs["x"]) | others, {
-        "numbers": reads.numbers, "categories": reads.categories, "prepared": _as_columns(reads.others)}
+    return (
+        reads,
+        reads.raw(inputs["x"]) | others,
+        {
+            "numbers": reads.numbers,
+            "categories": reads.categories,
+            "prepared": _as_columns(reads.others),
+        },
+    )
 
 
 def _as_columns(channels: list[Channel]) -> list[dict[str, Any]] | None:
     """Describe columns of ``x``: the column of the user, the value that is 1, or the mean and deviation of numbers."""
-    return [{"column": own.column} | ({} if own.text is None else {"value": own.text}) | (
-        {} if own.scale is None else {"mean": own.shift, "std": own.scale}) for own in channels] if len(
-            channels) <= MOST_NUMBERS else None
+    return (
+        [
+            {"column": own.column}
+            | ({} if own.text is None else {"value": own.text})
+            | ({} if own.scale is None else {"mean": own.shift, "std": own.scale})
+            for own in channels
+        ]
+        if len(channels) <= MOST_NUMBERS
+        else None
+    )
 
 
 def _title(setup: Setup) -> str:
@@ -125,12 +170,16 @@ def _differences(setup: Setup, share: float) -> list[str]:
     """Say why the answers of a run are not those of its network alone, if they are not."""
     found = []
     if share:
-        found.append(f"the run answers by a mixture of its network and a simple method, whose share is {share:g}. The "
-                     "simple method is not in the program, so its output is called network_logits or network_values")
+        found.append(
+            f"the run answers by a mixture of its network and a simple method, whose share is {share:g}. The "
+            "simple method is not in the program, so its output is called network_logits or network_values"
+        )
     evaluation = setup.config.evaluation
     if setup.kind.is_one_graph and not evaluation.is_exact:
-        found.append(f"the run predicts by evaluation={evaluation.method}, a part of the graph at a time. The "
-                     "program reads the graph that it is given at once, as evaluation=exact does")
+        found.append(
+            f"the run predicts by evaluation={evaluation.method}, a part of the graph at a time. The "
+            "program reads the graph that it is given at once, as evaluation=exact does"
+        )
     return found
 
 
@@ -139,8 +188,11 @@ def _part_of(given: Data) -> dict[str, Tensor]:
 
     They are plain and contiguous, since a compiled program reads their memory.
     """
-    inputs = {name: plain_edges(tensor).contiguous() for name, tensor in given.to_dict().items()
-              if isinstance(tensor, Tensor)}
+    inputs = {
+        name: plain_edges(tensor).contiguous()
+        for name, tensor in given.to_dict().items()
+        if isinstance(tensor, Tensor)
+    }
     x, edge_index, edge_attr = inputs["x"], inputs["edge_index"], inputs.get("edge_attr")
     if len(x) <= MOST_NODES and edge_index.size(1) <= MOST_EDGES:
         return inputs
@@ -148,11 +200,13 @@ def _part_of(given: Data) -> dict[str, Tensor]:
     count = max(2, int(len(x) * share))
     if "ptr" in inputs:
         ptr = inputs["ptr"]
-        inputs["ptr"] = ptr[:max(2, int(torch.searchsorted(ptr, count, right=True)))]
+        inputs["ptr"] = ptr[: max(2, int(torch.searchsorted(ptr, count, right=True)))]
         nodes = torch.arange(int(inputs["ptr"][-1]))
     else:
         nodes = torch.from_numpy(np.sort(stream("program", 0).permutation(len(x))[:count]))
-    inputs["edge_index"], kept = subgraph(nodes, edge_index, edge_attr, relabel_nodes=True, num_nodes=len(x))
+    inputs["edge_index"], kept = subgraph(
+        nodes, edge_index, edge_attr, relabel_nodes=True, num_nodes=len(x)
+    )
     inputs["x"] = x[nodes]
     if kept is not None:
         inputs["edge_attr"] = kept
@@ -164,41 +218,77 @@ def _part_of(given: Data) -> dict[str, Tensor]:
 def _traced(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Make a small graph like another. A program of torch holds it, so it has nothing of the training data."""
     nodes, edges = TRACED
-    found = {"edge_index": torch.arange(2 * edges).view(2, edges) * 5 % nodes, "ptr": torch.tensor([0, 3, nodes]),
-             "pairs": torch.tensor([[0, 1], [2, 3], [1, 5]])}
+    found = {
+        "edge_index": torch.arange(2 * edges).view(2, edges) * 5 % nodes,
+        "ptr": torch.tensor([0, 3, nodes]),
+        "pairs": torch.tensor([[0, 1], [2, 3], [1, 5]]),
+    }
     rows = {"edge_attr": edges} | dict.fromkeys(("x", "numbers", "categories", "prepared"), nodes)
-    return {name: tensor.new_zeros(rows[name], *tensor.shape[1:]) if name in rows else found[name]
-            for name, tensor in inputs.items()}
+    return {
+        name: tensor.new_zeros(rows[name], *tensor.shape[1:]) if name in rows else found[name]
+        for name, tensor in inputs.items()
+    }
 
 
-def _describe(run: SavedRun[GNNConfig], setup: Setup, dataset: Data, inputs: dict[str, Tensor], output: str,
-              notes: list[str], names: dict[str, Any]) -> dict[str, Any]:
+def _describe(
+    run: SavedRun[GNNConfig],
+    setup: Setup,
+    dataset: Data,
+    inputs: dict[str, Tensor],
+    output: str,
+    notes: list[str],
+    names: dict[str, Any],
+) -> dict[str, Any]:
     """Describe a program, as JSON can hold it."""
-    task, learned, has_columns = setup.task, new_data.learned_of_run(run, setup), not setup.kind.takes_pairs
+    task, learned, has_columns = (
+        setup.task,
+        new_data.learned_of_run(run, setup),
+        not setup.kind.takes_pairs,
+    )
     columns = [task.out_channels] * has_columns
     return {
-        "format": 1, "versions": {name: metadata.version(name) for name in ("parallel-epochs", "torch",
-                                                                            "torch_geometric")},
+        "format": 1,
+        "versions": {
+            name: metadata.version(name) for name in ("parallel-epochs", "torch", "torch_geometric")
+        },
         "model": {"name": setup.config.model.name, "title": _title(setup)},
         "task": {"predicts": setup.kind.unit, "labels": task.kind, "metric": task.metric},
         "classes": labels_of(dataset, task.out_channels) if has_columns else None,
-        "inputs": {name: {"shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
-                          "dtype": str(tensor.dtype).removeprefix("torch."),
-                          **{key: names[name] for key in ("columns",) if name in names}}
-                   for name, tensor in inputs.items()},
-        "output": {"name": output, "shape": [setup.kind.unit, *columns], "meaning": RETURNED[task.kind][1]},
-        "not_in_the_program": notes, "preprocessing": None if learned is None else _as_json(learned)}
+        "inputs": {
+            name: {
+                "shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                **{key: names[name] for key in ("columns",) if name in names},
+            }
+            for name, tensor in inputs.items()
+        },
+        "output": {
+            "name": output,
+            "shape": [setup.kind.unit, *columns],
+            "meaning": RETURNED[task.kind][1],
+        },
+        "not_in_the_program": notes,
+        "preprocessing": None if learned is None else _as_json(learned),
+    }
 
 
 def _as_json(learned: Learned) -> dict[str, Any]:
     """Return what the preparation of the data learned. Arrays with many numbers are left out."""
-    found = {entry.name: getattr(learned, entry.name) for entry in fields(Learned) if entry.name != "label_names"}
+    found = {
+        entry.name: getattr(learned, entry.name)
+        for entry in fields(Learned)
+        if entry.name != "label_names"
+    }
     return _plain(found | {FITTED: None if learned.fitted is None else content_of(learned.fitted)})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
-        return value.tolist() if np.prod(value.shape) <= MOST_NUMBERS else {"left_out": list(value.shape)}
+        return (
+            value.tolist()
+            if np.prod(value.shape) <= MOST_NUMBERS
+            else {"left_out": list(value.shape)}
+        )
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -47,11 +47,23 @@ class NodeTable:
         ValueError: there are no nodes.
     """
 
-    def __init__(self, num_nodes: int, channels: int, *, lr: float, optimizer: str = "sparse_adam",
-                 dropout: float = 0.0, init: str = "normal", seed: int = 0,
-                 device: torch.device = torch.device("cpu"), ranges: Sequence[range] | None = None):
+    def __init__(
+        self,
+        num_nodes: int,
+        channels: int,
+        *,
+        lr: float,
+        optimizer: str = "sparse_adam",
+        dropout: float = 0.0,
+        init: str = "normal",
+        seed: int = 0,
+        device: torch.device = torch.device("cpu"),
+        ranges: Sequence[range] | None = None,
+    ):
         if not num_nodes and ranges is None:
-            raise ValueError("features=embedding learns a row for each node, and the graph has no nodes")
+            raise ValueError(
+                "features=embedding learns a row for each node, and the graph has no nodes"
+            )
         rows = torch.empty(num_nodes, channels, device=device)
         INITS[init](rows, seed)
         self._embedding = torch.nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
@@ -61,8 +73,10 @@ class NodeTable:
 
     def __str__(self) -> str:
         num_nodes, channels = self.weight.shape
-        return (f"{num_nodes:,} nodes x {channels:,} channels on {self.weight.device}, "
-                f"{type(self.optimizer).__name__}, learning rate {self._lr:g}")
+        return (
+            f"{num_nodes:,} nodes x {channels:,} channels on {self.weight.device}, "
+            f"{type(self.optimizer).__name__}, learning rate {self._lr:g}"
+        )
 
     def attach(self, batch: Data, device: torch.device, rng: torch.Generator | None = None) -> Data:
         """Move a batch to the device of the model, each node's row of the table before its other features.
@@ -135,12 +149,15 @@ class NodeTable:
 
 def weights_of(model: torch.nn.Module, table: NodeTable | None) -> dict[str, Tensor]:
     """Return what was learned: the weights of a model, and the table among them if there is one."""
-    return model.state_dict() if table is None else {**model.state_dict(), KEY: table.weight.detach()}
+    return (
+        model.state_dict() if table is None else {**model.state_dict(), KEY: table.weight.detach()}
+    )
 
 
-def load_weights(weights: dict[str, Tensor], model: torch.nn.Module, table: NodeTable | None) -> None:
-    """Put what :func:`weights_of` returned into a model and a table of the same sizes; without a table, into the model.
-    """
+def load_weights(
+    weights: dict[str, Tensor], model: torch.nn.Module, table: NodeTable | None
+) -> None:
+    """Put what :func:`weights_of` returned into a model and a table of the same sizes; without a table, into the model."""
     model.load_state_dict({name: value for name, value in weights.items() if name != KEY})
     if table is not None:
         table.weight.detach().copy_(weights[KEY])
@@ -152,7 +169,9 @@ def draw_rows(rows: Float[Tensor, "num_nodes channels"], seed: int) -> None:
     A row is a function of the seed, its number and the number of channels: a longer table begins with the same rows.
     """
     for block, part in enumerate(rows.split(ROWS_OF_STREAM)):
-        numbers = stream("node table", seed, block).standard_normal(tuple(part.shape), dtype="float32")
+        numbers = stream("node table", seed, block).standard_normal(
+            tuple(part.shape), dtype="float32"
+        )
         part.copy_(torch.from_numpy(numbers)).mul_(DEVIATION)
 
 
@@ -198,12 +217,16 @@ def refuse_sparse_modules(model: torch.nn.Module, optimizer: str) -> None:
     """
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            raise ValueError(f"{name or 'the model'} is an {type(module).__name__}(sparse=True), and train.optimizer="
-                             f"{optimizer} is a dense optimizer, which takes no sparse gradients: set sparse=False "
-                             "there, or learn a row for each node by features=embedding")
+            raise ValueError(
+                f"{name or 'the model'} is an {type(module).__name__}(sparse=True), and train.optimizer="
+                f"{optimizer} is a dense optimizer, which takes no sparse gradients: set sparse=False "
+                "there, or learn a row for each node by features=embedding"
+            )
 
 
 def _with_rows(batch: Data, rows: Tensor, device: torch.device) -> Data:
-    batch = copy.copy(batch.to(device, non_blocking=True))  # a loader may hand out the same batch again
+    batch = copy.copy(
+        batch.to(device, non_blocking=True)
+    )  # a loader may hand out the same batch again
     batch.x = torch.cat([rows, batch.x], dim=1)
     return batch

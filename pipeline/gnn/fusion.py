@@ -60,8 +60,13 @@ class Answer:
     scores: dict[str, float]
 
     def __str__(self) -> str:
-        what = f"a mixture of both, {self.share:g} of it the simple method" if 0 < self.share < 1 else \
-            "the network alone" if not self.share else "the simple method alone, which is enough"
+        what = (
+            f"a mixture of both, {self.share:g} of it the simple method"
+            if 0 < self.share < 1
+            else "the network alone"
+            if not self.share
+            else "the simple method alone, which is enough"
+        )
         why = f"gain over the simple method in validation {self.gain:+.4f}, standard error {self.error:.4f}"
         if self.share == 1 and not self.error:
             why = "no mixture is better in validation"
@@ -105,9 +110,21 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
     """
     task, base = cast(NodeTask, setup.task), cast(Base, setup.base)
     answer = choose(task, rows, base)
-    checkpoint.save(folder / FILE, asdict(Kept(
-        base.name, base.title, answer.share, list(bases.moments_of(setup.data, base.rows)), base.reads_labels,
-        base.fitted, _sample(base), setup.kind.record(setup.data, task, setup.model, rows).get("thresholds"))))
+    checkpoint.save(
+        folder / FILE,
+        asdict(
+            Kept(
+                base.name,
+                base.title,
+                answer.share,
+                list(bases.moments_of(setup.data, base.rows)),
+                base.reads_labels,
+                base.fitted,
+                _sample(base),
+                setup.kind.record(setup.data, task, setup.model, rows).get("thresholds"),
+            )
+        ),
+    )
     rows = mix(rows, task.from_learned(base.rows), answer.share)
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
@@ -121,10 +138,19 @@ def summarise(answer: Answer, base: Base | LinkBase, scores: dict[str, float]) -
     Args:
         scores: of the simple method.
     """
-    return {"best_valid": answer.scores["valid"], "test": answer.scores["test"], "train": answer.scores["train"],
-            "network": answer.network,
-            "base": {"name": base.name, "title": base.title, "seconds": base.seconds, **scores},
-            "answer": {"share": answer.share, "gain": answer.gain, "error": answer.error, "text": str(answer)}}
+    return {
+        "best_valid": answer.scores["valid"],
+        "test": answer.scores["test"],
+        "train": answer.scores["train"],
+        "network": answer.network,
+        "base": {"name": base.name, "title": base.title, "seconds": base.seconds, **scores},
+        "answer": {
+            "share": answer.share,
+            "gain": answer.gain,
+            "error": answer.error,
+            "text": str(answer),
+        },
+    }
 
 
 def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) -> Answer:
@@ -139,13 +165,17 @@ def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) 
         mixed = mix(rows[chosen[picked]], own[chosen[picked]], share)
         return merit(task.metric, KINDS[task.kind][task.metric](y[picked], mixed))
 
-    share, gain, error = choose_share(score, len(chosen), lambda share: error_of_difference(
-        task, mix(rows, own, share), own))
-    return Answer(share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, own, share)))
+    share, gain, error = choose_share(
+        score, len(chosen), lambda share: error_of_difference(task, mix(rows, own, share), own)
+    )
+    return Answer(
+        share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, own, share))
+    )
 
 
-def choose_share(score: Callable[[float, Tensor], float], num_values: int,
-                 error_of: Callable[[float], float]) -> tuple[float, float, float]:
+def choose_share(
+    score: Callable[[float, Tensor], float], num_values: int, error_of: Callable[[float], float]
+) -> tuple[float, float, float]:
     """Choose the share of a simple method by the validation metric; of equal ones the largest.
 
     The simple method alone is left only for a gain of more than one standard error of the paired difference. Each half
@@ -160,9 +190,13 @@ def choose_share(score: Callable[[float, Tensor], float], num_values: int,
     Returns:
         The share, the gain and its standard error.
     """
+
     def best(picked: Tensor) -> float:
         valid = {share: score(share, picked) for share in SHARES}
-        return max(reversed(SHARES), key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf)
+        return max(
+            reversed(SHARES),
+            key=lambda each: valid[each] if valid[each] == valid[each] else -math.inf,
+        )
 
     share = best(torch.ones(num_values, dtype=torch.bool))
     if share == 1:
@@ -212,8 +246,10 @@ def read_kept(run: SavedRun) -> Kept | None:
     if not files.is_there(path):
         if task.base == "auto" and files.is_there(run.folder / "summary.json"):
             return None
-        raise ValueError(f"{path} is not there: what the run answers with is chosen when it ends. Resume it, or train "
-                         "with task.base=none")
+        raise ValueError(
+            f"{path} is not there: what the run answers with is chosen when it ends. Resume it, or train "
+            "with task.base=none"
+        )
     with checkpoint.fitting(content := checkpoint.load(path)):
         return _checked(path, content)
 
@@ -227,14 +263,20 @@ def share_of(run: SavedRun) -> float:
 def _checked(path: Path, content: dict) -> Kept:
     """Build what is kept; refuse a share and moments that no run has."""
     kept = read_back.build(path, Kept, content)
-    if not 0 <= kept.share <= 1 or len(kept.moments) != 2 or not all(map(math.isfinite, kept.moments)) or \
-            kept.moments[0] <= 0:
-        raise DamagedFile(f"{path} is damaged: its share is {kept.share:g}, and its moments are {kept.moments}")
+    if (
+        not 0 <= kept.share <= 1
+        or len(kept.moments) != 2
+        or not all(map(math.isfinite, kept.moments))
+        or kept.moments[0] <= 0
+    ):
+        raise DamagedFile(
+            f"{path} is damaged: its share is {kept.share:g}, and its moments are {kept.moments}"
+        )
     return replace(kept, fitted=checkpoint.Content(path, kept.fitted))
 
 
 def _sample(base: Base) -> Tensor:
-    return base.rows[::max(len(base.rows) // NUM_SAMPLED, 1)].clone()
+    return base.rows[:: max(len(base.rows) // NUM_SAMPLED, 1)].clone()
 
 
 def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
@@ -244,8 +286,10 @@ def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
         ValueError: it cannot score them.
     """
     if not kept.fitted:
-        raise ValueError(f"{kept.title} cannot score other data, and the run answers with it. Train with "
-                         "task.base=none, or with another simple method")
+        raise ValueError(
+            f"{kept.title} cannot score other data, and the run answers with it. Train with "
+            "task.base=none, or with another simple method"
+        )
     with checkpoint.fitting(kept.fitted):
         rows = apply(kept.fitted, data, task)
     return Base(kept.name, kept.title, rows, {}, kept.reads_labels, 0.0, kept.fitted)
@@ -263,16 +307,33 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
     Raises:
         ValueError: these are other scores than in the training.
     """
-    if base.scores and kept.sample is not None and (kept.sample.shape != (own := _sample(base)).shape or not
-                                                    torch.allclose(kept.sample, own, rtol=1e-2, atol=1e-2)):
-        raise ValueError(f"{kept.title}: its scores are no longer in cache_dir, and it was fitted again with other ones"
-                         ". Use the versions of scikit-learn and torch that summary.json names, or train again")
+    if (
+        base.scores
+        and kept.sample is not None
+        and (
+            kept.sample.shape != (own := _sample(base)).shape
+            or not torch.allclose(kept.sample, own, rtol=1e-2, atol=1e-2)
+        )
+    ):
+        raise ValueError(
+            f"{kept.title}: its scores are no longer in cache_dir, and it was fitted again with other ones"
+            ". Use the versions of scikit-learn and torch that summary.json names, or train again"
+        )
     share = kept.share
     if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):
-        log.warning("the network answers alone, since %s reads labels, and none are known here. Give a table with the "
-                    "known ones too, and data.known_labels=all", kept.title)
+        log.warning(
+            "the network answers alone, since %s reads labels, and none are known here. Give a table with the "
+            "known ones too, and data.known_labels=all",
+            kept.title,
+        )
         share = 0.0
         if kept.thresholds is not None:
-            predicted = replace(predicted, thresholds=torch.tensor(kept.thresholds, dtype=torch.float64))
-    own = base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
-    return replace(predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share))
+            predicted = replace(
+                predicted, thresholds=torch.tensor(kept.thresholds, dtype=torch.float64)
+            )
+    own = (
+        base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
+    )
+    return replace(
+        predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share)
+    )

@@ -39,16 +39,24 @@ def read_texts(key: str, path: str, columns: Sequence[str]) -> pd.DataFrame:
             table = pd.read_parquet(path)
         else:
             with open_unzipped(Path(path)) as file:
-                table = pd.read_csv(file, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False)
+                table = pd.read_csv(
+                    file, sep=tables.SEPARATORS[ending], dtype=str, keep_default_na=False
+                )
     except (ValueError, OSError, EOFError, zlib.error) as error:  # what they raise of another file
         raise ValueError(f"{key} is not a readable table {ending}: {one_line(error)}") from None
     for column in columns:
         if column not in table:
-            raise ValueError(f"{key} has the columns {', '.join(map(str, table.columns))}, but none called {column}")
+            raise ValueError(
+                f"{key} has the columns {', '.join(map(str, table.columns))}, but none called {column}"
+            )
     if not len(table):
         raise ValueError(f"{key} has a header, but no rows")
-    return pd.DataFrame({column: table[column].astype(object).where(table[column].notna(), "").map(str)
-                         for column in columns})
+    return pd.DataFrame(
+        {
+            column: table[column].astype(object).where(table[column].notna(), "").map(str)
+            for column in columns
+        }
+    )
 
 
 def read_ids(path: str, name: str = "output_nodes") -> list[str]:
@@ -67,8 +75,10 @@ def read_ids(path: str, name: str = "output_nodes") -> list[str]:
     if (again := ids.duplicated()).any():
         row = int(np.argmax(again))
         first = int(np.argmax(ids == ids.iloc[row]))
-        raise ValueError(f"{key}: row {row + 1} below the header has the {ID} {ids.iloc[row]!r} of row {first + 1}: "
-                         "give each once")
+        raise ValueError(
+            f"{key}: row {row + 1} below the header has the {ID} {ids.iloc[row]!r} of row {first + 1}: "
+            "give each once"
+        )
     return ids.tolist()
 
 
@@ -76,15 +86,26 @@ def look_up(wanted: Sequence[str], ids: np.ndarray) -> np.ndarray:
     """Return the places of ids among those of all nodes, int64; -1 for an id that no node has."""
     if ids.dtype == np.int64:  # without a text for each of millions
         numbers = [int(text) for text in wanted if text.isdecimal() and len(text) < 19]
-        place = {str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()}
+        place = {
+            str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()
+        }
     else:
         known = set(wanted)
-        place = {text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known}
+        place = {
+            text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known
+        }
     return np.array([place.get(id_, -1) for id_ in wanted], dtype=np.int64)
 
 
-def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: bool = False,
-               name: str = "output_nodes", whose: str = "the run") -> np.ndarray:
+def find_nodes(
+    wanted: list[str],
+    ids: np.ndarray,
+    path: str | None,
+    *,
+    skips: bool = False,
+    name: str = "output_nodes",
+    whose: str = "the run",
+) -> np.ndarray:
     """Look nodes up by their ids.
 
     Args:
@@ -105,8 +126,10 @@ def find_nodes(wanted: list[str], ids: np.ndarray, path: str | None, *, skips: b
         row, key, more = int(np.argmax(unknown)), name, ""
         if path is not None:
             key, more = f"{name}={path}", "; skip_unknown=true leaves such rows out"
-        raise ValueError(f"{key}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the {len(ids):,} nodes of "
-                         f"{whose} are called {', '.join(map(str, ids[:3]))}, ...{more}")
+        raise ValueError(
+            f"{key}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the {len(ids):,} nodes of "
+            f"{whose} are called {', '.join(map(str, ids[:3]))}, ...{more}"
+        )
     return places
 
 
@@ -123,8 +146,11 @@ def skip(unknown: np.ndarray, key: str) -> np.ndarray:
     if unknown.all():
         raise ValueError(f"{key}: none of the {len(unknown):,} rows names a node of the run")
     if unknown.any():
-        log.info("%s: %s left out: they name no node of the run (skip_unknown=true)", key,
-                 count(int(unknown.sum()), "row"))
+        log.info(
+            "%s: %s left out: they name no node of the run (skip_unknown=true)",
+            key,
+            count(int(unknown.sum()), "row"),
+        )
     return unknown
 
 

@@ -23,12 +23,18 @@ from parallel_epochs.pipeline.data.objects import (
 )
 
 # Data in memory that each value of the key `data` can predict.
-GIVEN = {"tables": "a pair of tables (nodes, edges) or a schema of several", "smiles": "a list of SMILES",
-         "graph_files": "a list of graphs", "file": "one graph"}
+GIVEN = {
+    "tables": "a pair of tables (nodes, edges) or a schema of several",
+    "smiles": "a list of SMILES",
+    "graph_files": "a list of graphs",
+    "file": "one graph",
+}
 
 
 @contextlib.contextmanager
-def written(data: Any, source: Any, folder: Path, given: Mapping[str, object]) -> Iterator[dict[str, object]]:
+def written(
+    data: Any, source: Any, folder: Path, given: Mapping[str, object]
+) -> Iterator[dict[str, object]]:
     """Name the files of data by keys; those in memory are written into a folder that is removed at the end.
 
     Args:
@@ -46,17 +52,22 @@ def written(data: Any, source: Any, folder: Path, given: Mapping[str, object]) -
         found = {} if data is None else _keys_of(data, source, folder, Path(scratch), names)
         yield {f"data.{name}": value for name, value in found.items()} | {
             name: keep_table(value, name, Path(scratch), names) if is_table(value) else value
-            for name, value in given.items()}
+            for name, value in given.items()
+        }
 
 
-def _keys_of(data: Any, source: Any, folder: Path, scratch: Path, names: dict[str, str]) -> dict[str, str]:
+def _keys_of(
+    data: Any, source: Any, folder: Path, scratch: Path, names: dict[str, str]
+) -> dict[str, str]:
     """Write data into a folder, and return the keys below `data` that name their files; see :func:`written`."""
     if isinstance(data, (str, Path)):
         names[str(data)] = str(data)
         return {"folder" if Path(data).is_dir() else "path": str(data)}
     if are_tables(data):
         _refuse_others(source, "tables", "a pair of tables", folder)
-        return {f"{name}.path": str(path) for name, path in write_tables(data, scratch, names).items()}
+        return {
+            f"{name}.path": str(path) for name, path in write_tables(data, scratch, names).items()
+        }
     if is_schema(data):
         _refuse_others(source, "tables", "a schema", folder)
         return {"schema": str(write_schema(data, scratch, names))}
@@ -89,6 +100,10 @@ def _refuse_others(source: Any, reader: str, what: str, folder: Path) -> None:
         reader: value of `data` that stands for such data.
         what: was given.
     """
-    if source.other_keys and source.source != reader:  # a run that takes no other data is refused later
-        raise ValueError(f"{folder} was trained on data={source.source}, and {what} is given: give "
-                         f"{GIVEN[source.source]}, or a path")
+    if (
+        source.other_keys and source.source != reader
+    ):  # a run that takes no other data is refused later
+        raise ValueError(
+            f"{folder} was trained on data={source.source}, and {what} is given: give "
+            f"{GIVEN[source.source]}, or a path"
+        )

@@ -30,10 +30,21 @@ Predict = Callable[[Data], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader | GraphLoader, *, num_rows: int,
-                  out_channels: int, num_views: int, num_parts: int = 1, seed: int, round_: int, prefetch: int = 2,
-                  layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
-                  stop: StopRequest | None = None) -> Tensor:
+def predict_views(
+    predict: Predict,
+    loader: ClusterLoader | NeighborLoader | GraphLoader,
+    *,
+    num_rows: int,
+    out_channels: int,
+    num_views: int,
+    num_parts: int = 1,
+    seed: int,
+    round_: int,
+    prefetch: int = 2,
+    layers: Sequence[torch.nn.Module] = (),
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+) -> Tensor:
     """Predict every row once in each view and average the predictions over the views.
 
     A view is a random partition of a cluster loader, a draw of a neighbour loader whose seeds are all nodes, or all
@@ -61,27 +72,44 @@ def predict_views(predict: Predict, loader: ClusterLoader | NeighborLoader | Gra
         graphs = loader.all_graphs()
         num_parts = num_batches = graphs.num_parts
     else:
-        num_batches = loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
+        num_batches = (
+            loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
+        )
 
     def start_view(view: int) -> Iterator[Data]:
-        mine = [part for part in range(num_batches) if (view * num_batches + part) % ranks.num_ranks == ranks.rank]
+        mine = [
+            part
+            for part in range(num_batches)
+            if (view * num_batches + part) % ranks.num_ranks == ranks.rank
+        ]
         if isinstance(loader, GraphLoader):
             return loader.batches_of(graphs, mine)
         if isinstance(loader, NeighborLoader):
             return loader.batches_of(loader.draw(round_, Share(draw=view)), mine)
-        return loader.batches_of(random_partition(num_nodes, num_batches, stream("view", seed, round_, view)), mine)
+        return loader.batches_of(
+            random_partition(num_nodes, num_batches, stream("view", seed, round_, view)), mine
+        )
 
     views = [(view, lambda view=view: start_view(view)) for view in range(num_views)]
     total = torch.zeros(num_rows, out_channels)
     share = math.ceil(num_views * num_parts / ranks.num_ranks)
-    with stopped_together(stop, ranks, layers), Bar("evaluating", share, "clusters", show=ranks.is_first) as bar:
+    with (
+        stopped_together(stop, ranks, layers),
+        Bar("evaluating", share, "clusters", show=ranks.is_first) as bar,
+    ):
         _add_predictions(total, predict, views, loader.device, prefetch, bar)
     ranks.sum_(total)
     return total / num_views
 
 
-def _add_predictions(total: Tensor, predict: Predict, rounds: Sequence[tuple[int, Callable[..., Iterator[Data]]]],
-                     device: torch.device, prefetch: int, bar: Bar) -> None:
+def _add_predictions(
+    total: Tensor,
+    predict: Predict,
+    rounds: Sequence[tuple[int, Callable[..., Iterator[Data]]]],
+    device: torch.device,
+    prefetch: int,
+    bar: Bar,
+) -> None:
     """Add the predictions of the batches of some rounds to the rows that they are of."""
     with BackgroundRounds(rounds, device=device, prefetch=prefetch) as background:
         for round_, _ in rounds:
@@ -92,9 +120,17 @@ def _add_predictions(total: Tensor, predict: Predict, rounds: Sequence[tuple[int
 
 
 @torch.no_grad()
-def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: int, device: torch.device,
-                  layers: Sequence[torch.nn.Module] = (), ranks: Ranks = Ranks(),
-                  stop: StopRequest | None = None) -> Tensor:
+def predict_exact(
+    predict: Predict,
+    data: Data,
+    *,
+    num_rows: int,
+    out_channels: int,
+    device: torch.device,
+    layers: Sequence[torch.nn.Module] = (),
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+) -> Tensor:
     """Predict every row from the whole graph, layer by layer.
 
     The aggregation takes a bounded number of edges at a time, so that memory holds a few tensors of nodes x channels
@@ -117,10 +153,16 @@ def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: 
             return torch.empty(0)
     # Data.to works in place; the graph itself stays where it is.
     batch = copy.copy(data)
-    batch.n_id, batch.target = torch.arange(data.num_nodes), torch.ones(data.num_nodes, dtype=torch.bool)
-    with stopped_together(stop, ranks, layers), borrowed_threads(ranks.num_local), \
-            Bar("evaluating", len(layers), "layers") as bar, \
-            _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers):
+    batch.n_id, batch.target = (
+        torch.arange(data.num_nodes),
+        torch.ones(data.num_nodes, dtype=torch.bool),
+    )
+    with (
+        stopped_together(stop, ranks, layers),
+        borrowed_threads(ranks.num_local),
+        Bar("evaluating", len(layers), "layers") as bar,
+        _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers),
+    ):
         rows, predictions = predict(batch.to(device))
         predictions = predictions.float().cpu()
         if len(rows) == num_rows and torch.equal(rows.cpu(), torch.arange(num_rows)):
@@ -131,8 +173,9 @@ def predict_exact(predict: Predict, data: Data, *, num_rows: int, out_channels: 
 
 
 @contextlib.contextmanager
-def stopped_together(stop: StopRequest | None, ranks: Ranks,
-                     layers: Sequence[torch.nn.Module] = ()) -> Iterator[Callable[[], None]]:
+def stopped_together(
+    stop: StopRequest | None, ranks: Ranks, layers: Sequence[torch.nn.Module] = ()
+) -> Iterator[Callable[[], None]]:
     """Stop a block on all ranks together.
 
     A rank that is asked to stop leaves the block between two layers of the model, or where the block calls the function
@@ -141,6 +184,7 @@ def stopped_together(stop: StopRequest | None, ranks: Ranks,
     Raises:
         Stopped: on all ranks, if one was asked to stop.
     """
+
     def look(*_: object) -> None:
         pulse.renew()
         if stop is not None:
@@ -175,7 +219,20 @@ def stack_of_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
     Hooks on what a convolution folds into itself, an encoder of edges, would keep it from doing so.
     """
-    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    convolve = [stack for stack in stacks if any(isinstance(module, MessagePassing) for module in stack.modules())]
-    return list(max(convolve or stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()),
-                    default=model.children()))
+    stacks = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module)
+    ]
+    convolve = [
+        stack
+        for stack in stacks
+        if any(isinstance(module, MessagePassing) for module in stack.modules())
+    ]
+    return list(
+        max(
+            convolve or stacks,
+            key=lambda stack: sum(p.numel() for p in stack.parameters()),
+            default=model.children(),
+        )
+    )

@@ -24,8 +24,13 @@ def report_limit(setup: Setup) -> None:
     """Log that a run has too many classes or tasks for scores of each."""
     task = setup.task
     if setup.kind.has_labels and task.out_channels > MAX_LABELS:
-        log.info("%s %s: %s has a score for each of them only up to %d", f"{task.out_channels:,}", task.kind, SCORES,
-                 MAX_LABELS)
+        log.info(
+            "%s %s: %s has a score for each of them only up to %d",
+            f"{task.out_channels:,}",
+            task.kind,
+            SCORES,
+            MAX_LABELS,
+        )
 
 
 def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
@@ -42,14 +47,20 @@ def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
 
 
 def read_decisions(folder: Path) -> dict[str, Any]:
-    """Return what a run reports of its thresholds: precision, recall and F1 of validation and test; nothing of others.
-    """
+    """Return what a run reports of its thresholds: precision, recall and F1 of validation and test; nothing of others."""
     record = files.read_json(folder / SCORES) if files.is_there(folder / SCORES) else {}
     if "thresholds" not in record:
         return {}
-    thresholds = {"thresholds": record["thresholds"]} if len(record["thresholds"]) <= MAX_LABELS else {}
-    return {"decisions": {"threshold": record["threshold"], **thresholds, **{
-        split: record["splits"][split]["decisions"] for split in ("valid", "test")}}}
+    thresholds = (
+        {"thresholds": record["thresholds"]} if len(record["thresholds"]) <= MAX_LABELS else {}
+    )
+    return {
+        "decisions": {
+            "threshold": record["threshold"],
+            **thresholds,
+            **{split: record["splits"][split]["decisions"] for split in ("valid", "test")},
+        }
+    }
 
 
 def read_thresholds(run: SavedRun, num_tasks: int | None = None) -> Tensor | None:
@@ -70,21 +81,40 @@ def read_thresholds(run: SavedRun, num_tasks: int | None = None) -> Tensor | Non
         found = files.read_json(path).get("thresholds")
     if found is None:
         return None
-    if not (isinstance(found, list) and len(found) in (num_tasks, num_tasks or len(found))
-            and all(isinstance(each, float) and math.isfinite(each) for each in found)):
-        raise DamagedFile(f"{path} is damaged: its thresholds are {found!r:.80}, and there must be one number for each "
-                          "task")
+    if not (
+        isinstance(found, list)
+        and len(found) in (num_tasks, num_tasks or len(found))
+        and all(isinstance(each, float) and math.isfinite(each) for each in found)
+    ):
+        raise DamagedFile(
+            f"{path} is damaged: its thresholds are {found!r:.80}, and there must be one number for each "
+            "task"
+        )
     return torch.tensor(found, dtype=torch.float64)
 
 
 def write(setup: Setup, model: torch.nn.Module, rows: Tensor, epoch: int, folder: Path) -> None:
     """Write the scores of each class or task from predictions; see :func:`write_best`."""
     data, task, kind = setup.data, setup.task, setup.kind
-    record: dict[str, Any] = {"epoch": epoch, "metric": task.metric, "unit": kind.unit, "kind": task.kind,
-                              **kind.record(data, task, model, rows)}
+    record: dict[str, Any] = {
+        "epoch": epoch,
+        "metric": task.metric,
+        "unit": kind.unit,
+        "kind": task.kind,
+        **kind.record(data, task, model, rows),
+    }
     if (types := listed_types(data)) is not None:
-        near = score_by_neighbours(
-            types, setup.neighbours, task.kind, task.metric, data.y[data.test_mask],
-            rows[data.test_mask]) if kind.has_labels else []
+        near = (
+            score_by_neighbours(
+                types,
+                setup.neighbours,
+                task.kind,
+                task.metric,
+                data.y[data.test_mask],
+                rows[data.test_mask],
+            )
+            if kind.has_labels
+            else []
+        )
         record["typed"] = describe_types(types, setup.neighbours) | {"neighbours": near}
     files.write_text(folder / SCORES, json.dumps(record) + "\n")

@@ -14,7 +14,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn import label_scores
-from parallel_epochs.pipeline.gnn.fusion import FILE, SHARES, Answer, Kept, choose_share, mix, summarise
+from parallel_epochs.pipeline.gnn.fusion import (
+    FILE,
+    SHARES,
+    Answer,
+    Kept,
+    choose_share,
+    mix,
+    summarise,
+)
 from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, scorer_of
@@ -52,13 +60,22 @@ class Mixture:
         data, task: the graph that is predicted.
     """
 
-    def __init__(self, base: LinkBase, share: float, scales: list[float], logit: list[float], data: Data,
-                 task: LinkTask):
+    def __init__(
+        self,
+        base: LinkBase,
+        share: float,
+        scales: list[float],
+        logit: list[float],
+        data: Data,
+        task: LinkTask,
+    ):
         self.share, self._scales, self._logit = share, scales, logit
         self._build = partial(scorer_of, base, data, task)
         self._built: dict[bool, Scorer] = {}
 
-    def answer(self, network: Callable[[], Tensor], simple: Callable[[Scorer], Tensor], *, of_test: bool) -> Tensor:
+    def answer(
+        self, network: Callable[[], Tensor], simple: Callable[[Scorer], Tensor], *, of_test: bool
+    ) -> Tensor:
         """Mix scores of the same pairs; what has no part in it is not computed.
 
         Args:
@@ -78,12 +95,19 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
     """Choose what a run on links answers with, when its network is trained; see :func:`pipeline.gnn.fusion.finish`."""
     task, base, model = cast(LinkTask, setup.task), cast(LinkBase, setup.base), setup.model
     alone, links = task.scores(model, rows), Links(setup.data)
-    scorers: list[Scorer] = [Network(task.score_by(model, rows), partial(task.decode, model, rows)),
-               scorer_of(base, setup.data, task, of_test=False)]
+    scorers: list[Scorer] = [
+        Network(task.score_by(model, rows), partial(task.decode, model, rows)),
+        scorer_of(base, setup.data, task, of_test=False),
+    ]
     trial = try_out(task, links, scorers)
     scales = [max(float(column.std(correction=0)), 1e-6) for column in trial.columns.t()]
     share, gain, error = choose(Trial(trial.columns / torch.tensor(scales), trial.values))
-    fitted: dict[str, Any] = {"weights": base.weights, "units": base.units, "scales": scales, "logit": [1.0, 0.0]}
+    fitted: dict[str, Any] = {
+        "weights": base.weights,
+        "units": base.units,
+        "scales": scales,
+        "logit": [1.0, 0.0],
+    }
     kept = Kept(base.name, base.title, share, [1.0, 0.0], False, fitted)
     answer_with(task, kept, setup.data)
     fitted["logit"] = _fit_logit(task, model, rows)
@@ -97,12 +121,16 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
 
 def answer_with(task: LinkTask, kept: Kept, data: Data) -> None:
     """Let a task answer with what a run keeps."""
-    task.mixture = Mixture(base_of(kept), kept.share, kept.fitted["scales"], kept.fitted["logit"], data, task)
+    task.mixture = Mixture(
+        base_of(kept), kept.share, kept.fitted["scales"], kept.fitted["logit"], data, task
+    )
 
 
 def base_of(kept: Kept) -> LinkBase:
     """Return the simple method that a run keeps."""
-    return LinkBase(kept.name, kept.title, dict(kept.fitted["weights"]), dict(kept.fitted["units"]), {}, 0.0)
+    return LinkBase(
+        kept.name, kept.title, dict(kept.fitted["weights"]), dict(kept.fitted["units"]), {}, 0.0
+    )
 
 
 def choose(trial: Trial) -> tuple[float, float, float]:
@@ -114,21 +142,27 @@ def choose(trial: Trial) -> tuple[float, float, float]:
     network, simple = trial.columns.unbind(1)
     values = {share: trial.values(mix(network, simple, share)) for share in SHARES}
     num_values = len(values[1.0])
-    return choose_share(lambda share, picked: float(values[share][picked].mean()), num_values,
-                        lambda share: float((values[share] - values[1.0]).std()) / math.sqrt(num_values))
+    return choose_share(
+        lambda share, picked: float(values[share][picked].mean()),
+        num_values,
+        lambda share: float((values[share] - values[1.0]).std()) / math.sqrt(num_values),
+    )
 
 
-def _fit_logit(task: LinkTask, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"]) -> list[float]:
+def _fit_logit(
+    task: LinkTask, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"]
+) -> list[float]:
     """Fit a logistic regression that tells validation links from pairs without a link, as if they were equally many.
 
     Returns:
         Factor and constant; 1 and 0 where more is not likelier, or where there is nothing to compare.
     """
     pairs, others = task.pairs_of("valid_pairs"), task.pairs_of("valid_negatives")
-    others = others[::max(1, len(others) // max(MOST_NEGATIVES * len(pairs), 1))]
+    others = others[:: max(1, len(others) // max(MOST_NEGATIVES * len(pairs), 1))]
     if not len(pairs) or not len(others):
         return [1.0, 0.0]
     from sklearn.linear_model import LogisticRegression
+
     scores = task.decode(model, rows, torch.cat([pairs, others])).double().numpy()[:, None]
     truth = (torch.arange(len(scores)) < len(pairs)).numpy()
     fitted = LogisticRegression(class_weight="balanced").fit(scores, truth)

@@ -17,7 +17,12 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.contract import autocast
-from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes, machine_of
+from parallel_epochs.pipeline.gnn.estimate import (
+    BLOCK_EDGES,
+    BLOCK_NODES,
+    activation_bytes,
+    machine_of,
+)
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -57,7 +62,9 @@ class Linear:
     def through(cls, points: list[tuple[int, int]], values: list[float]) -> "Linear":
         """Find the function that has these values at three points, numbers of nodes and edges."""
         # Least squares, for the points of a graph of one node are not three.
-        return cls(*np.linalg.lstsq([[1.0, *point] for point in points], values, rcond=None)[0].tolist())
+        return cls(
+            *np.linalg.lstsq([[1.0, *point] for point in points], values, rcond=None)[0].tolist()
+        )
 
     def times(self, factor: float) -> "Linear":
         """Return the function whose values are so many times as large."""
@@ -114,20 +121,30 @@ class Footprint:
             graph = {"clusters to come": self.waiting(size[1] * self.num_nodes / size[0])}
         if self.drawing:
             graph["drawing"] = self.drawing
-        return {"process": self.process, **graph, "weights and optimizer": self.state,
-                "batches" if self.held > 1 else "batch": batches, "activations": self.step(*size)}
+        return {
+            "process": self.process,
+            **graph,
+            "weights and optimizer": self.state,
+            "batches" if self.held > 1 else "batch": batches,
+            "activations": self.step(*size),
+        }
 
     def total(self, num_parts: int) -> float:
         """Return the bytes in all: of training or evaluation, whichever is more."""
         parts = self.parts(num_parts)
-        return sum(parts.values()) - parts["activations"] + max(parts["activations"], self.evaluation)
+        return (
+            sum(parts.values()) - parts["activations"] + max(parts["activations"], self.evaluation)
+        )
 
     def describe(self, num_parts: int) -> str:
         """Name the parts with their sizes."""
         parts = {**self.parts(num_parts), "evaluation in place of activations": self.evaluation}
         if self.process == 0:
-            parts = {name.removesuffix(" (mapped)"): size for name, size in parts.items()
-                     if size or not name.startswith(("process", "graph", "drawing"))}
+            parts = {
+                name.removesuffix(" (mapped)"): size
+                for name, size in parts.items()
+                if size or not name.startswith(("process", "graph", "drawing"))
+            }
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
@@ -143,8 +160,10 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
     least = 2 * found.clusters_per_step  # two nodes to a cluster: batch norm needs them
     low, high = 1, max(data.num_nodes // least, 1)
     if found.total(high) > limit:
-        raise ValueError(f"partition.num_parts=auto: {text} is too little: even clusters of two nodes take "
-                         f"{format_bytes(found.total(high))} a rank: {found.describe(high)}")
+        raise ValueError(
+            f"partition.num_parts=auto: {text} is too little: even clusters of two nodes take "
+            f"{format_bytes(found.total(high))} a rank: {found.describe(high)}"
+        )
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if found.total(middle) <= limit else (middle + 1, high)
@@ -156,15 +175,23 @@ def report(setup: Setup) -> None:
     """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
     if not is_known(setup):
         return
-    num_parts, limit, found = setup.config.partition.num_clusters, machine_of(setup.config).budget, measure(setup)
+    num_parts, limit, found = (
+        setup.config.partition.num_clusters,
+        machine_of(setup.config).budget,
+        measure(setup),
+    )
     total = found.total(num_parts)
     log.info("memory: about %s a rank: %s", format_bytes(total), found.describe(num_parts))
     if total > limit:
-        log.warning("memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
-                    format_bytes(limit))
+        log.warning(
+            "memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
+            format_bytes(limit),
+        )
     elif num_parts > found.clusters_per_step and (whole := found.total(1)) <= limit:
-        log.info("memory: the whole graph fits too, with about %s a rank: partition=whole cuts no edges",
-                 format_bytes(whole))
+        log.info(
+            "memory: the whole graph fits too, with about %s a rank: partition=whole cuts no edges",
+            format_bytes(whole),
+        )
 
 
 def describe(setup: Setup) -> str:
@@ -191,29 +218,48 @@ def measure(setup: Setup) -> Footprint:
     few, more = min(FEW, max(num_nodes // 2, 1)), min(MORE, num_nodes)
     share = 0.25 if config.partition.is_random else 1.0
     degree = max(num_edges / num_nodes * share, 1.0)
-    points = [(few, round(few * degree)), (more, round(more * degree)), (few, round(2 * few * degree))]
+    points = [
+        (few, round(few * degree)),
+        (more, round(more * degree)),
+        (few, round(2 * few * degree)),
+    ]
     model = copy.deepcopy(setup.model)  # whose gradients and running statistics are its own
     with torch.random.fork_rng():
         taken = [_take_step(setup, model, *point) for point in points]
     on_cpu = device.type == "cpu"
-    batch, step, evaluation = (Linear.through(points, list(values)).times(ALLOCATED if on_cpu else 1)
-                               for values in zip(*taken))
+    batch, step, evaluation = (
+        Linear.through(points, list(values)).times(ALLOCATED if on_cpu else 1)
+        for values in zip(*taken)
+    )
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
     state = (4 + ranks + bool(config.train.ema)) * weights
     if config.learned_channels and (device.type == "cpu" or config.features.device == "auto"):
-        state += num_nodes * config.features.channels * (12 if config.features.optimizer == "sparse_adam" else 4)
+        state += (
+            num_nodes
+            * config.features.channels
+            * (12 if config.features.optimizer == "sparse_adam" else 4)
+        )
     on_disk = on_cpu and data.on_disk
     draws = not on_cpu and not data.on_disk and config.data.device != "cpu"  # on the GPU
     graph = bytes_of(data) if on_cpu and not on_disk else _bytes_on_gpu(setup) if draws else 0
     return Footprint(
-        num_nodes, num_edges, state=state, batch=batch, step=step,
-        process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN if on_cpu else 0,
-        graph=graph, drawing=BYTES_PER_EDGE_DRAWN * min(num_edges, DRAWN_AT_ONCE) if draws else 0,
-        clusters_per_step=config.partition.clusters_per_step, is_random=config.partition.is_random,
+        num_nodes,
+        num_edges,
+        state=state,
+        batch=batch,
+        step=step,
+        process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN
+        if on_cpu
+        else 0,
+        graph=graph,
+        drawing=BYTES_PER_EDGE_DRAWN * min(num_edges, DRAWN_AT_ONCE) if draws else 0,
+        clusters_per_step=config.partition.clusters_per_step,
+        is_random=config.partition.is_random,
         held=config.partition.prefetch + 2 if on_cpu or draws else 1,
         waiting=partial(waiting_bytes, data) if on_disk else None,
-        evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data) - graph))
+        evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data) - graph),
+    )
 
 
 def _bytes_on_gpu(setup: Setup) -> float:
@@ -221,7 +267,11 @@ def _bytes_on_gpu(setup: Setup) -> float:
     if setup.put is not None:
         return setup.bytes_on_gpu
     size = resident.bytes_of(setup.data)
-    return size if setup.config.data.device != "pinned" and size <= machine_of(setup.config).budget / 2 else 0
+    return (
+        size
+        if setup.config.data.device != "pinned" and size <= machine_of(setup.config).budget / 2
+        else 0
+    )
 
 
 def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> float:
@@ -230,8 +280,11 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> f
     num_nodes, num_edges = data.num_nodes, data.num_edges
     rows = 8 * num_nodes * data.out_channels
     if config.evaluation.is_exact:
-        at_once = num_edges if getattr(model, "updates_edges", False) else min(
-            num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
+        at_once = (
+            num_edges
+            if getattr(model, "updates_edges", False)
+            else min(num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
+        )
         wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
         # In blocks of edges the messages are there, which small graphs have no need of.
         in_blocks = at_once < num_edges and isinstance(model, PyGModel) and model.builds_messages()
@@ -245,7 +298,9 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> f
     return forward(*size) + rows + batch(*size) * (config.partition.prefetch + 2 if on_cpu else 1)
 
 
-def _take_step(setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: int) -> tuple[float, float, float]:
+def _take_step(
+    setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: int
+) -> tuple[float, float, float]:
     """Return the bytes of a batch, of a step beside it without gradients of weights, and of an evaluation."""
     config, task, device = setup.config, setup.task, setup.device
     small = sample(setup.data, num_nodes, num_edges)
@@ -256,7 +311,9 @@ def _take_step(setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: 
         batch.degree_ratio = torch.ones(num_nodes)
     batch_bytes = bytes_of(batch)
     rng = torch.Generator().manual_seed(0)
-    attach = partial(Data.to, device=device) if table is None else partial(table.attach, device=device)
+    attach = (
+        partial(Data.to, device=device) if table is None else partial(table.attach, device=device)
+    )
     model.train()
     with Allocations() as step:
         given = attach(copy.copy(batch)) if table is None else table.attach(batch, device, rng)
@@ -264,7 +321,9 @@ def _take_step(setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: 
             loss, _ = task.loss(model, given, rng)
         loss.backward()
     del loss
-    gradients = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
+    gradients = sum(
+        p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None
+    )
     model.zero_grad()
     model.eval()
     with torch.no_grad(), Allocations() as evaluation, autocast(device, config.train.precision):
@@ -282,25 +341,33 @@ def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
         ends, relation = draw_typed(data.types.restricted_to(nodes), num_edges, rng)
     edge_index, order = sort_edges(ends, num_nodes)
     small = attach_nodes(Graph(edge_index=edge_index, num_nodes=num_nodes), data, nodes)
-    if data.edge_attr is not None:  # zeros: those of the graph, perhaps on a disk, would be read one by one
+    if (
+        data.edge_attr is not None
+    ):  # zeros: those of the graph, perhaps on a disk, would be read one by one
         small.edge_attr = data.edge_attr.new_zeros(edge_index.size(1), *data.edge_attr.shape[1:])
         if relation is not None:
             small.edge_attr[:, 0] = relation[order.long()]
     return small
 
 
-def draw_typed(types: GraphTypes, num_edges: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def draw_typed(
+    types: GraphTypes, num_edges: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
     """Draw edges between nodes of the types that their relations have; returns the edges, and their relations.
 
     There are none if the nodes of a sample are of types that no relation links.
     """
-    spans = [(types.nodes_of(source), types.nodes_of(target)) for source, _, target in types.relations]
+    spans = [
+        (types.nodes_of(source), types.nodes_of(target)) for source, _, target in types.relations
+    ]
     possible = np.array([number for number, span in enumerate(spans) if all(span)], np.int64)
     if not len(possible):
         return torch.empty(2, 0, dtype=torch.int64), torch.empty(0)
     drawn = rng.choice(possible, num_edges)
-    first, size = (np.array([[getter(part) for part in span] for span in spans]).T[:, drawn]
-                   for getter in (lambda part: part.start, len))
+    first, size = (
+        np.array([[getter(part) for part in span] for span in spans]).T[:, drawn]
+        for getter in (lambda part: part.start, len)
+    )
     return torch.from_numpy(first + rng.integers(size)), torch.from_numpy(drawn).float()
 
 

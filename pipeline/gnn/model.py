@@ -39,7 +39,9 @@ def build_model(kind: Kind, data: Data, task: Task) -> torch.nn.Module:
     model = construct(config, **_sizes(kind, data, task))
     if config.model.is_foreign:  # lazy parameters get their shapes
         _try(kind, model, data, task)
-    if config.begins_at_scores and (head := find_head(model)) is not None:  # the logits begin at the scores
+    if (
+        config.begins_at_scores and (head := find_head(model)) is not None
+    ):  # the logits begin at the scores
         for parameter in head.parameters():
             torch.nn.init.zeros_(parameter)
     return kind.model(model, task)
@@ -48,9 +50,13 @@ def build_model(kind: Kind, data: Data, task: Task) -> torch.nn.Module:
 def _sizes(kind: Kind, data: Data, task: Task) -> dict[str, Any]:
     """Collect what a model's constructor takes that depends on the data."""
     config = kind.config
-    sizes = {"in_channels": task.in_channels + config.learned_channels, "out_channels": task.out_channels,
-             "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
-             "num_categories": data.num_categories, **kind.sizes(data)}
+    sizes = {
+        "in_channels": task.in_channels + config.learned_channels,
+        "out_channels": task.out_channels,
+        "edge_dim": None if data.edge_attr is None else data.edge_attr.size(1),
+        "num_categories": data.num_categories,
+        **kind.sizes(data),
+    }
     return sizes if data.types.homogeneous else sizes | _typed_sizes(kind, data, task)
 
 
@@ -59,16 +65,28 @@ def _typed_sizes(kind: Kind, data: Data, task: Task) -> dict[str, Any]:
     config, types = kind.config, data.types
     parameters = inspect.signature(_class_of(config)).parameters
     if config.learned_channels and not config.features.concat and hasattr(config.model, "path"):
-        raise ValueError("features.concat=false leaves out the features of the types with learned rows by their linear "
-                         "maps, and a class of yours has none. Set features.concat=true")
+        raise ValueError(
+            "features.concat=false leaves out the features of the types with learned rows by their linear "
+            "maps, and a class of yours has none. Set features.concat=true"
+        )
     num_own = data.x.size(1) - data.num_categories
     # Pairs may be of any types.
-    names = {"types": types.names, "relations": types.relations,
-             "labelled": types.labelled if kind.has_labels else None}
+    names = {
+        "types": types.names,
+        "relations": types.relations,
+        "labelled": types.labelled if kind.has_labels else None,
+    }
     named = {"schema": names} if "schema" in parameters else {}
-    return named | {"num_relations": len(types.relations), "type_columns": column_ranges(
-        types, num_labels=task.in_channels - num_own, num_learned=config.learned_channels,
-        learned=_learned_types(config, data.types), replaces=not config.features.concat)}
+    return named | {
+        "num_relations": len(types.relations),
+        "type_columns": column_ranges(
+            types,
+            num_labels=task.in_channels - num_own,
+            num_learned=config.learned_channels,
+            learned=_learned_types(config, data.types),
+            replaces=not config.features.concat,
+        ),
+    }
 
 
 def _learned_types(config: GNNConfig, types: GraphTypes) -> list[str]:
@@ -81,8 +99,10 @@ def _learned_types(config: GNNConfig, types: GraphTypes) -> list[str]:
         return []
     chosen = types.names if (named := config.features.types) is None else named
     if wrong := [name for name in chosen if name not in types.names]:
-        raise ValueError(f"features.types names {wrong[0]}, and {config.data.origin()} has no such type of nodes; "
-                         f"there are {', '.join(types.names)}")
+        raise ValueError(
+            f"features.types names {wrong[0]}, and {config.data.origin()} has no such type of nodes; "
+            f"there are {', '.join(types.names)}"
+        )
     return chosen
 
 
@@ -97,16 +117,29 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
     """
     features, table = config.features, FEATURES[config.features.name]
     if data.types.homogeneous and features.types is not None:
-        raise ValueError(f"features.types={features.types} is for graphs with several types of nodes, and "
-                         f"{config.data.origin()} has one. Leave it out")
+        raise ValueError(
+            f"features.types={features.types} is for graphs with several types of nodes, and "
+            f"{config.data.origin()} has one. Leave it out"
+        )
     if table is None:
         return None
-    ranges = None if features.types is None else [
-        data.types.nodes_of(name) for name in _learned_types(config, data.types)]
+    ranges = (
+        None
+        if features.types is None
+        else [data.types.nodes_of(name) for name in _learned_types(config, data.types)]
+    )
     num_rows = data.num_nodes if ranges is None else sum(map(len, ranges))
-    return table(num_rows, features.channels, lr=features.lr, optimizer=features.optimizer, dropout=features.dropout,
-                 init=features.init, seed=config.seed, ranges=ranges,
-                 device=torch.device("cpu") if features.device == "cpu" else device)
+    return table(
+        num_rows,
+        features.channels,
+        lr=features.lr,
+        optimizer=features.optimizer,
+        dropout=features.dropout,
+        init=features.init,
+        seed=config.seed,
+        ranges=ranges,
+        device=torch.device("cpu") if features.device == "cpu" else device,
+    )
 
 
 def try_model(kind: Kind, data: Data, task: Task, machine: estimate.Machine) -> None:
@@ -121,21 +154,33 @@ def try_model(kind: Kind, data: Data, task: Task, machine: estimate.Machine) -> 
     with torch.random.fork_rng():
         model = construct(kind.config, **_sizes(kind, data, task))
         bytes_per_edge = _try(kind, model, data, task, trains=True)
-    if kind.config.evaluation.is_exact and kind.is_one_graph and not (
-            isinstance(model, PyGModel) and model.splits()):
+    if (
+        kind.config.evaluation.is_exact
+        and kind.is_one_graph
+        and not (isinstance(model, PyGModel) and model.splits())
+    ):
         estimate.check_whole_graph(data.num_edges, bytes_per_edge, machine)
 
 
-def _try(kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False) -> int:
+def _try(
+    kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False
+) -> int:
     config = kind.config
     with naming_keys(config):
-        return try_forward(model, str(model.title), out_channels=task.out_channels,
-                           num_columns=task.in_channels + config.learned_channels + data.num_categories,
-                           edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
-                           node_tables=data.get("x_tables"), edge_tables=data.get("edge_tables"),
-                           num_categories=data.num_categories, num_relations=data.get("num_relations", 0),
-                           ends=_ends_of(data), num_rows=None if kind.is_one_graph else 1,
-                           trains=trains)
+        return try_forward(
+            model,
+            str(model.title),
+            out_channels=task.out_channels,
+            num_columns=task.in_channels + config.learned_channels + data.num_categories,
+            edge_dim=None if data.edge_attr is None else data.edge_attr.size(1),
+            node_tables=data.get("x_tables"),
+            edge_tables=data.get("edge_tables"),
+            num_categories=data.num_categories,
+            num_relations=data.get("num_relations", 0),
+            ends=_ends_of(data),
+            num_rows=None if kind.is_one_graph else 1,
+            trains=trains,
+        )
 
 
 def _ends_of(data: Data) -> list[tuple[int, int]] | None:
@@ -188,10 +233,15 @@ def naming_keys(config: GNNConfig) -> Iterator[None]:
 
 def name_kernel(config: GNNConfig, encoder: torch.nn.Module, device: torch.device) -> str:
     """Name what aggregates messages in a model that was called once."""
-    if config.model.is_foreign and not (isinstance(encoder, PyGModel) and not encoder.why_pygs_own()):
+    if config.model.is_foreign and not (
+        isinstance(encoder, PyGModel) and not encoder.why_pygs_own()
+    ):
         return OWN_KERNELS
-    return backend(torch.empty(1, 1, device=device), torch.empty(2, 0, dtype=torch.int64, device=device),
-                   kernel=config.kernel)
+    return backend(
+        torch.empty(1, 1, device=device),
+        torch.empty(2, 0, dtype=torch.int64, device=device),
+        kernel=config.kernel,
+    )
 
 
 def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
@@ -200,10 +250,16 @@ def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
     name = getattr(config.model, "conv", model.title)
     used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
     if isinstance(model, CustomModel) and model.takes_dicts and not data.types.homogeneous:
-        text = (f"{name} gets dicts of {len(data.types.names)} types of nodes and {len(data.types.relations)} "
-                "relations; ")
+        text = (
+            f"{name} gets dicts of {len(data.types.names)} types of nodes and {len(data.types.relations)} "
+            "relations; "
+        )
     else:
-        text = "" if data.edge_attr is None else f"the {data.edge_attr.size(1)} edge features: {used}; "
+        text = (
+            ""
+            if data.edge_attr is None
+            else f"the {data.edge_attr.size(1)} edge features: {used}; "
+        )
     exact = "by one forward over the whole graph"
     if isinstance(model, PyGModel):
         text += f"{name}: {model.describe_code()}; "
@@ -211,5 +267,7 @@ def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
             exact = "layer by layer, in blocks of edges where the graph is large"
     if not kind.is_one_graph:
         exact = "by batches of whole graphs"
-    how = {"exact": exact, "views": "by views"}.get(config.evaluation.method, "by sampled neighbours")
+    how = {"exact": exact, "views": "by views"}.get(
+        config.evaluation.method, "by sampled neighbours"
+    )
     return f"{text}evaluation: {how}"

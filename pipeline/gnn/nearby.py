@@ -46,14 +46,20 @@ class Reach(NamedTuple):
 def _reach_of_trees(fitted: dict, data: Data) -> Reach | None:
     if not {"own", "labels"}.issuperset(fitted["parts"]):
         return None  # PageRank, among others
-    return Reach(2, len(list(weights_of_labels(data))) - 1) if "labels" in fitted["parts"] else Reach(0)
+    return (
+        Reach(2, len(list(weights_of_labels(data))) - 1)
+        if "labels" in fitted["parts"]
+        else Reach(0)
+    )
 
 
 # By the value of task.base: how far a method reads, from what was fitted and the graph that it was fitted to.
 REACH: dict[str, Callable[[dict, Data], Reach | None]] = {
     "mean": lambda fitted, data: Reach(0),
     "linear": lambda fitted, data: Reach(0 if "terms" in fitted else max(fitted["hops"])),
-    "propagation": lambda fitted, data: Reach(2, fitted["weight"]), "trees": _reach_of_trees}
+    "propagation": lambda fitted, data: Reach(2, fitted["weight"]),
+    "trees": _reach_of_trees,
+}
 
 
 class ReadsAll(Exception):
@@ -70,14 +76,18 @@ def why_all(learned: Learned, kept: fusion.Kept | None, data: Graph) -> str:
     if learned.summaries is not None:
         return "features are summaries of the graph (data.summaries)"
     if kept is not None and _reach_of(kept, data) is None:
-        return f"a simple method that reads the whole graph has a part in the answers ({kept.title})"
+        return (
+            f"a simple method that reads the whole graph has a part in the answers ({kept.title})"
+        )
     return ""
 
 
 def _reach_of(kept: fusion.Kept, data: Graph) -> Reach | None:
     if not kept.fitted or kept.fitted["name"] not in REACH:
         return None
-    return REACH[kept.fitted["name"]](kept.fitted["models"][0], data)  # those of other folds read as far
+    return REACH[kept.fitted["name"]](
+        kept.fitted["models"][0], data
+    )  # those of other folds read as far
 
 
 class Nearby:
@@ -104,7 +114,9 @@ class Nearby:
             reach = _reach_of(kept, data)
             assert reach is not None  # as :func:`why_all` has found
             is_read = config.task.reads_base and not is_alone  # at each node that the network reads
-            self._base = NearBase(kept.fitted, reach, data, cast(NodeTask, setup.task), scores_all=is_read)
+            self._base = NearBase(
+                kept.fitted, reach, data, cast(NodeTask, setup.task), scores_all=is_read
+            )
             num_hops = num_hops + reach.num_hops if is_read else max(num_hops, reach.num_hops)
         if config.data.propagate:
             if learned.degrees is not None:
@@ -121,8 +133,10 @@ class Nearby:
         """
         if self._base is not None and not self._base.fits(new):
             if cast(fusion.Kept, self._kept).fitted["name"] == "propagation":
-                raise ValueError("edges: a feature of a new edge is negative, and the simple method of the run weighs "
-                                 "edges by their features, none of which was negative in the training")
+                raise ValueError(
+                    "edges: a feature of a new edge is negative, and the simple method of the run weighs "
+                    "edges by their features, none of which was negative in the training"
+                )
             return None
         return self.around.take(new, self._num_hops, max_neighbors)
 
@@ -159,11 +173,17 @@ class NearBase:
         scores_all: whether the scores of all nodes are read that are near enough; otherwise those of new ones.
     """
 
-    def __init__(self, fitted: dict[str, Any], reach: Reach, data: Graph, task: NodeTask, *, scores_all: bool):
+    def __init__(
+        self, fitted: dict[str, Any], reach: Reach, data: Graph, task: NodeTask, *, scores_all: bool
+    ):
         self.reach, self._fitted, self._task, self._scores_all = reach, fitted, task, scores_all
         self._degree = self._sums(data)
         self._mean = Labels(data, task).mean(data.train_mask)
-        self._terms = Inputs(data, task).terms if any("terms" in model for model in fitted["models"]) else None
+        self._terms = (
+            Inputs(data, task).terms
+            if any("terms" in model for model in fitted["models"])
+            else None
+        )
 
     def _weights(self, data: Data) -> Tensor | None:
         if self.reach.weights is None:
@@ -174,30 +194,43 @@ class NearBase:
         """Return the sums of the weights of the edges that end at each node, float32."""
         weights = self._weights(data)
         assert weights is not None
-        return torch.bincount(plain_edges(data.edge_index)[1], weights.double(), minlength=data.num_nodes).float()
+        return torch.bincount(
+            plain_edges(data.edge_index)[1], weights.double(), minlength=data.num_nodes
+        ).float()
 
     def fits(self, new: NewNodes) -> bool:
         """Tell whether new edges have the weights that the method reads."""
         return self._weights(_graph_of(new)) is not None
 
-    def score(self, batch: Data, parts: Sequence[Surroundings]) -> Float[Tensor, "num_nodes out_channels"]:
+    def score(
+        self, batch: Data, parts: Sequence[Surroundings]
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         """Score the nodes of a batch; the rows of other nodes than those that are read have any scores.
 
         Args:
             batch: as :meth:`Growing.join` makes it.
             parts: the neighbourhoods of which it was made.
         """
-        return apply(self._fitted, self.graph(batch, parts), self._task, None if self._scores_all else batch.target)
+        return apply(
+            self._fitted,
+            self.graph(batch, parts),
+            self._task,
+            None if self._scores_all else batch.target,
+        )
 
     def graph(self, batch: Data, parts: Sequence[Surroundings]) -> Graph:
         """Return what the method reads: the graph of a batch, with what it has to know of the whole graph."""
         graph = Graph(**batch.to_dict())
         if not self.reach.weights:
-            graph.edge_attr = None  # else trees would choose weights again, by the edges that are here
+            graph.edge_attr = (
+                None  # else trees would choose weights again, by the edges that are here
+            )
         graph[WHOLE_MEAN] = self._mean
         graph[WHOLE_DEGREE] = torch.cat([self._degrees(part) for part in parts])
         if self._terms is not None:
-            found = sp.csr_array(sp.vstack([rows for part in parts for rows in self._terms_of(part)]))
+            found = sp.csr_array(
+                sp.vstack([rows for part in parts for rows in self._terms_of(part)])
+            )
             for name, values in zip(TERMS, (found.indptr, found.indices, found.data)):
                 graph[name] = torch.from_numpy(values)
         return graph
@@ -209,17 +242,23 @@ class NearBase:
         ends, place = part.new.edges[1].unique(return_inverse=True)
         of_new = torch.zeros(len(ends) + 1).index_add_(0, place, weights)
         place = torch.searchsorted(ends, part.nodes)
-        found = of_new[place].where(torch.cat([ends, ends.new_tensor([-1])])[place] == part.nodes, 0.0)
-        found[part.num_new:] += self._degree[part.nodes[part.num_new:]]
+        found = of_new[place].where(
+            torch.cat([ends, ends.new_tensor([-1])])[place] == part.nodes, 0.0
+        )
+        found[part.num_new :] += self._degree[part.nodes[part.num_new :]]
         return found
 
     def _terms_of(self, part: Surroundings) -> list[sp.csr_array]:
         """Return the terms of the texts of the new nodes of a part, and those of its other nodes if they are read."""
-        known, new = part.nodes[part.num_new:].numpy(), part.new.terms
+        known, new = part.nodes[part.num_new :].numpy(), part.new.terms
         assert self._terms is not None and new is not None
         of_new = sp.csr_array((new.data, new.indices, new.indptr), shape=(part.num_new, NUM_TERMS))
-        return [of_new, self._terms[known] if self._scores_all else sp.csr_array(
-            (len(known), NUM_TERMS), dtype=new.dtype)]
+        return [
+            of_new,
+            self._terms[known]
+            if self._scores_all
+            else sp.csr_array((len(known), NUM_TERMS), dtype=new.dtype),
+        ]
 
 
 def _graph_of(new: NewNodes) -> Graph:

@@ -30,7 +30,9 @@ def most_edges(num_edges: int) -> float:
     return min(max(MOST * num_edges, FEW_EDGES), MOST_EDGES)
 
 
-def take(data: Data, nodes: Int[Tensor, " num_nodes"], num_hops: int, limit: float = math.inf) -> Data | None:
+def take(
+    data: Data, nodes: Int[Tensor, " num_nodes"], num_hops: int, limit: float = math.inf
+) -> Data | None:
     """Take all edges that enter some nodes and the nodes up to `num_hops` - 1 hops away from them.
 
     Args:
@@ -41,7 +43,9 @@ def take(data: Data, nodes: Int[Tensor, " num_nodes"], num_hops: int, limit: flo
         A batch whose first nodes and ``target`` are `nodes`, in their order; none where it has too many edges.
     """
     try:
-        edge_index, found, place, _ = GrowingSampler(data.edge_index).sample_around(nodes, 0, [-1] * num_hops, limit)
+        edge_index, found, place, _ = GrowingSampler(data.edge_index).sample_around(
+            nodes, 0, [-1] * num_hops, limit
+        )
     except TooMany:
         return None
     batch = attach(data, edge_index, found, place)
@@ -111,7 +115,9 @@ class Growing:
         assert self._moments is not None
         return torch.from_numpy(count_degrees(self._data, self._moments.size(1)))
 
-    def take(self, new: NewNodes, num_hops: int, max_neighbors: int | None = None) -> Surroundings | None:
+    def take(
+        self, new: NewNodes, num_hops: int, max_neighbors: int | None = None
+    ) -> Surroundings | None:
         """Take all edges that enter new nodes and the nodes up to `num_hops` - 1 hops away from them.
 
         Args:
@@ -123,13 +129,24 @@ class Growing:
         num_known = self._data.num_nodes
         try:
             found, nodes, place, is_bounded = self._sampler.sample_around(
-                torch.arange(num_known, num_known + len(new.x)), self._key, [max_neighbors or -1] * num_hops,
-                most_edges(self._data.edge_index.size(1)), new.edges)
+                torch.arange(num_known, num_known + len(new.x)),
+                self._key,
+                [max_neighbors or -1] * num_hops,
+                most_edges(self._data.edge_index.size(1)),
+                new.edges,
+            )
         except TooMany:
             return None
         (ptr, src), _ = found.get_csc()
-        return Surroundings(nodes, src, ptr, self._features(nodes, new), self._edge_features(place, new), new,
-                            is_bounded)
+        return Surroundings(
+            nodes,
+            src,
+            ptr,
+            self._features(nodes, new),
+            self._edge_features(place, new),
+            new,
+            is_bounded,
+        )
 
     def _features(self, nodes: Tensor, new: NewNodes) -> Tensor:
         x, num_own, num_new = self._data.x, new.x.size(1), len(new.x)
@@ -139,10 +156,11 @@ class Growing:
         if self._moments is not None:
             counts = torch.zeros(len(nodes), self._moments.size(1), dtype=torch.int32)
             counts[num_new:] = self._degrees[nodes[num_new:]]
-            for column, ends in enumerate(new.edges.flip(0)[:counts.size(1)]):
+            for column, ends in enumerate(new.edges.flip(0)[: counts.size(1)]):
                 ends = ends.sort().values
-                counts[:, column] += (torch.searchsorted(ends, nodes, right=True) -
-                                      torch.searchsorted(ends, nodes)).int()
+                counts[:, column] += (
+                    torch.searchsorted(ends, nodes, right=True) - torch.searchsorted(ends, nodes)
+                ).int()
             found[:, num_own:] = scale_degrees(counts.numpy(), self._moments)
         return found
 
@@ -156,22 +174,35 @@ class Growing:
         return found
 
     def join(self, parts: Sequence[Surroundings]) -> Graph:
-        """Join the surroundings of several groups of new nodes, which do not meet, to a batch whose targets these are.
-        """
-        num_nodes, num_edges = ([0, *accumulate(map(len, sizes))] for sizes in zip(*(
-            (part.nodes, part.src) for part in parts)))
-        ptr = torch.cat([torch.zeros(1, dtype=torch.int64), *(
-            part.ptr[1:] + first for part, first in zip(parts, num_edges))])
+        """Join the surroundings of several groups of new nodes, which do not meet, to a batch whose targets these are."""
+        num_nodes, num_edges = (
+            [0, *accumulate(map(len, sizes))]
+            for sizes in zip(*((part.nodes, part.src) for part in parts))
+        )
+        ptr = torch.cat(
+            [
+                torch.zeros(1, dtype=torch.int64),
+                *(part.ptr[1:] + first for part, first in zip(parts, num_edges)),
+            ]
+        )
         src = torch.cat([part.src + first for part, first in zip(parts, num_nodes)])
         target = torch.cat([torch.arange(len(part.nodes)) < part.num_new for part in parts])
         nodes = torch.cat([part.nodes for part in parts])
-        batch = Graph(x=torch.cat([part.x for part in parts]), num_nodes=num_nodes[-1], n_id=nodes, target=target,
-                      edge_index=self._sampler.edges_of(src, ptr))
+        batch = Graph(
+            x=torch.cat([part.x for part in parts]),
+            num_nodes=num_nodes[-1],
+            n_id=nodes,
+            target=target,
+            edge_index=self._sampler.edges_of(src, ptr),
+        )
         if parts[0].edge_attr is not None:
-            batch.edge_attr = torch.cat([part.edge_attr for part in parts if part.edge_attr is not None])
+            batch.edge_attr = torch.cat(
+                [part.edge_attr for part in parts if part.edge_attr is not None]
+            )
         known = nodes.where(~target, 0)
-        batch.y = self._data.y[known].masked_fill(target.unsqueeze(1), torch.nan if self._data.y.is_floating_point()
-                                                  else 0)
+        batch.y = self._data.y[known].masked_fill(
+            target.unsqueeze(1), torch.nan if self._data.y.is_floating_point() else 0
+        )
         for mask in MASKS:
             batch[mask] = self._data[mask][known] & ~target
         for key in ("metric", "num_categories", "out_channels"):

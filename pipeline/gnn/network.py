@@ -21,8 +21,13 @@ class Network(torch.nn.Module):
         self.model, self._task = model, task.alone()
         self.eval()
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None,
-                ptr: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        ptr: Tensor | None = None,
+    ) -> Tensor:
         """Compute logits, or values in their own unit [num_rows, columns].
 
         Args:
@@ -32,8 +37,13 @@ class Network(torch.nn.Module):
             ptr: of a model of graphs, the first node of each graph, and the number of nodes [num_graphs + 1].
         """
         num_rows = x.size(0) if ptr is None else ptr.size(0) - 1
-        batch = Data(x=x, edge_index=edge_index, edge_attr=edge_attr, ptr=ptr,
-                     train_mask=x.new_ones(num_rows, dtype=torch.bool))
+        batch = Data(
+            x=x,
+            edge_index=edge_index,
+            edge_attr=edge_attr,
+            ptr=ptr,
+            train_mask=x.new_ones(num_rows, dtype=torch.bool),
+        )
         return self._task.predict_all(self.model, batch)
 
 
@@ -46,11 +56,15 @@ class LinkNetwork(torch.nn.Module):
 
     def __init__(self, model: LinkModel):
         if model.predictor.reads_index:
-            raise ValueError("the predictor reads common neighbours (task.common_neighbors=true), which are no "
-                             "input of a network alone; train without them, or export a file that ends with .pe")
+            raise ValueError(
+                "the predictor reads common neighbours (task.common_neighbors=true), which are no "
+                "input of a network alone; train without them, or export a file that ends with .pe"
+            )
         super().__init__()
         self.model = model.eval()
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, *, pairs: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, *, pairs: Tensor
+    ) -> Tensor:
         """Compute the logits of pairs of nodes [num_pairs, 2]; the other arguments are those of the encoder."""
         return self.model.decode(self.model(x, edge_index, edge_attr), pairs)

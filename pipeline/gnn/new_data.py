@@ -15,7 +15,13 @@ from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.degrees import add_degrees
-from parallel_epochs.pipeline.data.learned import FITTED, PREPROCESSING, Learned, check_columns, learn
+from parallel_epochs.pipeline.data.learned import (
+    FITTED,
+    PREPROCESSING,
+    Learned,
+    check_columns,
+    learn,
+)
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
@@ -40,8 +46,18 @@ OLD = "old"
 # Names of the splits of other data then.
 PARTS = (OLD, "valid", "new")
 # Keys that say where labels and splits are.
-OF_LABELS = ("data.split", "data.time_column", "data.edge_time", "data.split_column", "data.label_columns",
-             "data.edges.time", "data.edges.split_column", "data.split_by", "data.train_until", "data.valid_until")
+OF_LABELS = (
+    "data.split",
+    "data.time_column",
+    "data.edge_time",
+    "data.split_column",
+    "data.label_columns",
+    "data.edges.time",
+    "data.edges.split_column",
+    "data.split_by",
+    "data.train_until",
+    "data.valid_until",
+)
 # Those of them that are of edges, whose age may be summarised.
 TIMES_OF_EDGES = ("data.edge_time", "data.edges.time")
 
@@ -51,18 +67,25 @@ def write_start(setup: Setup, folder: Path) -> None:
     if why_not(setup.config, 1.0) is not None or files.is_there(folder / PREPROCESSING):
         return
     if not _is_known(setup):
-        log.info("the model will not predict other data: an earlier version prepared these in %s/graphs. Delete that "
-                 "folder to prepare them again", setup.config.cache_dir)
+        log.info(
+            "the model will not predict other data: an earlier version prepared these in %s/graphs. Delete that "
+            "folder to prepare them again",
+            setup.config.cache_dir,
+        )
     else:
-        checkpoint.save(folder / PREPROCESSING,
-                        learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")})
+        checkpoint.save(
+            folder / PREPROCESSING,
+            learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")},
+        )
 
 
 def _is_known(setup: Setup) -> bool:
     """Tell whether the cache has all that was learned; what earlier versions kept there has not."""
     if setup.config.data.is_stored and FITTED not in setup.data:
         return False
-    return "x_source" in setup.data and (not setup.config.data.propagate or setup.data.get("hop_moments") is not None)
+    return "x_source" in setup.data and (
+        not setup.config.data.propagate or setup.data.get("hop_moments") is not None
+    )
 
 
 def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
@@ -79,8 +102,12 @@ def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
 def learn_of(setup: Setup) -> Learned:
     """Collect what the preparation of a run's data and its task learned of them."""
     config = setup.config.data
-    return learn(setup.bare or setup.data, node_features=config.node_features, num_hops=config.propagate,
-                 labels=setup.task.label_moments)
+    return learn(
+        setup.bare or setup.data,
+        node_features=config.node_features,
+        num_hops=config.propagate,
+        labels=setup.task.label_moments,
+    )
 
 
 def why_not(config: GNNConfig, share: float) -> str | None:
@@ -91,7 +118,9 @@ def why_not(config: GNNConfig, share: float) -> str | None:
     """
     if not config.data.other_keys:
         can = [name for name, (_, source) in DATASETS.items() if source.other_keys]
-        return f"data={config.data.source} cannot be read from other files; data={', '.join(can)} can"
+        return (
+            f"data={config.data.source} cannot be read from other files; data={', '.join(can)} can"
+        )
     if config.learned_channels and share < 1:
         return "its model learned features of the nodes of its training, and new nodes have none (features=embedding)"
     if config.data.on_disk:
@@ -111,44 +140,78 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
         ValueError: they do not fit the run; the message names the key.
     """
     config, folder = run.config, run.folder
-    named = {"path": new.path, "folder": new.folder, "schema": new.schema, "nodes.path": new.nodes.path,
-             "nodes.table": new.nodes.table, "edges.path": new.edges.path, "edges.table": new.edges.table,
-             "label_table": new.label_table}
-    given: dict[str, str | None] = {f"data.{name}": value for name, value in named.items() if value is not None}
+    named = {
+        "path": new.path,
+        "folder": new.folder,
+        "schema": new.schema,
+        "nodes.path": new.nodes.path,
+        "nodes.table": new.nodes.table,
+        "edges.path": new.edges.path,
+        "edges.table": new.edges.table,
+        "label_table": new.label_table,
+    }
+    given: dict[str, str | None] = {
+        f"data.{name}": value for name, value in named.items() if value is not None
+    }
     known = [f"data.{name}" for name in config.data.other_keys]
     if run.shared is not None and (missing := config.data.missing_others(given)):
-        raise ValueError(f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}")
+        raise ValueError(
+            f"{folder} has no data of its own: name those to predict by {' and '.join(missing)}"
+        )
     if not given:
-        for name, value, usual in (("unknown", new.unknown, None), ("known_labels", new.known_labels, "none")):
+        for name, value, usual in (
+            ("unknown", new.unknown, None),
+            ("known_labels", new.known_labels, "none"),
+        ):
             if value != usual:
-                raise ValueError(f"data.{name}={value} is for other tables than those of the training. Name such "
-                                 "tables, or leave it out")
+                raise ValueError(
+                    f"data.{name}={value} is for other tables than those of the training. Name such "
+                    "tables, or leave it out"
+                )
         return {}
     key, value = next(iter(given.items()))
     if reason := why_not(config, fusion.share_of(run)):
         raise ValueError(f"{key}={value}: {folder} cannot predict other data: {reason}")
     if wrong := [name for name in given if name not in known]:
-        raise ValueError(f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
-                         f"data by {' or '.join(known)}")
+        raise ValueError(
+            f"{wrong[0]}={given[wrong[0]]}: {folder} was trained on data={config.data.source}. Name other "
+            f"data by {' or '.join(known)}"
+        )
     config.data.check_others(given, folder)
     if new.unknown is not None:
         given["data.unknown"] = new.unknown
     if new.known_labels != "none" and not (config.data.is_stored and kind_of(config).has_labels):
-        raise ValueError(f"data.known_labels={new.known_labels} is for models of labels that were trained on tables "
-                         "(data=tables). Leave it out")
+        raise ValueError(
+            f"data.known_labels={new.known_labels} is for models of labels that were trained on tables "
+            "(data=tables). Leave it out"
+        )
     if new.known_labels == OLD and run.shared is not None:
-        raise ValueError(f"data.known_labels={OLD}: {folder} holds no ids of its training. Name the directory of the "
-                         "run, or set data.known_labels=all")
-    return given if config.train.label_input and not config.data.is_stored else given | _without_labels(config)
+        raise ValueError(
+            f"data.known_labels={OLD}: {folder} holds no ids of its training. Name the directory of the "
+            "run, or set data.known_labels=all"
+        )
+    return (
+        given
+        if config.train.label_input and not config.data.is_stored
+        else given | _without_labels(config)
+    )
 
 
 def _without_labels(config: GNNConfig) -> dict[str, Any]:
     has_rows = getattr(config.data, "has_rows", False)
-    kept = (*TIMES_OF_EDGES, "data.time_column") if has_rows else TIMES_OF_EDGES if config.data.summaries else ()
+    kept = (
+        (*TIMES_OF_EDGES, "data.time_column")
+        if has_rows
+        else TIMES_OF_EDGES
+        if config.data.summaries
+        else ()
+    )
     return dict.fromkeys(key for key in OF_LABELS if key not in kept)
 
 
-def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.device, *, known_labels: str) -> OpenData:
+def open_data(
+    config: GNNConfig, run: SavedRun, state: dict, device: torch.device, *, known_labels: str
+) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
@@ -164,14 +227,29 @@ def open_data(config: GNNConfig, run: SavedRun, state: dict, device: torch.devic
     if source.is_stored:
         data = open_other(source, learned, config.cache_dir)
     else:
-        data = prepare_as(source, read(source, needs_labels=kind.has_labels and config.train.label_input > 0),
-                          learned=learned)
+        data = prepare_as(
+            source,
+            read(source, needs_labels=kind.has_labels and config.train.label_input > 0),
+            learned=learned,
+        )
     data.content_hash = hash_graph(source)
-    return OpenData(config, data, [complete(config, run, state, learned, data, device, known_labels=known_labels)])
+    return OpenData(
+        config,
+        data,
+        [complete(config, run, state, learned, data, device, known_labels=known_labels)],
+    )
 
 
-def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, data: Data, device: torch.device, *,
-             known_labels: str) -> Setup:
+def complete(
+    config: GNNConfig,
+    run: SavedRun,
+    state: dict,
+    learned: Learned,
+    data: Data,
+    device: torch.device,
+    *,
+    known_labels: str,
+) -> Setup:
     """Give a prepared graph the features that are made of its edges, its labels and the scores of the simple method.
 
     Args:
@@ -196,12 +274,26 @@ def complete(config: GNNConfig, run: SavedRun, state: dict, learned: Learned, da
     elif kept is not None:
         base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
     shown = bases.show(config, data, base, None if kept is None else kept.moments)
-    setup = Setup(_for_prediction(kind, shown), shown, device, base=base, bare=data if shown is not data else None)
+    setup = Setup(
+        _for_prediction(kind, shown),
+        shown,
+        device,
+        base=base,
+        bare=data if shown is not data else None,
+    )
     setup.task.label_moments = learned.labels
     if config.train.label_input and not bool(data.train_mask.any()):
-        log.warning("the model reads labels of neighbours (train.label_input), and none of %s are known%s", origin,
-                    "; data.known_labels=all reads those of the tables" if known_labels == "none" else "")
-    log.info("data: %s, %s nodes, %s directed edges", origin, f"{data.num_nodes:,}", f"{data.num_edges:,}")
+        log.warning(
+            "the model reads labels of neighbours (train.label_input), and none of %s are known%s",
+            origin,
+            "; data.known_labels=all reads those of the tables" if known_labels == "none" else "",
+        )
+    log.info(
+        "data: %s, %s nodes, %s directed edges",
+        origin,
+        f"{data.num_nodes:,}",
+        f"{data.num_edges:,}",
+    )
     return setup
 
 
@@ -211,13 +303,21 @@ def _hide_new(data: Data, run: SavedRun, state: dict) -> None:
     """
     trained = kind_of(run.config).load(None)
     run.check_data(state, trained.get("content_hash"))
-    own, known = (ids_of(graph, None)[graph.types.nodes_of(graph.types.labelled)] for graph in (data, trained))
+    own, known = (
+        ids_of(graph, None)[graph.types.nodes_of(graph.types.labelled)] for graph in (data, trained)
+    )
     is_new = torch.zeros(data.num_nodes, dtype=torch.bool)
-    is_new[data.types.nodes_of(data.types.labelled)] = torch.from_numpy(~pd.Series(own).isin(known).to_numpy())
+    is_new[data.types.nodes_of(data.types.labelled)] = torch.from_numpy(
+        ~pd.Series(own).isin(known).to_numpy()
+    )
     data.train_mask, data.test_mask = data.train_mask & ~is_new, data.train_mask & is_new
     data.split_names = list(PARTS)
-    log.info("data.known_labels=%s: %s with a label were in the training, and %s were not", OLD,
-             words.count(int(data.train_mask.sum()), "row"), f"{int(data.test_mask.sum()):,}")
+    log.info(
+        "data.known_labels=%s: %s with a label were in the training, and %s were not",
+        OLD,
+        words.count(int(data.train_mask.sum()), "row"),
+        f"{int(data.test_mask.sum()):,}",
+    )
 
 
 def read_learned(run: SavedRun, state: dict) -> Learned:
@@ -228,7 +328,11 @@ def read_learned(run: SavedRun, state: dict) -> Learned:
     """
     path = run.folder if run.shared is not None else run.folder / PREPROCESSING
     if run.shared is not None or files.is_there(path):
-        content = checkpoint.load(path) if run.shared is None else checkpoint.Content(path, run.shared["learned"])
+        content = (
+            checkpoint.load(path)
+            if run.shared is None
+            else checkpoint.Content(path, run.shared["learned"])
+        )
         try:
             with checkpoint.fitting(content):
                 found = learning.from_dict(path, content)
@@ -243,8 +347,10 @@ def read_learned(run: SavedRun, state: dict) -> Learned:
     run.check_data(state, opened.parts[0].data.get("content_hash"))
     setup = cast(Setup, opened.parts[0])
     if not _is_known(setup):
-        raise ValueError(f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
-                         f"them. Delete {run.config.cache_dir}/graphs to prepare them again")
+        raise ValueError(
+            f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
+            f"them. Delete {run.config.cache_dir}/graphs to prepare them again"
+        )
     return learn_of(setup)
 
 
@@ -256,7 +362,9 @@ def _check_channels(learned: Learned, weights: dict[str, Tensor], num_hops: int)
     """
     limit = max(FEW_CHANNELS, sum(values.numel() for values in weights.values()))
     if learned.out_channels > limit:
-        raise ValueError(f"out_channels is {learned.out_channels:,}, and its weights are too few for so many")
+        raise ValueError(
+            f"out_channels is {learned.out_channels:,}, and its weights are too few for so many"
+        )
     own = (learned.num_columns - learned.num_categories) // (num_hops + 1)
     if num_hops and (learned.hops is None or learned.hops.shape[::2] != (num_hops, own)):
         raise ValueError(f"hops must have the shape [{num_hops}, 2, {own}]")
@@ -276,15 +384,34 @@ def export(run: SavedRun, path: Path) -> None:
     with checkpoint.fitting(state):
         round_, epoch = place_of(state, is_best=run.is_best)
         weights = state["model"]
-    config = keys.replaced(run.config, {
-        **run.config.data.without_files(), "cache_dir": ".cache", "resume": None,
-        **_without_labels(run.config)})
-    checkpoint.save(path, {"shared": 1, "config": keys.to_yaml(config),
-                           "state": {"model": weights, "round": round_, "epoch": epoch},
-                           "learned": read_learned(run, state).to_dict(), **({} if (
-                               found := label_scores.read_thresholds(run)) is None else {"thresholds": found.tolist()}),
-                           **({} if (kept := fusion.read_kept(run)) is None else {
-                               "base": vars(kept) | {"fitted": dict(kept.fitted)}})})
+    config = keys.replaced(
+        run.config,
+        {
+            **run.config.data.without_files(),
+            "cache_dir": ".cache",
+            "resume": None,
+            **_without_labels(run.config),
+        },
+    )
+    checkpoint.save(
+        path,
+        {
+            "shared": 1,
+            "config": keys.to_yaml(config),
+            "state": {"model": weights, "round": round_, "epoch": epoch},
+            "learned": read_learned(run, state).to_dict(),
+            **(
+                {}
+                if (found := label_scores.read_thresholds(run)) is None
+                else {"thresholds": found.tolist()}
+            ),
+            **(
+                {}
+                if (kept := fusion.read_kept(run)) is None
+                else {"base": vars(kept) | {"fitted": dict(kept.fitted)}}
+            ),
+        },
+    )
     log.info("wrote the model to %s", path)
 
 
@@ -300,13 +427,19 @@ def _for_prediction(kind: Kind, data: Data) -> GNNConfig:
     than there are nodes.
     """
     config = kind.config
-    changes = {"task.class_weights": None, "task.label_smoothing": 0.0, "task.focal_gamma": 0.0,
-               "evaluation.smooth": "none"}
+    changes = {
+        "task.class_weights": None,
+        "task.label_smoothing": 0.0,
+        "task.focal_gamma": 0.0,
+        "evaluation.smooth": "none",
+    }
     if kind.is_one_graph:
         changes["loader.name"] = "cluster"
     if config.evaluation.method == "views":  # whose batches are clusters
-        changes |= {"partition.num_parts": min(config.partition.num_clusters, data.num_nodes),
-                    "evaluation.num_parts": min(config.evaluation.num_parts, data.num_nodes)}
+        changes |= {
+            "partition.num_parts": min(config.partition.num_clusters, data.num_nodes),
+            "evaluation.num_parts": min(config.evaluation.num_parts, data.num_nodes),
+        }
     elif kind.is_one_graph:
         changes |= {"partition.name": "whole", "partition.num_parts": 1}
     return keys.replaced(config, changes)

@@ -88,12 +88,20 @@ class Newcomers:
         self._learned = new_data.read_learned(run, state)
         self._graph = load_own(config.data, config.cache_dir)
         if (source := self._graph.get("x_source")) != "data":
-            raise ValueError(f"{run.folder} answers no new rows: its nodes have features of their edges ({source})")
+            raise ValueError(
+                f"{run.folder} answers no new rows: its nodes have features of their edges ({source})"
+            )
         self._names = ids_of(self._graph, None)
         self._known = dict(zip(self._names, range(len(self._names))))
-        from parallel_epochs.pipeline.data.tables import new_rows  # imports DuckDB, which other runs do not need
-        self._encoder = new_rows.Encoder(cast(Any, config.data), cast(Tensor, self._learned.fitted),
-                                         has_terms=TERMS[0] in self._graph)
+        from parallel_epochs.pipeline.data.tables import (
+            new_rows,
+        )  # imports DuckDB, which other runs do not need
+
+        self._encoder = new_rows.Encoder(
+            cast(Any, config.data),
+            cast(Tensor, self._learned.fitted),
+            has_terms=TERMS[0] in self._graph,
+        )
         self.columns = self._encoder.describe()
         self._model: torch.nn.Module | None = None
         self._nearby: Nearby | None = None
@@ -117,8 +125,9 @@ class Newcomers:
             self._setup.base = None  # its scores of all nodes
         return ""
 
-    def predict(self, rows: Sequence[Row], edges: Sequence[Row] = (), *,
-                max_neighbors: int | None = None) -> pd.DataFrame:
+    def predict(
+        self, rows: Sequence[Row], edges: Sequence[Row] = (), *, max_neighbors: int | None = None
+    ) -> pd.DataFrame:
         """Predict new rows, as a table with the columns of ``predict output=TABLE``.
 
         Args:
@@ -130,21 +139,27 @@ class Newcomers:
         Raises:
             ValueError: names the row, the column or the id that is wrong.
         """
-        found, = self.predict_each([(rows, edges)], max_neighbors=max_neighbors)
+        (found,) = self.predict_each([(rows, edges)], max_neighbors=max_neighbors)
         if isinstance(found, Exception):
             raise found
         return found.frame()
 
-    def predict_each(self, requests: Sequence[tuple[Sequence[Row], Sequence[Row]]], *,
-                     max_neighbors: int | None = None) -> list[Table | Exception]:
+    def predict_each(
+        self,
+        requests: Sequence[tuple[Sequence[Row], Sequence[Row]]],
+        *,
+        max_neighbors: int | None = None,
+    ) -> list[Table | Exception]:
         """Predict the rows of several requests together, which do not meet; what is wrong with one is its answer.
 
         Args:
             requests: rows and edges of each, as for :meth:`predict`.
         """
         if max_neighbors is not None and max_neighbors < 1:
-            raise ValueError(f"max_neighbors={max_neighbors}: give a number of at least 1, or leave it out to read all "
-                             "edges")
+            raise ValueError(
+                f"max_neighbors={max_neighbors}: give a number of at least 1, or leave it out to read all "
+                "edges"
+            )
         found = dict[int, Table | Exception]()
         near, size, no = list[Near](), 0, None if max_neighbors is None else False
         for place, (rows, edges) in enumerate(requests):
@@ -166,7 +181,9 @@ class Newcomers:
             self._answer_near(near, found)
         return [found[place] for place in range(len(requests))]
 
-    def take(self, asked: Asked, max_neighbors: int | None = None) -> neighborhood.Surroundings | None:
+    def take(
+        self, asked: Asked, max_neighbors: int | None = None
+    ) -> neighborhood.Surroundings | None:
         """Take the neighbourhood of new rows; none where the whole graph has to be predicted."""
         return None if self._nearby is None else self._nearby.take(asked.nodes, max_neighbors)
 
@@ -183,8 +200,11 @@ class Newcomers:
             return
         for each, own in zip(near, rows.split([each.part.num_new for each in near])):
             try:
-                found[each.place] = self._table(each.asked, self._predicted(self._setup, each.asked, own),
-                                                is_bounded=each.is_bounded)
+                found[each.place] = self._table(
+                    each.asked,
+                    self._predicted(self._setup, each.asked, own),
+                    is_bounded=each.is_bounded,
+                )
             except ArithmeticError as error:
                 found[each.place] = error
 
@@ -198,7 +218,9 @@ class Newcomers:
             rows = predict_nodes(setup, new)
         rows = build_predictor(setup)(self._round)[new] if rows is None else rows
         found = self._predicted(setup, asked, rows)
-        mixed = answers.answer(setup, replace(found, graph=setup.data, chosen=new, is_whole=False), self._run)
+        mixed = answers.answer(
+            setup, replace(found, graph=setup.data, chosen=new, is_whole=False), self._run
+        )
         return replace(found, rows=mixed.rows, thresholds=mixed.thresholds)
 
     def grow(self, asked: Asked) -> Setup:
@@ -207,10 +229,21 @@ class Newcomers:
 
     def _predicted(self, setup: Setup, asked: Asked, rows: Tensor) -> Predicted:
         size = len(asked.ids)
-        graph = Graph(num_nodes=size, split_is_known=False, y=setup.data.y[:0],
-                      **{mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS})
-        return Predicted(graph, setup.data, setup.task, setup.model, rows, self._epoch,
-                         ids=np.array(asked.ids, object))
+        graph = Graph(
+            num_nodes=size,
+            split_is_known=False,
+            y=setup.data.y[:0],
+            **{mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS},
+        )
+        return Predicted(
+            graph,
+            setup.data,
+            setup.task,
+            setup.model,
+            rows,
+            self._epoch,
+            ids=np.array(asked.ids, object),
+        )
 
     def _table(self, asked: Asked, predicted: Predicted, *, is_bounded: bool | None) -> Table:
         if predicted.thresholds is None:
@@ -227,8 +260,15 @@ class Newcomers:
 
     def _set_up(self, data: Graph) -> Setup:
         """Set up a graph, with the trained model."""
-        setup = new_data.complete(self._run.config, self._run, self._state, self._learned, data, self._device,
-                                  known_labels="all")
+        setup = new_data.complete(
+            self._run.config,
+            self._run,
+            self._state,
+            self._learned,
+            data,
+            self._device,
+            known_labels="all",
+        )
         if self._model is None:
             with fitting(self._state):
                 setup.model.load_state_dict(self._state["model"])
@@ -249,23 +289,37 @@ class Newcomers:
             for number, row in enumerate(given):
                 _check_row(f"{name}[{number}]", row, columns)
         texts, known = self._encoder.texts(rows, one), self._known
-        if (lacks := next((number for number, text in enumerate(texts) if text is None), None)) is not None:
-            raise ValueError(f"rows[{lacks}]: {one} is empty; give the new row an id that no node has")
+        if (
+            lacks := next((number for number, text in enumerate(texts) if text is None), None)
+        ) is not None:
+            raise ValueError(
+                f"rows[{lacks}]: {one} is empty; give the new row an id that no node has"
+            )
         ids = [str(text) for text in texts]
         new = dict(zip(ids, range(len(known), len(known) + len(ids))))
         if len(new) < len(ids) or not ids:
             raise ValueError("rows must have different ids, and there must be one row at least")
         if (old := next((id for id in ids if id in known), None)) is not None:
-            raise ValueError(f"rows: {old!r} is known already; ask for it by ids, or give the new row another id")
+            raise ValueError(
+                f"rows: {old!r} is known already; ask for it by ids, or give the new row another id"
+            )
         ends = [[str(id) for id in self._encoder.texts(edges, end)] for end in (source, target)]
         for number, pair in enumerate(zip(*ends)):
-            if (lost := next((end for end in pair if end not in new and end not in known), None)) is not None:
-                raise ValueError(f"edges[{number}]: {lost!r:.100} is neither a known id nor that of a new row")
+            if (
+                lost := next((end for end in pair if end not in new and end not in known), None)
+            ) is not None:
+                raise ValueError(
+                    f"edges[{number}]: {lost!r:.100} is neither a known id nor that of a new row"
+                )
             if pair[0] not in new and pair[1] not in new:
-                raise ValueError(f"edges[{number}]: neither {pair[0]!r:.100} nor {pair[1]!r:.100} is a new row, and "
-                                 "edges between known nodes are those of the training")
-        numbers = np.array([[new[end] if end in new else known[end] for end in column] for column in ends],
-                           np.int64).reshape(2, len(edges))
+                raise ValueError(
+                    f"edges[{number}]: neither {pair[0]!r:.100} nor {pair[1]!r:.100} is a new row, and "
+                    "edges between known nodes are those of the training"
+                )
+        numbers = np.array(
+            [[new[end] if end in new else known[end] for end in column] for column in ends],
+            np.int64,
+        ).reshape(2, len(edges))
         x, terms = self._encoder.rows(rows, ends)
         found, attr = self._encoder.edges(edges, numbers, range(len(known), len(known) + len(ids)))
         return Asked(ids, neighborhood.NewNodes(x, found, attr, terms))
@@ -273,13 +327,16 @@ class Newcomers:
     def _grow(self, asked: Asked | None) -> Graph:
         """Put new nodes and their edges behind the graph of the training; none leave it as it is."""
         own, num_known = self._graph, len(self._names)
-        grown = Graph(**{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT})
+        grown = Graph(
+            **{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT}
+        )
         if asked is None:
             return grown
         num_new = len(asked.ids)
         grown.x, grown.num_nodes = torch.cat([own.x, asked.nodes.x]), num_known + num_new
-        grown.edge_index, order = sort_edges(torch.cat([own.edge_index.as_tensor(), asked.nodes.edges], dim=1),
-                                             grown.num_nodes)
+        grown.edge_index, order = sort_edges(
+            torch.cat([own.edge_index.as_tensor(), asked.nodes.edges], dim=1), grown.num_nodes
+        )
         if own.edge_attr is not None and asked.nodes.edge_attr is not None:
             grown.edge_attr = torch.cat([own.edge_attr, asked.nodes.edge_attr])[order]
         empty = torch.zeros(num_new, own.y.size(1), dtype=own.y.dtype)
@@ -288,7 +345,9 @@ class Newcomers:
             grown[mask] = torch.cat([own[mask], torch.zeros(num_new, dtype=torch.bool)])
         if TERMS[0] in own:
             terms = cast(sp.csr_array, asked.nodes.terms)
-            for name, values in zip(TERMS, (own[TERMS[0]][-1].item() + terms.indptr[1:], terms.indices, terms.data)):
+            for name, values in zip(
+                TERMS, (own[TERMS[0]][-1].item() + terms.indptr[1:], terms.indices, terms.data)
+            ):
                 grown[name] = torch.cat([own[name], torch.from_numpy(values).to(own[name].dtype)])
         return grown
 
@@ -315,17 +374,31 @@ def _check_row(place: str, row: object, columns: Sequence[str]) -> None:
     """Refuse a row that is no object, lacks a column, has another one, or holds a cell that is no single value."""
     if not isinstance(row, Mapping):
         raise ValueError(f"{place} must be an object with the columns {', '.join(columns)}")
-    if len(row) == len(columns) and all(name in row for name in columns) and all(
-            cell is None or type(cell) in (int, float, bool) or type(cell) is str and cell.isprintable()
-            for cell in row.values()):
+    if (
+        len(row) == len(columns)
+        and all(name in row for name in columns)
+        and all(
+            cell is None
+            or type(cell) in (int, float, bool)
+            or type(cell) is str
+            and cell.isprintable()
+            for cell in row.values()
+        )
+    ):
         return  # as nearly all are, in a fifth of the time
     if missing := [name for name in columns if name not in row]:
         raise ValueError(f"{place} lacks the column {missing[0]!r}; write null for an empty cell")
     for name, cell in row.items():
         if name not in columns:
-            raise ValueError(f"{place} has the column {name!r:.100}, which the model does not read; it reads "
-                             f"{', '.join(columns)}")
+            raise ValueError(
+                f"{place} has the column {name!r:.100}, which the model does not read; it reads "
+                f"{', '.join(columns)}"
+            )
         if cell is not None and type(cell) not in (str, int, float, bool):
-            raise ValueError(f"{place}: the cell of {name} must be a text, a number or null, and is {cell!r:.50}")
-        if type(cell) is str and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in cell):
+            raise ValueError(
+                f"{place}: the cell of {name} must be a text, a number or null, and is {cell!r:.50}"
+            )
+        if type(cell) is str and any(
+            letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in cell
+        ):
             raise ValueError(f"{place}: the cell of {name} holds a letter that no text has")

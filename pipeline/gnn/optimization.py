@@ -19,26 +19,41 @@ from parallel_epochs.pipeline.run.schedule import DECAYS, Decay, DecayOptions, P
 log = logging.getLogger(__name__)
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": partial(torch.optim.Adam, fused=True), "adamw": partial(torch.optim.AdamW, fused=True),
-    "rmsprop": torch.optim.RMSprop}
+    "adam": partial(torch.optim.Adam, fused=True),
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "rmsprop": torch.optim.RMSprop,
+}
 
 # Values of keys with which all batches have one shape, but for the number of their edges.
 STATIC: dict[str, tuple] = {
-    "train.optimizer": ("adam", "adamw"), "loader.name": ("cluster",), "partition.name": ("random", "whole"),
-    "features.name": ("data",), "model.name": ("deepergcn", "pyg"),
-    "model.knn": (0,), "model.edge_dropout": (0.0,), "model.virtual_node": ("none",)}
+    "train.optimizer": ("adam", "adamw"),
+    "loader.name": ("cluster",),
+    "partition.name": ("random", "whole"),
+    "features.name": ("data",),
+    "model.name": ("deepergcn", "pyg"),
+    "model.knn": (0,),
+    "model.edge_dropout": (0.0,),
+    "model.virtual_node": ("none",),
+}
 # train.epochs=auto chooses about so many steps, and epochs in this range.
 STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 200
 
 
 def settle(setup: Setup) -> dict[str, float]:
     """Return the values of the keys of train that are "auto", which fit the number of batches of an epoch."""
-    asked = [name for name in ("epochs", "warmup_steps", "ema") if vars(setup.config.train)[name] == keys.AUTO]
+    asked = [
+        name
+        for name in ("epochs", "warmup_steps", "ema")
+        if vars(setup.config.train)[name] == keys.AUTO
+    ]
     if not asked:
         return {}
     num_batches = setup.loader.num_batches
-    chosen = {"epochs": min(max(STEPS // num_batches, FEWEST_EPOCHS), MOST_EPOCHS), "warmup_steps": num_batches,
-              "ema": 1 - 1 / min(max(num_batches, 10), 1000)}
+    chosen = {
+        "epochs": min(max(STEPS // num_batches, FEWEST_EPOCHS), MOST_EPOCHS),
+        "warmup_steps": num_batches,
+        "ema": 1 - 1 / min(max(num_batches, 10), 1000),
+    }
     return {f"train.{name}": chosen[name] for name in asked}
 
 
@@ -46,10 +61,13 @@ def build_optimizer(config: GNNConfig, model: torch.nn.Module) -> torch.optim.Op
     """Build the optimizer of a model's parameters."""
     train, weights = config.train, list(model.parameters())
     vectors = [] if train.decay_vectors else [weight for weight in weights if weight.dim() <= 1]
-    groups: list[dict] = [{"params": [weight for weight in weights if train.decay_vectors or weight.dim() > 1]},
-                          {"params": vectors, "weight_decay": 0.0}]
-    return OPTIMIZERS[train.optimizer]([group for group in groups if group["params"]], lr=train.lr,
-                                       weight_decay=train.weight_decay)
+    groups: list[dict] = [
+        {"params": [weight for weight in weights if train.decay_vectors or weight.dim() > 1]},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return OPTIMIZERS[train.optimizer](
+        [group for group in groups if group["params"]], lr=train.lr, weight_decay=train.weight_decay
+    )
 
 
 def build_average(config: GNNConfig, model: torch.nn.Module) -> WeightAverage | None:
@@ -60,9 +78,18 @@ def build_average(config: GNNConfig, model: torch.nn.Module) -> WeightAverage | 
 def build_schedule(config: GNNConfig, num_batches: int, ranks: Ranks = Ranks()) -> Schedule:
     """Build what shares out rounds and sets learning rates."""
     train, parallel = config.train, config.parallel
-    return Schedule(num_epochs=train.epochs, num_batches=num_batches, rank=ranks.rank, num_ranks=ranks.num_ranks,
-                    split=parallel.name == "split", accumulate=train.accumulate, lr=train.lr,
-                    lr_scaling=parallel.lr_scaling, warmup_steps=train.warmup_steps, eval_every=train.eval_every)
+    return Schedule(
+        num_epochs=train.epochs,
+        num_batches=num_batches,
+        rank=ranks.rank,
+        num_ranks=ranks.num_ranks,
+        split=parallel.name == "split",
+        accumulate=train.accumulate,
+        lr=train.lr,
+        lr_scaling=parallel.lr_scaling,
+        warmup_steps=train.warmup_steps,
+        eval_every=train.eval_every,
+    )
 
 
 def check_decay(config: GNNConfig, task: Task) -> None:
@@ -73,17 +100,29 @@ def check_decay(config: GNNConfig, task: Task) -> None:
     """
     schedule = config.train.schedule
     if DECAYS[schedule] is Plateau and not task.is_defined("valid"):
-        raise ValueError(f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
-                         "undefined on the valid split, with no rows to score or rows of one kind alone. Leave "
-                         "train.schedule out, or choose another split or task.metric")
+        raise ValueError(
+            f"train.schedule={schedule} follows the validation metric, but {task.metric} is "
+            "undefined on the valid split, with no rows to score or rows of one kind alone. Leave "
+            "train.schedule out, or choose another split or task.metric"
+        )
 
 
 def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
     """Build what changes the learning rate in the course of a run."""
     train = config.train
-    return DECAYS[train.schedule](DecayOptions(
-        train.lr, schedule.warmup_steps, schedule.total_steps, train.last_lr, train.step_epochs, train.step_factor,
-        train.plateau_factor, train.plateau_patience, task.metric in LOWER_IS_BETTER))
+    return DECAYS[train.schedule](
+        DecayOptions(
+            train.lr,
+            schedule.warmup_steps,
+            schedule.total_steps,
+            train.last_lr,
+            train.step_epochs,
+            train.step_factor,
+            train.plateau_factor,
+            train.plateau_patience,
+            task.metric in LOWER_IS_BETTER,
+        )
+    )
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -92,12 +131,20 @@ def check_precision(precision: str, device: torch.device) -> None:
     Raises:
         ValueError: names the key and the GPU.
     """
-    if device.type == "cuda" and precision == "bf16" and (found := torch.cuda.get_device_capability(device)) < (8, 0):
-        raise ValueError("train.precision=bf16 needs a GPU of compute capability 8.0 or more; "
-                         f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}. Set train.precision=fp16")
+    if (
+        device.type == "cuda"
+        and precision == "bf16"
+        and (found := torch.cuda.get_device_capability(device)) < (8, 0)
+    ):
+        raise ValueError(
+            "train.precision=bf16 needs a GPU of compute capability 8.0 or more; "
+            f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}. Set train.precision=fp16"
+        )
 
 
-def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.device, model: torch.nn.Module) -> bool:
+def choose_static(
+    config: GNNConfig, task: Task, kernel: str, device: torch.device, model: torch.nn.Module
+) -> bool:
     """Choose whether steps run on static tensors, and say in the log why not.
 
     Args:
@@ -111,16 +158,24 @@ def choose_static(config: GNNConfig, task: Task, kernel: str, device: torch.devi
         return False
     if device.type == "cpu":
         if asked == "true":
-            raise ValueError("train.cuda_graph=true needs a GPU; this run has device=cpu. Leave train.cuda_graph out")
+            raise ValueError(
+                "train.cuda_graph=true needs a GPU; this run has device=cpu. Leave train.cuda_graph out"
+            )
         return False
     reason = _why_not_static(config, task, kernel)
     if any(isinstance(part, TypeEncoder) for part in model.modules()):
         reason = "nodes of several types, of which each batch has other numbers"
     if reason and asked == "true":
-        raise ValueError(f"train.cuda_graph=true needs batches of one shape and fused kernels; this run has {reason}. "
-                         "Leave train.cuda_graph out")
-    log.info("training steps: %s", f"not captured in CUDA graphs, as this run has {reason}" if reason else
-             "captured in CUDA graphs")
+        raise ValueError(
+            f"train.cuda_graph=true needs batches of one shape and fused kernels; this run has {reason}. "
+            "Leave train.cuda_graph out"
+        )
+    log.info(
+        "training steps: %s",
+        f"not captured in CUDA graphs, as this run has {reason}"
+        if reason
+        else "captured in CUDA graphs",
+    )
     return not reason
 
 
@@ -133,4 +188,8 @@ def _why_not_static(config: GNNConfig, task: Task, kernel: str) -> str:
             return f"{part if key == 'name' else name}={value}"
     if not kernel.startswith("fused"):
         return f"kernel={kernel}"
-    return "" if getattr(task, "has_static_loss", False) else "a loss whose shape depends on the labels"
+    return (
+        ""
+        if getattr(task, "has_static_loss", False)
+        else "a loss whose shape depends on the labels"
+    )

@@ -70,9 +70,18 @@ def place(setup: Setup, *, trains: bool) -> None:
     if reason := why_cpu(setup.config, setup.data):
         log.info("data.device=%s: the CPU makes the batches, as %s", asked, reason)
         return
-    found = plan(asked, setup.data, room_of(setup, trains), has_triton=importlib.util.find_spec("triton") is not None)
-    log.log(logging.WARNING if asked not in ("auto", found.name) else logging.INFO, "data.device=%s: %s", asked,
-            found.text)
+    found = plan(
+        asked,
+        setup.data,
+        room_of(setup, trains),
+        has_triton=importlib.util.find_spec("triton") is not None,
+    )
+    log.log(
+        logging.WARNING if asked not in ("auto", found.name) else logging.INFO,
+        "data.device=%s: %s",
+        asked,
+        found.text,
+    )
     if found.name != "cpu":
         setup.put = partial(put_on, device=device, far=found.far, num_near=found.num_near)
         setup.bytes_on_gpu = found.size
@@ -105,8 +114,11 @@ def room_of(setup: Setup, trains: bool) -> Room:
     # Torch keeps what tensors of before have left.
     free += torch.cuda.memory_reserved(setup.device) - torch.cuda.memory_allocated(setup.device)
     limit = min(machine.budget, free)
-    text = f"{machine.describe_budget()} may be used" if free >= machine.budget else \
-        f"{format_bytes(free)} of the GPU's {format_bytes(total)} are free, as other programs or ranks use the rest"
+    text = (
+        f"{machine.describe_budget()} may be used"
+        if free >= machine.budget
+        else f"{format_bytes(free)} of the GPU's {format_bytes(total)} are free, as other programs or ranks use the rest"
+    )
     if trains and memory.is_known(setup):
         found = memory.measure(setup)
         beside = found.total(setup.config.partition.num_clusters) - found.graph
@@ -125,7 +137,11 @@ def plan(asked: str, data: Data, room: Room, *, has_triton: bool) -> Plan:
     """
     size, held = size_of(data), f"{format_bytes(room.gpu)} are left on the GPU: {room.text}"
     if asked != "pinned" and size <= room.gpu:
-        return Plan("cuda", f"the graph, {format_bytes(size)}, lies on the GPU, which makes the batches; {held}", size)
+        return Plan(
+            "cuda",
+            f"the graph, {format_bytes(size)}, lies on the GPU, which makes the batches; {held}",
+            size,
+        )
     far = tuple(key for key in FAR if data.get(key) is not None and data[key].numel())
     locked, text = size_of(data, far), f"the graph takes {format_bytes(size)}, and {held}"
     # Torch's allocator of locked memory takes powers of two.
@@ -142,15 +158,21 @@ def plan(asked: str, data: Data, room: Room, *, has_triton: bool) -> Plan:
     num_near = each = 0
     if "x" in far and SNAPSHOT not in data:
         each = data.x.size(1) * data.x.element_size()
-        num_near = int(min(max(room.gpu - structure - 4 * data.num_nodes, 0) // each, data.num_nodes))
-    return Plan("pinned", f"{text}. Its structure lies on the GPU, which makes the batches and reads the features, "
-                f"{format_bytes(locked)}, from page-locked memory; it also holds those of {num_near:,} of "
-                f"{data.num_nodes:,} nodes", structure + num_near * each, far, num_near)
+        num_near = int(
+            min(max(room.gpu - structure - 4 * data.num_nodes, 0) // each, data.num_nodes)
+        )
+    return Plan(
+        "pinned",
+        f"{text}. Its structure lies on the GPU, which makes the batches and reads the features, "
+        f"{format_bytes(locked)}, from page-locked memory; it also holds those of {num_near:,} of "
+        f"{data.num_nodes:,} nodes",
+        structure + num_near * each,
+        far,
+        num_near,
+    )
 
 
 def size_of(data: Data, keys: tuple[str, ...] = KEYS) -> int:
     """Return the bytes of a graph on a device; of one with snapshots, those of all that are kept."""
     times = max(num_snapshots(data), 1)
     return bytes_of(data, keys) * (times if times * data.num_edges <= MOST_KEPT else 1)
-
-

@@ -46,8 +46,10 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     """
     wanted, is_new = GNNPredictConfig(**vars(asked)), bool(new_data.choose(run, asked.data))
     if is_new and asked.data.known_labels != new_data.OLD:
-        raise ValueError("other data have no test split. data.known_labels=old scores the labels of rows that the "
-                         "training did not have, and predict writes predictions without a score")
+        raise ValueError(
+            "other data have no test split. data.known_labels=old scores the labels of rows that the "
+            "training did not have, and predict writes predictions without a score"
+        )
     setup, predicted = predict_rows(run, wanted)
 
     def score(rows: Tensor) -> dict[str, float]:
@@ -58,11 +60,24 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
     smoothed = predicted.smoothed_scores
     members = [score(rows) for rows in predicted.members]
-    log.info("%s", format_table([(
-        f"{name} {setup.task.metric}" if name in (*SPLITS, *new_data.PARTS) else name,
-        format_scores(value, smoothed.get(name))
-        + (f", that of a run {mean_and_std([own[name] for own in members])}" if members else ""))
-        for name, value in scores.items()], title))
+    log.info(
+        "%s",
+        format_table(
+            [
+                (
+                    f"{name} {setup.task.metric}" if name in (*SPLITS, *new_data.PARTS) else name,
+                    format_scores(value, smoothed.get(name))
+                    + (
+                        f", that of a run {mean_and_std([own[name] for own in members])}"
+                        if members
+                        else ""
+                    ),
+                )
+                for name, value in scores.items()
+            ],
+            title,
+        ),
+    )
     save(setup.kind, predicted, wanted)
     return scores
 
@@ -74,12 +89,17 @@ def _name_parts(setup: Setup, scores: dict[str, float]) -> dict[str, float]:
         ValueError: no row has a label that can be scored.
     """
     if math.isnan(scores["test"]):
-        raise ValueError("data.known_labels=old: there is nothing to score. No row that the training did not have has "
-                         "a label, or the metric is not defined on those")
+        raise ValueError(
+            "data.known_labels=old: there is nothing to score. No row that the training did not have has "
+            "a label, or the metric is not defined on those"
+        )
     names = dict(zip(SPLITS, setup.data.split_names, strict=True))
     reads_labels = bool(setup.config.train.label_input)
-    return {names.get(split, split): score for split, score in scores.items()
-            if not math.isnan(score) and not (split == "train" and reads_labels)}
+    return {
+        names.get(split, split): score
+        for split, score in scores.items()
+        if not math.isnan(score) and not (split == "train" and reads_labels)
+    }
 
 
 def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
@@ -94,7 +114,9 @@ def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
     save(setup.kind, predicted, wanted)
 
 
-def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) -> tuple[Setup, Predicted]:
+def predict_rows(
+    run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True
+) -> tuple[Setup, Predicted]:
     """Load a checkpoint of a run and predict every row with it.
 
     Args:
@@ -108,13 +130,17 @@ def predict_rows(run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True) 
             cannot be read or predicted.
     """
     ensemble.check(run, asked)
-    setup, predicted = ensemble.average(run, [_predict_run(one, asked, whole=whole) for one in (run, *run.others)])
+    setup, predicted = ensemble.average(
+        run, [_predict_run(one, asked, whole=whole) for one in (run, *run.others)]
+    )
     if setup.config.evaluation.smooths:
         predicted = smooth(setup, predicted)
     return setup, calibrate(predicted) if asked.calibrate else predicted
 
 
-def open_run(run: SavedRun, asked: GNNPredictConfig) -> tuple[Setup, Data, Tensor | Question | None, int, int]:
+def open_run(
+    run: SavedRun, asked: GNNPredictConfig
+) -> tuple[Setup, Data, Tensor | Question | None, int, int]:
     """Load a checkpoint of one run and its data; see :func:`predict_rows`. Nothing is predicted.
 
     Returns:
@@ -125,9 +151,18 @@ def open_run(run: SavedRun, asked: GNNPredictConfig) -> tuple[Setup, Data, Tenso
     kind = kind_of(run.config)
     given = _check(run, kind, asked, is_new=bool(new))
     state = run.load()
-    changes = {f"evaluation.{name}": value for name in EVALUATION if (value := getattr(asked, name)) is not None}
-    opened = _open(run, state, keys.replaced(run.config, new | changes), is_new=bool(new),
-                   known_labels=asked.data.known_labels)
+    changes = {
+        f"evaluation.{name}": value
+        for name in EVALUATION
+        if (value := getattr(asked, name)) is not None
+    }
+    opened = _open(
+        run,
+        state,
+        keys.replaced(run.config, new | changes),
+        is_new=bool(new),
+        known_labels=asked.data.known_labels,
+    )
     setup = cast(Setup, opened.parts[0])
     setup.kind.refuse_columns(asked, setup.task)
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
@@ -139,27 +174,55 @@ def open_run(run: SavedRun, asked: GNNPredictConfig) -> tuple[Setup, Data, Tenso
 def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tuple[Setup, Predicted]:
     """Predict every row with the model of one run."""
     opened = open_run(run, asked)
-    setup, predicted = opened[0], answers.answer(opened[0], _predict(*opened, asked, whole=whole), run)
+    setup, predicted = (
+        opened[0],
+        answers.answer(opened[0], _predict(*opened, asked, whole=whole), run),
+    )
     thresholds = label_scores.read_thresholds(run, setup.task.out_channels)
-    return setup, predicted if predicted.thresholds is not None else replace(predicted, thresholds=thresholds)
+    return setup, predicted if predicted.thresholds is not None else replace(
+        predicted, thresholds=thresholds
+    )
 
 
-def _predict(setup: Setup, dataset: Data, chosen: Tensor | Question | None, round_: int, epoch: int,
-             asked: GNNPredictConfig, *, whole: bool) -> Predicted:
+def _predict(
+    setup: Setup,
+    dataset: Data,
+    chosen: Tensor | Question | None,
+    round_: int,
+    epoch: int,
+    asked: GNNPredictConfig,
+    *,
+    whole: bool,
+) -> Predicted:
     """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
     rows = None
     question, chosen = (chosen, None) if isinstance(chosen, Question) else (None, chosen)
-    if chosen is not None and asked.output_nodes is not None and not (
-            whole or asked.calibrate or setup.config.evaluation.smooths):
+    if (
+        chosen is not None
+        and asked.output_nodes is not None
+        and not (whole or asked.calibrate or setup.config.evaluation.smooths)
+    ):
         rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
     is_whole = rows is None
     if rows is None:
         rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
     embeddings = None
     if asked.embeddings:
-        rows, embeddings = rows.split([setup.task.out_channels, rows.size(1) - setup.task.out_channels], 1)
-    return Predicted(setup.data, dataset, setup.task, setup.model, rows, epoch, chosen, is_whole, embeddings,
-                     question=question)
+        rows, embeddings = rows.split(
+            [setup.task.out_channels, rows.size(1) - setup.task.out_channels], 1
+        )
+    return Predicted(
+        setup.data,
+        dataset,
+        setup.task,
+        setup.model,
+        rows,
+        epoch,
+        chosen,
+        is_whole,
+        embeddings,
+        question=question,
+    )
 
 
 def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) -> Any:
@@ -172,28 +235,45 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
         What the files say that is asked for, as :meth:`Kind.read` returns it.
     """
     if run.config.data.components == "separate":
-        raise ValueError(f"{run.folder} holds a model for each component. Choose one of "
-                         f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}")
+        raise ValueError(
+            f"{run.folder} holds a model for each component. Choose one of "
+            f"{', '.join(sorted(str(path) for path in run.folder.glob('component_*')))}"
+        )
     if asked.output is not None:
         tables.format_of("output", asked.output)
     if asked.columns != "all" and asked.output is None:
         raise ValueError(f"columns={asked.columns} is for a table of predictions. Give output=FILE")
-    if asked.skip_unknown and asked.output_nodes is None and asked.pairs is None and asked.candidates is None:
-        raise ValueError("skip_unknown=true is for tables of ids. Give output_nodes=FILE or pairs=FILE")
+    if (
+        asked.skip_unknown
+        and asked.output_nodes is None
+        and asked.pairs is None
+        and asked.candidates is None
+    ):
+        raise ValueError(
+            "skip_unknown=true is for tables of ids. Give output_nodes=FILE or pairs=FILE"
+        )
     if asked.top is None and (asked.candidates is not None or not asked.filtered):
         name = "filtered=false" if asked.candidates is None else f"candidates={asked.candidates}"
-        raise ValueError(f"{name} is for the likeliest targets of each source. Give top=K, or leave it out")
+        raise ValueError(
+            f"{name} is for the likeliest targets of each source. Give top=K, or leave it out"
+        )
     given = kind.read(asked, str(run.folder), is_new=is_new)
     if is_new and asked.smooth not in (None, "none"):
-        raise ValueError(f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "
-                         "here. Leave it out")
+        raise ValueError(
+            f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "
+            "here. Leave it out"
+        )
     if is_new and asked.calibrate:
-        raise ValueError("calibrate=true reads the validation labels of the training, and other data are predicted "
-                         "here. Leave it out")
+        raise ValueError(
+            "calibrate=true reads the validation labels of the training, and other data are predicted "
+            "here. Leave it out"
+        )
     return given
 
 
-def _open(run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool, known_labels: str) -> OpenData:
+def _open(
+    run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool, known_labels: str
+) -> OpenData:
     """Open the data to predict: those of the training, or others, which `config` then names."""
     if is_new and known_labels == "none":
         config.data.leave_labels()

@@ -49,7 +49,9 @@ from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage
 log = logging.getLogger(__name__)
 
 
-def predict_best(setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | None) -> tuple[Tensor, int]:
+def predict_best(
+    setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | None
+) -> tuple[Tensor, int]:
     """Predict every row with the best checkpoint of a run that has ended, on all ranks.
 
     Returns:
@@ -64,8 +66,13 @@ def predict_best(setup: Setup, folder: Path, ranks: Ranks, stop: StopRequest | N
     return build_predictor(setup, ranks, stop)(best["round"]), best["epoch"]
 
 
-def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | None = None, *,
-                    embeddings: bool = False) -> Callable[[int], Tensor]:
+def build_predictor(
+    setup: Setup,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+    *,
+    embeddings: bool = False,
+) -> Callable[[int], Tensor]:
     """Build a function from the round to the predictions of every row, by the method of the configuration.
 
     Where the test is predicted from a graph of its own, the predictions from it stand in columns behind the others.
@@ -81,8 +88,9 @@ def build_predictor(setup: Setup, ranks: Ranks = Ranks(), stop: StopRequest | No
     in_blocks = _in_blocks(setup, stop)
     layers = [] if in_blocks else stack_of_layers(model)
     predict, num_columns = _predict_batches(setup, in_blocks or model, embeddings=embeddings)
-    common: dict[str, Any] = dict(num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks,
-                                  stop=stop)
+    common: dict[str, Any] = dict(
+        num_rows=task.num_rows, out_channels=num_columns, layers=layers, ranks=ranks, stop=stop
+    )
     predict_all = _build_predictor_of(loader.data, setup, predict, common)
     test_data = setup.kind.test_graph(task)
     if test_data is None:
@@ -110,30 +118,52 @@ def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> T
     start, limit = time.perf_counter(), neighborhood.most_edges(setup.data.num_edges)
     batch = None if reason else neighborhood.take(setup.data, nodes, num_hops, limit)
     if batch is None:
-        log.info("output_nodes: the whole graph is predicted, as %s", reason or (
-            f"the {num_hops} hops around these nodes hold more than half of its edges, or than a batch can"))
+        log.info(
+            "output_nodes: the whole graph is predicted, as %s",
+            reason
+            or (
+                f"the {num_hops} hops around these nodes hold more than half of its edges, or than a batch can"
+            ),
+        )
         return None
     predict, _ = _predict_batches(setup, model, embeddings=embeddings)
     with autocast(device, setup.config.train.precision):
-        _, rows = predict(batch.to(device) if setup.table is None else setup.table.attach(batch, device))
-    log.info("output_nodes: predicted from the %s nodes and %s directed edges of %d hops, in %.2f s",
-             f"{batch.num_nodes:,}", f"{batch.num_edges:,}", num_hops, time.perf_counter() - start)
+        _, rows = predict(
+            batch.to(device) if setup.table is None else setup.table.attach(batch, device)
+        )
+    log.info(
+        "output_nodes: predicted from the %s nodes and %s directed edges of %d hops, in %.2f s",
+        f"{batch.num_nodes:,}",
+        f"{batch.num_edges:,}",
+        num_hops,
+        time.perf_counter() - start,
+    )
     return rows.float().cpu()
 
 
-def _predict_batches(setup: Setup, runs: torch.nn.Module, *, embeddings: bool) -> tuple[Predict, int]:
+def _predict_batches(
+    setup: Setup, runs: torch.nn.Module, *, embeddings: bool
+) -> tuple[Predict, int]:
     """Build what predicts a batch, and return its columns too; `runs` computes the model."""
     model, task = setup.model, setup.task
     if not embeddings:
         return functools.partial(task.predict, runs), setup.kind.num_columns(model, task)
     if (head := find_head(model)) is None:
-        raise ValueError(f"embeddings=true: model={setup.config.model.name} has no torch.nn.Linear called head, "
-                         "whose inputs would be the embeddings; leave it out")
+        raise ValueError(
+            f"embeddings=true: model={setup.config.model.name} has no torch.nn.Linear called head, "
+            "whose inputs would be the embeddings; leave it out"
+        )
     return _predict_both(task, runs, head), setup.kind.num_columns(model, task) + head.in_features
 
 
-def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
-                        common: dict[str, Any], *, is_snapshot: bool = False) -> Callable[[int], Tensor]:
+def _build_predictor_of(
+    data: Data,
+    setup: Setup,
+    predict_batch: Predict,
+    common: dict[str, Any],
+    *,
+    is_snapshot: bool = False,
+) -> Callable[[int], Tensor]:
     """Build what predicts every row of a graph; `common` is what every method takes.
 
     Args:
@@ -151,7 +181,9 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
         # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
         whole = copy.copy(data)
         if data is loader.data:  # what lies on the GPU is not copied there again
-            whole.update({key: value for key, value in loader.graph.to_dict().items() if key != "held"})
+            whole.update(
+                {key: value for key, value in loader.graph.to_dict().items() if key != "held"}
+            )
         if not getattr(model, "takes_int32_edges", False):
             whole.edge_index = whole.edge_index.long()
         return whole
@@ -165,13 +197,23 @@ def _build_predictor_of(data: Data, setup: Setup, predict_batch: Predict,
         with autocast(device, config.train.precision):
             if evaluation.is_exact and is_one_graph:
                 return predict_exact(predict, whole_graph(), **common, device=device)
-            return predict_views(predict, view_loader, **common, num_views=evaluation.num_views if is_one_graph else 1,
-                                 num_parts=evaluation.num_parts, seed=config.seed, round_=round_, prefetch=prefetch)
+            return predict_views(
+                predict,
+                view_loader,
+                **common,
+                num_views=evaluation.num_views if is_one_graph else 1,
+                num_parts=evaluation.num_parts,
+                seed=config.seed,
+                round_=round_,
+                prefetch=prefetch,
+            )
 
     return predict_all
 
 
-def _predict_snapshots(data: Data, setup: Setup, predict_batch: Predict, common: dict[str, Any], round_: int) -> Tensor:
+def _predict_snapshots(
+    data: Data, setup: Setup, predict_batch: Predict, common: dict[str, Any], round_: int
+) -> Tensor:
     """Predict the rows of each snapshot from its graph; all other nodes have zeros."""
     total = torch.empty(0)
     for number in range(num_snapshots(data)):
@@ -198,15 +240,24 @@ def _in_blocks(setup: Setup, stop: StopRequest | None) -> torch.nn.Module | None
 
     def allocate(rows: int, columns: int) -> Tensor:
         small = activation_bytes(rows, columns) > 0
-        return MemoryStorage().zeros(rows, columns) if small else DiskStorage(spill).zeros(rows, columns)
+        return (
+            MemoryStorage().zeros(rows, columns)
+            if small
+            else DiskStorage(spill).zeros(rows, columns)
+        )
 
     def look() -> None:
         pulse.renew()
         if stop is not None:
             stop.check()
 
-    return blockwise.InBlocks(cast(DeeperGCN, model), num_rows=BLOCK_NODES, num_edges=BLOCK_EDGES, allocate=allocate,
-                              before_block=look).eval()
+    return blockwise.InBlocks(
+        cast(DeeperGCN, model),
+        num_rows=BLOCK_NODES,
+        num_edges=BLOCK_EDGES,
+        allocate=allocate,
+        before_block=look,
+    ).eval()
 
 
 def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> Predict:
@@ -217,8 +268,10 @@ def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> 
         rows, predictions = task.predict(model, batch)
         embeddings = take()
         if embeddings.size(0) != batch.num_nodes:
-            raise ValueError(f"embeddings=true: the model's head reads {embeddings.size(0):,} rows, and there are "
-                             f"{batch.num_nodes:,} nodes: these are not embeddings of nodes; leave it out")
+            raise ValueError(
+                f"embeddings=true: the model's head reads {embeddings.size(0):,} rows, and there are "
+                f"{batch.num_nodes:,} nodes: these are not embeddings of nodes; leave it out"
+            )
         return rows, torch.cat([predictions, embeddings[batch.target]], dim=1)
 
     return predict
@@ -231,10 +284,20 @@ def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoade
     """
     config, loader = setup.config, setup.loader
     if config.evaluation.samples:
-        first = data.types.nodes_of(data.types.labelled).start if isinstance(loader, SnapshotLoader) else 0
-        sampled = NeighborLoader(data, config.evaluation_fan_outs, batch_size=config.loader.batch_size,
-                                 nodes=torch.arange(first, data.num_nodes), purpose="evaluation", seed=config.seed,
-                                 device=loader.device)
+        first = (
+            data.types.nodes_of(data.types.labelled).start
+            if isinstance(loader, SnapshotLoader)
+            else 0
+        )
+        sampled = NeighborLoader(
+            data,
+            config.evaluation_fan_outs,
+            batch_size=config.loader.batch_size,
+            nodes=torch.arange(first, data.num_nodes),
+            purpose="evaluation",
+            seed=config.seed,
+            device=loader.device,
+        )
         _place_view(sampled, setup)
         return sampled
     clusters = loader.clusters if isinstance(loader, PairLoader) else loader
@@ -243,7 +306,9 @@ def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoade
     # partition.scale_sums is of training by clusters.
     made = ClusterLoader(data, device=loader.device, stream=build_stream(config, data))
     _place_view(made, setup)
-    return cast(ClusterLoader, setup.kind.loader(made)) if isinstance(loader, SnapshotLoader) else made
+    return (
+        cast(ClusterLoader, setup.kind.loader(made)) if isinstance(loader, SnapshotLoader) else made
+    )
 
 
 def _place_view(made: ClusterLoader | NeighborLoader, setup: Setup) -> None:

@@ -10,7 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.links import find_links, find_relation_links, find_sides, link_relation_of
+from parallel_epochs.pipeline.data.links import (
+    find_links,
+    find_relation_links,
+    find_sides,
+    link_relation_of,
+)
 from parallel_epochs.pipeline.metrics import ranking_metric
 from parallel_epochs.pipeline.names import FIRST_SOURCE, PAIR_TIMES, SPLITS
 
@@ -18,8 +23,10 @@ from parallel_epochs.pipeline.names import FIRST_SOURCE, PAIR_TIMES, SPLITS
 NUMBERS = 1 << 24
 
 # Returns the scores of all pairs of some sources and some candidates [num_sources, num_candidates], more is better.
-BlockScorer = Callable[[Int[Tensor, " num_sources"], Int[Tensor, " num_candidates"]],
-                       Float[Tensor, "num_sources num_candidates"]]
+BlockScorer = Callable[
+    [Int[Tensor, " num_sources"], Int[Tensor, " num_candidates"]],
+    Float[Tensor, "num_sources num_candidates"],
+]
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,17 @@ class Links:
     """
 
     def __init__(self, data: Data):
-        self.num_nodes, self._pairs = data.num_nodes, {split: data[f"{split}_pairs"].long() for split in SPLITS}
+        self.num_nodes, self._pairs = (
+            data.num_nodes,
+            {split: data[f"{split}_pairs"].long() for split in SPLITS},
+        )
         self.relation, self._side = (own := link_relation_of(data)), None
         self._times: Tensor | None = data.get(PAIR_TIMES)
         self.is_two_way, every = own is None, torch.arange(data.num_nodes)
         if own is not None:
-            self.directions = [Direction(*(every[nodes.start:nodes.stop] for nodes in (own.source, own.target)))]
+            self.directions = [
+                Direction(*(every[nodes.start : nodes.stop] for nodes in (own.source, own.target)))
+            ]
             return
         links = torch.cat(list(self._pairs.values()))
         if (side := find_sides(links, data.num_nodes)) is None:
@@ -89,19 +101,26 @@ class Links:
         node = data.get(FIRST_SOURCE, -1)
         if 0 <= node < data.num_nodes and side[node] >= 0:
             first = int(side[node])
-            self.is_two_way, sides, self._side = False, [sides[first], sides[1 - first]], side == first
+            self.is_two_way, sides, self._side = (
+                False,
+                [sides[first], sides[1 - first]],
+                side == first,
+            )
             self._pairs = {split: self.direct(pairs) for split, pairs in self._pairs.items()}
         self.directions = [Direction(*sides), Direction(*sides[::-1])]
 
     @property
     def answered(self) -> list[Direction]:
-        """The directions of the answers: of a bipartite graph both, unless it is known on which side the sources are.
-        """
+        """The directions of the answers: of a bipartite graph both, unless it is known on which side the sources are."""
         return self.directions if self.is_two_way else self.directions[:1]
 
     def direct(self, pairs: Int[Tensor, "num_pairs 2"]) -> Int[Tensor, "num_pairs 2"]:
         """Return pairs with the node on the side of the sources first, where it is known which that is."""
-        return pairs if self._side is None else torch.where(self._side[pairs[:, :1]], pairs, pairs.flip(1))
+        return (
+            pairs
+            if self._side is None
+            else torch.where(self._side[pairs[:, :1]], pairs, pairs.flip(1))
+        )
 
     def answers(self, split: str) -> Int[Tensor, "num_answers 2"]:
         """Return a source and a target for each answer of a split, sorted by source."""
@@ -113,11 +132,15 @@ class Links:
         if self._times is None:
             return None
         pairs = torch.cat([self._pairs[split] for split in SPLITS[:2]])
-        return (torch.cat([pairs, pairs.flip(1)]), self._times.repeat(2)) if self.is_two_way else (pairs, self._times)
+        return (
+            (torch.cat([pairs, pairs.flip(1)]), self._times.repeat(2))
+            if self.is_two_way
+            else (pairs, self._times)
+        )
 
     def known(self, split: str) -> Int[Tensor, "num_known 2"]:
         """Return the pairs that are linked before a split, both ways round, sorted by source."""
-        return self._both_ways(SPLITS[:SPLITS.index(split)])
+        return self._both_ways(SPLITS[: SPLITS.index(split)])
 
     @cached_property
     def everything(self) -> Int[Tensor, "num_known 2"]:
@@ -141,12 +164,18 @@ def with_pairs(data: Data) -> Data:
     if own is None:
         out.train_pairs = find_links(edges, data.num_nodes)[0]
     else:
-        out.train_pairs = find_relation_links(edges, data.edge_attr[:, 0], own, data.num_nodes, "the new data")[0]
+        out.train_pairs = find_relation_links(
+            edges, data.edge_attr[:, 0], own, data.num_nodes, "the new data"
+        )[0]
     return out
 
 
-def rank(score: BlockScorer, answers: Int[Tensor, "num_answers 2"], known: Int[Tensor, "num_known 2"],
-         directions: list[Direction]) -> Float[Tensor, " num_answers"]:
+def rank(
+    score: BlockScorer,
+    answers: Int[Tensor, "num_answers 2"],
+    known: Int[Tensor, "num_known 2"],
+    directions: list[Direction],
+) -> Float[Tensor, " num_answers"]:
     """Rank the target of each answer among all candidates of its source.
 
     A rank counts from 1. Among equal scores, it is the mean of the best and the worst that it could be, so that a
@@ -165,9 +194,14 @@ def rank(score: BlockScorer, answers: Int[Tensor, "num_answers 2"], known: Int[T
         if not len(own_answers):
             continue
         for sources, scores in _blocks(score, own_answers[:, 0].unique(), known, direction):
-            first, stop = torch.searchsorted(own_answers[:, 0].contiguous(), sources[[0, -1]] + torch.tensor([0, 1]))
+            first, stop = torch.searchsorted(
+                own_answers[:, 0].contiguous(), sources[[0, -1]] + torch.tensor([0, 1])
+            )
             part = own_answers[first:stop]
-            row, column = torch.searchsorted(sources, part[:, 0].contiguous()), place_of(direction, part[:, 1])
+            row, column = (
+                torch.searchsorted(sources, part[:, 0].contiguous()),
+                place_of(direction, part[:, 1]),
+            )
             for places in torch.arange(len(part)).split(max(1, NUMBERS // max(scores.size(1), 1))):
                 rows = scores[row[places]]
                 own = rows.gather(1, column[places, None])
@@ -188,8 +222,13 @@ def score_split(links: Links, score: BlockScorer, metric: str, split: str) -> fl
     return ranking_metric(metric, ranks, answers[:, 0])
 
 
-def find_best(score: BlockScorer, sources: Int[Tensor, " num_sources"], top: int, known: Int[Tensor, "num_known 2"],
-              direction: Direction) -> Best:
+def find_best(
+    score: BlockScorer,
+    sources: Int[Tensor, " num_sources"],
+    top: int,
+    known: Int[Tensor, "num_known 2"],
+    direction: Direction,
+) -> Best:
     """Find the best candidates of each source; equal ones in the order of their numbers.
 
     Args:
@@ -202,15 +241,23 @@ def find_best(score: BlockScorer, sources: Int[Tensor, " num_sources"], top: int
         values, columns = choose_top(scores, top)
         is_there = values > -torch.inf
         row, place = is_there.nonzero(as_tuple=True)
-        parts.append((block[row], direction.candidates[columns[is_there]], place + 1, values[is_there].float()))
+        parts.append(
+            (
+                block[row],
+                direction.candidates[columns[is_there]],
+                place + 1,
+                values[is_there].float(),
+            )
+        )
     if not parts:
         empty = torch.empty(0, dtype=torch.int64)
         return Best(empty, empty, empty, torch.empty(0))
     return Best(*(torch.cat(columns) for columns in zip(*parts, strict=True))).in_order_of(sources)
 
 
-def choose_top(scores: Float[Tensor, "num_rows num_columns"],
-               top: int) -> tuple[Float[Tensor, "num_rows top"], Int[Tensor, "num_rows top"]]:
+def choose_top(
+    scores: Float[Tensor, "num_rows num_columns"], top: int
+) -> tuple[Float[Tensor, "num_rows top"], Int[Tensor, "num_rows top"]]:
     """Find the largest numbers of each row and their columns, the largest first, equal ones in the order of columns.
 
     ``torch.topk`` says nothing of the order of equal numbers. The rows whose last one has equals are sorted again.
@@ -219,7 +266,11 @@ def choose_top(scores: Float[Tensor, "num_rows num_columns"],
     if not top:
         return scores[:, :0], torch.empty(len(scores), 0, dtype=torch.int64)
     values, columns = scores.topk(min(top + 1, scores.size(1)))
-    is_tied = values[:, -1] == values[:, top - 1] if values.size(1) > top else values.new_zeros(len(scores)).bool()
+    is_tied = (
+        values[:, -1] == values[:, top - 1]
+        if values.size(1) > top
+        else values.new_zeros(len(scores)).bool()
+    )
     columns = columns[:, :top].sort(1).values
     values, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
     columns = columns.gather(1, order)
@@ -229,8 +280,9 @@ def choose_top(scores: Float[Tensor, "num_rows num_columns"],
     return values, columns
 
 
-def _blocks(score: BlockScorer, sources: Tensor, known: Tensor,
-            direction: Direction) -> Iterator[tuple[Tensor, Tensor]]:
+def _blocks(
+    score: BlockScorer, sources: Tensor, known: Tensor, direction: Direction
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Score all candidates of some sources at a time; known ones and a source itself get minus infinity.
 
     Yields:
@@ -245,8 +297,12 @@ def _blocks(score: BlockScorer, sources: Tensor, known: Tensor,
         yield block, scores
 
 
-def find_known(block: Int[Tensor, " num_sources"], own: Int[Tensor, " num_known"], known: Int[Tensor, "num_known 2"],
-               direction: Direction) -> tuple[Tensor, Tensor]:
+def find_known(
+    block: Int[Tensor, " num_sources"],
+    own: Int[Tensor, " num_known"],
+    known: Int[Tensor, "num_known 2"],
+    direction: Direction,
+) -> tuple[Tensor, Tensor]:
     """Return row and column of each candidate that is known or is the source itself, in a matrix of sources.
 
     Args:
@@ -264,4 +320,6 @@ def find_known(block: Int[Tensor, " num_sources"], own: Int[Tensor, " num_known"
 
 def place_of(direction: Direction, targets: Tensor) -> Tensor:
     """Return the places of nodes among the candidates; those of other nodes mean nothing."""
-    return torch.searchsorted(direction.candidates, targets.contiguous()).clamp(max=len(direction.candidates) - 1)
+    return torch.searchsorted(direction.candidates, targets.contiguous()).clamp(
+        max=len(direction.candidates) - 1
+    )

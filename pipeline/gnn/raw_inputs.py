@@ -23,9 +23,17 @@ class RawNetwork(torch.nn.Module):
     def __init__(self, network: torch.nn.Module, channels: list[Channel]):
         super().__init__()
         self.network, self.categories = network, dict[str, list[str]]()
-        plain = [place for place, own in enumerate(channels) if own.text is None and own.scale is not None]
+        plain = [
+            place
+            for place, own in enumerate(channels)
+            if own.text is None and own.scale is not None
+        ]
         self.numbers = [channels[place].column for place in plain]
-        marks = [place for place, own in enumerate(channels) if own.text == "empty" and own.column in self.numbers]
+        marks = [
+            place
+            for place, own in enumerate(channels)
+            if own.text == "empty" and own.column in self.numbers
+        ]
         groups = dict[str, list[int]]()
         for place, own in enumerate(channels):
             if own.text is not None and place not in marks:
@@ -35,27 +43,49 @@ class RawNetwork(torch.nn.Module):
         ready = plain + marks + [place for group in self._groups for place in group]
         rest = sorted(set(range(len(channels))) - set(ready))
         self.others = [channels[place] for place in rest]
-        self._plain, self._marks, self._rest = torch.tensor(plain), torch.tensor(marks, dtype=torch.int64), rest
-        self._marked = torch.tensor([self.numbers.index(channels[place].column) for place in marks], dtype=torch.int64)
+        self._plain, self._marks, self._rest = (
+            torch.tensor(plain),
+            torch.tensor(marks, dtype=torch.int64),
+            rest,
+        )
+        self._marked = torch.tensor(
+            [self.numbers.index(channels[place].column) for place in marks], dtype=torch.int64
+        )
         self._order = torch.tensor(ready + rest).argsort()
         self._mean = torch.tensor([channels[place].shift for place in plain], dtype=torch.float64)
         self._std = torch.tensor([channels[place].scale for place in plain], dtype=torch.float64)
 
-    def prepare(self, numbers: Float[Tensor, "nodes numbers"] | None, categories: Int64[Tensor, "nodes columns"] | None,
-                prepared: Float[Tensor, "nodes others"] | None) -> Float[Tensor, "nodes channels"]:
+    def prepare(
+        self,
+        numbers: Float[Tensor, "nodes numbers"] | None,
+        categories: Int64[Tensor, "nodes columns"] | None,
+        prepared: Float[Tensor, "nodes others"] | None,
+    ) -> Float[Tensor, "nodes channels"]:
         """Return ``x``."""
         parts = []
         if numbers is not None:
             is_empty = numbers.isnan()
-            parts += [torch.where(is_empty, 0.0, (numbers - self._mean) / self._std).float(),
-                      is_empty[:, self._marked].float()]
+            parts += [
+                torch.where(is_empty, 0.0, (numbers - self._mean) / self._std).float(),
+                is_empty[:, self._marked].float(),
+            ]
         if categories is not None:
-            parts += [(categories[:, [place]] == torch.arange(len(group))).float()
-                      for place, group in enumerate(self._groups)]
+            parts += [
+                (categories[:, [place]] == torch.arange(len(group))).float()
+                for place, group in enumerate(self._groups)
+            ]
         return torch.cat(parts if prepared is None else [*parts, prepared], 1)[:, self._order]
 
-    def forward(self, numbers: Tensor | None = None, categories: Tensor | None = None, prepared: Tensor | None = None,
-                *, edge_index: Tensor, edge_attr: Tensor | None = None, ptr: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        numbers: Tensor | None = None,
+        categories: Tensor | None = None,
+        prepared: Tensor | None = None,
+        *,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        ptr: Tensor | None = None,
+    ) -> Tensor:
         """Compute what the network does; see :meth:`prepare`."""
         return self.network(self.prepare(numbers, categories, prepared), edge_index, edge_attr, ptr)
 
@@ -67,9 +97,16 @@ class RawNetwork(torch.nn.Module):
         """
         numbers = x[:, self._plain].double() * self._std + self._mean
         numbers[:, self._marked] = numbers[:, self._marked].where(x[:, self._marks] == 0, torch.nan)
-        categories = [torch.where(x[:, group].any(1), x[:, group].argmax(1), -1) for group in self._groups]
-        found = {"numbers": numbers if self.numbers else None, "prepared": x[:, self._rest] if self._rest else None,
-                 "categories": torch.stack(categories, 1) if categories else None}
+        categories = [
+            torch.where(x[:, group].any(1), x[:, group].argmax(1), -1) for group in self._groups
+        ]
+        found = {
+            "numbers": numbers if self.numbers else None,
+            "prepared": x[:, self._rest] if self._rest else None,
+            "categories": torch.stack(categories, 1) if categories else None,
+        }
         if not torch.allclose(self.prepare(**found), x, atol=1e-5):
-            raise ValueError("the cells of the tables cannot be told from what they were prepared to")
+            raise ValueError(
+                "the cells of the tables cannot be told from what they were prepared to"
+            )
         return {name: tensor for name, tensor in found.items() if tensor is not None}

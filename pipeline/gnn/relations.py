@@ -21,7 +21,11 @@ from parallel_epochs.pipeline.names import MAX_LABELS
 def listed_types(data: Graph) -> GraphTypes | None:
     """Return the types of a graph with several, if its relations are so few that each has a line in the report."""
     types = data.types
-    return None if types.homogeneous or max(len(types.relations), len(types.names)) > MAX_LABELS else types
+    return (
+        None
+        if types.homogeneous or max(len(types.relations), len(types.names)) > MAX_LABELS
+        else types
+    )
 
 
 def count_kept(data: Graph, partition: Partition) -> dict[str, list[int]]:
@@ -55,8 +59,10 @@ class Neighbours:
         num_relations = len(data.types.relations)
         place = torch.full((data.num_nodes,), len(nodes))
         place[nodes] = torch.arange(len(nodes))
-        found, counts = torch.zeros(len(nodes) + 1, num_relations, dtype=torch.bool), torch.zeros(
-            num_relations, dtype=torch.int64)
+        found, counts = (
+            torch.zeros(len(nodes) + 1, num_relations, dtype=torch.bool),
+            torch.zeros(num_relations, dtype=torch.int64),
+        )
         for _, dst, relation in _blocks(data):
             counts += torch.bincount(relation, minlength=num_relations)
             found[place.index_select(0, dst), relation] = True
@@ -68,22 +74,38 @@ def _blocks(data: Graph) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Read source, destination and relation of all edges, some at a time, as int64."""
     for first, ptr, src, attr in edge_blocks(data, features=True):
         dst = np.repeat(np.arange(first, first + len(ptr) - 1), np.diff(ptr))
-        yield torch.from_numpy(src.astype(np.int64)), torch.from_numpy(dst), torch.from_numpy(attr[:, 0]).long()
+        yield (
+            torch.from_numpy(src.astype(np.int64)),
+            torch.from_numpy(dst),
+            torch.from_numpy(attr[:, 0]).long(),
+        )
 
 
 def describe_types(types: GraphTypes, found: Neighbours) -> dict[str, Any]:
     """Return the types of nodes and the relations for a file in JSON."""
     reverse = types.reverse
-    return {"types": [{"name": name, "nodes": nodes, "columns": columns} for name, nodes, columns in zip(
-                types.names, types.counts, types.widths, strict=True)],
-            "labelled": types.labelled,
-            "relations": [{"source": source, "name": name, "target": target, "edges": found.num_edges[number],
-                           "is_reverse": number in reverse}
-                          for number, (source, name, target) in enumerate(types.relations)]}
+    return {
+        "types": [
+            {"name": name, "nodes": nodes, "columns": columns}
+            for name, nodes, columns in zip(types.names, types.counts, types.widths, strict=True)
+        ],
+        "labelled": types.labelled,
+        "relations": [
+            {
+                "source": source,
+                "name": name,
+                "target": target,
+                "edges": found.num_edges[number],
+                "is_reverse": number in reverse,
+            }
+            for number, (source, name, target) in enumerate(types.relations)
+        ],
+    }
 
 
-def score_by_neighbours(types: GraphTypes, found: Neighbours, kind: str, metric: str, y: Tensor,
-                        rows: Tensor) -> list[dict[str, Any]]:
+def score_by_neighbours(
+    types: GraphTypes, found: Neighbours, kind: str, metric: str, y: Tensor, rows: Tensor
+) -> list[dict[str, Any]]:
     """Score the nodes that have a neighbour by each relation, and those that have none.
 
     Args:
@@ -98,9 +120,15 @@ def score_by_neighbours(types: GraphTypes, found: Neighbours, kind: str, metric:
         number of ``rows`` and their ``score``, None where it is undefined.
     """
     score = functools.partial(_score, kind, metric)
-    return [{"relation": number, "with": score(y, rows, found.found[:, number]),
-             "without": score(y, rows, ~found.found[:, number])}
-            for number, (_, _, target) in enumerate(types.relations) if target == types.labelled]
+    return [
+        {
+            "relation": number,
+            "with": score(y, rows, found.found[:, number]),
+            "without": score(y, rows, ~found.found[:, number]),
+        }
+        for number, (_, _, target) in enumerate(types.relations)
+        if target == types.labelled
+    ]
 
 
 def _score(kind: str, metric: str, y: Tensor, rows: Tensor, chosen: Tensor) -> dict[str, Any]:

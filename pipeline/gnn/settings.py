@@ -16,12 +16,21 @@ FOLDER = "setting_"
 def models_of(first: Setup) -> dict[str, dict]:
     """Return the options of each model that fits the data and the number of channels."""
     channels = first.config.model.hidden_channels
-    return {name: options for name, options in first.kind.models(first.data).items()
-            if "kwargs" not in options or channels % options["kwargs"]["heads"] == 0}
+    return {
+        name: options
+        for name, options in first.kind.models(first.data).items()
+        if "kwargs" not in options or channels % options["kwargs"]["heads"] == 0
+    }
 
 
-def choose(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: Path, *,
-           of_base: Callable[[Setup], Setup], ranks: Ranks = Ranks()) -> OpenData:
+def choose(
+    train_one: Callable[[Setup, Path], dict],
+    opened: OpenData,
+    folder: Path,
+    *,
+    of_base: Callable[[Setup], Setup],
+    ranks: Ranks = Ranks(),
+) -> OpenData:
     """Compare the models by validation, and return the data with the best one as the model of the run.
 
     With a simple method, the networks are compared before they are mixed with it.
@@ -35,17 +44,31 @@ def choose(train_one: Callable[[Setup, Path], dict], opened: OpenData, folder: P
     config, models = first.config, models_of(first)
 
     def setup_of(name: str, changes: dict) -> Setup:
-        return Setup(keys.replaced(config.with_model(models[name]), changes), first.data, first.device, first.number,
-                     first.base, first.bare)
+        return Setup(
+            keys.replaced(config.with_model(models[name]), changes),
+            first.data,
+            first.device,
+            first.number,
+            first.base,
+            first.bare,
+        )
 
     def train(name: str, epochs: int) -> dict:
         short = {"train.epochs": epochs, "train.patience": 0, "train.schedule": "none"}
         summary = train_one(of_base(setup_of(name, short)), folder / f"{FOLDER}{name}")
         # The answers of several networks may be the same simple method, and tell nothing of them.
-        return {**summary, "best_valid": summary["network"]["valid"]} if "network" in summary else summary
+        return (
+            {**summary, "best_valid": summary["network"]["valid"]}
+            if "network" in summary
+            else summary
+        )
 
     best = Trials(folder, train, ranks=ranks).choose(
-        list(models), first=config.parallel.num_ranks, most=config.train.epochs, seconds=config.tune.seconds)
+        list(models),
+        first=config.parallel.num_ranks,
+        most=config.train.epochs,
+        seconds=config.tune.seconds,
+    )
     chosen = opened.config.with_model(models[best])
     if ranks.is_first:
         write_config(chosen, folder)

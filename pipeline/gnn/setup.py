@@ -67,8 +67,13 @@ class Setup(Part[GNNConfig]):
             ValueError: that model has other layers.
         """
         if (init := self.config.train.init) is not None:
-            warm_start.begin(init, self.model, self.table, self.task,
-                             inputs=(bool(self.config.train.label_input), self.config.task.reads_base))
+            warm_start.begin(
+                init,
+                self.model,
+                self.table,
+                self.task,
+                inputs=(bool(self.config.train.label_input), self.config.task.reads_base),
+            )
 
     @cached_property
     def neighbours(self) -> Neighbours:
@@ -90,7 +95,9 @@ class Setup(Part[GNNConfig]):
         front = [Channel("known label")] * num_labels + [Channel("learned vector")] * num_table
         if isinstance(self.base, Base) and self.config.task.reads_base:
             place = 0 if types.homogeneous else types.names.index(str(types.labelled))
-            first = bare.x.size(1) - bare.num_categories if types.homogeneous else types.widths[place]
+            first = (
+                bare.x.size(1) - bare.num_categories if types.homogeneous else types.widths[place]
+            )
             found[place][first:first] = [Channel("simple method")] * self.base.rows.size(1)
         return [(front + names + [Channel("")] * width)[:width] for names in found]
 

@@ -59,8 +59,9 @@ def smooth(setup: Setup, predicted: Predicted) -> Predicted:
     return replace(predicted, smoothed=smoothed.rows, smoothed_scores=smoothed.scores)
 
 
-def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
-                stop: StopRequest | None = None) -> Smoothed | None:
+def smooth_rows(
+    setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None
+) -> Smoothed | None:
     """Smooth predictions by the method of the configuration; none on other ranks than the first.
 
     The alphas are those with the best metric of the validation split. Of equal ones the smallest are chosen.
@@ -71,15 +72,22 @@ def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
     Raises:
         Stopped: a rank was asked to stop; all ranks raise it.
     """
-    start, task, method = time.perf_counter(), cast(NodeTask, setup.task), setup.config.evaluation.smooth
+    start, task, method = (
+        time.perf_counter(),
+        cast(NodeTask, setup.task),
+        setup.config.evaluation.smooth,
+    )
     pulse.beat("smoothing the predictions", pulse.State.LONG)
     with stopped_together(stop, ranks) as look:
         if not ranks.is_first:
             return None
         best: tuple[float, dict[str, float], Tensor] | None = None
         with borrowed_threads(ranks.num_local):
-            for alphas, rows in (_try_mixtures(setup, logits, look) if method == "two_step_propagation" else
-                                 _try_alphas(setup, logits.softmax(1), look)):
+            for alphas, rows in (
+                _try_mixtures(setup, logits, look)
+                if method == "two_step_propagation"
+                else _try_alphas(setup, logits.softmax(1), look)
+            ):
                 valid = task.score("valid", rows)
                 if best is None or valid > best[0]:
                     best = valid, alphas, rows
@@ -88,14 +96,23 @@ def smooth_rows(setup: Setup, logits: Tensor, *, ranks: Ranks = Ranks(),
         scores = {split: task.score(split, rows) for split in ("valid", "test")}
     smoothed = Smoothed(method, alphas, scores, rows)
     chosen = ", ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
-    log.info("%s: %s, chosen by the valid %s; %s, %.1f s", method, chosen, task.metric, ", ".join(
-        f"{split} {format_score(task.score(split, logits))} -> {format_score(score)}"
-        for split, score in scores.items()), time.perf_counter() - start)
+    log.info(
+        "%s: %s, chosen by the valid %s; %s, %.1f s",
+        method,
+        chosen,
+        task.metric,
+        ", ".join(
+            f"{split} {format_score(task.score(split, logits))} -> {format_score(score)}"
+            for split, score in scores.items()
+        ),
+        time.perf_counter() - start,
+    )
     return smoothed
 
 
-def _try_mixtures(setup: Setup, logits: Tensor,
-                  look: Callable[[], object]) -> Iterator[tuple[dict[str, float], Tensor]]:
+def _try_mixtures(
+    setup: Setup, logits: Tensor, look: Callable[[], object]
+) -> Iterator[tuple[dict[str, float], Tensor]]:
     """Mix logits with those of the labels one and two steps away, with a growing share of these."""
     base = fit_base(setup.data, cast(NodeTask, setup.task), "propagation")
     for share in fusion.SHARES:
@@ -103,22 +120,31 @@ def _try_mixtures(setup: Setup, logits: Tensor,
         yield {"propagation_share": share}, fusion.mix(logits, base.rows, share)
 
 
-def _try_alphas(setup: Setup, probabilities: Tensor, look: Any) -> Iterator[tuple[dict[str, float], Tensor]]:
+def _try_alphas(
+    setup: Setup, probabilities: Tensor, look: Any
+) -> Iterator[tuple[dict[str, float], Tensor]]:
     """Smooth predictions with each choice of the alphas, the smallest first; yields the alphas and the result."""
     config, data = setup.config, setup.data
     corrections = ALPHAS if config.evaluation.smooth == "correct_and_smooth" else (None,)
     # With views, a GPU need not hold the whole graph.
     device = setup.device if config.evaluation.is_exact else torch.device("cpu")
-    adjacency = NormalizedAdjacency(data.edge_index.to(device), data.num_nodes,
-                                    kernel="auto" if config.kernel == "pyg" else config.kernel)
-    probabilities, y, mask = (tensor.to(device) for tensor in (probabilities, data.y[:, 0], data.train_mask))
+    adjacency = NormalizedAdjacency(
+        data.edge_index.to(device),
+        data.num_nodes,
+        kernel="auto" if config.kernel == "pyg" else config.kernel,
+    )
+    probabilities, y, mask = (
+        tensor.to(device) for tensor in (probabilities, data.y[:, 0], data.train_mask)
+    )
     num_passes = (len(ALPHAS) - 1) * (1 + len(ALPHAS) if len(corrections) > 1 else 1)
     with Bar("smoothing", num_passes * NUM_STEPS, "steps") as bar:
+
         def advance() -> None:
             look()
             bar.advance()
 
-        for correction, alpha, rows in correct_and_smooth(adjacency, probabilities, y, mask, corrections, ALPHAS,
-                                                          NUM_STEPS, before_step=advance):
+        for correction, alpha, rows in correct_and_smooth(
+            adjacency, probabilities, y, mask, corrections, ALPHAS, NUM_STEPS, before_step=advance
+        ):
             corrected = {} if correction is None else {"correction_alpha": correction}
             yield {**corrected, "smoothing_alpha": alpha}, rows.cpu()

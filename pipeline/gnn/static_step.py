@@ -59,7 +59,9 @@ class CudaRecorder:
         state = torch.cuda.get_rng_state(self._device)
         try:
             # The thread that makes batches may go on meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 function()
         except BaseException:
             self._failed.append(graph)  # torch's allocator of page-locked memory goes on asking it
@@ -76,7 +78,9 @@ class CudaRecorder:
             torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
         fresh = torch.Generator(self._device)
         fresh.set_state(state)
-        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh.graphsafe_get_state())
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(
+            fresh.graphsafe_get_state()
+        )
 
 
 class StaticBatch:
@@ -94,8 +98,12 @@ class StaticBatch:
         self.data.edge_index = self._edges.edge_index
         for name, value in batch:
             if isinstance(value, Tensor) and name != "edge_index":
-                self.data[name] = value.new_zeros((room if name == "edge_attr" else value.size(0), *value.shape[1:]))
-        self.drawn = None if drawn is None else torch.empty_like(drawn, device=batch.edge_index.device)
+                self.data[name] = value.new_zeros(
+                    (room if name == "edge_attr" else value.size(0), *value.shape[1:])
+                )
+        self.drawn = (
+            None if drawn is None else torch.empty_like(drawn, device=batch.edge_index.device)
+        )
         self.load(batch, drawn)
 
     def load(self, batch: Data, drawn: Tensor | None) -> None:
@@ -103,11 +111,10 @@ class StaticBatch:
         self._edges.load(batch.edge_index)
         for name, value in batch:
             if isinstance(value, Tensor) and name != "edge_index":
-                self.data[name][:value.size(0)].copy_(value, non_blocking=True)
-                self.data[name][value.size(0):].zero_()
+                self.data[name][: value.size(0)].copy_(value, non_blocking=True)
+                self.data[name][value.size(0) :].zero_()
         if self.drawn is not None and drawn is not None:
             self.drawn.copy_(drawn, non_blocking=True)
-
 
     def touch(self) -> None:
         """Let kernels plan anew: what they planned in a capture that failed was never computed."""
@@ -129,12 +136,29 @@ class StaticStep:
         graph: the batches are parts of it.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: StaticTask, *,
-                 device: torch.device, precision: str, scaler: torch.amp.GradScaler, max_norm: float,
-                 average: WeightAverage | None, sync: GradientSync, num_ranks: int, recorder: Recorder | None,
-                 graph: Data):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        task: StaticTask,
+        *,
+        device: torch.device,
+        precision: str,
+        scaler: torch.amp.GradScaler,
+        max_norm: float,
+        average: WeightAverage | None,
+        sync: GradientSync,
+        num_ranks: int,
+        recorder: Recorder | None,
+        graph: Data,
+    ):
         self._model, self._optimizer, self._task, self._device = model, optimizer, task, device
-        self._precision, self._scaler, self._max_norm, self._average = precision, scaler, max_norm, average
+        self._precision, self._scaler, self._max_norm, self._average = (
+            precision,
+            scaler,
+            max_norm,
+            average,
+        )
         self._sync, self._num_ranks, self._recorder = sync, num_ranks, recorder
         self._batches = dict[tuple[int, int], StaticBatch]()
         self._replays, self._num_runs = dict[tuple, Callable[[], None]](), Counter[tuple]()
@@ -143,8 +167,12 @@ class StaticStep:
         self._varies = self._is_pending = False
         # A step has a loss, its divisor, and its number in the round. A round has loss, divisor and norm of the last
         # gradient, and then number, loss and norm of the first step that is not finite, or -1.
-        self._now, self._round = (torch.zeros(size, dtype=torch.float64, device=device) for size in (3, 6))
-        self._lr = torch.zeros((), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
+        self._now, self._round = (
+            torch.zeros(size, dtype=torch.float64, device=device) for size in (3, 6)
+        )
+        self._lr = torch.zeros(
+            (), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
+        )
         self._places, self._said = dict[int, str](), {""}
         self._has_loops = functools.cache(lambda: graph.has_self_loops())
 
@@ -155,10 +183,14 @@ class StaticStep:
 
     def begin(self, progress: Progress) -> None:
         """Go on in a round from its numbers so far."""
-        self._round.copy_(torch.tensor([progress.loss_sum, progress.loss_count, progress.grad_norm, -1, 0, 0]))
+        self._round.copy_(
+            torch.tensor([progress.loss_sum, progress.loss_count, progress.grad_norm, -1, 0, 0])
+        )
         self._places.clear()
 
-    def take(self, batches: Iterable[Data | None], lr: float, rng: torch.Generator, number: int) -> Agreement:
+    def take(
+        self, batches: Iterable[Data | None], lr: float, rng: torch.Generator, number: int
+    ) -> Agreement:
         """Take a step on some batches; a rank without any takes part with a weight of zero.
 
         Args:
@@ -203,7 +235,9 @@ class StaticStep:
         key = batch.num_nodes, room_for(batch.num_edges)
         try:
             if self._varies or key not in self._batches and len(self._batches) >= MAX_SIZES:
-                raise ShapeVaries("" if self._varies else f"batches have more than {MAX_SIZES} sizes")
+                raise ShapeVaries(
+                    "" if self._varies else f"batches have more than {MAX_SIZES} sizes"
+                )
             if key in self._batches:
                 self._batches[key].load(batch, drawn)
             else:
@@ -223,7 +257,10 @@ class StaticStep:
 
     def _try(self, static: StaticBatch) -> None:
         """Let a copy of the model show that no shape varies, since a step must not be left half way."""
-        states = torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        states = (
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+        )
         try:
             with autocast(self._device, self._precision):
                 self._task.static_loss(copy.deepcopy(self._model), static.data, static.drawn)
@@ -271,10 +308,16 @@ class StaticStep:
         Several ranks have one for every parameter, also where a rank has no batch.
         """
         if not self._grads:
-            self._trained = [parameter for parameter in self._model.parameters() if parameter.grad is not None
-                             or self._num_ranks > 1 and parameter.requires_grad]
+            self._trained = [
+                parameter
+                for parameter in self._model.parameters()
+                if parameter.grad is not None or self._num_ranks > 1 and parameter.requires_grad
+            ]
             self._grads = [torch.zeros_like(parameter) for parameter in self._trained]
-        return [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self._trained]
+        return [
+            torch.zeros_like(weight) if weight.grad is None else weight.grad
+            for weight in self._trained
+        ]
 
     def _give_gradients(self) -> None:
         for parameter, grad in zip(self._trained, self._grads, strict=True):
@@ -294,12 +337,20 @@ class StaticStep:
 
         is_sound = loss.isfinite() & (norm.isfinite() | overflow)
         was_sound = self._round[3] < 0
-        self._round[3:].copy_(torch.where(~is_sound & was_sound, torch.stack([number, loss, norm.double()]),
-                                          self._round[3:]))
+        self._round[3:].copy_(
+            torch.where(
+                ~is_sound & was_sound, torch.stack([number, loss, norm.double()]), self._round[3:]
+            )
+        )
         is_sound &= was_sound
         last = torch.where(norm.isfinite(), norm.double(), self._round[2])
-        self._round[:3].copy_(torch.where(is_sound, torch.stack([self._round[0] + loss, self._round[1] + count, last]),
-                                          self._round[:3]))
+        self._round[:3].copy_(
+            torch.where(
+                is_sound,
+                torch.stack([self._round[0] + loss, self._round[1] + count, last]),
+                self._round[:3],
+            )
+        )
         self._move(~(is_sound & norm.isfinite()) if self._scaler.is_enabled() else ~is_sound)
         self._scaler.update()
         if self._average is not None:
@@ -311,7 +362,9 @@ class StaticStep:
         kept = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = self._lr
-            group["capturable"] = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            group["capturable"] = (
+                self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            )
         optimizer.found_inf = stays.float()  # type: ignore[attr-defined]
         try:
             optimizer.step()
@@ -337,7 +390,10 @@ class StaticStep:
         try:
             self._replays[key] = self._recorder.capture(function)
         except Exception as error:  # of whatever kind the driver or a layer raises
-            log.warning("training steps run without a CUDA graph, as it cannot be captured: %s", one_line(error))
+            log.warning(
+                "training steps run without a CUDA graph, as it cannot be captured: %s",
+                one_line(error),
+            )
             self._recorder = None
             if self._scaler.is_enabled():
                 self._scaler._per_optimizer_states.clear()  # a part of what an update has done

@@ -22,7 +22,8 @@ MAX_CELLS = 2**21
 SCORES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "classes": ("probability", lambda rows: rows.double().softmax(1).float()),
     "binary tasks": ("score", lambda rows: rows.double().sigmoid().float()),
-    "real values": ("value", lambda rows: rows)}
+    "real values": ("value", lambda rows: rows),
+}
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,11 @@ class Table:
     def frame(self) -> pd.DataFrame:
         """Return the table in memory; its probabilities lie in one block, as pandas takes its time for each column."""
         columns = self.columns(slice(0, self.num_rows))
-        numbers = {name: column for name, column in columns.items()
-                   if isinstance(column, np.ndarray) and column.dtype == np.float32}
+        numbers = {
+            name: column
+            for name, column in columns.items()
+            if isinstance(column, np.ndarray) and column.dtype == np.float32
+        }
         if len(numbers) < 2:
             return pd.DataFrame(columns)
         frame = pd.DataFrame(np.column_stack(list(numbers.values())), columns=list(numbers))
@@ -72,8 +76,14 @@ class Table:
                 bar.advance()
 
 
-def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: Tensor | None = None,
-                  chosen: str = "all", thresholds: Tensor | None = None) -> Columns:
+def label_columns(
+    kind: str,
+    rows: Tensor,
+    labels: list[str] | None,
+    smoothed: Tensor | None = None,
+    chosen: str = "all",
+    thresholds: Tensor | None = None,
+) -> Columns:
     """Make the columns that say which labels some rows predict.
 
     Scores are computed in float64 and rounded to float32: in float32 the last bit depends on the memory layout of the
@@ -93,10 +103,18 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
     scores, are_classes = score(rows), name == "probability"
     found: Columns = {}
     if smoothed is not None:
-        found = {"smoothed_class": _name(smoothed.argmax(1), labels)} if are_classes else {
-            f"smoothed_{label}": column.numpy() for label, column in zip(names, smoothed.unbind(1), strict=True)}
+        found = (
+            {"smoothed_class": _name(smoothed.argmax(1), labels)}
+            if are_classes
+            else {
+                f"smoothed_{label}": column.numpy()
+                for label, column in zip(names, smoothed.unbind(1), strict=True)
+            }
+        )
     if chosen == "top3":
-        best = rows.argsort(dim=1, descending=True, stable=True)[:, :3]  # of equal ones the first, as argmax
+        best = rows.argsort(dim=1, descending=True, stable=True)[
+            :, :3
+        ]  # of equal ones the first, as argmax
         values = scores.gather(1, best)
         for place, (one, value) in enumerate(zip(best.unbind(1), values.unbind(1), strict=True), 1):
             found |= {f"class_{place}": _name(one, labels), f"{name}_{place}": value.numpy()}
@@ -105,10 +123,21 @@ def label_columns(kind: str, rows: Tensor, labels: list[str] | None, smoothed: T
         found = {"class": _name(rows.argmax(1), labels)} | found
     if chosen == "class":
         return found | {name: scores.amax(1).numpy()}
-    found |= {f"{name}_{label}": column.numpy() for label, column in zip(names, scores.unbind(1), strict=True)}
-    return found if thresholds is None else found | {
-        f"label_{label}": column.numpy() for label, column in zip(
-            names, (rows.double() > thresholds).to(torch.int8).unbind(1), strict=True)}
+    found |= {
+        f"{name}_{label}": column.numpy()
+        for label, column in zip(names, scores.unbind(1), strict=True)
+    }
+    return (
+        found
+        if thresholds is None
+        else found
+        | {
+            f"label_{label}": column.numpy()
+            for label, column in zip(
+                names, (rows.double() > thresholds).to(torch.int8).unbind(1), strict=True
+            )
+        }
+    )
 
 
 def _name(classes: Tensor, labels: list[str] | None) -> np.ndarray:

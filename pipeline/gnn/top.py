@@ -12,7 +12,14 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.links import LinkRelation
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
-from parallel_epochs.pipeline.gnn.ranking import Best, BlockScorer, Direction, Links, find_best, with_pairs
+from parallel_epochs.pipeline.gnn.ranking import (
+    Best,
+    BlockScorer,
+    Direction,
+    Links,
+    find_best,
+    with_pairs,
+)
 from parallel_epochs.pipeline.gnn.table import Table
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
@@ -65,10 +72,19 @@ def read(asked: GNNPredictConfig, run: str) -> Asked:
         raise ValueError(f"top={asked.top} needs a table for the targets. Give output=TABLE")
     for name in ("pairs", "predictions", "output_type", "embeddings"):
         if value := getattr(asked, name):
-            raise ValueError(f"{name}={value} does not go with top={asked.top}, which writes a table of the likeliest "
-                             f"targets of each source for {run}. Leave one of them out")
-    return Asked(*(None if path is None else read_ids(path, name) for name, path in (
-        ("output_nodes", asked.output_nodes), ("candidates", asked.candidates))))
+            raise ValueError(
+                f"{name}={value} does not go with top={asked.top}, which writes a table of the likeliest "
+                f"targets of each source for {run}. Leave one of them out"
+            )
+    return Asked(
+        *(
+            None if path is None else read_ids(path, name)
+            for name, path in (
+                ("output_nodes", asked.output_nodes),
+                ("candidates", asked.candidates),
+            )
+        )
+    )
 
 
 def links_of(data: Data) -> Links:
@@ -87,46 +103,85 @@ def find(given: Asked, links: Links, ids: np.ndarray, asked: GNNPredictConfig) -
     """
     own, directions = links.relation, links.directions
     if given.candidates is not None:
-        chosen = _numbers(given.candidates, ids, own, "target", asked.candidates, "candidates",
-                          skips=asked.skip_unknown)
-        directions = [Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)]) for one in directions]
+        chosen = _numbers(
+            given.candidates,
+            ids,
+            own,
+            "target",
+            asked.candidates,
+            "candidates",
+            skips=asked.skip_unknown,
+        )
+        directions = [
+            Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)])
+            for one in directions
+        ]
     sources = directions[0].sources
     if given.sources is not None:
-        name, key = ("sources",) * 2 if asked.output_nodes is None else (
-            "output_nodes", f"output_nodes={asked.output_nodes}")
-        sources = _numbers(given.sources, ids, own, "source", asked.output_nodes, name, skips=asked.skip_unknown)
+        name, key = (
+            ("sources",) * 2
+            if asked.output_nodes is None
+            else ("output_nodes", f"output_nodes={asked.output_nodes}")
+        )
+        sources = _numbers(
+            given.sources, ids, own, "source", asked.output_nodes, name, skips=asked.skip_unknown
+        )
         has_side = torch.isin(sources, torch.cat([one.sources for one in directions]))
         if not bool(has_side.any()):
-            raise ValueError(f"{key}: none of the {len(sources):,} nodes has a link, so "
-                             "that their side of the bipartite graph is not known")
+            raise ValueError(
+                f"{key}: none of the {len(sources):,} nodes has a link, so "
+                "that their side of the bipartite graph is not known"
+            )
         if num_lost := int((~has_side).sum()):
-            log.warning("%s: %s without a link left out: their side of the bipartite graph is not known",
-                        name, count(num_lost, "node"))
+            log.warning(
+                "%s: %s without a link left out: their side of the bipartite graph is not known",
+                name,
+                count(num_lost, "node"),
+            )
         sources = sources[has_side]
     ranked = torch.cat([one.sources for one in directions if len(one.candidates)] or [sources[:0]])
     if given.candidates is not None and not bool(torch.isin(sources, ranked).any()):
         key = "candidates" if asked.candidates is None else f"candidates={asked.candidates}"
-        raise ValueError(f"{key} names no node that can be a target of the "
-                         f"{count(len(sources), 'source')}, which are on the other side of the links")
+        raise ValueError(
+            f"{key} names no node that can be a target of the "
+            f"{count(len(sources), 'source')}, which are on the other side of the links"
+        )
     known = links.everything if asked.filtered else links.everything[:0]
     return Question(sources, directions, known, asked.top or 0)
 
 
-def _numbers(wanted: list[str], ids: np.ndarray, own: LinkRelation | None, end: str, path: str | None, name: str, *,
-             skips: bool) -> Int[Tensor, " num_found"]:
+def _numbers(
+    wanted: list[str],
+    ids: np.ndarray,
+    own: LinkRelation | None,
+    end: str,
+    path: str | None,
+    name: str,
+    *,
+    skips: bool,
+) -> Int[Tensor, " num_found"]:
     """Return the numbers of nodes with some ids, among those at one end of a relation if there is one."""
     nodes, whose = range(len(ids)), "the run"
     if own is not None:
         nodes, whose = getattr(own, end), f"the type of the {end}s of {own.name}"
-    return nodes.start + torch.from_numpy(find_nodes(wanted, ids[nodes.start:nodes.stop], path, skips=skips, name=name,
-                                                     whose=whose))
+    return nodes.start + torch.from_numpy(
+        find_nodes(wanted, ids[nodes.start : nodes.stop], path, skips=skips, name=name, whose=whose)
+    )
 
 
 def table_of(ids: np.ndarray, best: Best, num_sources: int) -> Table:
     """Return a table with a row for each target: source, target, the probability of a link, and the rank from 1."""
+
     def columns(part: slice) -> Columns:
         ends = (ids[ends[part].numpy()] for ends in (best.sources, best.targets))
         return dict(zip(PAIR_COLUMNS, ends, strict=True)) | {
-            "score": best.scores[part].double().sigmoid().float().numpy(), "rank": best.ranks[part].numpy()}
+            "score": best.scores[part].double().sigmoid().float().numpy(),
+            "rank": best.ranks[part].numpy(),
+        }
 
-    return Table(f"{len(best.targets):,} targets of {count(num_sources, 'source')}", len(best.targets), 1, columns)
+    return Table(
+        f"{len(best.targets):,} targets of {count(num_sources, 'source')}",
+        len(best.targets),
+        1,
+        columns,
+    )

@@ -18,7 +18,12 @@ from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.contract import Loader, StaticTask, Task, autocast
 from parallel_epochs.pipeline.gnn.features import NodeTable, load_weights, weights_of
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
-from parallel_epochs.pipeline.gnn.static_step import SMALLEST_SCALE, CudaRecorder, Recorder, StaticStep
+from parallel_epochs.pipeline.gnn.static_step import (
+    SMALLEST_SCALE,
+    CudaRecorder,
+    Recorder,
+    StaticStep,
+)
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
@@ -56,31 +61,74 @@ class GNNTrainer:
         rows: predictions of the last evaluation, until the next step; none on other ranks than the first.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task,
-                 loader: Loader, schedule: Schedule, predict_all: Callable[[int], Tensor], *,
-                 device: torch.device, decay: Decay | None = None, average: WeightAverage | None = None,
-                 table: NodeTable | None = None, precision: str = "fp32", clip_grad_norm: float = 0.0, seed: int = 0,
-                 prefetch: int = 2, kernel: str = "", ranks: Ranks = Ranks(), stop: StopRequest | None = None,
-                 is_static: bool = False, recorder: Recorder | None = None):
-        self.model, self.optimizer, self.task, self.loader, self.schedule = model, optimizer, task, loader, schedule
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        task: Task,
+        loader: Loader,
+        schedule: Schedule,
+        predict_all: Callable[[int], Tensor],
+        *,
+        device: torch.device,
+        decay: Decay | None = None,
+        average: WeightAverage | None = None,
+        table: NodeTable | None = None,
+        precision: str = "fp32",
+        clip_grad_norm: float = 0.0,
+        seed: int = 0,
+        prefetch: int = 2,
+        kernel: str = "",
+        ranks: Ranks = Ranks(),
+        stop: StopRequest | None = None,
+        is_static: bool = False,
+        recorder: Recorder | None = None,
+    ):
+        self.model, self.optimizer, self.task, self.loader, self.schedule = (
+            model,
+            optimizer,
+            task,
+            loader,
+            schedule,
+        )
         self.table, self.device, self.progress = table, device, Progress()
         self._average, self._decay = average, decay or Decay(DecayOptions(schedule.lr))
         weights = [*model.parameters(), *([] if table is None else [table.weight])]
         # Another device, or another number of threads outside of the fused kernel, rounds otherwise.
         self.about = About(
-            metric=task.metric, lower_is_better=task.metric in LOWER_IS_BETTER, kernel=kernel,
-            arithmetic=f"{device.type}, {torch.get_num_threads()} threads, {kernel}", num_epochs=schedule.num_epochs,
-            num_steps=schedule.num_steps, num_parameters=sum(weight.numel() for weight in weights))
-        self._predict_all, self._ranks, self._prefetch, self._seed = predict_all, ranks, prefetch, seed
+            metric=task.metric,
+            lower_is_better=task.metric in LOWER_IS_BETTER,
+            kernel=kernel,
+            arithmetic=f"{device.type}, {torch.get_num_threads()} threads, {kernel}",
+            num_epochs=schedule.num_epochs,
+            num_steps=schedule.num_steps,
+            num_parameters=sum(weight.numel() for weight in weights),
+        )
+        self._predict_all, self._ranks, self._prefetch, self._seed = (
+            predict_all,
+            ranks,
+            prefetch,
+            seed,
+        )
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
         self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._static: StaticStep | None = None
         if is_static:
             self._static = StaticStep(
-                model, optimizer, cast(StaticTask, task), device=device, precision=precision, scaler=self._scaler,
-                max_norm=clip_grad_norm or math.inf, average=average, sync=self._sync, num_ranks=ranks.num_ranks,
-                recorder=recorder or (CudaRecorder(device) if device.type == "cuda" else None), graph=loader.data)
+                model,
+                optimizer,
+                cast(StaticTask, task),
+                device=device,
+                precision=precision,
+                scaler=self._scaler,
+                max_norm=clip_grad_norm or math.inf,
+                average=average,
+                sync=self._sync,
+                num_ranks=ranks.num_ranks,
+                recorder=recorder or (CudaRecorder(device) if device.type == "cuda" else None),
+                graph=loader.data,
+            )
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self.numbers: RoundNumbers | None = None
@@ -109,9 +157,15 @@ class GNNTrainer:
         batches = _padded(background.batches(progress.round), num_left * schedule.accumulate)
         for group in _grouped(batches, schedule.accumulate):
             pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
-            progress.lr = schedule.learning_rate(progress.step, progress.epochs, progress.step_in_round,
-                                                 lr=self._decay.lr(progress.step, progress.epochs))
-            agreed, norm = (self._step if self._static is None else self._take_static)(group, progress.lr)
+            progress.lr = schedule.learning_rate(
+                progress.step,
+                progress.epochs,
+                progress.step_in_round,
+                lr=self._decay.lr(progress.step, progress.epochs),
+            )
+            agreed, norm = (self._step if self._static is None else self._take_static)(
+                group, progress.lr
+            )
             progress.step += 1
             progress.step_in_round += 1
             progress.loss_sum += agreed.loss_sum
@@ -121,14 +175,22 @@ class GNNTrainer:
 
         self._settle()
         self.numbers = RoundNumbers(
-            loss=progress.mean_loss, lr=progress.lr, grad_norm=progress.grad_norm, seconds=time.perf_counter() - start,
-            hidden=background.hidden, draw_seconds=background.busy_seconds, sync_seconds=self._sync.seconds)
+            loss=progress.mean_loss,
+            lr=progress.lr,
+            grad_norm=progress.grad_norm,
+            seconds=time.perf_counter() - start,
+            hidden=background.hidden,
+            draw_seconds=background.busy_seconds,
+            sync_seconds=self._sync.seconds,
+        )
 
     def _step(self, batches: Iterable[Data | None], lr: float) -> tuple[Agreement, Tensor]:
         """Take one step on some batches, one after the other; a rank without any takes part with a weight of zero."""
         progress = self.progress
         # Every random number of the step comes from here.
-        rng = seed_torch("dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank)
+        rng = seed_torch(
+            "dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank
+        )
         for group in self.optimizer.param_groups:  # a CUDA graph reads it in float32
             group["lr"] = lr if self.device.type == "cpu" else torch.tensor(lr).item()
         self.optimizer.zero_grad()
@@ -163,8 +225,14 @@ class GNNTrainer:
         # Beyond what float16 holds: the scaler leaves the step out and halves the scale, of which some is left.
         is_overflow = self._scaler.is_enabled() and self._scaler.get_scale() > SMALLEST_SCALE
         if not math.isfinite(agreed.loss_sum) or not torch.isfinite(norm) and not is_overflow:
-            where = "" if trained is None else f", batch {trained.cluster + 1} ({trained.num_nodes:,} nodes)"
-            raise self._not_finite(agreed, float(norm), f"step {progress.step_in_round + 1}{where}", trained)
+            where = (
+                ""
+                if trained is None
+                else f", batch {trained.cluster + 1} ({trained.num_nodes:,} nodes)"
+            )
+            raise self._not_finite(
+                agreed, float(norm), f"step {progress.step_in_round + 1}{where}", trained
+            )
 
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -178,7 +246,9 @@ class GNNTrainer:
         """Take a step whose numbers are read later, except for the first one of a run and those of several ranks."""
         assert self._static is not None
         progress = self.progress
-        rng = seed_torch("dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank)
+        rng = seed_torch(
+            "dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank
+        )
         agreed = self._static.take(batches, lr, rng, progress.step_in_round)
         if progress.first_loss is None or self._ranks.num_ranks > 1:
             self._settle(agreed)
@@ -221,7 +291,9 @@ class GNNTrainer:
             pulse.beat(f"evaluating round {progress.round + 1}")
             with self.averaged():
                 rows = self._predict_all(progress.round)
-                scores = self._ranks.broadcast(self.task.scores(self.model, rows) if self._ranks.is_first else None)
+                scores = self._ranks.broadcast(
+                    self.task.scores(self.model, rows) if self._ranks.is_first else None
+                )
             self.rows = rows if self._ranks.is_first else None
             if scores is not None and progress.step >= self.schedule.warmup_steps:
                 self._decay.observe(scores["valid"])
@@ -243,30 +315,42 @@ class GNNTrainer:
         if not self._ranks.is_first:
             return {}
         records = self.loader.measure(drawn, time.perf_counter() - start)
-        return {kind: {"metric": self.about.metric, "round": self.progress.round, **values}
-                for kind, values in records.items()}
+        return {
+            kind: {"metric": self.about.metric, "round": self.progress.round, **values}
+            for kind, values in records.items()
+        }
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned: the averages of the weights, where they are averaged."""
-        return weights_of(self.model, self.table) if self._average is None else self._average.weights()
+        return (
+            weights_of(self.model, self.table) if self._average is None else self._average.weights()
+        )
 
     def fingerprint(self) -> dict:
         """Return what :meth:`weights` are compared by between ranks: sums in place of a large table."""
-        return {**self.model.state_dict(), **({} if self.table is None else {"table": self.table.sums()})}
+        return {
+            **self.model.state_dict(),
+            **({} if self.table is None else {"table": self.table.sums()}),
+        }
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
         self._settle()
-        return {"model": self.weights(), "optimizer": self.optimizer.state_dict(),
-                **({} if self.table is None else {"table_optimizer": self.table.state()}),
-                **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}),
-                **({} if self._average is None else {"trained": self.model.state_dict()}),
-                **({"decay": decay} if (decay := self._decay.state()) else {}),
-                "progress": dataclasses.asdict(self.progress)}
+        return {
+            "model": self.weights(),
+            "optimizer": self.optimizer.state_dict(),
+            **({} if self.table is None else {"table_optimizer": self.table.state()}),
+            **({"scaler": self._scaler.state_dict()} if self._scaler.is_enabled() else {}),
+            **({} if self._average is None else {"trained": self.model.state_dict()}),
+            **({"decay": decay} if (decay := self._decay.state()) else {}),
+            "progress": dataclasses.asdict(self.progress),
+        }
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""
-        load_weights(state["model"] if self._average is None else state["trained"], self.model, self.table)
+        load_weights(
+            state["model"] if self._average is None else state["trained"], self.model, self.table
+        )
         if self._average is not None:
             self._average.load(state["model"])
         _check_groups(self.optimizer, state["optimizer"])
@@ -285,26 +369,50 @@ class GNNTrainer:
         """Return the thread that makes the batches, started when the first of them is needed."""
         if self._background is None:
             progress = self.progress
-            remaining = self.schedule.remaining(progress.round, progress.epochs, progress.step_in_round)
-            rounds = ((round_, lambda round_=round_, share=share: self.loader.batches(round_, share))
-                      for round_, share in remaining)
+            remaining = self.schedule.remaining(
+                progress.round, progress.epochs, progress.step_in_round
+            )
+            rounds = (
+                (round_, lambda round_=round_, share=share: self.loader.batches(round_, share))
+                for round_, share in remaining
+            )
             self._background = self._exit.enter_context(
-                BackgroundRounds(rounds, device=self.device, prefetch=self._prefetch))
+                BackgroundRounds(rounds, device=self.device, prefetch=self._prefetch)
+            )
         return self._background
 
-    def _not_finite(self, agreed: Agreement, norm: float, where: str, batch: Data | None) -> FloatingPointError:
-        what, value = ("gradient norm", norm) if math.isfinite(agreed.loss_sum) else ("loss", agreed.loss_sum)
+    def _not_finite(
+        self, agreed: Agreement, norm: float, where: str, batch: Data | None
+    ) -> FloatingPointError:
+        what, value = (
+            ("gradient norm", norm) if math.isfinite(agreed.loss_sum) else ("loss", agreed.loss_sum)
+        )
         where = f"round {self.progress.round + 1}, {where}"
         if self._ranks.num_ranks > 1:
             where = f"{where.partition(', batch')[0]}, of rank {', '.join(map(str, agreed.broken))}"
         mend = "the weights have not moved. Try a lower train.lr, train.clip_grad_norm or train.precision=fp32"
-        if large := None if batch is None else next(filter(None, (
-                find_large(key, batch[key]) for key in ("edge_attr", "x") if batch.get(key) is not None)), None):
+        if (
+            large := None
+            if batch is None
+            else next(
+                filter(
+                    None,
+                    (
+                        find_large(key, batch[key])
+                        for key in ("edge_attr", "x")
+                        if batch.get(key) is not None
+                    ),
+                ),
+                None,
+            )
+        ):
             mend = f"the weights have not moved. Probably, {large}"
         elif self.progress.step == 0:
-            mend = "the model has not learned yet, so train.lr is not the cause. Look for extreme values in the " \
-                   "features and labels, or for a division by zero in a model of your own" + (
-                       "" if self._precision == "fp32" else ", or try train.precision=fp32")
+            mend = (
+                "the model has not learned yet, so train.lr is not the cause. Look for extreme values in the "
+                "features and labels, or for a division by zero in a model of your own"
+                + ("" if self._precision == "fp32" else ", or try train.precision=fp32")
+            )
         return FloatingPointError(f"{what} is {value} in {where}; {mend}")
 
 
@@ -314,7 +422,9 @@ def _check_groups(optimizer: torch.optim.Optimizer, state: dict) -> None:
     Raises:
         TypeError: names what is odd.
     """
-    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):  # load_state_dict counts
+    for own, saved in zip(
+        optimizer.param_groups, state["param_groups"], strict=False
+    ):  # load_state_dict counts
         for name, value in own.items():
             if name in saved and type(saved[name]) is not type(value):
                 raise TypeError(f"{name} of the optimizer is {saved[name]!r:.40}")
@@ -330,9 +440,14 @@ def _check_moments(optimizer: torch.optim.Optimizer) -> None:
     for parameter, moments in optimizer.state.items():
         for name in names:
             value = moments.get(name)
-            if not isinstance(value, Tensor) or value.shape not in ((), parameter.shape) or \
-                    not value.is_floating_point():
-                raise TypeError(f"{name} of the optimizer is {type(value).__name__} of {getattr(value, 'shape', '')}")
+            if (
+                not isinstance(value, Tensor)
+                or value.shape not in ((), parameter.shape)
+                or not value.is_floating_point()
+            ):
+                raise TypeError(
+                    f"{name} of the optimizer is {type(value).__name__} of {getattr(value, 'shape', '')}"
+                )
 
 
 def _padded(batches: Iterator[Data], num_steps: int) -> Iterator[Data | None]:

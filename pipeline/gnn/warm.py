@@ -1,5 +1,4 @@
-"""A run that stays open: its data, its model, and one prediction of everything, of which each question takes its rows.
-"""
+"""A run that stays open: its data, its model, and one prediction of everything, of which each question takes its rows."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -62,11 +61,17 @@ class Warm:
             wanted = replace(self._asked)
             if wanted.embeddings:
                 wanted.output = IN_MEMORY
-            if is_other and kind_of(run.config).takes_pairs:  # other data have no pairs of their own
+            if (
+                is_other and kind_of(run.config).takes_pairs
+            ):  # other data have no pairs of their own
                 wanted.top, wanted.output = 1, IN_MEMORY
             self._setup, predicted = predict_rows(run, wanted)
             self._kind = self._setup.kind
-            names = ids_of(predicted.whole) if self._kind.takes_pairs else cast(LabelKind, self._kind).ids(predicted)
+            names = (
+                ids_of(predicted.whole)
+                if self._kind.takes_pairs
+                else cast(LabelKind, self._kind).ids(predicted)
+            )
         self._predicted = replace(predicted, ids=names, question=None)
         types, self._own = predicted.graph.types, slice(0, len(names))
         if self._kind.is_one_graph and not self._kind.takes_pairs:
@@ -74,8 +79,10 @@ class Warm:
             self._own = slice(nodes.start, nodes.stop)
         self.ids = names[self._own]
         if isinstance(data, (list, tuple)) and not are_tables(data) and len(self.ids) != len(data):
-            raise ValueError(f"{len(data) - len(self.ids)} of the {len(data)} molecules cannot be read, and "
-                             "data.skip_invalid=true leaves such out. Leave them out yourself")
+            raise ValueError(
+                f"{len(data) - len(self.ids)} of the {len(data)} molecules cannot be read, and "
+                "data.skip_invalid=true leaves such out. Leave them out yourself"
+            )
 
     @cached_property
     def _places(self) -> tuple[dict[str, int], frozenset[str]]:
@@ -102,7 +109,9 @@ class Warm:
             try:
                 numbers = torch.as_tensor(cast(Any, pairs))
             except (TypeError, ValueError, RuntimeError):
-                raise ValueError("pairs is a tensor of node numbers [num_pairs, 2]; ids need table=True") from None
+                raise ValueError(
+                    "pairs is a tensor of node numbers [num_pairs, 2]; ids need table=True"
+                ) from None
             chosen = self._kind.find(numbers, predicted.graph, predicted.whole, self._asked)
             predicted = replace(predicted, chosen=cast(Tensor, chosen))
         elif nodes is not None:
@@ -123,9 +132,13 @@ class Warm:
         self._refuse_pairs(None)
         asked, predicted = replace(self._asked, columns=columns), self._predicted
         self._kind.refuse_columns(asked, predicted.task)
-        chosen = torch.arange(self._own.start, self._own.stop) if nodes is None else self._find(nodes)
+        chosen = (
+            torch.arange(self._own.start, self._own.stop) if nodes is None else self._find(nodes)
+        )
         smoothed = None if predicted.smoothed is None else predicted.smoothed[chosen]
-        part = replace(predicted, rows=predicted.rows[chosen], smoothed=smoothed, chosen=chosen, is_whole=False)
+        part = replace(
+            predicted, rows=predicted.rows[chosen], smoothed=smoothed, chosen=chosen, is_whole=False
+        )
         return self._kind.table(part, asked).frame()
 
     def table_of_pairs(self, pairs: object) -> pd.DataFrame:
@@ -140,17 +153,29 @@ class Warm:
         self._refuse_pairs(pairs)
         predicted, names = self._predicted, list(PAIR_COLUMNS)
         try:
-            table = pairs if isinstance(pairs, pd.DataFrame) else pd.DataFrame(cast(Any, pairs), columns=names)
+            table = (
+                pairs
+                if isinstance(pairs, pd.DataFrame)
+                else pd.DataFrame(cast(Any, pairs), columns=names)
+            )
             table = table[names]
         except (KeyError, TypeError, ValueError):
-            raise ValueError("pairs is a list of pairs of ids, or a table with the columns source and target") from None
+            raise ValueError(
+                "pairs is a list of pairs of ids, or a table with the columns source and target"
+            ) from None
         chosen = self._kind.find(table.map(str), predicted.graph, predicted.whole, self._asked)
-        return self._kind.table(replace(predicted, chosen=cast(Tensor, chosen)), self._asked).frame()
+        return self._kind.table(
+            replace(predicted, chosen=cast(Tensor, chosen)), self._asked
+        ).frame()
 
-    def top(self, k: int, sources: list[str] | None, candidates: list[str] | None, *,
-            filtered: bool) -> pd.DataFrame:
+    def top(
+        self, k: int, sources: list[str] | None, candidates: list[str] | None, *, filtered: bool
+    ) -> pd.DataFrame:
         """Rank the likeliest targets; see :meth:`pipeline.model.Model.top`."""
-        ids, asked = cast(np.ndarray, self._predicted.ids), replace(self._asked, top=k, filtered=filtered)
+        ids, asked = (
+            cast(np.ndarray, self._predicted.ids),
+            replace(self._asked, top=k, filtered=filtered),
+        )
         for name, given in (("sources", sources), ("candidates", candidates)):
             if given is not None and (not given or len(set(given)) < len(given)):
                 raise ValueError(f"{name} must hold ids, each once")
@@ -165,7 +190,9 @@ class Warm:
     def _score(self) -> BlockScorer:
         """Scores of links, with the paths that they are computed from."""
         predicted = self._predicted
-        return cast(LinkTask, predicted.task).score_by(predicted.model, predicted.rows, of_test=True)
+        return cast(LinkTask, predicted.task).score_by(
+            predicted.model, predicted.rows, of_test=True
+        )
 
     @cached_property
     def vectors(self) -> Tensor:
@@ -175,12 +202,18 @@ class Warm:
             ValueError: the model has no such head, or predicts graphs.
         """
         if self._kind.takes_pairs:
-            return self._kind.tensors(replace(self._predicted, chosen=torch.empty(0, 2).long()))["embeddings"]
+            return self._kind.tensors(replace(self._predicted, chosen=torch.empty(0, 2).long()))[
+                "embeddings"
+            ]
         if not self._kind.is_one_graph:
-            raise ValueError(f"{self._run.folder} predicts graphs, which have no vectors: call predict()")
+            raise ValueError(
+                f"{self._run.folder} predicts graphs, which have no vectors: call predict()"
+            )
         predicted = self._predicted
         if predicted.embeddings is None:
-            _, predicted = predict_rows(self._run, replace(self._asked, embeddings=True, output=IN_MEMORY))
+            _, predicted = predict_rows(
+                self._run, replace(self._asked, embeddings=True, output=IN_MEMORY)
+            )
         assert predicted.embeddings is not None
         return predicted.embeddings[self._own]
 
@@ -191,19 +224,35 @@ class Warm:
             ValueError: an id names no node, or there is no such class.
         """
         is_pair = self._kind.takes_pairs
-        if isinstance(asked, (list, tuple)) != is_pair or isinstance(asked, (list, tuple)) and len(asked) != 2:
-            raise ValueError(f"{self._run.folder} predicts {self._kind.unit}: name " + (
-                "the two ids of a pair, as pair=A,B" if is_pair else "one id, as node=ID"))
+        if (
+            isinstance(asked, (list, tuple)) != is_pair
+            or isinstance(asked, (list, tuple))
+            and len(asked) != 2
+        ):
+            raise ValueError(
+                f"{self._run.folder} predicts {self._kind.unit}: name "
+                + ("the two ids of a pair, as pair=A,B" if is_pair else "one id, as node=ID")
+            )
         if not isinstance(asked, (list, tuple)):
-            return self.explainer.explain(int(self._find([asked], key)), str(asked), top=top, label=label)
+            return self.explainer.explain(
+                int(self._find([asked], key)), str(asked), top=top, label=label
+            )
         pair = find_pair(list(map(str, asked)), key, self._predicted)
-        return self.explainer.explain(pair.tolist(), ", ".join(map(str, asked)), top=top, label=label)
+        return self.explainer.explain(
+            pair.tolist(), ", ".join(map(str, asked)), top=top, label=label
+        )
 
     def errors(self, rows: Tensor) -> np.ndarray:
         """Return how wrong predictions of rows are: 0 or 1, the distance of a value, and NaN without a label."""
         predicted = self._predicted
-        own, y, form = predicted.rows[rows], cast(Data, predicted.graph).y[rows].double(), predicted.task.kind
-        place = (own.argmax(1) if form == "binary tasks" else torch.zeros(len(rows), dtype=torch.int64)).unsqueeze(1)
+        own, y, form = (
+            predicted.rows[rows],
+            cast(Data, predicted.graph).y[rows].double(),
+            predicted.task.kind,
+        )
+        place = (
+            own.argmax(1) if form == "binary tasks" else torch.zeros(len(rows), dtype=torch.int64)
+        ).unsqueeze(1)
         truth, shown = y.gather(1, place).squeeze(1), own.gather(1, place).squeeze(1).double()
         truth[(truth < 0) & (form != "real values")] = torch.nan
         if form == "real values":
@@ -225,8 +274,10 @@ class Warm:
     def network(self) -> Network:
         """The trained network alone; see :meth:`pipeline.model.Model.module`."""
         if self._kind.takes_pairs:
-            raise ValueError(f"{self._run.folder} predicts links, by a network and a predictor of pairs: call "
-                             "predict() or vectors()")
+            raise ValueError(
+                f"{self._run.folder} predicts links, by a network and a predictor of pairs: call "
+                "predict() or vectors()"
+            )
         return Network(self._setup.model, cast(NodeTask, self._setup.task))
 
     def inputs(self) -> Data:
@@ -236,8 +287,11 @@ class Warm:
     def _refuse_pairs(self, pairs: object) -> None:
         """Refuse pairs of nodes for a model of labels, and a model of links without them."""
         if self._kind.takes_pairs != (pairs is not None):
-            raise ValueError("pairs= is for models of links (task=link)" if pairs is not None else
-                             "this model predicts links: name the pairs of nodes by pairs=")
+            raise ValueError(
+                "pairs= is for models of links (task=link)"
+                if pairs is not None
+                else "this model predicts links: name the pairs of nodes by pairs="
+            )
 
     def _find(self, nodes: Sequence[Any], key: str = "nodes") -> Tensor:
         """Return the numbers of nodes, given their ids by a key.
@@ -248,13 +302,17 @@ class Warm:
         wanted = list(map(str, nodes))
         places, repeated = self._places
         if repeated and (several := [name for name in wanted if name in repeated]):
-            raise ValueError(f"{key}={several[0]}: several {self._kind.unit} have this id" + (
-                ": leave nodes out" if key == "nodes" else ", and it names none of them"))
+            raise ValueError(
+                f"{key}={several[0]}: several {self._kind.unit} have this id"
+                + (": leave nodes out" if key == "nodes" else ", and it names none of them")
+            )
         found = [places.get(name, -1) for name in wanted]
         if -1 in found:
-            raise ValueError(f"{key}: none of the {len(self.ids):,} {self._kind.unit} has the id "
-                             f"{wanted[found.index(-1)]!r}; they are called "
-                             f"{', '.join(map(str, self.ids[:3]))}, ...")
+            raise ValueError(
+                f"{key}: none of the {len(self.ids):,} {self._kind.unit} has the id "
+                f"{wanted[found.index(-1)]!r}; they are called "
+                f"{', '.join(map(str, self.ids[:3]))}, ..."
+            )
         return self._own.start + torch.tensor(found, dtype=torch.int64)
 
 
@@ -264,8 +322,11 @@ def inputs_of(setup: Setup) -> Data:
     data.n_id = torch.arange(data.num_nodes)
     if table is not None:
         data = table.attach(data, torch.device("cpu"))
-    found = Data(x=setup.kind.inputs(data, setup.task), edge_index=torch.as_tensor(data.edge_index).long(),
-                 edge_attr=data.edge_attr)
+    found = Data(
+        x=setup.kind.inputs(data, setup.task),
+        edge_index=torch.as_tensor(data.edge_index).long(),
+        edge_attr=data.edge_attr,
+    )
     if not setup.kind.is_one_graph:
         found.ptr = data.ptr
     return found

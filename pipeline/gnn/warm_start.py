@@ -30,12 +30,21 @@ def learned_of(init: str | None, are_tables: bool) -> Learned | None:
         return None
     found = _read(init)[1]
     if found is None or found.fitted is None:
-        raise ValueError(f"train.init={init}: that run was not trained on tables, or kept nothing of what "
-                         "it learned of them. Choose another one, or leave train.init out")
+        raise ValueError(
+            f"train.init={init}: that run was not trained on tables, or kept nothing of what "
+            "it learned of them. Choose another one, or leave train.init out"
+        )
     return found
 
 
-def begin(init: str, model: torch.nn.Module, table: NodeTable | None, task: Task, *, inputs: tuple[bool, bool]) -> None:
+def begin(
+    init: str,
+    model: torch.nn.Module,
+    table: NodeTable | None,
+    task: Task,
+    *,
+    inputs: tuple[bool, bool],
+) -> None:
     """Give a model the weights of the run that train.init names.
 
     Weights of columns and classes that only this training has stay as they are.
@@ -54,14 +63,21 @@ def begin(init: str, model: torch.nn.Module, table: NodeTable | None, task: Task
     for name, value in own.items():
         placed = _place(weights[name], value, sizes, inputs) if name in weights else None
         if placed is None:
-            shape = f"the shape {list(weights[name].shape)}" if name in weights else "no such weights"
-            raise ValueError(f"train.init={init}: {name} has the shape {list(value.shape)} here, and "
-                             f"{shape} there. Give this run the keys of that model, and data with the same columns")
+            shape = (
+                f"the shape {list(weights[name].shape)}" if name in weights else "no such weights"
+            )
+            raise ValueError(
+                f"train.init={init}: {name} has the shape {list(value.shape)} here, and "
+                f"{shape} there. Give this run the keys of that model, and data with the same columns"
+            )
         found[name] = placed
     load_weights(found, model, table)
-    log.info("the model begins with the weights of %s%s. Validation and test are too good where they hold rows that "
-             "trained it (train.init)", init,
-             "" if sizes[0] == sizes[1] else f"; {sizes[1] - sizes[0]:,} more classes begin anew")
+    log.info(
+        "the model begins with the weights of %s%s. Validation and test are too good where they hold rows that "
+        "trained it (train.init)",
+        init,
+        "" if sizes[0] == sizes[1] else f"; {sizes[1] - sizes[0]:,} more classes begin anew",
+    )
 
 
 def _read(init: str) -> tuple[dict[str, Tensor], Learned | None]:
@@ -71,14 +87,23 @@ def _read(init: str) -> tuple[dict[str, Tensor], Learned | None]:
         if not path.is_dir():
             content = checkpoint.load(path)
             return content["state"]["model"], learning.from_dict(path, content["learned"])
-        weights, kept = checkpoint.load(path / "checkpoints" / "best.pt")["model"], path / PREPROCESSING
-        return weights, learning.from_dict(kept, checkpoint.load(kept)) if files.is_there(kept) else None
+        weights, kept = (
+            checkpoint.load(path / "checkpoints" / "best.pt")["model"],
+            path / PREPROCESSING,
+        )
+        return weights, learning.from_dict(kept, checkpoint.load(kept)) if files.is_there(
+            kept
+        ) else None
     except (KeyError, TypeError, DamagedFile, ValueError) as error:
-        raise ValueError(f"train.init={init} is no run of trainer=gnn that ended, nor a file that export= wrote: "
-                         f"{error}") from None
+        raise ValueError(
+            f"train.init={init} is no run of trainer=gnn that ended, nor a file that export= wrote: "
+            f"{error}"
+        ) from None
 
 
-def _place(old: Tensor, new: Tensor, sizes: tuple[int, int], blocks: tuple[bool, bool]) -> Tensor | None:
+def _place(
+    old: Tensor, new: Tensor, sizes: tuple[int, int], blocks: tuple[bool, bool]
+) -> Tensor | None:
     """Put old weights into new ones of other sizes; none where they do not fit.
 
     Args:
@@ -95,11 +120,14 @@ def _place(old: Tensor, new: Tensor, sizes: tuple[int, int], blocks: tuple[bool,
     if not places:
         return old.to(out)
     out[torch.meshgrid(*(to for _, to in places), indexing="ij")] = old.to(out)[
-        torch.meshgrid(*(from_ for from_, _ in places), indexing="ij")]
+        torch.meshgrid(*(from_ for from_, _ in places), indexing="ij")
+    ]
     return out
 
 
-def _match(old: int, new: int, sizes: tuple[int, int], blocks: tuple[bool, bool]) -> tuple[Tensor, Tensor] | None:
+def _match(
+    old: int, new: int, sizes: tuple[int, int], blocks: tuple[bool, bool]
+) -> tuple[Tensor, Tensor] | None:
     """Find which places of a dimension of then and of now mean the same; none where it has another size.
 
     A dimension is that of all classes, or that of a model's inputs: labels and whether they are known, own columns,
@@ -111,10 +139,14 @@ def _match(old: int, new: int, sizes: tuple[int, int], blocks: tuple[bool, bool]
     if (old, new) == sizes:
         return classes, classes
     own = new - _width(sizes[1], blocks)
-    for before in sorted(((a, b) for a in (False, True) for b in (False, True)), key=lambda each: each != blocks):
+    for before in sorted(
+        ((a, b) for a in (False, True) for b in (False, True)), key=lambda each: each != blocks
+    ):
         if own <= 0 or own != old - _width(sizes[0], before):
             continue
-        starts = [(size + 1) * reads for size, reads in zip(sizes, (before[0], blocks[0]), strict=True)]
+        starts = [
+            (size + 1) * reads for size, reads in zip(sizes, (before[0], blocks[0]), strict=True)
+        ]
         columns, pairs = torch.arange(own), []
         if before[0] and blocks[0]:
             pairs += [(classes, classes), *[tuple(torch.tensor([size]) for size in sizes)]]

@@ -51,20 +51,27 @@ class Components:
     def __str__(self) -> str:
         sizes = [c.num_nodes for c in self.components]
         single = sum(size == 1 for size in sizes)
-        lines = [f"components: {len(sizes):,}, of which {count(single, 'is a single node', 'are single nodes')}"]
+        lines = [
+            f"components: {len(sizes):,}, of which {count(single, 'is a single node', 'are single nodes')}"
+        ]
         for rank, c in enumerate(self.components[:5], start=1):
             if c.num_nodes == 1 and rank > 1:
                 break
-            lines.append(f"  {rank}: {count(c.num_nodes, 'node')}, {count(c.num_edges, 'edge')}, "
-                         f"{count(c.num_labelled, 'node')} in a split, {c.num_train:,} of them for training")
-        rest = sizes[len(lines) - 1:]
+            lines.append(
+                f"  {rank}: {count(c.num_nodes, 'node')}, {count(c.num_edges, 'edge')}, "
+                f"{count(c.num_labelled, 'node')} in a split, {c.num_train:,} of them for training"
+            )
+        rest = sizes[len(lines) - 1 :]
         if rest:
             lines.append(f"  and {len(rest):,} more of {min(rest):,} to {max(rest):,} nodes")
         return "\n".join(lines)
 
     def pack(self) -> dict:
         """Take this apart into tensors, for :meth:`unpack`."""
-        return {"index": self.index, "table": torch.tensor([astuple(c) for c in self.components]).reshape(-1, 4)}
+        return {
+            "index": self.index,
+            "table": torch.tensor([astuple(c) for c in self.components]).reshape(-1, 4),
+        }
 
     @classmethod
     def unpack(cls, packed: dict) -> "Components":
@@ -73,8 +80,11 @@ class Components:
 
     def record(self) -> dict:
         """For components.json: the hundred largest and the number of all."""
-        return {"num_components": len(self.components), "largest": [asdict(c) for c in self.components[:100]],
-                "num_single_nodes": sum(c.num_nodes == 1 for c in self.components)}
+        return {
+            "num_components": len(self.components),
+            "largest": [asdict(c) for c in self.components[:100]],
+            "num_single_nodes": sum(c.num_nodes == 1 for c in self.components),
+        }
 
 
 def find_components(data: Data) -> Components:
@@ -91,8 +101,12 @@ def find_components(data: Data) -> Components:
     def count_by_component(weights: np.ndarray) -> list[int]:
         return np.bincount(index, weights=weights, minlength=found).astype(np.int64).tolist()
 
-    columns = (sizes[order].tolist(), count_by_component(np.diff(indptr.numpy())),
-               count_by_component(data.train_mask.numpy()), count_by_component(labelled))
+    columns = (
+        sizes[order].tolist(),
+        count_by_component(np.diff(indptr.numpy())),
+        count_by_component(data.train_mask.numpy()),
+        count_by_component(labelled),
+    )
     return Components(torch.from_numpy(index), [Component(*row) for row in zip(*columns)])
 
 
@@ -109,20 +123,30 @@ def label_components(data: Data) -> tuple[int, np.ndarray]:
     for first, ptr, src in edge_blocks(data):
         if library is None:
             dst = np.repeat(np.arange(first, first + len(ptr) - 1), np.diff(ptr))
-            ends = sp.coo_array((np.ones(len(src)), (parent[src], parent[dst])), shape=(data.num_nodes, data.num_nodes))
+            ends = sp.coo_array(
+                (np.ones(len(src)), (parent[src], parent[dst])),
+                shape=(data.num_nodes, data.num_nodes),
+            )
             # Labels are numbers of nodes as well, and those of one component are equal: a parent like any other.
             parent = csgraph.connected_components(ends, directed=False)[1][parent]
         else:
             join = library.stream_join_32 if src.dtype == np.int32 else library.stream_join_64
-            join(pointer(torch.from_numpy(src)), pointer(torch.from_numpy(ptr)), ctypes.c_int64(first),
-                 ctypes.c_int64(len(ptr) - 1), pointer(torch.from_numpy(parent)))
+            join(
+                pointer(torch.from_numpy(src)),
+                pointer(torch.from_numpy(ptr)),
+                ctypes.c_int64(first),
+                ctypes.c_int64(len(ptr) - 1),
+                pointer(torch.from_numpy(parent)),
+            )
     if library is not None:
         library.stream_roots(pointer(torch.from_numpy(parent)), ctypes.c_int64(len(parent)))
     roots, label = np.unique(parent, return_inverse=True)
     return len(roots), label
 
 
-def select_component(data: Data, components: Components, which: str, take: Take | None = None) -> Data:
+def select_component(
+    data: Data, components: Components, which: str, take: Take | None = None
+) -> Data:
     """The part of a graph to train on: "all", "largest", or the K-th largest component.
 
     Args:
@@ -135,21 +159,30 @@ def select_component(data: Data, components: Components, which: str, take: Take 
         return data
     number = 1 if which == "largest" else int(which)
     if number > len(components.components):
-        raise ValueError(f"data.components={which} does not exist: the graph's components are numbered from 1 to "
-                         f"{len(components.components):,}")
+        raise ValueError(
+            f"data.components={which} does not exist: the graph's components are numbered from 1 to "
+            f"{len(components.components):,}"
+        )
     component = components.components[number - 1]
     if component.num_train == 0:
-        raise ValueError(f"data.components={which}: none of its {component.num_nodes:,} nodes is in the training "
-                         "split. Choose another component")
+        raise ValueError(
+            f"data.components={which}: none of its {component.num_nodes:,} nodes is in the training "
+            "split. Choose another component"
+        )
     left_out = sum(c.num_labelled for c in components.components) - component.num_labelled
-    log.info("component %d: %s; the others hold %s, left out of the run", number,
-             count(component.num_nodes, "node"), count(left_out, "labelled node"))
+    log.info(
+        "component %d: %s; the others hold %s, left out of the run",
+        number,
+        count(component.num_nodes, "node"),
+        count(left_out, "labelled node"),
+    )
     nodes = (components.index == number - 1).nonzero().squeeze(1)
     return induced_subgraph(data, nodes) if take is None else take(number, nodes)
 
 
-def split_components(data: Data, components: Components, which: str, min_size: int,
-                     take: Take | None = None) -> list[tuple[str | None, Data]]:
+def split_components(
+    data: Data, components: Components, which: str, min_size: int, take: Take | None = None
+) -> list[tuple[str | None, Data]]:
     """The graphs to train a model on each, with the number of its component where there are several.
 
     Args:
@@ -162,15 +195,26 @@ def split_components(data: Data, components: Components, which: str, min_size: i
     """
     if which != "separate":
         return [(None, select_component(data, components, which, take))]
-    trained = [number for number, component in enumerate(components.components, start=1) if component.num_train]
+    trained = [
+        number
+        for number, component in enumerate(components.components, start=1)
+        if component.num_train
+    ]
     if not trained:
         raise ValueError("data.components=separate: no component has a node of the training split")
     for number, component in enumerate(components.components, start=1):
         if component.num_nodes >= min_size and not component.num_train:
-            log.info("component %d: %s nodes, none of the train split: the model of component %d will predict them",
-                     number, f"{component.num_nodes:,}", trained[0])
-    return [(str(number), select_component(data, components, str(number), take)) for number in trained
-            if number == trained[0] or components.components[number - 1].num_nodes >= min_size]
+            log.info(
+                "component %d: %s nodes, none of the train split: the model of component %d will predict them",
+                number,
+                f"{component.num_nodes:,}",
+                trained[0],
+            )
+    return [
+        (str(number), select_component(data, components, str(number), take))
+        for number in trained
+        if number == trained[0] or components.components[number - 1].num_nodes >= min_size
+    ]
 
 
 def write_component(writer: StoreWriter, data: Data, nodes: Tensor) -> None:
@@ -183,7 +227,9 @@ def write_component(writer: StoreWriter, data: Data, nodes: Tensor) -> None:
     degrees = indptr.diff()[nodes]
     num_edges = int(degrees.sum())
     dtype = choose_dtype(len(nodes), num_edges)
-    writer.put("indptr", torch.cat([degrees.new_zeros(1, dtype=torch.int64), degrees.cumsum(0)]).to(dtype))
+    writer.put(
+        "indptr", torch.cat([degrees.new_zeros(1, dtype=torch.int64), degrees.cumsum(0)]).to(dtype)
+    )
     if not writer.has("edges"):
         shapes: dict = {"edges": ((2, num_edges), dtype)}
         if data.edge_attr is not None:
@@ -204,7 +250,7 @@ def _write_edges(arrays: dict[str, ArrayFile], data: Data, nodes: Tensor) -> Non
     local[nodes.numpy()] = np.arange(len(nodes))
     num_edges, at = arrays["edges"].shape[1], 0
     for first, ptr, src, *attr in edge_blocks(data, features=True):
-        dst = np.repeat(local[first:first + len(ptr) - 1], np.diff(ptr))
+        dst = np.repeat(local[first : first + len(ptr) - 1], np.diff(ptr))
         kept = dst >= 0
         arrays["edges"].write(at, local[src[kept]])
         arrays["edges"].write(num_edges + at, dst[kept])

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.pipeline.graph.partition import Partition, from_assignment, measure_partition, whole_partition
+from parallel_epochs.pipeline.graph.partition import (
+    Partition,
+    from_assignment,
+    measure_partition,
+    whole_partition,
+)
 from parallel_epochs.pipeline.graph.ranges import check_ends, check_order
 from parallel_epochs.pipeline.graph.structure import hash_structure
 from parallel_epochs.pipeline.run import checkpoint
@@ -17,8 +22,16 @@ from parallel_epochs.pipeline.run.words import count
 log = logging.getLogger(__name__)
 
 
-def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None,
-              run: Callable[[EdgeIndex, int, int], np.ndarray], *, title: str, version: str) -> Partition:
+def cut_graph(
+    edge_index: EdgeIndex,
+    num_parts: int,
+    seed: int,
+    cache: Path | None,
+    run: Callable[[EdgeIndex, int, int], np.ndarray],
+    *,
+    title: str,
+    version: str,
+) -> Partition:
     """Cut an undirected graph into non-empty clusters, or read the cut from a cache.
 
     Args:
@@ -34,10 +47,19 @@ def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | No
 
     def cut() -> dict:
         start = time.perf_counter()
-        log.info("%s: cutting %s into %s%s", title, count(edge_index.get_sparse_size(1), "node"),
-                 count(num_parts, "cluster"), "" if cache is None else f", kept in {cache} for later runs")
-        partition = from_assignment(fill_empty(run(edge_index, num_parts, seed), num_parts), num_parts)
-        log.info("%s: %s", title, measure_partition(edge_index, partition, time.perf_counter() - start))
+        log.info(
+            "%s: cutting %s into %s%s",
+            title,
+            count(edge_index.get_sparse_size(1), "node"),
+            count(num_parts, "cluster"),
+            "" if cache is None else f", kept in {cache} for later runs",
+        )
+        partition = from_assignment(
+            fill_empty(run(edge_index, num_parts, seed), num_parts), num_parts
+        )
+        log.info(
+            "%s: %s", title, measure_partition(edge_index, partition, time.perf_counter() - start)
+        )
         return {"perm": partition.perm, "ptr": partition.ptr}
 
     if cache is None:
@@ -48,7 +70,9 @@ def cut_graph(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | No
         check_ends(path, "ptr", kept["ptr"], edge_index.get_sparse_size(1), "nodes")
 
     path = cache / f"{title.lower()}-{hash_structure(edge_index)}-{num_parts}-{seed}-{version}.pt"
-    return Partition(**checkpoint.keep(path, cut, again="cutting the graph again", mmap=False, check=check))
+    return Partition(
+        **checkpoint.keep(path, cut, again="cutting the graph again", mmap=False, check=check)
+    )
 
 
 def find_links(src: np.ndarray, dst: np.ndarray) -> np.ndarray:

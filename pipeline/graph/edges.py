@@ -28,13 +28,20 @@ def counting_sort(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarr
     n = len(keys)
     index_dtype = np.int32 if choose_dtype(n, num_keys) == torch.int32 else np.int64
     one_per_row = sp.csr_array(
-        (np.zeros(n, np.int8), keys.astype(index_dtype, copy=False), np.arange(n + 1, dtype=index_dtype)),
-        shape=(n, num_keys))
+        (
+            np.zeros(n, np.int8),
+            keys.astype(index_dtype, copy=False),
+            np.arange(n + 1, dtype=index_dtype),
+        ),
+        shape=(n, num_keys),
+    )
     by_column = one_per_row.tocsc()
     return by_column.indices, by_column.indptr
 
 
-def sort_edges(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> tuple[EdgeIndex, Int[Tensor, " num_edges"]]:
+def sort_edges(
+    edge_index: Int[Tensor, "2 num_edges"], num_nodes: int
+) -> tuple[EdgeIndex, Int[Tensor, " num_edges"]]:
     """Sort edges by destination, then source.
 
     Args:
@@ -64,12 +71,16 @@ def with_reverse(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Edge
     """
     dtype = np.int32 if choose_dtype(num_nodes, 2 * edge_index.size(1)) == torch.int32 else np.int64
     src, dst = (part.astype(dtype, copy=False) for part in edge_index.numpy())
-    there = sp.coo_array((np.ones(len(src), bool), (dst, src)), shape=(num_nodes, num_nodes)).tocsr()
+    there = sp.coo_array(
+        (np.ones(len(src), bool), (dst, src)), shape=(num_nodes, num_nodes)
+    ).tocsr()
     both = there + there.T
     indptr = torch.from_numpy(both.indptr)
     out = torch.empty(2, both.nnz, dtype=choose_dtype(num_nodes, both.nnz))
     out[0] = torch.from_numpy(both.indices)
-    out[1] = torch.repeat_interleave(torch.arange(num_nodes, dtype=out.dtype), indptr.diff(), output_size=both.nnz)
+    out[1] = torch.repeat_interleave(
+        torch.arange(num_nodes, dtype=out.dtype), indptr.diff(), output_size=both.nnz
+    )
     return from_csc(out, indptr)
 
 
@@ -86,8 +97,11 @@ def choose_weight(edge_attr: Tensor | None) -> Tensor | None:
     if edge_attr is None:
         return None
     if edge_attr.size(1) > 1 or bool((edge_attr < 0).any()):
-        log.info("edge features are not used as weights: weights are one column of numbers of at least 0, but "
-                 "edge_attr has %s", f"{edge_attr.size(1)} columns" if edge_attr.size(1) > 1 else "negative numbers")
+        log.info(
+            "edge features are not used as weights: weights are one column of numbers of at least 0, but "
+            "edge_attr has %s",
+            f"{edge_attr.size(1)} columns" if edge_attr.size(1) > 1 else "negative numbers",
+        )
         return None
     return edge_attr[:, 0].contiguous()
 
@@ -104,19 +118,27 @@ def check_weight(edge_attr: Tensor | None, origin: str) -> None:
     low, high = (float(bound) for bound in torch.aminmax(edge_attr))
     if low < 0:
         edge = int((edge_attr[:, 0] < 0).nonzero()[0])
-        raise ValueError(f"{origin}: edge {edge:,} of the prepared graph has the weight {float(edge_attr[edge, 0]):g}; "
-                         "weights must not be negative. Leave them out to learn from the edges alone")
+        raise ValueError(
+            f"{origin}: edge {edge:,} of the prepared graph has the weight {float(edge_attr[edge, 0]):g}; "
+            "weights must not be negative. Leave them out to learn from the edges alone"
+        )
     if not math.isfinite(high):
-        raise ValueError(f"{origin}: edge_attr, the weight of each edge, holds {high:g}: give finite weights")
+        raise ValueError(
+            f"{origin}: edge_attr, the weight of each edge, holds {high:g}: give finite weights"
+        )
     if high == 0:
-        raise ValueError(f"{origin}: the weights of all {len(edge_attr):,} edges are 0 in float32: leave the weights "
-                         "out, or multiply them by a constant")
+        raise ValueError(
+            f"{origin}: the weights of all {len(edge_attr):,} edges are 0 in float32: leave the weights "
+            "out, or multiply them by a constant"
+        )
     most = torch.finfo(torch.float32).max / len(edge_attr)
     if not SMALLEST_WEIGHT <= high <= most:
         mend = "multiply" if high < SMALLEST_WEIGHT else "divide"
-        raise ValueError(f"{origin}: the largest weight of an edge is {high:g}, and float32 adds up {len(edge_attr):,} "
-                         f"weights if the largest is between {SMALLEST_WEIGHT:g} and {most:.0e}: {mend} all weights by "
-                         "a constant")
+        raise ValueError(
+            f"{origin}: the largest weight of an edge is {high:g}, and float32 adds up {len(edge_attr):,} "
+            f"weights if the largest is between {SMALLEST_WEIGHT:g} and {most:.0e}: {mend} all weights by "
+            "a constant"
+        )
 
 
 def weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array:
@@ -126,8 +148,9 @@ def weight_matrix(edge_index: EdgeIndex, weight: Tensor | None) -> sp.csr_array:
     return sp.csr_array((values, edges.indices, edges.indptr), shape=edges.shape)
 
 
-def expand_ranges(first: Int[Tensor, " num_ranges"],
-                  sizes: Int[Tensor, " num_ranges"]) -> tuple[Int[Tensor, " total"], Int[Tensor, " total"]]:
+def expand_ranges(
+    first: Int[Tensor, " num_ranges"], sizes: Int[Tensor, " num_ranges"]
+) -> tuple[Int[Tensor, " total"], Int[Tensor, " total"]]:
     """Return all numbers of some ranges, one range after the other, and the range of each number.
 
     Args:
@@ -136,7 +159,9 @@ def expand_ranges(first: Int[Tensor, " num_ranges"],
     """
     ends = sizes.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
-    owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes, output_size=total)
+    owner = torch.repeat_interleave(
+        torch.arange(len(sizes), device=sizes.device), sizes, output_size=total
+    )
     return (first - ends + sizes)[owner] + torch.arange(total, device=sizes.device), owner
 
 
@@ -145,10 +170,21 @@ def transpose(edge_index: EdgeIndex) -> EdgeIndex:
     if edge_index.device.type != "cpu":
         (src, dst), num_nodes = edge_index.as_tensor(), edge_index.get_sparse_size(0)
         src, perm = src.sort(stable=True)
-        rowptr = torch.searchsorted(src, torch.arange(num_nodes + 1, dtype=src.dtype, device=src.device))
-        return fill_csr(edge_index, perm=perm.to(src.dtype), src=src, dst=dst[perm], rowptr=rowptr.to(src.dtype))
+        rowptr = torch.searchsorted(
+            src, torch.arange(num_nodes + 1, dtype=src.dtype, device=src.device)
+        )
+        return fill_csr(
+            edge_index, perm=perm.to(src.dtype), src=src, dst=dst[perm], rowptr=rowptr.to(src.dtype)
+        )
     matrix = adjacency(edge_index).tocsc()
     dtype, num_nodes = edge_index.dtype, matrix.shape[0]
-    rowptr, dst = torch.from_numpy(matrix.indptr).to(dtype), torch.from_numpy(matrix.indices).to(dtype)
-    src = torch.repeat_interleave(torch.arange(num_nodes, dtype=dtype), rowptr.diff(), output_size=dst.numel())
-    return fill_csr(edge_index, perm=torch.from_numpy(matrix.data).to(dtype), src=src, dst=dst, rowptr=rowptr)
+    rowptr, dst = (
+        torch.from_numpy(matrix.indptr).to(dtype),
+        torch.from_numpy(matrix.indices).to(dtype),
+    )
+    src = torch.repeat_interleave(
+        torch.arange(num_nodes, dtype=dtype), rowptr.diff(), output_size=dst.numel()
+    )
+    return fill_csr(
+        edge_index, perm=torch.from_numpy(matrix.data).to(dtype), src=src, dst=dst, rowptr=rowptr
+    )

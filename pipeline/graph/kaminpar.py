@@ -27,9 +27,11 @@ from parallel_epochs.pipeline.run.memory import format_bytes
 log = logging.getLogger(__name__)
 ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 # -P keeps the current folder out of the search path, since a file there may have the name of a module.
-PROCESS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); " \
-          "from parallel_epochs.pipeline.graph import kaminpar_process as process; " \
-          "process.main()"
+PROCESS = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "from parallel_epochs.pipeline.graph import kaminpar_process as process; "
+    "process.main()"
+)
 # Version of the way in which the graph is written, and of KaMinPar's preset; see kaminpar_process.py.
 FORMAT_VERSION = 1
 # Edges that are written at a time.
@@ -46,11 +48,15 @@ def check_package() -> None:
         ValueError: it is not. The message says how to install it.
     """
     if importlib.util.find_spec("kaminpar") is None:
-        raise ValueError("partition=kaminpar and kaminpar_random need KaMinPar, which is not installed: "
-                         f"{install_command('kaminpar')}")
+        raise ValueError(
+            "partition=kaminpar and kaminpar_random need KaMinPar, which is not installed: "
+            f"{install_command('kaminpar')}"
+        )
 
 
-def cut_with_kaminpar(edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None = None) -> Partition:
+def cut_with_kaminpar(
+    edge_index: EdgeIndex, num_parts: int, seed: int, cache: Path | None = None
+) -> Partition:
     """Cut an undirected graph into non-empty clusters of about equal size with few edges between them.
 
     KaMinPar runs with one thread, so that equal graphs, seeds and versions give equal cuts. With two threads they
@@ -74,14 +80,23 @@ def cut_with_kaminpar(edge_index: EdgeIndex, num_parts: int, seed: int, cache: P
         # The system deletes files without a name, however this process ends.
         with contextlib.ExitStack() as stack:
             with files.naming(folder / "graph", "written"):
-                graph, parts = (stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(2))
+                graph, parts = (
+                    stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(2)
+                )
                 write_parhip(edge_index, graph)
             peak = run_process(graph, parts, num_parts, seed)
             log.info("KaMinPar: its process used at most %s", format_bytes(peak))
             return np.frombuffer(parts.read(), np.int32).astype(np.int64)
 
-    return cut_graph(edge_index, num_parts, seed, cache, run, title="KaMinPar",
-                     version=f"{metadata.version('kaminpar')}-{FORMAT_VERSION}")
+    return cut_graph(
+        edge_index,
+        num_parts,
+        seed,
+        cache,
+        run,
+        title="KaMinPar",
+        version=f"{metadata.version('kaminpar')}-{FORMAT_VERSION}",
+    )
 
 
 def write_parhip(edge_index: EdgeIndex, file: BinaryIO) -> None:
@@ -92,12 +107,14 @@ def write_parhip(edge_index: EdgeIndex, file: BinaryIO) -> None:
     """
     src, dst = edge_index.as_tensor().numpy()
     num_nodes, blocks = edge_index.get_sparse_size(1), range(0, len(src), BLOCK)
-    node_type, flags = ((np.uint32, NO_WEIGHTS | NODES_OF_32_BITS) if num_nodes < 2**31 else (np.uint64, NO_WEIGHTS))
+    node_type, flags = (
+        (np.uint32, NO_WEIGHTS | NODES_OF_32_BITS) if num_nodes < 2**31 else (np.uint64, NO_WEIGHTS)
+    )
 
     def links(first: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the links of a block. The edge before the block tells whether its first edge is a duplicate."""
         before = min(first, 1)
-        ends = src[first - before:first + BLOCK], dst[first - before:first + BLOCK]
+        ends = src[first - before : first + BLOCK], dst[first - before : first + BLOCK]
         kept = find_links(*ends)
         kept[:before] = False
         return ends[0][kept], ends[1][kept]
@@ -149,18 +166,28 @@ def run_process(graph: BinaryIO, parts: BinaryIO, num_parts: int, seed: int) -> 
         lines = errors.strip().splitlines() or [f"exit status {status}"]
         raise ChildProcessError(f"KaMinPar failed: {lines[-1]}. {mend}")
     if not output.split():
-        raise ChildProcessError(f"KaMinPar ended without a result: its process wrote nothing and exited with status 0. "
-                                f"{mend}")
+        raise ChildProcessError(
+            f"KaMinPar ended without a result: its process wrote nothing and exited with status 0. "
+            f"{mend}"
+        )
     parts.seek(0)
     return int(output.split()[-1])
 
 
-def _run(descriptors: list[int], num_parts: int, seed: int, waiting: threading.Lock) -> tuple[int, str, str]:
+def _run(
+    descriptors: list[int], num_parts: int, seed: int, waiting: threading.Lock
+) -> tuple[int, str, str]:
     """Start the process and wait for its end; kill it once nobody holds `waiting`. Return status, output and errors."""
     arguments = map(str, [*descriptors, num_parts, seed % 2**31, os.getpid()])
-    process = subprocess.Popen([sys.executable, "-P", "-c", PROCESS, *arguments], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, errors="replace", pass_fds=descriptors,
-                               start_new_session=True)  # Ctrl-C ends it through this process
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", PROCESS, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        pass_fds=descriptors,
+        start_new_session=True,
+    )  # Ctrl-C ends it through this process
     while True:
         try:
             output, errors = process.communicate(timeout=0.1)

@@ -45,7 +45,9 @@ class LaidOut:
         self._spill, self._buffer = spill, buffer
         digest = hashlib.blake2b(self._place.data, digest_size=8)
         digest.update(data.store.name.encode())  # components of a graph have its hash
-        self.path = folder / f"laid-out-{data.get('content_hash', 'graph')}-{digest.hexdigest()}.store"
+        self.path = (
+            folder / f"laid-out-{data.get('content_hash', 'graph')}-{digest.hexdigest()}.store"
+        )
 
     def holds(self, partition: Partition) -> bool:
         """Tell whether the clusters of a partition are made of these micro-clusters."""
@@ -63,10 +65,14 @@ class LaidOut:
                 return self._check()
             except DamagedFile as error:
                 log.warning("%s; laying the graph out again", error)
-        log.info("graph: laying it out by %s micro-clusters in %s", f"{self._num_runs:,}", self.path)
+        log.info(
+            "graph: laying it out by %s micro-clusters in %s", f"{self._num_runs:,}", self.path
+        )
         with store.StoreWriter(self.path, self.path.name) as writer:
             indptr = torch.zeros(self._data.num_nodes + 1, dtype=torch.int64)
-            torch.cumsum(self._data.edge_index.get_csc()[0][0].diff()[self._order], 0, out=indptr[1:])
+            torch.cumsum(
+                self._data.edge_index.get_csc()[0][0].diff()[self._order], 0, out=indptr[1:]
+            )
             writer.put("indptr", indptr)
             if not writer.has("src"):
                 self._write_edges(writer, indptr.numpy())
@@ -97,11 +103,21 @@ class LaidOut:
             shapes["edge_attr"] = (tuple(attr.shape), attr.dtype)
         with writer.write(**shapes) as arrays, Waiting(self._spill, self._buffer) as waiting:
             for first, ptr, src, *features in edge_blocks(self._data, features=True):
-                place = self._place[first:first + len(ptr) - 1]
+                place = self._place[first : first + len(ptr) - 1]
                 dst = np.repeat(place, np.diff(ptr))
-                order, ptr_of_groups = counting_sort(np.searchsorted(bounds, dst, side="right") - 1, num_groups)
-                waiting.add(Selected(ptr_of_groups, [self._place[src][order], dst[order],
-                                                     *(values[order] for values in features)]))
+                order, ptr_of_groups = counting_sort(
+                    np.searchsorted(bounds, dst, side="right") - 1, num_groups
+                )
+                waiting.add(
+                    Selected(
+                        ptr_of_groups,
+                        [
+                            self._place[src][order],
+                            dst[order],
+                            *(values[order] for values in features),
+                        ],
+                    )
+                )
             for group, (first, last) in enumerate(pairwise(bounds)):
                 src, dst, *features = waiting.take(group)
                 order, _ = counting_sort(dst - first, max(int(last - first), 1))
@@ -121,21 +137,41 @@ class LaidOut:
         local = np.full(len(self._place), -1, np.int32)
         runs = [_runs(self._place[partition.nodes(cluster).numpy()]) for cluster in clusters]
         rows = [run for runs_of_cluster in runs for run in runs_of_cluster]
-        edges: dict[str, Tensor] = {name: arrays[name] for name in ("src", "edge_attr") if name in arrays}
-        features = {} if self._data.x is None else {"x": arrays["x"]}  # which a learned table may stand in place of
+        edges: dict[str, Tensor] = {
+            name: arrays[name] for name in ("src", "edge_attr") if name in arrays
+        }
+        features = (
+            {} if self._data.x is None else {"x": arrays["x"]}
+        )  # which a learned table may stand in place of
         with Reader(self.path, edges) as edge_reader, Reader(self.path, features) as node_reader:
-            edge_runs = edge_reader.read([(int(indptr[first]), int(indptr[last])) for first, last in rows])
+            edge_runs = edge_reader.read(
+                [(int(indptr[first]), int(indptr[last])) for first, last in rows]
+            )
             node_runs = node_reader.read(rows)
             for cluster, runs_of_cluster in zip(clusters, runs):
-                src, *attr = (np.concatenate(values) for values in zip(*(next(edge_runs) for _ in runs_of_cluster)))
-                x = [np.concatenate(values) for values in zip(*(next(node_runs) for _ in runs_of_cluster))]
-                degrees = np.concatenate([indptr[first:last + 1].diff().numpy() for first, last in runs_of_cluster])
+                src, *attr = (
+                    np.concatenate(values)
+                    for values in zip(*(next(edge_runs) for _ in runs_of_cluster))
+                )
+                x = [
+                    np.concatenate(values)
+                    for values in zip(*(next(node_runs) for _ in runs_of_cluster))
+                ]
+                degrees = np.concatenate(
+                    [indptr[first : last + 1].diff().numpy() for first, last in runs_of_cluster]
+                )
                 nodes = partition.nodes(cluster)
                 batch = _induce(self._place[nodes.numpy()], degrees, src, attr, local)
                 yield attach_nodes(batch, self._data, nodes, torch.from_numpy(x[0]) if x else None)
 
 
-def _induce(rows: np.ndarray, degrees: np.ndarray, src: np.ndarray, attr: list[np.ndarray], local: np.ndarray) -> Data:
+def _induce(
+    rows: np.ndarray,
+    degrees: np.ndarray,
+    src: np.ndarray,
+    attr: list[np.ndarray],
+    local: np.ndarray,
+) -> Data:
     """Build a subgraph of all edges into some places.
 
     Args:
@@ -146,11 +182,15 @@ def _induce(rows: np.ndarray, degrees: np.ndarray, src: np.ndarray, attr: list[n
     local[rows] = -1
     kept = np.flatnonzero(local_src >= 0)
     dst = np.repeat(np.arange(len(rows), dtype=np.int32), degrees)[kept]
-    return induce_sorted(local_src[kept], dst, attr[0][kept] if attr else None, torch.arange(len(rows)))
+    return induce_sorted(
+        local_src[kept], dst, attr[0][kept] if attr else None, torch.arange(len(rows))
+    )
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
     """Divide places into runs of consecutive ones: the first of each, and the place behind its last."""
     ends = np.flatnonzero(np.diff(rows) != 1) + 1
-    return [(int(rows[first]), int(rows[last - 1]) + 1) for first, last in pairwise([0, *ends.tolist(), len(rows)])]
-
+    return [
+        (int(rows[first]), int(rows[last - 1]) + 1)
+        for first, last in pairwise([0, *ends.tolist(), len(rows)])
+    ]

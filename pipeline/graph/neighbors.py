@@ -44,9 +44,11 @@ def check_search(how: str, num_points: int, *, on_gpu: bool = False) -> str:
     most = MANY_ON_GPU if on_gpu else MANY_POINTS
     chosen = how if how != "auto" else "exact" if num_points <= most else "approximate"
     if chosen == "approximate" and importlib.util.find_spec("faiss") is None:
-        raise ValueError(f"trainer.neighbors={how}: the nearest of {num_points:,} points are found by faiss, which is "
-                         f"not installed: {install_command('layout')}, or set trainer.neighbors=exact, which compares "
-                         "all pairs of points")
+        raise ValueError(
+            f"trainer.neighbors={how}: the nearest of {num_points:,} points are found by faiss, which is "
+            f"not installed: {install_command('layout')}, or set trainer.neighbors=exact, which compares "
+            "all pairs of points"
+        )
     return chosen
 
 
@@ -67,7 +69,9 @@ def reduce_vectors(x: np.ndarray, dim: int, rng: np.random.Generator) -> np.ndar
     shift = (np.stack(totals).sum(0) / num_points).astype(np.float32)
 
     def products(directions: np.ndarray) -> np.ndarray:
-        return np.concatenate(in_chunks(lambda rows: (x[rows] - shift) @ directions, num_points, CHUNK))
+        return np.concatenate(
+            in_chunks(lambda rows: (x[rows] - shift) @ directions, num_points, CHUNK)
+        )
 
     def pull_back(columns: np.ndarray) -> np.ndarray:
         parts = in_chunks(lambda rows: (x[rows] - shift).T @ columns[rows], num_points, CHUNK)
@@ -78,7 +82,9 @@ def reduce_vectors(x: np.ndarray, dim: int, rng: np.random.Generator) -> np.ndar
         directions = _orthogonal(pull_back(products(_orthogonal(directions).astype(np.float32))))
     projected = products(directions.astype(np.float32))
     with threadpool_limits(1, "blas"):
-        parts = in_chunks(lambda rows: projected[rows].T.astype(np.float64) @ projected[rows], num_points, CHUNK)
+        parts = in_chunks(
+            lambda rows: projected[rows].T.astype(np.float64) @ projected[rows], num_points, CHUNK
+        )
         gram = np.stack(parts).sum(0)
         _, turned = np.linalg.eigh(gram)
     chosen = turned[:, ::-1][:, :dim].astype(np.float32)
@@ -92,8 +98,9 @@ def _orthogonal(columns: np.ndarray) -> np.ndarray:
         return np.linalg.qr(columns)[0]
 
 
-def find_neighbors(x: np.ndarray, k: int, *, how: str = "exact",
-                   device: torch.device = torch.device("cpu")) -> tuple[np.ndarray, np.ndarray]:
+def find_neighbors(
+    x: np.ndarray, k: int, *, how: str = "exact", device: torch.device = torch.device("cpu")
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest other points of each, by Euclidean distance.
 
     Args:
@@ -112,12 +119,15 @@ def find_neighbors(x: np.ndarray, k: int, *, how: str = "exact",
     else:
         candidates = (_exact if how == "exact" else _approximate)(x, count)
     chunks = in_chunks(lambda rows: _nearest(x, candidates, k, rows), len(x), CHUNK)
-    return np.concatenate([part[0] for part in chunks]), np.concatenate([part[1] for part in chunks])
+    return np.concatenate([part[0] for part in chunks]), np.concatenate(
+        [part[1] for part in chunks]
+    )
 
 
 def _exact(x: np.ndarray, count: int) -> np.ndarray:
     if x.shape[1] <= TREE_DIM:
         from scipy.spatial import cKDTree
+
         return cKDTree(x).query(x, count, workers=torch.get_num_threads())[1].reshape(len(x), count)
     squares, turned = np.einsum("ij,ij->i", x, x), np.ascontiguousarray(x.T)
 
@@ -135,8 +145,18 @@ def _exact_on(x: np.ndarray, count: int, device: torch.device) -> np.ndarray:
     """Compare all pairs on another device, some rows at a time."""
     points = torch.from_numpy(x).to(device)
     squares = (points * points).sum(1)
-    return torch.cat([torch.addmm(squares, rows, points.T, alpha=-2).topk(count, largest=False, sorted=False).indices
-                      for rows in points.split(max(1, GPU_DISTANCES // len(x)))]).cpu().numpy()
+    return (
+        torch.cat(
+            [
+                torch.addmm(squares, rows, points.T, alpha=-2)
+                .topk(count, largest=False, sorted=False)
+                .indices
+                for rows in points.split(max(1, GPU_DISTANCES // len(x)))
+            ]
+        )
+        .cpu()
+        .numpy()
+    )
 
 
 def _approximate(x: np.ndarray, count: int) -> np.ndarray:
@@ -155,7 +175,9 @@ def _approximate(x: np.ndarray, count: int) -> np.ndarray:
     return near
 
 
-def _nearest(x: np.ndarray, candidates: np.ndarray, k: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(
+    x: np.ndarray, candidates: np.ndarray, k: int, rows: slice
+) -> tuple[np.ndarray, np.ndarray]:
     """Choose from candidates, some of which may be -1 or the point itself, by distances computed anew."""
     itself, near = np.arange(rows.start, rows.stop)[:, None], candidates[rows].astype(np.int64)
     missing = (near < 0) | (near == itself)
@@ -194,7 +216,9 @@ def calibrate(distance: np.ndarray, perplexity: float, *, num_steps: int = 40) -
             entropy = np.log(total) + sharpness * (weight * beyond).sum(1, keepdims=True) / total
             flat = entropy > target
             low, high = np.where(flat, sharpness, low), np.where(flat, high, sharpness)
-            sharpness = np.where(np.isinf(high), 2 * sharpness, (low + np.where(np.isinf(high), 0, high)) / 2)
+            sharpness = np.where(
+                np.isinf(high), 2 * sharpness, (low + np.where(np.isinf(high), 0, high)) / 2
+            )
         weight = np.exp(-sharpness * beyond)
         return weight / weight.sum(1, keepdims=True)
 
@@ -205,11 +229,15 @@ def link_both_ways(neighbors: np.ndarray, weight: np.ndarray) -> sp.csr_array:
     """Make a symmetric matrix of the weights of neighbours [num_points, k]: the means of both ways round."""
     num_points, k = neighbors.shape
     rows = np.repeat(np.arange(num_points), k)
-    return symmetrise(sp.csr_array((weight.ravel(), (rows, neighbors.ravel())), shape=(num_points, num_points)))
+    return symmetrise(
+        sp.csr_array((weight.ravel(), (rows, neighbors.ravel())), shape=(num_points, num_points))
+    )
 
 
 def symmetrise(matrix: sp.csr_array) -> sp.csr_array:
     """Return the mean of a matrix of weights and its transpose, without what it has on its diagonal, and without 0."""
     out = ((matrix + matrix.T) / 2).tocoo()
     keep = (out.coords[0] != out.coords[1]) & (out.data > 0)
-    return sp.csr_array((out.data[keep], (out.coords[0][keep], out.coords[1][keep])), shape=matrix.shape)
+    return sp.csr_array(
+        (out.data[keep], (out.coords[0][keep], out.coords[1][keep])), shape=matrix.shape
+    )

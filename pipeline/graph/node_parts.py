@@ -40,7 +40,9 @@ def check_parts(num_nodes: int, num_parts: int) -> None:
         ValueError: names the key.
     """
     if num_parts > num_nodes:
-        raise ValueError(f"trainer.num_parts={num_parts} is more than the {num_nodes:,} nodes: lower it")
+        raise ValueError(
+            f"trainer.num_parts={num_parts} is more than the {num_nodes:,} nodes: lower it"
+        )
 
 
 def deal_nodes(degree: Tensor, num_parts: int) -> NodeParts:
@@ -62,7 +64,9 @@ def deal_nodes(degree: Tensor, num_parts: int) -> NodeParts:
     part[by_degree] = dealt.int()
     row = torch.empty(num_nodes, dtype=torch.int32)
     row[node] = torch.arange(num_nodes, dtype=torch.int32)
-    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dealt, minlength=num_parts).cumsum(0)])
+    ptr = torch.cat(
+        [torch.zeros(1, dtype=torch.int64), torch.bincount(dealt, minlength=num_parts).cumsum(0)]
+    )
     return NodeParts(ptr, row, part, node)
 
 
@@ -91,10 +95,17 @@ def sort_into_blocks(matrix: sp.csr_array, parts: NodeParts) -> BlockEdges:
     block = part[head] * parts.num_parts + part[tail]
     order = block.argsort(kind="stable")
     head, tail, block, weight = head[order], tail[order], block[order], entries.data[order]
-    edges = np.stack([row[head] - first[part[head]], row[tail] - first[part[tail]]], axis=1).astype(np.int32)
+    edges = np.stack([row[head] - first[part[head]], row[tail] - first[part[tail]]], axis=1).astype(
+        np.int32
+    )
     ptr = np.concatenate([[0], np.bincount(block, minlength=num_blocks).cumsum()]).astype(np.int64)
     mass = np.bincount(block, weights=weight, minlength=num_blocks)
-    return BlockEdges(torch.from_numpy(edges), torch.from_numpy(weight.astype(np.float32)), torch.from_numpy(ptr), mass)
+    return BlockEdges(
+        torch.from_numpy(edges),
+        torch.from_numpy(weight.astype(np.float32)),
+        torch.from_numpy(ptr),
+        mass,
+    )
 
 
 def orthogonal_rounds(num_parts: int) -> list[list[list[tuple[int, int]]]]:
@@ -104,7 +115,9 @@ def orthogonal_rounds(num_parts: int) -> list[list[list[tuple[int, int]]]]:
         For each of `num_parts` rounds its tasks, which share no partition of either table; a task is a list of blocks
         (head partition, tail partition), here of one.
     """
-    return [[[(i, (i + shift) % num_parts)] for i in range(num_parts)] for shift in range(num_parts)]
+    return [
+        [[(i, (i + shift) % num_parts)] for i in range(num_parts)] for shift in range(num_parts)
+    ]
 
 
 def tied_rounds(num_parts: int) -> list[list[list[tuple[int, int]]]]:

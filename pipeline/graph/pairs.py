@@ -69,11 +69,12 @@ class PairsByCluster:
 
     def of(self, cluster: int) -> Int[Tensor, " num_pairs_of_cluster"]:
         """Return the positions of the pairs of a cluster."""
-        return self.order[self.ptr[cluster]:self.ptr[cluster + 1]]
+        return self.order[self.ptr[cluster] : self.ptr[cluster + 1]]
 
 
-def sort_by_cluster(pairs: Int[Tensor, "num_pairs 2"], partition: Partition,
-                    order: Int[Tensor, " num_pairs"]) -> PairsByCluster:
+def sort_by_cluster(
+    pairs: Int[Tensor, "num_pairs 2"], partition: Partition, order: Int[Tensor, " num_pairs"]
+) -> PairsByCluster:
     """Sort the pairs within clusters by cluster; those of a cluster keep the order given.
 
     Args:
@@ -88,12 +89,18 @@ def sort_by_cluster(pairs: Int[Tensor, "num_pairs 2"], partition: Partition,
         numbers = torch.arange(partition.num_parts + 1, device=a.device)
         return PairsByCluster(order[within[by_cluster]], torch.searchsorted(a, numbers).cpu())
     perm, ptr = counting_sort(a[within].numpy(), partition.num_parts)
-    return PairsByCluster(order[within[torch.from_numpy(perm).long()]], torch.from_numpy(ptr).long())
+    return PairsByCluster(
+        order[within[torch.from_numpy(perm).long()]], torch.from_numpy(ptr).long()
+    )
 
 
-def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, " num_nodes"],
-                   linked: PairSet | None = None,
-                   side: Int[Tensor, " num_nodes"] | None = None) -> Int[Tensor, "num_pairs 2"]:
+def draw_negatives(
+    rng: np.random.Generator,
+    num_pairs: int,
+    nodes: Int[Tensor, " num_nodes"],
+    linked: PairSet | None = None,
+    side: Int[Tensor, " num_nodes"] | None = None,
+) -> Int[Tensor, "num_pairs 2"]:
     """Draw pairs of nodes at random, each of all with the same probability.
 
     Args:
@@ -128,12 +135,18 @@ def draw_negatives(rng: np.random.Generator, num_pairs: int, nodes: Int[Tensor, 
         if not wrong.numel():
             return drawn
         drawn[wrong] = draw(wrong.numel())
-    raise ValueError(f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster found no unlinked pair: nearly all "
-                     "pairs are linked. Lower partition.num_parts, or set task.strict_negatives=false")
+    raise ValueError(
+        f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster found no unlinked pair: nearly all "
+        "pairs are linked. Lower partition.num_parts, or set task.strict_negatives=false"
+    )
 
 
-def draw_targets(rng: np.random.Generator, rows: Int[Tensor, " num_drawn"], num_places: int,
-                 taken: Int[Tensor, "num_taken 2"]) -> Int[Tensor, " num_drawn"]:
+def draw_targets(
+    rng: np.random.Generator,
+    rows: Int[Tensor, " num_drawn"],
+    num_places: int,
+    taken: Int[Tensor, "num_taken 2"],
+) -> Int[Tensor, " num_drawn"]:
     """Draw a place for each of some rows, each of those that are free in this row with the same probability.
 
     The k-th free place of a row is found by a binary search, so that a row with few free places takes no longer.
@@ -154,12 +167,17 @@ def draw_targets(rng: np.random.Generator, rows: Int[Tensor, " num_drawn"], num_
     drawn = torch.from_numpy(rng.integers(num_free.clamp(min=1).cpu().numpy())).to(row.device)
     rank = torch.arange(len(row), device=row.device) - ptr[row]
     steps = row * (num_places + 1) + place - rank  # free places of the row before each
-    places = drawn + torch.searchsorted(steps, rows * (num_places + 1) + drawn, right=True) - ptr[rows]
+    places = (
+        drawn + torch.searchsorted(steps, rows * (num_places + 1) + drawn, right=True) - ptr[rows]
+    )
     return torch.where(num_free > 0, places, -1)
 
 
-def without_pairs(edge_index: EdgeIndex, pairs: Int[Tensor, "num_pairs 2"],
-                  among: Bool[Tensor, " num_edges"] | None = None) -> tuple[EdgeIndex, Tensor]:
+def without_pairs(
+    edge_index: EdgeIndex,
+    pairs: Int[Tensor, "num_pairs 2"],
+    among: Bool[Tensor, " num_edges"] | None = None,
+) -> tuple[EdgeIndex, Tensor]:
     """Leave out the edges between the two nodes of some pairs, in both directions and all of several.
 
     Args:
@@ -195,10 +213,14 @@ def check_pairs(pairs: Tensor, num_nodes: int) -> None:
         ValueError: they do not.
     """
     if pairs.is_floating_point() or pairs.dim() != 2 or pairs.size(1) != 2:
-        raise ValueError(f"pairs must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}")
+        raise ValueError(
+            f"pairs must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}"
+        )
     if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
-        raise ValueError(f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
-                         f"graph has nodes 0 to {num_nodes - 1}")
+        raise ValueError(
+            f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
+            f"graph has nodes 0 to {num_nodes - 1}"
+        )
 
 
 def read_pairs(path: Path) -> Tensor:
@@ -208,8 +230,12 @@ def read_pairs(path: Path) -> Tensor:
         ValueError: there is none.
     """
     if not files.is_there(path):
-        raise ValueError(f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save")
+        raise ValueError(
+            f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save"
+        )
     pairs = checkpoint.read_tensors(path, f"pairs={path}")
     if not isinstance(pairs, Tensor):
-        raise ValueError(f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]")
+        raise ValueError(
+            f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]"
+        )
     return pairs

@@ -31,7 +31,7 @@ class Partition:
 
     def nodes(self, part: int) -> Int[Tensor, " num_nodes_of_part"]:
         """Return the nodes of a cluster."""
-        return self.perm[self.ptr[part]:self.ptr[part + 1]]
+        return self.perm[self.ptr[part] : self.ptr[part + 1]]
 
     def to(self, device: torch.device) -> "Partition":
         """Return the partition with the numbers of the nodes on a device; `ptr` stays where it is."""
@@ -51,7 +51,9 @@ def random_partition(num_nodes: int, num_parts: int, rng: np.random.Generator) -
     return Partition(perm, torch.arange(num_parts + 1) * num_nodes // num_parts)
 
 
-def stratified_partition(counts: Sequence[int], num_parts: int, rng: np.random.Generator) -> Partition:
+def stratified_partition(
+    counts: Sequence[int], num_parts: int, rng: np.random.Generator
+) -> Partition:
     """Assign the nodes at random to clusters that have as many nodes of each type, or one more.
 
     The sizes of the clusters differ by at most one, too. The nodes of each type are shuffled and dealt in turn; the
@@ -61,8 +63,12 @@ def stratified_partition(counts: Sequence[int], num_parts: int, rng: np.random.G
         counts: number of nodes of each type; those of a type have consecutive numbers.
     """
     ends = np.cumsum(counts)
-    perm = np.concatenate([end - count + rng.permutation(count) for count, end in zip(counts, ends, strict=True)])
-    order, ptr = counting_sort(rng.permutation(num_parts)[np.arange(len(perm)) % num_parts], num_parts)
+    perm = np.concatenate(
+        [end - count + rng.permutation(count) for count, end in zip(counts, ends, strict=True)]
+    )
+    order, ptr = counting_sort(
+        rng.permutation(num_parts)[np.arange(len(perm)) % num_parts], num_parts
+    )
     return Partition(torch.from_numpy(perm[order]).long(), torch.from_numpy(ptr).long())
 
 
@@ -91,7 +97,7 @@ def regroup(micro: Partition, num_parts: int, rng: np.random.Generator) -> Parti
     for part in range(1, num_parts):
         target = part * num_nodes / num_parts
         choices = range(first + 1, micro.num_parts - (num_parts - part) + 1)
-        ptr = shuffled.ptr[choices.start:choices.stop].double()
+        ptr = shuffled.ptr[choices.start : choices.stop].double()
         first = choices.start + int((ptr - target).abs().argmin())
         ends.append(first)
     ends.append(micro.num_parts)
@@ -131,12 +137,15 @@ class Quality:
         return max(self.sizes) * len(self.sizes) / sum(self.sizes)
 
     def __str__(self) -> str:
-        return (f"{count(len(self.sizes), 'cluster')}, {self.seconds:.2f} s, {sum(self.kept_edges):,} of "
-                f"{self.num_edges:,} edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}")
+        return (
+            f"{count(len(self.sizes), 'cluster')}, {self.seconds:.2f} s, {sum(self.kept_edges):,} of "
+            f"{self.num_edges:,} edges kept ({self.cut:.1%} cut), imbalance {self.imbalance:.3f}"
+        )
 
 
-def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: float, *,
-                      block_edges: int = 1 << 24) -> Quality:
+def measure_partition(
+    edge_index: EdgeIndex, partition: Partition, seconds: float, *, block_edges: int = 1 << 24
+) -> Quality:
     """Count the edges within clusters, `block_edges` at a time."""
     part = torch.from_numpy(assignment(partition))
     src, dst = edge_index.as_tensor()
@@ -151,6 +160,9 @@ def measure_partition(edge_index: EdgeIndex, partition: Partition, seconds: floa
 
 def assignment(partition: Partition) -> np.ndarray:
     """Return the cluster of each node, [num_nodes], int32."""
-    part, numbers = np.empty(partition.perm.numel(), np.int32), np.arange(partition.num_parts, dtype=np.int32)
+    part, numbers = (
+        np.empty(partition.perm.numel(), np.int32),
+        np.arange(partition.num_parts, dtype=np.int32),
+    )
     part[partition.perm.numpy()] = np.repeat(numbers, partition.ptr.diff().numpy())
     return part

@@ -21,7 +21,9 @@ from parallel_epochs.pipeline.run.seeds import stream
 
 # The title and the function of the engine for partitions whose name begins with the key.
 ENGINES: dict[str, tuple[str, Callable[[EdgeIndex, int, int, Path | None], Partition]]] = {
-    "metis": ("METIS", cut_with_metis), "kaminpar": ("KaMinPar", cut_with_kaminpar)}
+    "metis": ("METIS", cut_with_metis),
+    "kaminpar": ("KaMinPar", cut_with_kaminpar),
+}
 
 
 def check_engine(name: str) -> None:
@@ -53,30 +55,45 @@ class Partitioner:
             a directed graph, or KaMinPar is not installed.
     """
 
-    def __init__(self, edge_index: EdgeIndex, *, name: str, num_parts: int, seed: int = 0, num_micro_parts: int = 0,
-                 cache: Path | None = None, strata: Sequence[int] | None = None):
+    def __init__(
+        self,
+        edge_index: EdgeIndex,
+        *,
+        name: str,
+        num_parts: int,
+        seed: int = 0,
+        num_micro_parts: int = 0,
+        cache: Path | None = None,
+        strata: Sequence[int] | None = None,
+    ):
         self.num_nodes = edge_index.get_sparse_size(1)
         if name not in PARTITIONS:
             raise ValueError(f"partition={name} is unknown; choose one of {', '.join(PARTITIONS)}")
         if num_parts < 1:
             raise ValueError(f"partition.num_parts must be at least 1, not {num_parts}")
         if num_parts > self.num_nodes:
-            raise ValueError(f"partition.num_parts={num_parts} is more than the {self.num_nodes:,} nodes of the graph; "
-                             "set it to at most that number")
+            raise ValueError(
+                f"partition.num_parts={num_parts} is more than the {self.num_nodes:,} nodes of the graph; "
+                "set it to at most that number"
+            )
         check_engine(name)
         self._engine = name.removesuffix("_random")
         if PARTITIONS[name] is draw_regrouped:
             num_micro_parts = num_micro_parts or min(20 * num_parts, self.num_nodes)
             if not num_parts <= num_micro_parts <= self.num_nodes:
-                raise ValueError(f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
-                                 f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}")
+                raise ValueError(
+                    f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
+                    f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}"
+                )
         if self._engine in ENGINES:
             # METIS crashes on a directed graph, and KaMinPar misreads it.
             structure = inspect(edge_index)
             if not structure.is_undirected:
-                raise ValueError(f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} "
-                                 f"edges have no reverse; {ENGINES[self._engine][0]} needs an undirected graph. Set "
-                                 "data.to_undirected=true.")
+                raise ValueError(
+                    f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} "
+                    f"edges have no reverse; {ENGINES[self._engine][0]} needs an undirected graph. Set "
+                    "data.to_undirected=true."
+                )
         self.edge_index = edge_index
         self.name = name
         self.num_parts = 1 if name == "whole" else num_parts

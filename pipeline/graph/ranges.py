@@ -18,7 +18,16 @@ UNBOUNDED = 2**63
 # Arrays of names of nodes, of their labels and of relations; of each, NAME_ptr says where the names begin.
 NAMES = ("names", "label_names", "relation_names")
 # The arrays of a graph whose numbers are places in other arrays, and those that bound the numbers.
-GRAPH_ARRAYS = ("edges", "indptr", "ptr", "by_source", "n_id", *PAIRS, *NAMES, *(f"{name}_ptr" for name in NAMES))
+GRAPH_ARRAYS = (
+    "edges",
+    "indptr",
+    "ptr",
+    "by_source",
+    "n_id",
+    *PAIRS,
+    *NAMES,
+    *(f"{name}_ptr" for name in NAMES),
+)
 
 
 def check_graph(path: Path, packed: Mapping) -> None:
@@ -45,10 +54,15 @@ def check_graph(path: Path, packed: Mapping) -> None:
 
 def check_edges(path: Path, packed: Mapping) -> int:
     """Check the edges of a graph, and what else has numbers of its nodes and edges; return the number of nodes."""
-    edges, indptr = _integers(path, "edges", packed["edges"], 2), _integers(path, "indptr", packed.get("indptr"))
+    edges, indptr = (
+        _integers(path, "edges", packed["edges"], 2),
+        _integers(path, "indptr", packed.get("indptr")),
+    )
     if edges.size(0) != 2 or not len(indptr):
-        raise DamagedFile(f"{name_in(path, 'edges')} is damaged: edges must have the shape [2, num_edges], not "
-                          f"{list(edges.shape)}, and indptr [num_nodes + 1], not {list(indptr.shape)}")
+        raise DamagedFile(
+            f"{name_in(path, 'edges')} is damaged: edges must have the shape [2, num_edges], not "
+            f"{list(edges.shape)}, and indptr [num_nodes + 1], not {list(indptr.shape)}"
+        )
     num_nodes, num_edges = len(indptr) - 1, edges.size(1)
     check_ends(path, "indptr", indptr, num_edges, "edges")
     for row in edges:
@@ -57,8 +71,10 @@ def check_edges(path: Path, packed: Mapping) -> int:
         check_ends(path, "ptr", packed["ptr"], num_nodes, "nodes")
     for name, count, one in (("by_source", num_edges, "edge"), ("n_id", num_nodes, "node")):
         if name in packed and len(_integers(path, name, packed[name])) != count:
-            raise DamagedFile(f"{name_in(path, name)} is damaged: it has {len(packed[name]):,} numbers for "
-                              f"{count:,} {one}s")
+            raise DamagedFile(
+                f"{name_in(path, name)} is damaged: it has {len(packed[name]):,} numbers for "
+                f"{count:,} {one}s"
+            )
     if "by_source" in packed:
         check_numbers(path, "by_source", packed["by_source"], num_edges, "edge")
     if "n_id" in packed:  # the numbers that the nodes have in a larger graph
@@ -74,9 +90,11 @@ def check_ends(path: Path, name: str, ptr: object, end: int, what: str) -> None:
     ptr = _integers(path, name, ptr)
     if not len(ptr) or int(ptr[0]) or int(ptr[-1]) != end:
         found = f"goes from {int(ptr[0]):,} to {int(ptr[-1]):,}" if len(ptr) else "is empty"
-        raise DamagedFile(f"{name_in(path, name)} is damaged: it {found}, but there are {end:,} {what}")
+        raise DamagedFile(
+            f"{name_in(path, name)} is damaged: it {found}, but there are {end:,} {what}"
+        )
     for first in range(0, len(ptr) - 1, CHECKED):
-        if bool((ptr[first:first + CHECKED + 1].diff() < 0).any()):
+        if bool((ptr[first : first + CHECKED + 1].diff() < 0).any()):
             raise DamagedFile(f"{name_in(path, name)} is damaged: its numbers must not decrease")
         pulse.renew()
 
@@ -87,8 +105,10 @@ def check_numbers(path: Path, name: str, values: Tensor, count: int, one: str) -
         low, high = (int(bound) for bound in torch.aminmax(part)) if part.numel() else (0, -1)
         if low < 0 or high >= count:
             bounds = "from 0 on" if count == UNBOUNDED else f"0 to {count - 1:,}"
-            raise DamagedFile(f"{name_in(path, name)} is damaged: it names {one} {low if low < 0 else high:,}, the "
-                              f"graph has {one}s {bounds}")
+            raise DamagedFile(
+                f"{name_in(path, name)} is damaged: it names {one} {low if low < 0 else high:,}, the "
+                f"graph has {one}s {bounds}"
+            )
         pulse.renew()
 
 
@@ -98,7 +118,9 @@ def check_order(path: Path, name: str, values: Tensor, count: int, one: str) -> 
     seen = torch.zeros(count, dtype=torch.bool)
     seen[values.reshape(-1).long()] = True
     if values.dim() != 1 or len(values) != count or not bool(seen.all()):
-        raise DamagedFile(f"{name_in(path, name)} is damaged: it must hold the number of each {one} once")
+        raise DamagedFile(
+            f"{name_in(path, name)} is damaged: it must hold the number of each {one} once"
+        )
 
 
 def name_in(path: Path, name: str) -> str:
@@ -108,8 +130,18 @@ def name_in(path: Path, name: str) -> str:
 
 def _integers(path: Path, name: str, values: object, dim: int = 1) -> Tensor:
     """Return the values of an array, or refuse what does not hold integers or has another number of dimensions."""
-    if not isinstance(values, Tensor) or values.dim() != dim or values.dtype not in (torch.int32, torch.int64):
-        found = f"{values.dtype} of the shape {list(values.shape)}" if isinstance(values, Tensor) else "nothing"
-        raise DamagedFile(f"{name_in(path, name)} is damaged: it must hold int32 or int64 in {dim} "
-                          f"dimension{'s' * (dim > 1)}, not {found}")
+    if (
+        not isinstance(values, Tensor)
+        or values.dim() != dim
+        or values.dtype not in (torch.int32, torch.int64)
+    ):
+        found = (
+            f"{values.dtype} of the shape {list(values.shape)}"
+            if isinstance(values, Tensor)
+            else "nothing"
+        )
+        raise DamagedFile(
+            f"{name_in(path, name)} is damaged: it must hold int32 or int64 in {dim} "
+            f"dimension{'s' * (dim > 1)}, not {found}"
+        )
     return values

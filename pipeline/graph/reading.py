@@ -31,7 +31,9 @@ class Reader:
 
     def __init__(self, path: Path, arrays: Mapping[str, Tensor]):
         self._paths = [path / f"{name}.bin" for name in arrays]
-        self._rows = [(array[:0].numpy().dtype, tuple(array.shape[1:])) for array in arrays.values()]
+        self._rows = [
+            (array[:0].numpy().dtype, tuple(array.shape[1:])) for array in arrays.values()
+        ]
         self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> "Reader":
@@ -50,7 +52,9 @@ class Reader:
     def __exit__(self, *exc: object) -> None:
         self._exit.close()
 
-    def read(self, spans: Sequence[tuple[int, int]], *, reuse: bool = False) -> Iterator[list[np.ndarray]]:
+    def read(
+        self, spans: Sequence[tuple[int, int]], *, reuse: bool = False
+    ) -> Iterator[list[np.ndarray]]:
         """Read rows [first, last) of every array, for each span in turn.
 
         Args:
@@ -61,8 +65,10 @@ class Reader:
             FileError: they cannot be read.
         """
         longest = max((last - first for first, last in spans), default=0)
-        memory = [[np.empty(longest * row_bytes(*row), np.uint8) if reuse else None for row in self._rows]
-                  for _ in range(2)]
+        memory = [
+            [np.empty(longest * row_bytes(*row), np.uint8) if reuse else None for row in self._rows]
+            for _ in range(2)
+        ]
         ahead = self._pool.submit(self._read, spans[0], memory[0]) if spans else None
         for number in range(len(spans)):
             assert ahead is not None
@@ -73,11 +79,22 @@ class Reader:
             yield values
 
     def _read(self, span: tuple[int, int], memory: list[np.ndarray | None]) -> list[np.ndarray]:
-        return [self._read_rows(path, file, row, *span, out)
-                for path, file, row, out in zip(self._paths, self._files, self._rows, memory, strict=True)]
+        return [
+            self._read_rows(path, file, row, *span, out)
+            for path, file, row, out in zip(
+                self._paths, self._files, self._rows, memory, strict=True
+            )
+        ]
 
-    def _read_rows(self, path: Path, file: FileIO, row: tuple[np.dtype, tuple[int, ...]], first: int, last: int,
-                   out: np.ndarray | None) -> np.ndarray:
+    def _read_rows(
+        self,
+        path: Path,
+        file: FileIO,
+        row: tuple[np.dtype, tuple[int, ...]],
+        first: int,
+        last: int,
+        out: np.ndarray | None,
+    ) -> np.ndarray:
         dtype, shape = row
         with files.naming(path, "read"):
             begin = first * row_bytes(dtype, shape)
@@ -111,12 +128,20 @@ def edge_blocks(data: Data, block: int = BLOCK_BYTES, *, features: bool = False)
     arrays = {"edges": data.edge_index.as_tensor()[0]}  # the first row of a matrix, and of its file
     if features and data.edge_attr is not None:
         arrays["edge_attr"] = data.edge_attr
-    num_edges = max(block // sum(row_bytes(array[:0].numpy().dtype, tuple(array.shape[1:]))
-                                 for array in arrays.values()), 1)
+    num_edges = max(
+        block
+        // sum(
+            row_bytes(array[:0].numpy().dtype, tuple(array.shape[1:])) for array in arrays.values()
+        ),
+        1,
+    )
     rows = cut_into_blocks(indptr, num_edges)
     spans = [(int(indptr[first]), int(indptr[last])) for first, last in rows]
     with contextlib.ExitStack() as stack:
-        blocks = ([array[begin:end].numpy() for array in arrays.values()] for begin, end in spans) \
-            if data.store is None else stack.enter_context(Reader(data.store, arrays)).read(spans, reuse=True)
+        blocks = (
+            ([array[begin:end].numpy() for array in arrays.values()] for begin, end in spans)
+            if data.store is None
+            else stack.enter_context(Reader(data.store, arrays)).read(spans, reuse=True)
+        )
         for (first, last), (begin, _), values in zip(rows, spans, blocks, strict=True):
-            yield first, (indptr[first:last + 1].long() - begin).numpy(), *values
+            yield first, (indptr[first : last + 1].long() - begin).numpy(), *values

@@ -24,8 +24,12 @@ class HeldRows:
         values: all rows, on the CPU.
     """
 
-    def __init__(self, values: Shaped[Tensor, "num_rows columns"], near: Int[Tensor, " num_near"],
-                 device: torch.device):
+    def __init__(
+        self,
+        values: Shaped[Tensor, "num_rows columns"],
+        near: Int[Tensor, " num_near"],
+        device: torch.device,
+    ):
         self.values = values.contiguous().pin_memory() if device.type == "cuda" else values
         self._near = self._slot = None
         if len(near):
@@ -39,7 +43,9 @@ class HeldRows:
             from parallel_epochs.models.kernels.gather import gather_rows
 
             return gather_rows(self.values, self._near, self._slot, rows)
-        found = self.values.index_select(0, rows.cpu()).to(rows.device)  # tests: the kernel waits for nothing
+        found = self.values.index_select(0, rows.cpu()).to(
+            rows.device
+        )  # tests: the kernel waits for nothing
         if self._near is None or self._slot is None:
             return found
         slot = self._slot[rows].long()
@@ -49,10 +55,16 @@ class HeldRows:
 def most_used(data: Data, count: int) -> Int[Tensor, " count"]:
     """Return the nodes that the most edges leave: those that samples reach most often."""
     src = data.edge_index.as_tensor()[0]
-    return torch.bincount(src, minlength=data.num_nodes).sort(descending=True, stable=True).indices[:count]
+    return (
+        torch.bincount(src, minlength=data.num_nodes)
+        .sort(descending=True, stable=True)
+        .indices[:count]
+    )
 
 
-def put_on(data: Data, device: torch.device, *, far: Collection[str] = (), num_near: int = 0) -> Data:
+def put_on(
+    data: Data, device: torch.device, *, far: Collection[str] = (), num_near: int = 0
+) -> Data:
     """Copy what batches are made of to a device.
 
     Args:
@@ -83,6 +95,10 @@ def bytes_of(data: Data, keys: Collection[str] = KEYS) -> int:
     for key in keys:
         value = data.get(key)
         if value is not None:
-            count = 2 * value.size(1) + value.get_sparse_size(1) + 1 if key == "edge_index" else value.numel()
+            count = (
+                2 * value.size(1) + value.get_sparse_size(1) + 1
+                if key == "edge_index"
+                else value.numel()
+            )
             total += count * value.element_size()
     return total

@@ -21,7 +21,9 @@ from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix, mix_tensor, s
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.pipeline.graph.edges import expand_ranges, transpose
 
-LIBRARY = NativeLibrary("neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="torch draws instead")
+LIBRARY = NativeLibrary(
+    "neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="torch draws instead"
+)
 
 
 class RelationRows:
@@ -44,8 +46,13 @@ class RelationRows:
         keys = node.repeat_interleave(indptr.diff(), output_size=len(relation)) * num_relations
         keys, self.order = keys.add_(relation.to(keys.device, torch.int64)).sort(stable=True)
         keys, sizes = keys.unique_consecutive(return_counts=True)
-        self.ptr, self.number = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), keys % num_relations
-        self.first = torch.searchsorted(keys // num_relations, torch.arange(indptr.numel(), device=indptr.device))
+        self.ptr, self.number = (
+            torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
+            keys % num_relations,
+        )
+        self.first = torch.searchsorted(
+            keys // num_relations, torch.arange(indptr.numel(), device=indptr.device)
+        )
 
 
 class NeighborSampler:
@@ -62,20 +69,28 @@ class NeighborSampler:
         native: whether C++ draws on the CPU, where it compiles; the draws are the same.
     """
 
-    def __init__(self, edge_index: EdgeIndex, num_neighbors: Sequence[int] | Int[Tensor, "num_hops num_relations"], *,
-                 relation: Float[Tensor, " num_edges"] | RelationRows | None = None, native: bool = True):
+    def __init__(
+        self,
+        edge_index: EdgeIndex,
+        num_neighbors: Sequence[int] | Int[Tensor, "num_hops num_relations"],
+        *,
+        relation: Float[Tensor, " num_edges"] | RelationRows | None = None,
+        native: bool = True,
+    ):
         (indptr, src), _ = edge_index.get_csc()
         self._indptr, self._src = indptr.contiguous(), src.contiguous()
         self._library = LIBRARY.get() if native and src.device.type == "cpu" else None
         if self._library is None and isinstance(relation, Tensor):
             relation = RelationRows(indptr, relation, cast(Tensor, num_neighbors).size(1))
         self._relation = relation
-        self._num_neighbors = tuple(num_neighbors.to(src.device) if isinstance(num_neighbors, Tensor)
-                                    else num_neighbors)
+        self._num_neighbors = tuple(
+            num_neighbors.to(src.device) if isinstance(num_neighbors, Tensor) else num_neighbors
+        )
         self._local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32, device=src.device)
 
-    def sample(self, seeds: Int[Tensor, " num_seeds"],
-               key: int) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"]]:
+    def sample(
+        self, seeds: Int[Tensor, " num_seeds"], key: int
+    ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"]]:
         """Draw the neighbours of nodes, then of those that are new, and so on.
 
         A node draws once, in the hop after the one that reached it. Each of the edges that enter it is drawn with
@@ -91,7 +106,12 @@ class NeighborSampler:
             the numbers of its nodes in the graph, the seeds first, each hop behind the one before; and the positions
             of its edges in the graph, ascending for each destination. All int64.
         """
-        hops, ptrs, positions, sources = [seeds], [seeds.new_zeros(1)], [seeds.new_empty(0)], [seeds.new_empty(0)]
+        hops, ptrs, positions, sources = (
+            [seeds],
+            [seeds.new_zeros(1)],
+            [seeds.new_empty(0)],
+            [seeds.new_empty(0)],
+        )
         num_nodes, num_edges = seeds.numel(), 0
         self._local[seeds] = torch.arange(num_nodes, dtype=torch.int32, device=seeds.device)
         try:
@@ -107,7 +127,11 @@ class NeighborSampler:
             for nodes in hops:
                 self._local[nodes] = -1
         ptrs.append(torch.full((hops[-1].numel(),), num_edges, device=seeds.device))
-        return self.edges_of(torch.cat(sources), torch.cat(ptrs)), torch.cat(hops), torch.cat(positions)
+        return (
+            self.edges_of(torch.cat(sources), torch.cat(ptrs)),
+            torch.cat(hops),
+            torch.cat(positions),
+        )
 
     def _enter(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
         """Draw edges that enter each node; returns where each node's begin, and their positions, ascending."""
@@ -118,32 +142,50 @@ class NeighborSampler:
         library, drawing = LIBRARY.require(), (pointer(nodes), ctypes.c_int64(nodes.numel()))
         count = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
         if isinstance(most, Tensor):
-            library.sampling_count_by_relation(*self._relations(most), *drawing, pointer(count),
-                                               torch.get_num_threads())
+            library.sampling_count_by_relation(
+                *self._relations(most), *drawing, pointer(count), torch.get_num_threads()
+            )
         elif most >= 0:
             count = count.clamp(max=most)
         ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
         position = torch.empty(int(ptr[-1]), dtype=torch.int64)
-        rest = *drawing, pointer(ptr), ctypes.c_uint64(key), pointer(position), torch.get_num_threads()
+        rest = (
+            *drawing,
+            pointer(ptr),
+            ctypes.c_uint64(key),
+            pointer(position),
+            torch.get_num_threads(),
+        )
         if isinstance(most, Tensor):
             library.sampling_draw_by_relation(*self._relations(most), *rest)
         else:
             library.sampling_draw(pointer(self._indptr), self._indptr.element_size(), *rest)
         return ptr, position
 
-    def _draw_with_torch(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
+    def _draw_with_torch(
+        self, nodes: Tensor, key: int, most: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Do what :meth:`_draw` does, on any device.
 
         A row is what draws for itself: a node, or with relations a node's edges of one relation.
         """
         if isinstance(self._relation, RelationRows):
             found, most = self._relation, cast(Tensor, most)
-            rows, owner = expand_ranges(found.first[nodes], found.first[nodes + 1] - found.first[nodes])
-            first, degree, number = found.ptr[rows], found.ptr[rows + 1] - found.ptr[rows], found.number[rows]
+            rows, owner = expand_ranges(
+                found.first[nodes], found.first[nodes + 1] - found.first[nodes]
+            )
+            first, degree, number = (
+                found.ptr[rows],
+                found.ptr[rows + 1] - found.ptr[rows],
+                found.number[rows],
+            )
             limit, ids = most[number], nodes[owner] | number + 1 << 32
         else:
             first = self._indptr[nodes].long()
-            degree, limit = self._indptr[nodes + 1].long() - first, torch.full_like(nodes, cast(int, most))
+            degree, limit = (
+                self._indptr[nodes + 1].long() - first,
+                torch.full_like(nodes, cast(int, most)),
+            )
             owner, ids = torch.arange(len(nodes), device=nodes.device), nodes
         count = torch.where(limit < 0, degree, torch.minimum(degree, limit))
         position, row = expand_ranges(first, torch.where(count == degree, count, 0))
@@ -152,7 +194,10 @@ class NeighborSampler:
         if len(chosen):
             which, place = draw_places(degree[chosen], count[chosen], ids[chosen], key)
             which = chosen[which]
-            position, row = torch.cat([position, first[which] + place]), torch.cat([row, owner[which]])
+            position, row = (
+                torch.cat([position, first[which] + place]),
+                torch.cat([row, owner[which]]),
+            )
         if isinstance(self._relation, RelationRows):
             position = self._relation.order[position]
         num_edges = max(self._src.numel(), 1)
@@ -163,8 +208,14 @@ class NeighborSampler:
     def _relations(self, most: Tensor) -> tuple:
         """Return the arguments of the kernels that say which edges are of which relation."""
         relation = cast(Tensor, self._relation)
-        return (pointer(self._indptr), self._indptr.element_size(), ctypes.c_void_p(relation.data_ptr()),
-                ctypes.c_int64(relation.stride(0)), pointer(most), ctypes.c_int64(most.numel()))
+        return (
+            pointer(self._indptr),
+            self._indptr.element_size(),
+            ctypes.c_void_p(relation.data_ptr()),
+            ctypes.c_int64(relation.stride(0)),
+            pointer(most),
+            ctypes.c_int64(most.numel()),
+        )
 
     def _number(self, src: Tensor, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
         """Number the sources of edges; returns the nodes that had no number yet, and the numbers."""
@@ -173,8 +224,15 @@ class NeighborSampler:
         fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
         self._library.sampling_number.restype = ctypes.c_int64
         num_fresh = self._library.sampling_number(
-            pointer(src), src.element_size(), pointer(position), ctypes.c_int64(position.numel()),
-            ctypes.c_int64(num_known), pointer(self._local), pointer(fresh), pointer(local_src))
+            pointer(src),
+            src.element_size(),
+            pointer(position),
+            ctypes.c_int64(position.numel()),
+            ctypes.c_int64(num_known),
+            pointer(self._local),
+            pointer(fresh),
+            pointer(local_src),
+        )
         return fresh[:num_fresh].clone(), local_src
 
     def edges_of(self, src: Tensor, ptr: Tensor) -> EdgeIndex:
@@ -187,8 +245,12 @@ class NeighborSampler:
             return transpose(from_csc(edges, ptr))
         T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
         rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
-        self._library.sampling_transpose(pointer(src), pointer(ptr), ctypes.c_int64(num_nodes), *map(pointer, (
-            edges[1], T_src, T_dst, rowptr, perm)))
+        self._library.sampling_transpose(
+            pointer(src),
+            pointer(ptr),
+            ctypes.c_int64(num_nodes),
+            *map(pointer, (edges[1], T_src, T_dst, rowptr, perm)),
+        )
         return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
 
 
@@ -207,9 +269,14 @@ class GrowingSampler(NeighborSampler):
         super().__init__(edge_index, [])
         self._num_known, self._lock = len(self._local), threading.Lock()
 
-    def sample_around(self, seeds: Int[Tensor, " num_seeds"], key: int, num_neighbors: Sequence[int],
-                      most_edges: float, new: Int[Tensor, "2 num_new_edges"] | None = None,
-                      ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"], bool]:
+    def sample_around(
+        self,
+        seeds: Int[Tensor, " num_seeds"],
+        key: int,
+        num_neighbors: Sequence[int],
+        most_edges: float,
+        new: Int[Tensor, "2 num_new_edges"] | None = None,
+    ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"], bool]:
         """Draw the neighbours of nodes, then of those that are new, and so on, see :meth:`sample`.
 
         Args:
@@ -226,9 +293,15 @@ class GrowingSampler(NeighborSampler):
             TooMany: the sample would have more edges.
         """
         with self._lock:
-            self._num_neighbors, self._left, self._is_bounded = tuple(num_neighbors), most_edges, False
+            self._num_neighbors, self._left, self._is_bounded = (
+                tuple(num_neighbors),
+                most_edges,
+                False,
+            )
             self._new = seeds.new_empty(2, 0) if new is None else new
-            if (more := self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)) > 0:
+            if (
+                more := self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)
+            ) > 0:
                 self._local = torch.cat([self._local, self._local.new_full((more,), -1)])
             return *self.sample(seeds, key), self._is_bounded
 
@@ -252,12 +325,19 @@ class GrowingSampler(NeighborSampler):
     def _number(self, src: Tensor, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
         is_own = position < len(src)
         found = torch.empty_like(position)
-        found[is_own], found[~is_own] = src[position[is_own]].long(), self._new[0, position[~is_own] - len(src)]
+        found[is_own], found[~is_own] = (
+            src[position[is_own]].long(),
+            self._new[0, position[~is_own] - len(src)],
+        )
         return super()._number(found, torch.arange(len(found)), num_known)
 
 
-def draw_places(degree: Int[Tensor, " num_rows"], count: Int[Tensor, " num_rows"], ids: Int[Tensor, " num_rows"],
-                key: int) -> tuple[Int[Tensor, " num_drawn"], Int[Tensor, " num_drawn"]]:
+def draw_places(
+    degree: Int[Tensor, " num_rows"],
+    count: Int[Tensor, " num_rows"],
+    ids: Int[Tensor, " num_rows"],
+    key: int,
+) -> tuple[Int[Tensor, " num_drawn"], Int[Tensor, " num_drawn"]]:
     """Choose `count` of the `degree` places of each row, fewer than all, by Floyd's algorithm.
 
     Args:
@@ -271,14 +351,18 @@ def draw_places(degree: Int[Tensor, " num_rows"], count: Int[Tensor, " num_rows"
     state = mix_tensor(mix_tensor(ids) ^ signed(key)).unsqueeze(1)
     places = _below(mix_tensor(state + (turn + 1) * signed(GOLDEN)), last + 1)
     for j in range(1, len(turn)):  # a place that was chosen before gives way to the last one
-        is_taken = (places[:, :j] == places[:, j:j + 1]).any(1)
+        is_taken = (places[:, :j] == places[:, j : j + 1]).any(1)
         places[:, j] = torch.where(is_taken, last[:, j], places[:, j])
     row, j = (turn < count.unsqueeze(1)).nonzero(as_tuple=True)
     return row, places[row, j]
 
 
-def number_with_torch(src: Int[Tensor, " num_edges"], position: Int[Tensor, " num_drawn"], num_known: int,
-                      local: Int[Tensor, " num_nodes"]) -> tuple[Int[Tensor, " num_fresh"], Int[Tensor, " num_drawn"]]:
+def number_with_torch(
+    src: Int[Tensor, " num_edges"],
+    position: Int[Tensor, " num_drawn"],
+    num_known: int,
+    local: Int[Tensor, " num_nodes"],
+) -> tuple[Int[Tensor, " num_fresh"], Int[Tensor, " num_drawn"]]:
     """Number the sources of edges as sampling.cpp does, in the order in which they appear."""
     nodes = src[position].long()
     new = nodes[local[nodes] < 0]
@@ -286,11 +370,13 @@ def number_with_torch(src: Int[Tensor, " num_edges"], position: Int[Tensor, " nu
     is_first = torch.ones_like(value, dtype=torch.bool)
     is_first[1:] = value[1:] != value[:-1]
     fresh = new[at[is_first].sort().values]
-    local[fresh] = torch.arange(num_known, num_known + fresh.numel(), dtype=torch.int32, device=src.device)
+    local[fresh] = torch.arange(
+        num_known, num_known + fresh.numel(), dtype=torch.int32, device=src.device
+    )
     return fresh, local[nodes].long()
 
 
 def _below(random: Tensor, bound: Tensor) -> Tensor:
     """Scale 64 random bits to integers below a bound, which is below 2^32: the high half of their product."""
-    low, high = random & 0xffffffff, shift_right(random, 32)
+    low, high = random & 0xFFFFFFFF, shift_right(random, 32)
     return shift_right(high * bound + shift_right(low * bound, 32), 32)

@@ -48,7 +48,9 @@ class ArrayFile:
         self.path, self.shape, self.dtype = path, shape, dtype
         self.size = math.prod(shape) * dtype.itemsize
         with files.naming(path, "written", size=lambda: self.size):
-            path.unlink(missing_ok=True)  # never written to: it may be a link to an array of another store
+            path.unlink(
+                missing_ok=True
+            )  # never written to: it may be a link to an array of another store
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 if self.size:  # what does not fit is said now, not after hours
@@ -64,7 +66,10 @@ class ArrayFile:
             first: the number of the first of them.
             values: of the array's dtype.
         """
-        assert values.dtype == torch.empty(0, dtype=self.dtype).numpy().dtype, (values.dtype, self.dtype)
+        assert values.dtype == torch.empty(0, dtype=self.dtype).numpy().dtype, (
+            values.dtype,
+            self.dtype,
+        )
         at = first * self.dtype.itemsize
         assert at + values.nbytes <= self.size
         with files.naming(self.path, "written", size=lambda: self.size):
@@ -82,8 +87,13 @@ class ArrayFile:
             self.close()
             with files.open_file(self.path) as file:
                 digest = files.file_digest(file)
-        return {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape), "size": self.size,
-                "changed_ns": changed, "blake2b": digest}
+        return {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "size": self.size,
+            "changed_ns": changed,
+            "blake2b": digest,
+        }
 
     def close(self) -> None:
         """Close the file, whatever became of it."""
@@ -138,15 +148,21 @@ class StoreWriter:
         self._exit.close()
 
     def _read_journal(self) -> dict[str, dict]:
-        for name in (JOURNAL, MANIFEST):  # the latter of one that was killed before it gave the store its name
+        for name in (
+            JOURNAL,
+            MANIFEST,
+        ):  # the latter of one that was killed before it gave the store its name
             if not files.is_there(self.folder / name):
                 continue
             try:
                 journal = files.read_json(self.folder / name)
                 if self._key is not None and journal["key"] == self._key:
                     # Arrays that were truncated or written to since are written anew.
-                    return {array: entry for array, entry in journal["arrays"].items()
-                            if _is_unchanged(self.folder / f"{array}.bin", entry)}
+                    return {
+                        array: entry
+                        for array, entry in journal["arrays"].items()
+                        if _is_unchanged(self.folder / f"{array}.bin", entry)
+                    }
             except (DamagedFile, KeyError, AttributeError):
                 log.warning("%s is damaged; the arrays are written anew", self.folder / name)
         self._remove_work()
@@ -217,8 +233,10 @@ class StoreWriter:
             self._remove_work()
             (self.folder / JOURNAL).unlink(missing_ok=True)
         # Last: a folder with a manifest is whole.
-        files.write_json(self.folder / MANIFEST, {"version": VERSION, "key": self._key, "arrays": self._arrays,
-                                                  "values": dict(values)})
+        files.write_json(
+            self.folder / MANIFEST,
+            {"version": VERSION, "key": self._key, "arrays": self._arrays, "values": dict(values)},
+        )
         with files.naming(self.path, "written"):
             if self.path.exists():
                 aside = self.path.with_name(f"{self.path.name}.old")
@@ -261,15 +279,23 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
     try:
         version, arrays, values = manifest["version"], manifest["arrays"], manifest["values"]
         if version != VERSION:
-            raise ValueError(f"{path} was written in version {version!r:.40} of stores, and this program reads "
-                             f"{VERSION}")
+            raise ValueError(
+                f"{path} was written in version {version!r:.40} of stores, and this program reads "
+                f"{VERSION}"
+            )
         if not isinstance(values, dict):
             raise TypeError(f"values are {values!r:.40}")
-        if strange := [name for name in (*arrays, *values) if not name.isidentifier() or name == "edge_index"]:
-            raise DamagedFile(f"{path / MANIFEST} is damaged: {strange[0]!r} is not the name of an array or a value")
+        if strange := [
+            name for name in (*arrays, *values) if not name.isidentifier() or name == "edge_index"
+        ]:
+            raise DamagedFile(
+                f"{path / MANIFEST} is damaged: {strange[0]!r} is not the name of an array or a value"
+            )
         if twice := next((name for name in values if name in arrays), None):
             raise DamagedFile(f"{path / MANIFEST} is damaged: {twice} is both an array and a value")
-        tensors = {name: _open_array(path / f"{name}.bin", entry, verify) for name, entry in arrays.items()}
+        tensors = {
+            name: _open_array(path / f"{name}.bin", entry, verify) for name, entry in arrays.items()
+        }
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path / MANIFEST} is damaged: {error!r}") from None
     return tensors, values
@@ -277,23 +303,37 @@ def open_store(path: Path, *, verify: bool = True) -> tuple[dict[str, Tensor], d
 
 def _open_array(path: Path, entry: dict, verify: bool) -> Tensor:
     dtype, shape, size = getattr(torch, entry["dtype"]), tuple(entry["shape"]), entry["size"]
-    if not isinstance(dtype, torch.dtype) or not all(type(count) is int and count >= 0 for count in (*shape, size)):
-        raise DamagedFile(f"{path.parent / MANIFEST} is damaged: {path.name} has the dtype {entry['dtype']}, the shape "
-                          f"{list(shape)} and the size {size}")
+    if not isinstance(dtype, torch.dtype) or not all(
+        type(count) is int and count >= 0 for count in (*shape, size)
+    ):
+        raise DamagedFile(
+            f"{path.parent / MANIFEST} is damaged: {path.name} has the dtype {entry['dtype']}, the shape "
+            f"{list(shape)} and the size {size}"
+        )
     if not files.is_there(path):
         raise DamagedFile(f"{path} is missing: {path.parent} is damaged")
     if not path.resolve().is_relative_to(path.parent.resolve()):
-        raise DamagedFile(f"{path} is a link to {path.resolve()}, outside of the store: put the file itself there")
+        raise DamagedFile(
+            f"{path} is a link to {path.resolve()}, outside of the store: put the file itself there"
+        )
     with files.naming(path, "read"):
         found = path.stat()
         if found.st_size != size or size != math.prod(shape) * dtype.itemsize:
-            raise DamagedFile(f"{path} is damaged: it has {found.st_size:,} bytes, the manifest says {size:,}")
+            raise DamagedFile(
+                f"{path} is damaged: it has {found.st_size:,} bytes, the manifest says {size:,}"
+            )
         if verify and found.st_mtime_ns != entry["changed_ns"]:
             log.info("%s was changed or copied since it was written: comparing its checksum", path)
             with files.open_file(path) as file:
                 if files.file_digest(file) != entry["blake2b"]:
-                    raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was written with")
-    return torch.frombuffer(map_file(path, size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+                    raise DamagedFile(
+                        f"{path} is damaged: its content does not have the checksum it was written with"
+                    )
+    return (
+        torch.frombuffer(map_file(path, size), dtype=dtype).view(shape)
+        if size
+        else torch.empty(shape, dtype=dtype)
+    )
 
 
 def map_file(path: Path, size: int) -> mmap.mmap:
@@ -302,8 +342,12 @@ def map_file(path: Path, size: int) -> mmap.mmap:
     No memory is set aside for such pages, or a file larger than memory could not be mapped.
     """
     with files.naming(path, "mapped into memory"), files.open_file(path) as file:
-        return mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | NO_RESERVE,
-                         prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(
+            file.fileno(),
+            size,
+            flags=mmap.MAP_PRIVATE | NO_RESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
 
 
 def _is_unchanged(path: Path, entry: dict) -> bool:
@@ -325,7 +369,7 @@ def write_rows(writer: StoreWriter, name: str, values: Tensor, rows: Tensor) -> 
     channels = values.size(1)
     with writer.write(**{name: ((len(rows), channels), values.dtype)}) as arrays:
         for first in range(0, len(rows), COPIED):
-            own = values.index_select(0, rows[first:first + COPIED])
+            own = values.index_select(0, rows[first : first + COPIED])
             arrays[name].write(first * channels, own.reshape(-1).numpy())
             pulse.renew()
 
@@ -336,16 +380,29 @@ def check_once(path: Path, names: Iterable[str], check: Callable[[], object]) ->
     if os.path.exists(record):  # False where the system does not tell
         return
     check()
-    with contextlib.suppress(OSError):  # without a place to note it, they are checked again the next time
+    with contextlib.suppress(
+        OSError
+    ):  # without a place to note it, they are checked again the next time
         record.parent.mkdir(parents=True, exist_ok=True)
         record.touch()
 
 
 def _record_of(path: Path, names: Iterable[str]) -> Path:
     """Return the file that tells this user, on this machine, that some arrays of a store have been checked."""
-    found = [(path / f"{name}.bin").stat() for name in names if files.is_there(path / f"{name}.bin")]
+    found = [
+        (path / f"{name}.bin").stat() for name in names if files.is_there(path / f"{name}.bin")
+    ]
     # Whoever changes a file in place can put the time of the change back, but not that of its inode.
-    known = [[os.uname().nodename, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns]
-             for file in found]
+    known = [
+        [
+            os.uname().nodename,
+            file.st_dev,
+            file.st_ino,
+            file.st_size,
+            file.st_mtime_ns,
+            file.st_ctime_ns,
+        ]
+        for file in found
+    ]
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
     return files.user_records() / "stores" / digest

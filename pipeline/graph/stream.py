@@ -19,7 +19,9 @@ from parallel_epochs.pipeline.graph.subgraph import attach_nodes, induce_sorted
 from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
 from parallel_epochs.pipeline.run.memory import machine_memory
 
-LIBRARY = NativeLibrary("streamed clusters", Path(__file__).with_name("stream.cpp"), otherwise="numpy selects instead")
+LIBRARY = NativeLibrary(
+    "streamed clusters", Path(__file__).with_name("stream.cpp"), otherwise="numpy selects instead"
+)
 
 
 def buffer_bytes() -> int:
@@ -58,8 +60,15 @@ class ClusterStream:
             :meth:`prepare`.
     """
 
-    def __init__(self, data: Data, *, spill: Path, buffer: int | None = None, block: int = BLOCK_BYTES,
-                 lay_out: Callable[[int], LaidOut] | None = None):
+    def __init__(
+        self,
+        data: Data,
+        *,
+        spill: Path,
+        buffer: int | None = None,
+        block: int = BLOCK_BYTES,
+        lay_out: Callable[[int], LaidOut] | None = None,
+    ):
         self._data, self._spill, self._block, self._lay_out = data, spill, block, lay_out
         self._buffer = buffer_bytes() if buffer is None else buffer
         self._laid_out: LaidOut | None = None
@@ -84,7 +93,7 @@ class ClusterStream:
             seen: set[int] = set()
             while first + len(seen) < len(clusters) and clusters[first + len(seen)] not in seen:
                 seen.add(clusters[first + len(seen)])
-            yield from self._pass(partition, clusters[first:first + len(seen)])
+            yield from self._pass(partition, clusters[first : first + len(seen)])
             first += len(seen)
 
     def measure(self, partition: Partition, seconds: float) -> Quality:
@@ -111,27 +120,40 @@ class ClusterStream:
             features = self._select_features(part, len(clusters), stack)
             del part, local
             for place, cluster in enumerate(clusters):
-                yield self._build(partition.nodes(cluster), waiting.take(place),
-                                  None if features is None else features.take(place)[0])
+                yield self._build(
+                    partition.nodes(cluster),
+                    waiting.take(place),
+                    None if features is None else features.take(place)[0],
+                )
 
     def _build(self, nodes: Tensor, edges: list[np.ndarray], x: np.ndarray | None) -> Data:
-        """Build the subgraph of a cluster: as a graph of its nodes in ascending order first, then in the order given.
-        """
+        """Build the subgraph of a cluster: as a graph of its nodes in ascending order first, then in the order given."""
         src, dst, *attr = edges
         order = torch.empty_like(nodes)
         order[nodes.argsort()] = torch.arange(len(nodes))
         batch = induce_sorted(src, dst, attr[0] if attr else None, order)
-        return attach_nodes(batch, self._data, nodes, None if x is None else torch.from_numpy(x).index_select(0, order))
+        return attach_nodes(
+            batch,
+            self._data,
+            nodes,
+            None if x is None else torch.from_numpy(x).index_select(0, order),
+        )
 
-    def _select_edges(self, part: np.ndarray, local: np.ndarray, num_parts: int) -> Iterator[Selected]:
+    def _select_edges(
+        self, part: np.ndarray, local: np.ndarray, num_parts: int
+    ) -> Iterator[Selected]:
         """Read the edges once, in order; of each block yield those within a cluster: source, destination, features."""
         for first, ptr, src, *attr in edge_blocks(self._data, self._block, features=True):
             *ends, owner, position = _select(src, ptr, first, part, local)
             order, ptr_of_parts = counting_sort(owner, num_parts)
             position = position[order]
-            yield Selected(ptr_of_parts, [end[order] for end in ends] + [values[position] for values in attr])
+            yield Selected(
+                ptr_of_parts, [end[order] for end in ends] + [values[position] for values in attr]
+            )
 
-    def _select_features(self, part: np.ndarray, num_parts: int, stack: contextlib.ExitStack) -> Waiting | None:
+    def _select_features(
+        self, part: np.ndarray, num_parts: int, stack: contextlib.ExitStack
+    ) -> Waiting | None:
         """Read the features of all nodes once, in order; none if they are so few that each cluster fetches its own."""
         x = self._data.x
         if x is None or x.numel() * x.element_size() <= self._buffer:
@@ -147,8 +169,9 @@ class ClusterStream:
         return waiting
 
 
-def _select(src: np.ndarray, ptr: np.ndarray, first: int, part: np.ndarray,
-            local: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _select(
+    src: np.ndarray, ptr: np.ndarray, first: int, part: np.ndarray, local: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Select the edges of a block that lie within a cluster.
 
     Args:
@@ -163,14 +186,19 @@ def _select(src: np.ndarray, ptr: np.ndarray, first: int, part: np.ndarray,
     """
     library = LIBRARY.get()
     if library is None:
-        owner = np.repeat(part[first:first + len(ptr) - 1], np.diff(ptr))
+        owner = np.repeat(part[first : first + len(ptr) - 1], np.diff(ptr))
         position = np.flatnonzero((part[src] == owner) & (owner >= 0))
-        dst = np.repeat(local[first:first + len(ptr) - 1], np.diff(ptr))
+        dst = np.repeat(local[first : first + len(ptr) - 1], np.diff(ptr))
         return local[src[position]], dst[position], owner[position], position.astype(np.int32)
     select = library.stream_select_32 if src.dtype == np.int32 else library.stream_select_64
     select.restype = ctypes.c_int64
     out = np.empty((4, len(src) + 1), np.int32)
     arrays = [torch.from_numpy(array) for array in (src, ptr, part, local, *out)]
-    kept = select(pointer(arrays[0]), pointer(arrays[1]), ctypes.c_int64(first), ctypes.c_int64(len(ptr) - 1),
-                  *map(pointer, arrays[2:]))
+    kept = select(
+        pointer(arrays[0]),
+        pointer(arrays[1]),
+        ctypes.c_int64(first),
+        ctypes.c_int64(len(ptr) - 1),
+        *map(pointer, arrays[2:]),
+    )
     return out[0, :kept], out[1, :kept], out[2, :kept], out[3, :kept]

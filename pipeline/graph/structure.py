@@ -14,7 +14,12 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edge_index import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.hash import GOLDEN, mix
 from parallel_epochs.pipeline.graph.edges import transpose
-from parallel_epochs.pipeline.graph.ranges import check_edges, check_ends, check_numbers, check_order
+from parallel_epochs.pipeline.graph.ranges import (
+    check_edges,
+    check_ends,
+    check_numbers,
+    check_order,
+)
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.words import count
 
@@ -43,12 +48,21 @@ class Structure:
     def describe(self, *, several_relations: bool = False) -> str:
         """Say what the graph is like; with several relations, edges between the same nodes are no duplicates."""
         without = self.num_without_reverse
-        kind = f"directed ({count(without, 'edge has', 'edges have')} no reverse)" if without else \
-            "undirected (every edge has its reverse)"
-        return ", ".join([kind, count(self.num_nodes, "node"), count(self.num_edges, "directed edge"),
-                          count(self.num_self_loops, "self-loop"),
-                          count(self.num_duplicates, "parallel edge" if several_relations else "duplicate"),
-                          count(self.num_isolated, "isolated node")])
+        kind = (
+            f"directed ({count(without, 'edge has', 'edges have')} no reverse)"
+            if without
+            else "undirected (every edge has its reverse)"
+        )
+        return ", ".join(
+            [
+                kind,
+                count(self.num_nodes, "node"),
+                count(self.num_edges, "directed edge"),
+                count(self.num_self_loops, "self-loop"),
+                count(self.num_duplicates, "parallel edge" if several_relations else "duplicate"),
+                count(self.num_isolated, "isolated node"),
+            ]
+        )
 
 
 def inspect(edge_index: EdgeIndex) -> Structure:
@@ -63,11 +77,16 @@ def inspect(edge_index: EdgeIndex) -> Structure:
     isolated = degree == 0
     if loops.any():
         # A node whose only edges are its own self-loops has no neighbour either.
-        own = torch.zeros_like(degree).index_add_(0, src[loops], torch.ones_like(src[loops]).to(degree.dtype))
+        own = torch.zeros_like(degree).index_add_(
+            0, src[loops], torch.ones_like(src[loops]).to(degree.dtype)
+        )
         isolated |= degree == 2 * own
-    transposed = sp.csr_array((np.zeros(num_edges, np.int8), src.numpy(), indptr.numpy()),
-                              shape=(num_nodes, num_nodes)).tocsc()
-    mirrored = np.array_equal(transposed.indptr, indptr.numpy()) and np.array_equal(transposed.indices, src.numpy())
+    transposed = sp.csr_array(
+        (np.zeros(num_edges, np.int8), src.numpy(), indptr.numpy()), shape=(num_nodes, num_nodes)
+    ).tocsc()
+    mirrored = np.array_equal(transposed.indptr, indptr.numpy()) and np.array_equal(
+        transposed.indices, src.numpy()
+    )
     without = 0
     if not mirrored:
         key = dst.long() * num_nodes + src
@@ -75,13 +94,19 @@ def inspect(edge_index: EdgeIndex) -> Structure:
         found = torch.searchsorted(key, reverse).clamp(max=num_edges - 1)
         without = int((key[found] != reverse).sum())
         # Duplicates whose numbers differ by direction leave no edge without a reverse: that is undirected as well.
-    return Structure(num_nodes, num_edges, without, int(loops.sum()), int(same.sum()), int(isolated.sum()))
+    return Structure(
+        num_nodes, num_edges, without, int(loops.sum()), int(same.sum()), int(isolated.sum())
+    )
 
 
 def is_structure(value: object) -> bool:
     """Tell whether a value of a store holds the fields of :class:`Structure`."""
     names = {field.name for field in fields(Structure)}
-    return isinstance(value, dict) and value.keys() == names and all(type(number) is int for number in value.values())
+    return (
+        isinstance(value, dict)
+        and value.keys() == names
+        and all(type(number) is int for number in value.values())
+    )
 
 
 def structure_of(data: Data) -> Structure | None:
@@ -95,8 +120,10 @@ def structure_of(data: Data) -> Structure | None:
 def describe_edges(data: Data, *, several_relations: bool = False) -> str:
     """Say how large a graph is, and whether it is directed."""
     if (found := structure_of(data)) is None:
-        return (f"{count(data.num_nodes, 'node')}, {count(data.num_edges, 'directed edge')}; its store does not say "
-                "whether every edge has its reverse")
+        return (
+            f"{count(data.num_nodes, 'node')}, {count(data.num_edges, 'directed edge')}; its store does not say "
+            "whether every edge has its reverse"
+        )
     return found.describe(several_relations=several_relations)
 
 
@@ -112,10 +139,12 @@ def draw_lots(edge_index: EdgeIndex, key: int) -> Tensor:
     src, dst = edge_index.as_tensor().numpy()
     lots = np.empty(len(src), np.float32)
     for first in range(0, len(src), HASHED):
-        ends = np.stack([part[first:first + HASHED] for part in (src, dst)]).astype(np.uint64)
+        ends = np.stack([part[first : first + HASHED] for part in (src, dst)]).astype(np.uint64)
         ends.sort(axis=0)
         bits = mix(mix(ends[0] + np.uint64(key) + GOLDEN) + ends[1] + GOLDEN)
-        lots[first:first + HASHED] = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        lots[first : first + HASHED] = (bits >> np.uint64(40)).astype(np.float32) * np.float32(
+            2**-24
+        )
     return torch.from_numpy(lots)
 
 
@@ -135,12 +164,19 @@ def keep_both_orders(edge_index: EdgeIndex, cache: Path | None = None) -> EdgeIn
     Args:
         cache: a folder to keep them in, under the digest of the graph; processes share the memory of the file.
     """
+
     def build() -> dict:
         (indptr, _), _ = edge_index.get_csc()
         both = transpose(from_csc(edge_index.as_tensor().long(), indptr))
         (rowptr, dst), perm = both.get_csr()
-        return {"edges": both.as_tensor(), "indptr": indptr.long(), "perm": perm, "rowptr": rowptr, "dst": dst,
-                "src": both.as_tensor()[0].index_select(0, perm)}
+        return {
+            "edges": both.as_tensor(),
+            "indptr": indptr.long(),
+            "perm": perm,
+            "rowptr": rowptr,
+            "dst": dst,
+            "src": both.as_tensor()[0].index_select(0, perm),
+        }
 
     def check(path: Path, kept: dict) -> None:
         num_nodes, num_edges = check_edges(path, kept), edge_index.size(1)
@@ -152,7 +188,16 @@ def keep_both_orders(edge_index: EdgeIndex, cache: Path | None = None) -> EdgeIn
     if cache is None:
         kept = build()
     else:
-        kept = checkpoint.keep(cache / f"whole-{hash_structure(edge_index)}.pt", build, again="sorting the edges again",
-                               check=check)
-    return fill_csr(from_csc(kept["edges"], kept["indptr"]), perm=kept["perm"], src=kept["src"], dst=kept["dst"],
-                    rowptr=kept["rowptr"])
+        kept = checkpoint.keep(
+            cache / f"whole-{hash_structure(edge_index)}.pt",
+            build,
+            again="sorting the edges again",
+            check=check,
+        )
+    return fill_csr(
+        from_csc(kept["edges"], kept["indptr"]),
+        perm=kept["perm"],
+        src=kept["src"],
+        dst=kept["dst"],
+        rowptr=kept["rowptr"],
+    )

@@ -15,14 +15,18 @@ from parallel_epochs.models.edge_index import choose_dtype, fill_csr, from_csc
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.pipeline.graph.edges import expand_ranges, transpose
 
-LIBRARY = NativeLibrary("induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="torch selects instead")
+LIBRARY = NativeLibrary(
+    "induced subgraph", Path(__file__).with_name("subgraph.cpp"), otherwise="torch selects instead"
+)
 NODE_KEYS = ("x", "y", "train_mask", "valid_mask", "test_mask")
 # Edges that torch looks at together: with some 40 bytes for each.
 BLOCK_EDGES = 1 << 24
 GRAPH_KEYS = ("metric", "num_categories", "out_channels", "content_hash")
 
 
-def induced_subgraph(data: Data, nodes: Int[Tensor, " num_selected"], *, dtype: torch.dtype = torch.int32) -> Data:
+def induced_subgraph(
+    data: Data, nodes: Int[Tensor, " num_selected"], *, dtype: torch.dtype = torch.int32
+) -> Data:
     """Build the subgraph of some nodes, numbered in the order given; ``n_id`` holds their numbers in `data`.
 
     Only the rows of `nodes` are read, so that all clusters of a partition together cost one pass over the edges.
@@ -41,8 +45,12 @@ def induced_subgraph(data: Data, nodes: Int[Tensor, " num_selected"], *, dtype: 
     return attach(data, edge_index, nodes, position)
 
 
-def attach(data: Data, edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"],
-           position: Int[Tensor, " num_kept"]) -> Data:
+def attach(
+    data: Data,
+    edge_index: EdgeIndex,
+    nodes: Int[Tensor, " num_selected"],
+    position: Int[Tensor, " num_kept"],
+) -> Data:
     """Build a part of a graph: some edges between some nodes, with what `data` knows of them.
 
     Args:
@@ -52,8 +60,14 @@ def attach(data: Data, edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"
     """
     out = Data(edge_index=edge_index, num_nodes=len(nodes))
     if data.edge_attr is not None:
-        native = position.device.type == "cpu" and LIBRARY.get() is not None and position.dtype == torch.int64
-        out.edge_attr = gather(data.edge_attr, position) if native else take_rows(data, "edge_attr", position)
+        native = (
+            position.device.type == "cpu"
+            and LIBRARY.get() is not None
+            and position.dtype == torch.int64
+        )
+        out.edge_attr = (
+            gather(data.edge_attr, position) if native else take_rows(data, "edge_attr", position)
+        )
     return attach_nodes(out, data, nodes)
 
 
@@ -82,8 +96,9 @@ def take_rows(data: Data, key: str, rows: Tensor) -> Tensor:
     return held[key].take(rows) if key in held else data[key].index_select(0, rows)
 
 
-def induce_sorted(src: np.ndarray, dst: np.ndarray, edge_attr: np.ndarray | None,
-                  order: Int[Tensor, " num_nodes"]) -> Data:
+def induce_sorted(
+    src: np.ndarray, dst: np.ndarray, edge_attr: np.ndarray | None, order: Int[Tensor, " num_nodes"]
+) -> Data:
     """Build a graph of edges that are sorted by destination, and number its nodes anew.
 
     Args:
@@ -96,13 +111,17 @@ def induce_sorted(src: np.ndarray, dst: np.ndarray, edge_attr: np.ndarray | None
     """
     ptr = np.zeros(len(order) + 1, np.int32)
     np.cumsum(np.bincount(dst, minlength=len(order)), out=ptr[1:])
-    graph = Data(edge_index=from_csc(torch.from_numpy(np.stack([src, dst])), torch.from_numpy(ptr)),
-                 num_nodes=len(order), edge_attr=None if edge_attr is None else torch.from_numpy(edge_attr))
+    graph = Data(
+        edge_index=from_csc(torch.from_numpy(np.stack([src, dst])), torch.from_numpy(ptr)),
+        num_nodes=len(order),
+        edge_attr=None if edge_attr is None else torch.from_numpy(edge_attr),
+    )
     return induced_subgraph(graph, order, dtype=torch.int64)
 
 
-def induce_with_torch(edge_index: EdgeIndex, nodes: Tensor, *,
-                      block_edges: int = BLOCK_EDGES) -> tuple[EdgeIndex, Tensor]:
+def induce_with_torch(
+    edge_index: EdgeIndex, nodes: Tensor, *, block_edges: int = BLOCK_EDGES
+) -> tuple[EdgeIndex, Tensor]:
     """Do what :func:`induce` does with torch's operations: on a GPU, without a compiler, and for int64 as well.
 
     On a GPU, the result is waited for three times, and twice more for each further block.
@@ -138,10 +157,16 @@ def _cut_rows(sizes: Int[Tensor, " num_rows"], most: int) -> list[int]:
 
 def can_run(edge_index: EdgeIndex) -> bool:
     """Tell whether :func:`induce` takes this graph: int32, on a machine with a compiler."""
-    return edge_index.dtype == torch.int32 and edge_index.device.type == "cpu" and LIBRARY.get() is not None
+    return (
+        edge_index.dtype == torch.int32
+        and edge_index.device.type == "cpu"
+        and LIBRARY.get() is not None
+    )
 
 
-def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[EdgeIndex, Int[Tensor, " num_kept"]]:
+def induce(
+    edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]
+) -> tuple[EdgeIndex, Int[Tensor, " num_kept"]]:
     """Select the edges between some nodes, numbered in the order given.
 
     Args:
@@ -157,9 +182,17 @@ def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[
     (indptr, src), _ = edge_index.get_csc()
     indptr, src, nodes = indptr.contiguous(), src.contiguous(), nodes.contiguous()
     num_nodes, num_edges = nodes.numel(), ctypes.c_int64()
-    selected = ctypes.c_void_p(library.subgraph_select(
-        pointer(indptr), pointer(src), ctypes.c_int64(indptr.numel() - 1), pointer(nodes), ctypes.c_int64(num_nodes),
-        threads, ctypes.byref(num_edges)))
+    selected = ctypes.c_void_p(
+        library.subgraph_select(
+            pointer(indptr),
+            pointer(src),
+            ctypes.c_int64(indptr.numel() - 1),
+            pointer(nodes),
+            ctypes.c_int64(num_nodes),
+            threads,
+            ctypes.byref(num_edges),
+        )
+    )
     if not selected:
         raise MemoryError(f"no memory for the subgraph of {num_nodes:,} nodes")
     try:
@@ -167,19 +200,32 @@ def induce(edge_index: EdgeIndex, nodes: Int[Tensor, " num_selected"]) -> tuple[
         transposed = torch.empty(2, num_edges.value, dtype=torch.int64)
         position, perm = torch.empty(2, num_edges.value, dtype=torch.int64)
         ptr, rowptr = torch.empty(2, num_nodes + 1, dtype=torch.int64)
-        library.subgraph_write(selected, threads, *map(pointer, (
-            edges[0], edges[1], ptr, position, transposed[0], transposed[1], rowptr, perm)))
+        library.subgraph_write(
+            selected,
+            threads,
+            *map(
+                pointer,
+                (edges[0], edges[1], ptr, position, transposed[0], transposed[1], rowptr, perm),
+            ),
+        )
     finally:
         library.subgraph_free(selected)
     out = from_csc(edges, ptr)
     return fill_csr(out, perm=perm, src=transposed[0], dst=transposed[1], rowptr=rowptr), position
 
 
-def gather(values: Shaped[Tensor, "num_rows columns"], rows: Int[Tensor, " num_selected"]) -> Tensor:
+def gather(
+    values: Shaped[Tensor, "num_rows columns"], rows: Int[Tensor, " num_selected"]
+) -> Tensor:
     """Compute ``values[rows]`` for a contiguous matrix on the CPU and rows of int64, all in range."""
     assert values.is_contiguous() and values.dim() == 2 and rows.dtype == torch.int64
     out = values.new_empty(rows.numel(), values.size(1))
     LIBRARY.require().gather_rows(
-        pointer(values), pointer(rows), ctypes.c_int64(rows.numel()),
-        ctypes.c_int64(values.size(1) * values.element_size()), pointer(out), torch.get_num_threads())
+        pointer(values),
+        pointer(rows),
+        ctypes.c_int64(rows.numel()),
+        ctypes.c_int64(values.size(1) * values.element_size()),
+        pointer(out),
+        torch.get_num_threads(),
+    )
     return out

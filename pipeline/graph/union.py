@@ -38,21 +38,36 @@ def select_graphs(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
     num_edges = end_edge - first_edge
 
     degree = indptr[nodes + 1] - indptr[nodes]
-    by_destination = np.stack([src[edges] + np.repeat(node_ptr[:-1] - first_node, num_edges),
-                               np.repeat(np.arange(len(nodes)), degree)])
+    by_destination = np.stack(
+        [
+            src[edges] + np.repeat(node_ptr[:-1] - first_node, num_edges),
+            np.repeat(np.arange(len(nodes)), degree),
+        ]
+    )
     perm = data.by_source.numpy()[edges] + np.repeat(edge_ptr[:-1] - first_edge, num_edges)
     by_source = by_destination[:, perm]
     edge_index = from_csc(torch.from_numpy(by_destination), torch.from_numpy(_begin(degree)))
-    fill_csr(edge_index, perm=torch.from_numpy(perm), src=torch.from_numpy(by_source[0]),
-             dst=torch.from_numpy(by_source[1]),
-             rowptr=torch.from_numpy(_begin(np.bincount(by_destination[0], minlength=len(nodes)))))
+    fill_csr(
+        edge_index,
+        perm=torch.from_numpy(perm),
+        src=torch.from_numpy(by_source[0]),
+        dst=torch.from_numpy(by_source[1]),
+        rowptr=torch.from_numpy(_begin(np.bincount(by_destination[0], minlength=len(nodes)))),
+    )
 
     n_id = torch.from_numpy(nodes)
     attributes = {key: data[key].index_select(0, graphs) for key in ("y", *MASKS)}
     if data.edge_attr is not None:
         attributes["edge_attr"] = data.edge_attr.index_select(0, torch.from_numpy(edges))
-    return Data(edge_index=edge_index, x=data.x.index_select(0, n_id), ptr=torch.from_numpy(node_ptr), n_id=n_id,
-                num_nodes=len(nodes), graph_id=graphs, **attributes)
+    return Data(
+        edge_index=edge_index,
+        x=data.x.index_select(0, n_id),
+        ptr=torch.from_numpy(node_ptr),
+        n_id=n_id,
+        num_nodes=len(nodes),
+        graph_id=graphs,
+        **attributes,
+    )
 
 
 def _select_with_torch(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
@@ -63,11 +78,20 @@ def _select_with_torch(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
     attributes = {key: data[key].index_select(0, graphs) for key in ("y", *MASKS)}
     if data.edge_attr is not None:
         attributes["edge_attr"] = take_rows(data, "edge_attr", edges)
-    return Data(edge_index=edge_index, x=take_rows(data, "x", nodes), n_id=nodes, num_nodes=len(nodes),
-                ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), graph_id=graphs, **attributes)
+    return Data(
+        edge_index=edge_index,
+        x=take_rows(data, "x", nodes),
+        n_id=nodes,
+        num_nodes=len(nodes),
+        ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
+        graph_id=graphs,
+        **attributes,
+    )
 
 
-def cut_by_nodes(graphs: Int[Tensor, " num_graphs"], sizes: Int[Tensor, " num_graphs"], num_parts: int) -> Partition:
+def cut_by_nodes(
+    graphs: Int[Tensor, " num_graphs"], sizes: Int[Tensor, " num_graphs"], num_parts: int
+) -> Partition:
     """Cut a sequence of graphs where the nodes so far are nearest below even shares.
 
     A part has at least two graphs where there are two for each, else at least one, and at most about its even share of

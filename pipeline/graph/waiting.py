@@ -60,14 +60,19 @@ class Waiting:
     def take(self, place: int) -> list[np.ndarray]:
         """Return what was kept for a cluster, piece behind piece in the order in which they came."""
         parts = [self._read(ptr, extents, place) for ptr, extents in self._spilled]
-        parts += [[array[piece.ptr[place]:piece.ptr[place + 1]] for array in piece.arrays] for piece in self._pieces]
+        parts += [
+            [array[piece.ptr[place] : piece.ptr[place + 1]] for array in piece.arrays]
+            for piece in self._pieces
+        ]
         return [np.concatenate(arrays) for arrays in zip(*parts)]
 
     def _write(self) -> None:
         with files.naming(self._folder / "spill", "written", size=lambda: self._held):
             if self._file is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._file = self._exit.enter_context(tempfile.TemporaryFile(dir=self._folder, buffering=0))
+                self._file = self._exit.enter_context(
+                    tempfile.TemporaryFile(dir=self._folder, buffering=0)
+                )
             for piece in self._pieces:
                 extents = []
                 for array in piece.arrays:
@@ -80,5 +85,12 @@ class Waiting:
         assert self._file is not None
         first, last = int(ptr[place]), int(ptr[place + 1])
         with files.naming(self._folder / "spill", "read"):
-            return [files.read_at(self._file.fileno(), dtype, (last - first, *row),
-                                  begin + first * dtype.itemsize * math.prod(row)) for begin, dtype, row in extents]
+            return [
+                files.read_at(
+                    self._file.fileno(),
+                    dtype,
+                    (last - first, *row),
+                    begin + first * dtype.itemsize * math.prod(row),
+                )
+                for begin, dtype, row in extents
+            ]

@@ -21,7 +21,9 @@ from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.node_parts import NodeParts
 
 WalkProblem = read_structure(Path(__file__).with_name("walks.cpp"), "WalkProblem")
-LIBRARY = NativeLibrary("random walks", Path(__file__).with_name("walks.cpp"), otherwise="there are no walks then")
+LIBRARY = NativeLibrary(
+    "random walks", Path(__file__).with_name("walks.cpp"), otherwise="there are no walks then"
+)
 # Walks are divided into so many chunks. The order of pairs depends on it, and not on the number of threads.
 NUM_CHUNKS = 64
 
@@ -38,8 +40,14 @@ def alias_tables(ptr: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         is taken instead [ptr[-1]], int32.
     """
     accept, alias = torch.empty_like(weight), torch.empty(weight.numel(), dtype=torch.int32)
-    library().walks_alias(pointer(ptr), _int(ptr.numel() - 1), pointer(weight), _int(torch.get_num_threads()),
-                          pointer(accept), pointer(alias))
+    library().walks_alias(
+        pointer(ptr),
+        _int(ptr.numel() - 1),
+        pointer(weight),
+        _int(torch.get_num_threads()),
+        pointer(accept),
+        pointer(alias),
+    )
     return accept, alias
 
 
@@ -62,10 +70,14 @@ def negative_tables(ptr: Tensor, degree: Tensor, exponent: float) -> tuple[Tenso
 def negative_frequency(degree: Tensor, exponent: float) -> Tensor:
     """Compute how often each row is drawn as a negative, in proportion, float64; see :func:`negative_tables`."""
     degree = degree.double()
-    frequency = torch.where(degree > 0, degree.pow(exponent), 0.0) if exponent < 0 else degree.pow(exponent)
+    frequency = (
+        torch.where(degree > 0, degree.pow(exponent), 0.0) if exponent < 0 else degree.pow(exponent)
+    )
     if not bool((frequency.sum() < torch.finfo(torch.float32).max).all()):
-        raise ValueError(f"trainer.negative_exponent={exponent:g}: this power of the largest degree, "
-                         f"{float(degree.max()):g}, does not fit into float32. Choose one between 0 and 1")
+        raise ValueError(
+            f"trainer.negative_exponent={exponent:g}: this power of the largest degree, "
+            f"{float(degree.max()):g}, does not fit into float32. Choose one between 0 and 1"
+        )
     return frequency
 
 
@@ -101,35 +113,61 @@ class WalkSampler:
         ValueError: no edge has a weight above 0.
     """
 
-    def __init__(self, edge_index: EdgeIndex, weight: Tensor | None = None, *, length: int, p: float = 1.0,
-                 q: float = 1.0, symmetric: bool = False, random_starts: bool = False):
+    def __init__(
+        self,
+        edge_index: EdgeIndex,
+        weight: Tensor | None = None,
+        *,
+        length: int,
+        p: float = 1.0,
+        q: float = 1.0,
+        symmetric: bool = False,
+        random_starts: bool = False,
+    ):
         if symmetric and weight is None:
-            (ptr, neighbor), perm = edge_index.get_csc()[0], None  # the sources of a node are its destinations
+            (ptr, neighbor), perm = (
+                edge_index.get_csc()[0],
+                None,
+            )  # the sources of a node are its destinations
         else:
             (ptr, neighbor), perm = transpose(edge_index).get_csr()
         self.length, self.num_nodes = length, ptr.numel() - 1
         self._ptr, self._neighbor = ptr.long().contiguous(), neighbor.int().contiguous()
         degree = self._ptr.diff()
         self.starts = degree.nonzero().squeeze(1).int()
-        tensors: dict[str, Tensor] = {"ptr": self._ptr, "neighbor": self._neighbor, "starts": self.starts}
+        tensors: dict[str, Tensor] = {
+            "ptr": self._ptr,
+            "neighbor": self._neighbor,
+            "starts": self.starts,
+        }
         strength = degree.double()
         if weight is not None:
             tensors["weight"] = weight.float()[perm].contiguous()
             strength = tensors["strength"] = torch.segment_reduce(
-                tensors["weight"].double(), "sum", offsets=self._ptr, initial=0)
+                tensors["weight"].double(), "sum", offsets=self._ptr, initial=0
+            )
             # A walk cannot leave a node by edges that all weigh nothing.
             tensors["starts"] = self.starts = (strength > 0).nonzero().squeeze(1).int()
             tensors["accept"], tensors["alias"] = alias_tables(self._ptr, tensors["weight"])
         if not self.starts.numel():
-            raise ValueError(f"no walk can begin: none of the {neighbor.numel():,} edges has a weight above 0. Choose "
-                             "another graph, or hold out fewer of its edges")
+            raise ValueError(
+                f"no walk can begin: none of the {neighbor.numel():,} edges has a weight above 0. Choose "
+                "another graph, or hold out fewer of its edges"
+            )
         if random_starts:
             whole = torch.tensor([0, self.starts.numel()])
             tensors["start_accept"], tensors["start_alias"] = alias_tables(
-                whole, strength[self.starts.long()].float().contiguous())
+                whole, strength[self.starts.long()].float().contiguous()
+            )
         self._tensors = tensors
-        self._options = {"num_nodes": self.num_nodes, "num_starts": self.starts.numel(), "length": length, "p": p,
-                         "q": q, "random_starts": random_starts}
+        self._options = {
+            "num_nodes": self.num_nodes,
+            "num_starts": self.starts.numel(),
+            "length": length,
+            "p": p,
+            "q": q,
+            "random_starts": random_starts,
+        }
 
     def draw(self, first: int, num_walks: int, key: int, *, num_threads: int = 1) -> Tensor:
         """Draw the walks number `first` and those after it.
@@ -147,7 +185,9 @@ class WalkSampler:
         return walks
 
 
-def collect_pairs(walks: Tensor, parts: NodeParts, *, distance: int, both: bool, num_threads: int = 1) -> Pairs:
+def collect_pairs(
+    walks: Tensor, parts: NodeParts, *, distance: int, both: bool, num_threads: int = 1
+) -> Pairs:
     """Collect the pairs of nodes at most `distance` steps apart on a walk, sorted by the partitions of the two.
 
     Args:
@@ -159,10 +199,20 @@ def collect_pairs(walks: Tensor, parts: NodeParts, *, distance: int, both: bool,
 
     def call(offsets: np.ndarray, pairs: Tensor | None) -> None:
         library().walks_pairs(
-            pointer(walks), _int(walks.size(0)), _int(walks.size(1)), _int(distance), _int(both), pointer(parts.row),
-            pointer(parts.ptr), pointer(parts.part), _int(num_parts), _int(NUM_CHUNKS), _int(num_threads),
+            pointer(walks),
+            _int(walks.size(0)),
+            _int(walks.size(1)),
+            _int(distance),
+            _int(both),
+            pointer(parts.row),
+            pointer(parts.ptr),
+            pointer(parts.part),
+            _int(num_parts),
+            _int(NUM_CHUNKS),
+            _int(num_threads),
             ctypes.c_void_p(offsets.ctypes.data),
-            None if pairs is None else pointer(pairs))
+            None if pairs is None else pointer(pairs),
+        )
 
     call(counts, None)
     # Block by block, and in each chunk by chunk.
@@ -183,7 +233,9 @@ def library() -> ctypes.CDLL:
     """
     compiled = LIBRARY.get()
     if compiled is None:
-        raise ValueError(f"embeddings are trained by C++, and it cannot be compiled: {LIBRARY.missing()}")
+        raise ValueError(
+            f"embeddings are trained by C++, and it cannot be compiled: {LIBRARY.missing()}"
+        )
     return compiled
 
 

@@ -46,7 +46,11 @@ MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 def choose_model(options: KnowledgeTrainerConfig) -> TripleModel:
     """Return the scoring function of a configuration."""
     model = MODELS[options.model]
-    return dataclasses.replace(model, comparison=f"l{options.norm}") if options.model == "transe" else model
+    return (
+        dataclasses.replace(model, comparison=f"l{options.norm}")
+        if options.model == "transe"
+        else model
+    )
 
 
 def check(config: KnowledgeConfig) -> None:
@@ -59,18 +63,24 @@ def check(config: KnowledgeConfig) -> None:
     model = choose_model(options)
     if options.dim % model.parts:
         whole = -(-options.dim // model.parts) * model.parts
-        raise ValueError(f"trainer.dim={options.dim} must be a multiple of {model.parts} for "
-                         f"trainer.model={options.model}, which uses {model.parts} real numbers per component: set it "
-                         f"to {whole}, for example")
+        raise ValueError(
+            f"trainer.dim={options.dim} must be a multiple of {model.parts} for "
+            f"trainer.model={options.model}, which uses {model.parts} real numbers per component: set it "
+            f"to {whole}, for example"
+        )
     if not model.is_distance:
         return
     if options.loss == "one_vs_all":
-        raise ValueError("trainer.loss=one_vs_all needs a model whose score is a product; this run has "
-                         f"trainer.model={options.model}, whose score is a distance. Set trainer.loss=negatives")
+        raise ValueError(
+            "trainer.loss=one_vs_all needs a model whose score is a product; this run has "
+            f"trainer.model={options.model}, whose score is a distance. Set trainer.loss=negatives"
+        )
     for name in ("n3", "l3"):
         if value := getattr(options, name):
-            raise ValueError(f"trainer.{name}={keys.as_typed(value)} needs a model whose score is a product; this run "
-                             f"has trainer.model={options.model}. Leave trainer.{name} out")
+            raise ValueError(
+                f"trainer.{name}={keys.as_typed(value)} needs a model whose score is a product; this run "
+                f"has trainer.model={options.model}. Leave trainer.{name} out"
+            )
 
 
 def check_data(config: KnowledgeConfig, data: Data) -> None:
@@ -84,16 +94,24 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     needed = tables * config.parallel.num_ranks
     most = most_parts(data)
     if options.loss == "negatives" and options.num_parts != keys.AUTO and options.num_parts > most:
-        raise ValueError(f"trainer.num_parts={options.num_parts}: {data.num_nodes:,} entities make at most {most} "
-                         f"{'part' if most == 1 else 'parts'} here: lower it")
+        raise ValueError(
+            f"trainer.num_parts={options.num_parts}: {data.num_nodes:,} entities make at most {most} "
+            f"{'part' if most == 1 else 'parts'} here: lower it"
+        )
     if needed > available:
-        raise ValueError(f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
-                         f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
-                         f"{format_bytes(available)}: lower it")
+        raise ValueError(
+            f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
+            f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
+            f"{format_bytes(available)}: lower it"
+        )
     if step > available:
-        mend = "trainer.batch_size" + ("" if options.loss == "one_vs_all" else " or trainer.num_negatives")
-        raise ValueError(f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(step)}, but this "
-                         f"machine has {format_bytes(available)}: lower {mend}")
+        mend = "trainer.batch_size" + (
+            "" if options.loss == "one_vs_all" else " or trainer.num_negatives"
+        )
+        raise ValueError(
+            f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(step)}, but this "
+            f"machine has {format_bytes(available)}: lower {mend}"
+        )
 
 
 def most_parts(data: Data) -> int:
@@ -121,8 +139,10 @@ def describe(data: Data) -> str:
     """Say what there is to learn from, and which triples have entities or relations that training does not."""
     splits = split_triples(data)
     counts = " / ".join(f"{len(triples):,}" for triples in splits.values())
-    text = (f"knowledge graph: {data.num_nodes:,} entities, {data.num_relations:,} relations, {counts} triples to "
-            "train, validate and test")
+    text = (
+        f"knowledge graph: {data.num_nodes:,} entities, {data.num_relations:,} relations, {counts} triples to "
+        "train, validate and test"
+    )
     known = torch.zeros(data.num_nodes, dtype=torch.bool)
     known[splits["train"][:, [0, 2]].flatten()] = True
     kinds = torch.zeros(data.num_relations, dtype=torch.bool)
@@ -132,14 +152,15 @@ def describe(data: Data) -> str:
         strange, odd = ~known[triples[:, [0, 2]]].all(1), ~kinds[triples[:, 1]]
         for number, what in ((int(strange.sum()), "an entity"), (int(odd.sum()), "a relation")):
             if number:
-                text += (f"; {count(number, f'{split} triple')} with {what} that occurs in no training triple")
+                text += f"; {count(number, f'{split} triple')} with {what} that occurs in no training triple"
         text += _describe_known(split, splits["train"], triples, data.num_nodes, data.num_relations)
     return text
 
 
-def _describe_known(split: str, train: Tensor, triples: Tensor, num_nodes: int, num_relations: int) -> str:
-    """Say how many triples of a split training tells: the same ones, and those of entities linked the other way round.
-    """
+def _describe_known(
+    split: str, train: Tensor, triples: Tensor, num_nodes: int, num_relations: int
+) -> str:
+    """Say how many triples of a split training tells: the same ones, and those of entities linked the other way round."""
     if not len(triples) or not len(train):
         return ""
     pairs, place = (triples[:, 0] * num_nodes + triples[:, 2]).unique(return_inverse=True)
@@ -150,14 +171,20 @@ def _describe_known(split: str, train: Tensor, triples: Tensor, num_nodes: int, 
         return found[is_there], is_there
 
     found, is_there = find(train[:, 0] * num_nodes + train[:, 2])
-    same = torch.isin(place * num_relations + triples[:, 1], found * num_relations + train[is_there, 1])
-    turned = torch.isin(place, find(train[:, 2] * num_nodes + train[:, 0])[0]) & (triples[:, 0] != triples[:, 2])
+    same = torch.isin(
+        place * num_relations + triples[:, 1], found * num_relations + train[is_there, 1]
+    )
+    turned = torch.isin(place, find(train[:, 2] * num_nodes + train[:, 0])[0]) & (
+        triples[:, 0] != triples[:, 2]
+    )
     text, share = "", float(turned.double().mean())
     if number := int(same.sum()):
         text = f"; {count(number, f'{split} triple')} among those of training too, which flatters the metric"
     if share > COPIED:
-        text += (f"; {share:.0%} of the {split} triples link two entities that a training triple links the other way "
-                 "round, as inverse relations do, which flatters the metric")
+        text += (
+            f"; {share:.0%} of the {split} triples link two entities that a training triple links the other way "
+            "round, as inverse relations do, which flatters the metric"
+        )
     return text
 
 
@@ -167,13 +194,22 @@ def split_triples(data: Data) -> dict[str, Tensor]:
     return dict(zip(SPLITS, data.triples.split(sizes), strict=True))
 
 
-def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> KnowledgeTrainer:
+def build_trainer(
+    part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None
+) -> KnowledgeTrainer:
     """Build what trains vectors of entities and relations, for this rank."""
     config, data, options = part.config, part.data, part.config.trainer
     model, splits, train = choose_model(options), split_triples(data), config.train
     penalty, one_vs_all = Penalty(n3=options.n3, l3=options.l3), options.loss == "one_vs_all"
-    rows = first_rows(model, data.num_nodes, data.num_relations * (2 if one_vs_all else 1), options.dim,
-                      margin=options.margin, scale=options.init_scale, rng=seed_torch("triples", config.seed))
+    rows = first_rows(
+        model,
+        data.num_nodes,
+        data.num_relations * (2 if one_vs_all else 1),
+        options.dim,
+        margin=options.margin,
+        scale=options.init_scale,
+        rng=seed_torch("triples", config.seed),
+    )
     if model.comparison == "modulus":
         with ranks.first_then_others():  # what is compiled, the others find
             distances.LIBRARY.get()
@@ -184,26 +220,60 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     build = partial(build_optimizer, options=options, lr=train.lr, is_sparse=not one_vs_all)
     steps: Steps
     if one_vs_all:
-        steps = OneVsAllSteps(splits["train"].to(home), data.num_relations, batch_size=options.batch_size,
-                              relation_weight=options.relation_weight, penalty=penalty, seed=config.seed)
+        steps = OneVsAllSteps(
+            splits["train"].to(home),
+            data.num_relations,
+            batch_size=options.batch_size,
+            relation_weight=options.relation_weight,
+            penalty=penalty,
+            seed=config.seed,
+        )
     else:
         kind = NegativeSteps if num_parts == 1 else partial(PartSteps, num_parts=num_parts)
-        steps = kind(splits["train"].to(home), data.num_nodes, batch_size=options.batch_size,
-                     chunk_size=options.chunk_size, num_negatives=options.num_negatives,
-                     margin=options.margin if model.is_distance else 0.0, temperature=options.temperature,
-                     penalty=penalty, seed=config.seed)
-    trained = HeldTables(tables, build, -(-data.num_nodes // num_parts), device) if is_held else \
-        TrainedTables(tables, build)
-    trainer = KnowledgeTrainer(trained, steps, num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr,
-                               eval_every=train.eval_every, probe=build_probe(config, data, ranks, stop, home),
-                               ranks=ranks, stop=stop)
+        steps = kind(
+            splits["train"].to(home),
+            data.num_nodes,
+            batch_size=options.batch_size,
+            chunk_size=options.chunk_size,
+            num_negatives=options.num_negatives,
+            margin=options.margin if model.is_distance else 0.0,
+            temperature=options.temperature,
+            penalty=penalty,
+            seed=config.seed,
+        )
+    trained = (
+        HeldTables(tables, build, -(-data.num_nodes // num_parts), device)
+        if is_held
+        else TrainedTables(tables, build)
+    )
+    trainer = KnowledgeTrainer(
+        trained,
+        steps,
+        num_epochs=train.epochs,
+        lr=train.lr,
+        last_lr=options.last_lr,
+        eval_every=train.eval_every,
+        probe=build_probe(config, data, ranks, stop, home),
+        ranks=ranks,
+        stop=stop,
+    )
     begin = f", margin {options.margin:g}" if model.is_distance else ""
     if not model.is_distance and model.parts < 4:  # QuatE has first values of its own
         begin = f", initial deviation {options.init_scale:g}"
-    log.info("model: %s, %d numbers per entity and %d per relation%s, %s in all; loss %s, %s, learning rate %g%s; %s "
-             "steps per epoch", options.model, options.dim, model.relation_dim(options.dim),
-             ", both ways round" if one_vs_all else "", f"{trainer.about.num_parameters:,}", options.loss,
-             options.optimizer, train.lr, begin, f"{trainer.about.num_steps:,}")
+    log.info(
+        "model: %s, %d numbers per entity and %d per relation%s, %s in all; loss %s, %s, learning rate %g%s; %s "
+        "steps per epoch",
+        options.model,
+        options.dim,
+        model.relation_dim(options.dim),
+        ", both ways round" if one_vs_all else "",
+        f"{trainer.about.num_parameters:,}",
+        options.loss,
+        options.optimizer,
+        train.lr,
+        begin,
+        f"{trainer.about.num_steps:,}",
+    )
     return trainer
 
 
@@ -217,33 +287,57 @@ def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
     size, is_auto = part.data.num_nodes * options.dim, options.num_parts == keys.AUTO
     one_vs_all = options.loss == "one_vs_all"
     needed = tables if one_vs_all else 0 if is_auto else tables * min(2 / options.num_parts, 1)
-    of_parts = "" if is_auto or options.num_parts == 1 else f", two of {options.num_parts} parts at a time,"
-    device = settle(part, size=size, least=AUTO_NUMBERS, what=f"numbers of entities{of_parts}", ranks=ranks,
-                    in_triton=False, needed=STEP_COPIES * step + int(needed), says=not is_auto or one_vs_all)
+    of_parts = (
+        ""
+        if is_auto or options.num_parts == 1
+        else f", two of {options.num_parts} parts at a time,"
+    )
+    device = settle(
+        part,
+        size=size,
+        least=AUTO_NUMBERS,
+        what=f"numbers of entities{of_parts}",
+        ranks=ranks,
+        in_triton=False,
+        needed=STEP_COPIES * step + int(needed),
+        says=not is_auto or one_vs_all,
+    )
     if not is_auto or one_vs_all:
         return device, 1 if one_vs_all else options.num_parts
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()
     room = free - STEP_COPIES * step
-    num_parts = torch.tensor(1 if device.type == "cpu" or tables <= room else
-                             max(math.ceil(2 * tables / max(SHARE * room, 1)), 3))
+    num_parts = torch.tensor(
+        1
+        if device.type == "cpu" or tables <= room
+        else max(math.ceil(2 * tables / max(SHARE * room, 1)), 3)
+    )
     ranks.max_(num_parts)
     if num_parts > (most := most_parts(part.data)):
-        why = (f"{format_bytes(free)} of the GPU are free, but a step takes {format_bytes(STEP_COPIES * step)}, and "
-               f"two of {most} parts of the entities {format_bytes(2 * tables / most)}")
+        why = (
+            f"{format_bytes(free)} of the GPU are free, but a step takes {format_bytes(STEP_COPIES * step)}, and "
+            f"two of {most} parts of the entities {format_bytes(2 * tables / most)}"
+        )
         if part.config.device != "auto":
-            raise ValueError(f"device={part.config.device}: {why}. Lower trainer.batch_size or trainer.num_negatives, "
-                             "or set device=cpu")
+            raise ValueError(
+                f"device={part.config.device}: {why}. Lower trainer.batch_size or trainer.num_negatives, "
+                "or set device=cpu"
+            )
         log.info("device=auto: the CPU: %s", why)
         return torch.device("cpu"), 1
     if num_parts > 1:
-        log.info("trainer.num_parts=auto: %d parts. The tables and their optimizer take %s, and %s of the GPU are "
-                 "free, so the tables stay in memory and the GPU holds two parts at a time", num_parts,
-                 format_bytes(tables), format_bytes(free))
+        log.info(
+            "trainer.num_parts=auto: %d parts. The tables and their optimizer take %s, and %s of the GPU are "
+            "free, so the tables stay in memory and the GPU holds two parts at a time",
+            num_parts,
+            format_bytes(tables),
+            format_bytes(free),
+        )
     return device, int(num_parts)
 
 
-def build_optimizer(tables: TripleTables, options: KnowledgeTrainerConfig, lr: float, *,
-                    is_sparse: bool) -> torch.optim.Optimizer:
+def build_optimizer(
+    tables: TripleTables, options: KnowledgeTrainerConfig, lr: float, *, is_sparse: bool
+) -> torch.optim.Optimizer:
     """Build what moves the tables.
 
     Args:
@@ -251,20 +345,38 @@ def build_optimizer(tables: TripleTables, options: KnowledgeTrainerConfig, lr: f
     """
     groups: list = list(tables.parameters())
     if options.relation_lr != 1:  # otherwise one group, as checkpoints have it
-        groups = [{"params": [tables.entities]}, {"params": [tables.relations], "lr_factor": options.relation_lr}]
+        groups = [
+            {"params": [tables.entities]},
+            {"params": [tables.relations], "lr_factor": options.relation_lr},
+        ]
     kinds: dict[str, type[torch.optim.Optimizer]] = {
-        "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD,
-        "adam": torch.optim.SparseAdam if is_sparse else torch.optim.Adam}
+        "adagrad": torch.optim.Adagrad,
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.SparseAdam if is_sparse else torch.optim.Adam,
+    }
     return kinds[options.optimizer](groups, lr=lr)  # type: ignore[call-arg]
 
 
-def build_probe(config: KnowledgeConfig, data: Data, ranks: Ranks = Ranks(), stop: StopRequest | None = None,
-                device: torch.device = torch.device("cpu")) -> TripleProbe:
+def build_probe(
+    config: KnowledgeConfig,
+    data: Data,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+    device: torch.device = torch.device("cpu"),
+) -> TripleProbe:
     """Build what ranks the triples of each split, on the device of the tables."""
     options = config.trainer
-    return TripleProbe(split_triples(data), data.num_nodes, data.num_relations, valid_sample=options.eval_sample,
-                       relation_names=relation_names(data) if options.per_relation else None, seed=config.seed,
-                       device=device, ranks=ranks, stop=stop)
+    return TripleProbe(
+        split_triples(data),
+        data.num_nodes,
+        data.num_relations,
+        valid_sample=options.eval_sample,
+        relation_names=relation_names(data) if options.per_relation else None,
+        seed=config.seed,
+        device=device,
+        ranks=ranks,
+        stop=stop,
+    )
 
 
 def relation_names(data: Data) -> list[str]:

@@ -15,46 +15,112 @@ class KnowledgeTrainerConfig(TrainerConfig):
     """Vectors of the entities and relations of a knowledge graph."""
 
     name: str = key("knowledge", "Knowledge graph embeddings: vectors of entities and relations.")
-    model: str = key("complex", "Model. The score of a triple is a distance (transe, rotate) or a product (distmult, "
-                     "complex, simple, quate).",
-                     choices=("transe", "distmult", "complex", "simple", "rotate", "quate"))
-    dim: int = key(200, "Number of real numbers in an entity's vector. complex, rotate and simple use two for each "
-                   "component, quate uses four.", minimum=1, below=1_000_000)
-    loss: str = key("one_vs_all", "Loss. one_vs_all: cross-entropy over all entities, with reciprocal relations. "
-                    "negatives: each triple is compared with triples whose head or tail is drawn at random.",
-                    choices=("one_vs_all", "negatives"))
-    norm: int = key(1, "Norm of the distance: 1 or 2.", minimum=1, below=3, when={"trainer.model": ("transe",)})
-    batch_size: int = key(1000, "Number of triples in a step, over all ranks. With one_vs_all: average number of "
-                          "answers in a step; each triple has two, its head and its tail.",
-                          minimum=1)
-    chunk_size: int = key(64, "Number of triples that share their negatives.", minimum=1, when=NEGATIVES)
-    num_negatives: int = key(256, "Number of entities drawn per chunk to replace its heads. As many are drawn to "
-                             "replace its tails.", minimum=1, when=NEGATIVES)
-    num_parts: Number = key("auto", "Number of parts of the entities. A GPU holds the vectors of two parts at a time, "
-                            "and memory holds all. Negatives are drawn from these two parts, on a CPU too. auto: 1 if "
-                            "all vectors fit on the device, else as few parts as fit on the GPU.", minimum=1,
-                            may_be_auto=True, when=NEGATIVES, before=1)
-    margin: float = key(9.0, "Distance beyond which a triple counts as false.", minimum=0, when=DISTANCES)
-    temperature: float = key(1.0, "Temperature of self-adversarial weights: negatives are weighted by the softmax of "
-                             "score / temperature. 0: equal weights.",
-                             minimum=0, when=NEGATIVES)
-    n3: Number = key(0.0, "Weight of the N3 penalty: the cubed moduli of a triple's components (models whose score is "
-                     "a product). auto: the best of 0, 0.01 and 0.05 by validation; 0.05 for more than 100,000 "
-                     "triples.", minimum=0.0, may_be_auto=True)
-    relation_weight: float = key(0.0, "Weight of a second cross-entropy: of a triple's relation among all relations, "
-                                 "given its head and tail. 0: none.", minimum=0, when={"trainer.loss": ("one_vs_all",)})
-    l3: float = key(0.0, "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models whose "
-                    "score is a product).", minimum=0)
-    init_scale: float = key(0.001, "Standard deviation of the initial values.", above=0,
-                            when={"trainer.model": ("distmult", "complex", "simple")})
-    optimizer: str = key("adagrad", "Optimizer of the vectors; adagrad and adam keep moments. With "
-                         "trainer.loss=negatives, a step updates only the rows that it "
-                         "uses.", choices=("adagrad", "adam", "sgd"))
-    relation_lr: float = key(1.0, "Learning rate of the relations, as a fraction of that of the entities.", minimum=0)
-    last_lr: float = key(1.0, "Final learning rate as a fraction of train.lr. The learning rate changes "
-                         "linearly.", minimum=0)
-    eval_sample: int = key(0, "Number of validation triples that an evaluation ranks, always the same ones. 0: all. "
-                           "All test triples are ranked once, at the end.", minimum=0)
+    model: str = key(
+        "complex",
+        "Model. The score of a triple is a distance (transe, rotate) or a product (distmult, "
+        "complex, simple, quate).",
+        choices=("transe", "distmult", "complex", "simple", "rotate", "quate"),
+    )
+    dim: int = key(
+        200,
+        "Number of real numbers in an entity's vector. complex, rotate and simple use two for each "
+        "component, quate uses four.",
+        minimum=1,
+        below=1_000_000,
+    )
+    loss: str = key(
+        "one_vs_all",
+        "Loss. one_vs_all: cross-entropy over all entities, with reciprocal relations. "
+        "negatives: each triple is compared with triples whose head or tail is drawn at random.",
+        choices=("one_vs_all", "negatives"),
+    )
+    norm: int = key(
+        1, "Norm of the distance: 1 or 2.", minimum=1, below=3, when={"trainer.model": ("transe",)}
+    )
+    batch_size: int = key(
+        1000,
+        "Number of triples in a step, over all ranks. With one_vs_all: average number of "
+        "answers in a step; each triple has two, its head and its tail.",
+        minimum=1,
+    )
+    chunk_size: int = key(
+        64, "Number of triples that share their negatives.", minimum=1, when=NEGATIVES
+    )
+    num_negatives: int = key(
+        256,
+        "Number of entities drawn per chunk to replace its heads. As many are drawn to "
+        "replace its tails.",
+        minimum=1,
+        when=NEGATIVES,
+    )
+    num_parts: Number = key(
+        "auto",
+        "Number of parts of the entities. A GPU holds the vectors of two parts at a time, "
+        "and memory holds all. Negatives are drawn from these two parts, on a CPU too. auto: 1 if "
+        "all vectors fit on the device, else as few parts as fit on the GPU.",
+        minimum=1,
+        may_be_auto=True,
+        when=NEGATIVES,
+        before=1,
+    )
+    margin: float = key(
+        9.0, "Distance beyond which a triple counts as false.", minimum=0, when=DISTANCES
+    )
+    temperature: float = key(
+        1.0,
+        "Temperature of self-adversarial weights: negatives are weighted by the softmax of "
+        "score / temperature. 0: equal weights.",
+        minimum=0,
+        when=NEGATIVES,
+    )
+    n3: Number = key(
+        0.0,
+        "Weight of the N3 penalty: the cubed moduli of a triple's components (models whose score is "
+        "a product). auto: the best of 0, 0.01 and 0.05 by validation; 0.05 for more than 100,000 "
+        "triples.",
+        minimum=0.0,
+        may_be_auto=True,
+    )
+    relation_weight: float = key(
+        0.0,
+        "Weight of a second cross-entropy: of a triple's relation among all relations, "
+        "given its head and tail. 0: none.",
+        minimum=0,
+        when={"trainer.loss": ("one_vs_all",)},
+    )
+    l3: float = key(
+        0.0,
+        "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models whose "
+        "score is a product).",
+        minimum=0,
+    )
+    init_scale: float = key(
+        0.001,
+        "Standard deviation of the initial values.",
+        above=0,
+        when={"trainer.model": ("distmult", "complex", "simple")},
+    )
+    optimizer: str = key(
+        "adagrad",
+        "Optimizer of the vectors; adagrad and adam keep moments. With "
+        "trainer.loss=negatives, a step updates only the rows that it "
+        "uses.",
+        choices=("adagrad", "adam", "sgd"),
+    )
+    relation_lr: float = key(
+        1.0, "Learning rate of the relations, as a fraction of that of the entities.", minimum=0
+    )
+    last_lr: float = key(
+        1.0,
+        "Final learning rate as a fraction of train.lr. The learning rate changes linearly.",
+        minimum=0,
+    )
+    eval_sample: int = key(
+        0,
+        "Number of validation triples that an evaluation ranks, always the same ones. 0: all. "
+        "All test triples are ranked once, at the end.",
+        minimum=0,
+    )
     per_relation: bool = key(False, "Also score each relation of the test split.")
 
 
@@ -76,13 +142,28 @@ TOP, FILTERED = 10, True
 class AnswersConfig(EvaluateConfig):
     """The keys of `predict` for a run that learned a knowledge graph."""
 
-    pairs: str | None = key(None, "File with pairs of entities, a tensor [num_pairs, 2] saved by torch.save: "
-                            "predictions holds the cosine of each.", is_path=True)
-    neighbors: int = key(0, "Number of nearest entities of each entity that predictions holds in place of the "
-                         "vectors.", minimum=0)
-    triples: str | None = key(None, "Table of questions with a head, a relation and a tail in each line, ? for what is "
-                              "asked. A line without ? is scored.", is_path=True)
+    pairs: str | None = key(
+        None,
+        "File with pairs of entities, a tensor [num_pairs, 2] saved by torch.save: "
+        "predictions holds the cosine of each.",
+        is_path=True,
+    )
+    neighbors: int = key(
+        0,
+        "Number of nearest entities of each entity that predictions holds in place of the vectors.",
+        minimum=0,
+    )
+    triples: str | None = key(
+        None,
+        "Table of questions with a head, a relation and a tail in each line, ? for what is "
+        "asked. A line without ? is scored.",
+        is_path=True,
+    )
     top: int = key(TOP, "Number of answers to each question.", minimum=1)
     filtered: bool = key(FILTERED, "Leave out answers that are training triples.")
-    export: str | None = key(None, "File to write the scores to as a program, NAME.onnx or NAME.pt2, that runs without "
-                             "this package.", is_path=True)
+    export: str | None = key(
+        None,
+        "File to write the scores to as a program, NAME.onnx or NAME.pt2, that runs without "
+        "this package.",
+        is_path=True,
+    )

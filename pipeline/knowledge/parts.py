@@ -51,7 +51,9 @@ class PartSteps(NegativeSteps):
         pair_of, order = self._choose_pairs(rng), super().order(round_)
         counts = torch.bincount(pair_of, minlength=num_pairs)
         ends = counts.cumsum(0)
-        num_steps = (ends * (self.num_steps - num_pairs) // len(order)).diff(prepend=ends.new_zeros(1)) + 1
+        num_steps = (ends * (self.num_steps - num_pairs) // len(order)).diff(
+            prepend=ends.new_zeros(1)
+        ) + 1
         pairs = torch.arange(num_pairs).repeat_interleave(num_steps)
         place = torch.arange(self.num_steps) - (num_steps.cumsum(0) - num_steps)[pairs]
         begins = (ends - counts)[pairs] + counts[pairs] * place // num_steps[pairs]
@@ -61,7 +63,9 @@ class PartSteps(NegativeSteps):
     def _choose_pairs(self, rng: np.random.Generator) -> Tensor:
         """Return the pair of parts of each triple."""
         part = torch.empty(self._num_entities, dtype=torch.int64)
-        part[self._parts.perm] = torch.arange(self._num_parts).repeat_interleave(self._parts.ptr.diff())
+        part[self._parts.perm] = torch.arange(self._num_parts).repeat_interleave(
+            self._parts.ptr.diff()
+        )
         heads, tails = part[self._triples[:, 0]], part[self._triples[:, 2]]
         others = torch.from_numpy(rng.integers(1, self._num_parts, size=len(heads)))
         tails = torch.where(heads == tails, (heads + others) % self._num_parts, tails)
@@ -73,7 +77,7 @@ class PartSteps(NegativeSteps):
     def _batch(self, tables: TripleTables, order: Tensor, step: int) -> Tensor:
         assert isinstance(tables, TrainedTables)
         tables.hold(*(self._members[part] for part in self._pairs[self._pair_of_step[step]]))
-        triples = self._triples[order[self._begins[step]:self._begins[step + 1]]]
+        triples = self._triples[order[self._begins[step] : self._begins[step + 1]]]
         heads, relations, tails = triples.unbind(1)
         return torch.stack([tables.places(heads), relations, tables.places(tails)], 1)
 
@@ -81,7 +85,10 @@ class PartSteps(NegativeSteps):
         assert isinstance(tables, TrainedTables)
         first, second = self._pairs[self._pair_of_step[step]]
         size, ptr = len(self._members[first]), self._parts.ptr
-        numbers = torch.from_numpy(stream("negatives", self._seed, round_, step).integers(
-            size + len(self._members[second]), size=shape))
+        numbers = torch.from_numpy(
+            stream("negatives", self._seed, round_, step).integers(
+                size + len(self._members[second]), size=shape
+            )
+        )
         numbers += torch.where(numbers < size, ptr[first], ptr[second] - size)
         return tables.places(self._parts.perm[numbers])

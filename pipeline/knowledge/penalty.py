@@ -18,8 +18,13 @@ log = logging.getLogger(__name__)
 TRIED, SHARE, USUAL, MOST_TRIPLES = (0.0, 0.01, 0.05), 3, 0.05, 100_000
 
 
-def train_parts(train_one: Callable[[Part, Path], dict], opened: OpenData, folder: Path, *,
-                ranks: Ranks = Ranks()) -> dict:
+def train_parts(
+    train_one: Callable[[Part, Path], dict],
+    opened: OpenData,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+) -> dict:
     """Train the vectors of a run, after the choice of its penalty and of its parts."""
     part = opened.parts[0]
     if part.config.trainer.num_parts == keys.AUTO and part.config.trainer.loss == "negatives":
@@ -31,14 +36,21 @@ def train_parts(train_one: Callable[[Part, Path], dict], opened: OpenData, folde
 
     def train(name: str, epochs: int) -> dict:
         short = {"trainer.n3": settings[name], "train.epochs": epochs, "train.patience": 0}
-        return train_one(replace(part, config=keys.replaced(part.config, short)), folder / f"setting_{name}")
+        return train_one(
+            replace(part, config=keys.replaced(part.config, short)), folder / f"setting_{name}"
+        )
 
     chosen = USUAL
     if not len(splits["valid"]) or len(splits["train"]) > MOST_TRIPLES:
-        log.info("trainer.n3=auto: %g, without a comparison for more than %s triples, or no validation triples", USUAL,
-                 f"{MOST_TRIPLES:,}")
+        log.info(
+            "trainer.n3=auto: %g, without a comparison for more than %s triples, or no validation triples",
+            USUAL,
+            f"{MOST_TRIPLES:,}",
+        )
     else:
-        chosen = settings[Trials(folder, train, ranks=ranks).choose(list(settings), first=epochs, most=epochs)]
+        chosen = settings[
+            Trials(folder, train, ranks=ranks).choose(list(settings), first=epochs, most=epochs)
+        ]
     return train_one(_with({"trainer.n3": chosen}, part, folder, ranks), folder)
 
 

@@ -76,14 +76,26 @@ def restore(run: SavedRun) -> Restored:
     state, part = vectors.open_run(run, check_data, describe)
     with fitting(state):
         trainer, rows = run.config.trainer, state["model" if run.is_best else "tables"]
-        tables = TripleTables(choose_model(trainer), rows["entities"], rows["relations"],
-                              reciprocal=trainer.loss == "one_vs_all")
+        tables = TripleTables(
+            choose_model(trainer),
+            rows["entities"],
+            rows["relations"],
+            reciprocal=trainer.loss == "one_vs_all",
+        )
         epoch = int(state["epoch"] if run.is_best else state["progress"]["epochs"])
-    return Restored(run.config, part.data, tables, epoch, unpack_names(part.data), relation_names(part.data))
+    return Restored(
+        run.config, part.data, tables, epoch, unpack_names(part.data), relation_names(part.data)
+    )
 
 
-def finish(part: Part, trainer: KnowledgeTrainer, folder: Path, *, ranks: Ranks = Ranks(),
-           stop: StopRequest | None = None) -> dict[str, Any]:
+def finish(
+    part: Part,
+    trainer: KnowledgeTrainer,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+) -> dict[str, Any]:
     """Rank the test with the best checkpoint when training has ended; an evaluation does not.
 
     Returns:
@@ -130,27 +142,43 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
         ValueError: see :func:`restore`; questions or pairs that cannot be read or name what the graph does not have, a
             format that is unknown or not installed.
     """
-    path, pairs = vectors.check_predictions(run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors,
-                                            triples=asked.triples)
+    path, pairs = vectors.check_predictions(
+        run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors, triples=asked.triples
+    )
     questions, triples = None, asked.triples
     if triples is not None:
         vectors.check_format(path, "answers", WRITERS)
         questions = read_questions(Path(triples))
-    elif idle := [f"{name}={value}" for name, value, usual in (
-            ("top", asked.top, TOP), ("filtered", asked.filtered, FILTERED)) if value != usual]:
+    elif idle := [
+        f"{name}={value}"
+        for name, value, usual in (("top", asked.top, TOP), ("filtered", asked.filtered, FILTERED))
+        if value != usual
+    ]:
         raise ValueError(f"{idle[0]} needs questions: give triples=QUESTIONS, or leave it out")
     elif pairs is None and not asked.neighbors:
         _check_relations(run, path)
     restored = restore(run)
     if questions is not None:
-        found, table = find_answers(number_questions(questions, f"triples={triples}, line", restored.names,
-                                                     restored.relation_names), restored,
-                                    top=asked.top, filtered=asked.filtered)
+        found, table = find_answers(
+            number_questions(
+                questions, f"triples={triples}, line", restored.names, restored.relation_names
+            ),
+            restored,
+            top=asked.top,
+            filtered=asked.filtered,
+        )
         write, is_answer = WRITERS[path.suffix], found.places > 0
         files.write_atomically(path, lambda file: write(file, table, found))
-        log.info("wrote %s answers to %s questions, and the scores of %s triples, to %s", f"{int(is_answer.sum()):,}",
-                 f"{len(found.rows[is_answer].unique()):,}", f"{int((~is_answer).sum()):,}", path)
-    elif not vectors.save_cosines(path, pairs, asked.neighbors, restored.tables.entities.detach(), restored.names):
+        log.info(
+            "wrote %s answers to %s questions, and the scores of %s triples, to %s",
+            f"{int(is_answer.sum()):,}",
+            f"{len(found.rows[is_answer].unique()):,}",
+            f"{int((~is_answer).sum()):,}",
+            path,
+        )
+    elif not vectors.save_cosines(
+        path, pairs, asked.neighbors, restored.tables.entities.detach(), restored.names
+    ):
         save_vectors(path, restored)
 
 
@@ -175,12 +203,15 @@ class OpenTriples(vectors.OpenVectors):
         Raises:
             ValueError: names the question that cannot be answered.
         """
-        questions = number_questions(questions_of(triples), IN_MEMORY, self._restored.names,
-                                     self._restored.relation_names)
+        questions = number_questions(
+            questions_of(triples), IN_MEMORY, self._restored.names, self._restored.relation_names
+        )
         return find_answers(questions, self._restored, top=top, filtered=filtered)[1]
 
 
-def find_answers(questions: Questions, restored: Restored, *, top: int, filtered: bool) -> tuple[Found, pd.DataFrame]:
+def find_answers(
+    questions: Questions, restored: Restored, *, top: int, filtered: bool
+) -> tuple[Found, pd.DataFrame]:
     """Find the best answers to questions, and the scores of whole triples; returns them, and as a table.
 
     Args:
@@ -192,13 +223,26 @@ def find_answers(questions: Questions, restored: Restored, *, top: int, filtered
     named = questions.triples[:, [0, 2]]
     unseen = (named >= 0) & ~torch.isin(named, train[:, [0, 2]])
     if count := int(unseen.any(1).sum()):
-        log.warning("%s lines name an entity that occurs in no training triple, so their scores mean "
-                    "little", f"{count:,}")
+        log.warning(
+            "%s lines name an entity that occurs in no training triple, so their scores mean "
+            "little",
+            f"{count:,}",
+        )
     if bool(asks.any()):
-        log.info("questions: %s, %d best answers each%s", f"{int(asks.sum()):,}", top,
-                 "; answers that are training triples are left out" if filtered else "")
+        log.info(
+            "questions: %s, %d best answers each%s",
+            f"{int(asks.sum()):,}",
+            top,
+            "; answers that are training triples are left out" if filtered else "",
+        )
     with Bar("answering", int(asks.sum()), "questions") as bar:
-        found = answer(restored.tables, questions, top, known=train if filtered else None, on_question=bar.advance)
+        found = answer(
+            restored.tables,
+            questions,
+            top,
+            known=train if filtered else None,
+            on_question=bar.advance,
+        )
     return found, as_table(questions, found, restored)
 
 
@@ -210,13 +254,19 @@ def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataF
     """
     asked = questions.triples[found.rows] < 0
     heads, relations, tails = found.triples.unbind(1)
-    return pd.DataFrame({
-        "line": questions.lines[found.rows].numpy(),
-        "head": [restored.names[number] for number in heads.tolist()],
-        "relation": [restored.relation_names[number] for number in relations.tolist()],
-        "tail": [restored.names[number] for number in tails.tolist()],
-        "asked": ["head" if head else "tail" if tail else "" for head, _, tail in asked.tolist()],
-        "place": found.places.numpy(), "score": found.scores.numpy()})
+    return pd.DataFrame(
+        {
+            "line": questions.lines[found.rows].numpy(),
+            "head": [restored.names[number] for number in heads.tolist()],
+            "relation": [restored.relation_names[number] for number in relations.tolist()],
+            "tail": [restored.names[number] for number in tails.tolist()],
+            "asked": [
+                "head" if head else "tail" if tail else "" for head, _, tail in asked.tolist()
+            ],
+            "place": found.places.numpy(),
+            "score": found.scores.numpy(),
+        }
+    )
 
 
 def _check_relations(run: SavedRun, path: Path) -> None:
@@ -241,7 +291,10 @@ def name_reciprocals(names: list[str]) -> list[str]:
     while set(names) & {name + mark for name in names}:
         mark += "^-1"
     if mark != "^-1":
-        log.info("the reciprocal of a relation is called NAME%s, since one of the relations is called NAME^-1", mark)
+        log.info(
+            "the reciprocal of a relation is called NAME%s, since one of the relations is called NAME^-1",
+            mark,
+        )
     return [name + mark for name in names]
 
 
@@ -252,15 +305,31 @@ def save_vectors(path: Path, restored: Restored) -> None:
         ValueError: nothing writes such a file.
     """
     vectors.writer_of(path)
-    entities, relations = (table.detach() for table in (restored.tables.entities, restored.tables.relations))
+    entities, relations = (
+        table.detach() for table in (restored.tables.entities, restored.tables.relations)
+    )
     names = restored.relation_names
     if restored.tables.reciprocal:
         names = [*names, *name_reciprocals(names)]
     if path.suffix == ".pt":
-        files.write_atomically(path, lambda file: torch.save(
-            {"embedding": entities, "names": restored.names, "relations": relations, "relation_names": names}, file))
-        log.info("wrote %s vectors of entities and %s of relations to %s",
-                 f"{len(entities):,}", f"{len(relations):,}", path)
+        files.write_atomically(
+            path,
+            lambda file: torch.save(
+                {
+                    "embedding": entities,
+                    "names": restored.names,
+                    "relations": relations,
+                    "relation_names": names,
+                },
+                file,
+            ),
+        )
+        log.info(
+            "wrote %s vectors of entities and %s of relations to %s",
+            f"{len(entities):,}",
+            f"{len(relations):,}",
+            path,
+        )
         return
     vectors.save(path, entities, restored.names)
     vectors.save(_relations_beside(path), relations, names)
@@ -286,11 +355,22 @@ def _write_json(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
 
 def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
     """Save the columns of the table, and the numbers of the triples."""
-    torch.save({"triples": found.triples, "logits": found.scores, "place": found.places,
-                "line": torch.from_numpy(table["line"].to_numpy(copy=True)),
-                **{name: table[name].tolist() for name in ("head", "relation", "tail", "asked")}}, file)
+    torch.save(
+        {
+            "triples": found.triples,
+            "logits": found.scores,
+            "place": found.places,
+            "line": torch.from_numpy(table["line"].to_numpy(copy=True)),
+            **{name: table[name].tolist() for name in ("head", "relation", "tail", "asked")},
+        },
+        file,
+    )
 
 
 # Answers by the end of the file's name.
 WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], None]] = {
-    ".tsv": _write_tabs, ".parquet": _write_parquet, ".json": _write_json, ".pt": _write_tensors}
+    ".tsv": _write_tabs,
+    ".parquet": _write_parquet,
+    ".json": _write_json,
+    ".pt": _write_tensors,
+}

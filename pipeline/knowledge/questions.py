@@ -61,12 +61,16 @@ def read_questions(path: Path) -> pd.DataFrame:
         ValueError: there is none, it is empty, or a line is no question; the message names it.
     """
     if not files.is_there(path):
-        raise ValueError(f"triples={path} does not exist: save questions there, a head, a relation and "
-                         f"a tail a line, with {ASKED} for what is asked")
+        raise ValueError(
+            f"triples={path} does not exist: save questions there, a head, a relation and "
+            f"a tail a line, with {ASKED} for what is asked"
+        )
     content = files.read_bytes(path)
     if not content.strip():
-        raise ValueError(f"triples={path} is empty: write a head, a relation and a tail in each line, with {ASKED} for "
-                         "what is asked")
+        raise ValueError(
+            f"triples={path} is empty: write a head, a relation and a tail in each line, with {ASKED} for "
+            "what is asked"
+        )
     table = parse_triples(content, f"triples={path}")
     table.index += 1
     _check_questions(table, f"triples={path}, line")
@@ -84,11 +88,15 @@ def questions_of(triples: object) -> pd.DataFrame:
     """
     try:
         given = cast(Any, triples)
-        table = given if isinstance(given, pd.DataFrame) else pd.DataFrame(list(given), columns=COLUMNS)
+        table = (
+            given if isinstance(given, pd.DataFrame) else pd.DataFrame(list(given), columns=COLUMNS)
+        )
         table = table[list(COLUMNS)].map(str).reset_index(drop=True)
     except (KeyError, TypeError, ValueError):
-        raise ValueError("triples is a list of (head, relation, tail), as [('ada', 'likes', '?')], or a table with "
-                         f"the columns {', '.join(COLUMNS)}") from None
+        raise ValueError(
+            "triples is a list of (head, relation, tail), as [('ada', 'likes', '?')], or a table with "
+            f"the columns {', '.join(COLUMNS)}"
+        ) from None
     if table.empty:
         raise ValueError("triples has no entry: name a head, a relation and a tail")
     _check_questions(table, IN_MEMORY)
@@ -98,13 +106,17 @@ def questions_of(triples: object) -> pd.DataFrame:
 def _check_questions(table: pd.DataFrame, place: str) -> None:
     """Refuse what asks for a relation, or for both ends; `place` and the index name the question in the message."""
     heads, relations, tails = (table[column] == ASKED for column in COLUMNS)
-    for wrong, mend in ((relations, "relations are not asked for; name it, and ask for the head or the tail"),
-                        (heads & tails, "name the head or the tail; one of them can be asked for")):
+    for wrong, mend in (
+        (relations, "relations are not asked for; name it, and ask for the head or the tail"),
+        (heads & tails, "name the head or the tail; one of them can be asked for"),
+    ):
         if wrong.any():
             raise ValueError(f"{place} {wrong.idxmax()}: {mend}")
 
 
-def number_questions(table: pd.DataFrame, place: str, entities: list[str], relations: list[str]) -> Questions:
+def number_questions(
+    table: pd.DataFrame, place: str, entities: list[str], relations: list[str]
+) -> Questions:
     """Find the entities and relations that questions name.
 
     Args:
@@ -114,8 +126,10 @@ def number_questions(table: pd.DataFrame, place: str, entities: list[str], relat
     Raises:
         ValueError: names what the graph does not have, and the line.
     """
-    numbers = {"entity": {name: number for number, name in enumerate(entities)},
-               "relation": {name: number for number, name in enumerate(relations)}}
+    numbers = {
+        "entity": {name: number for number, name in enumerate(entities)},
+        "relation": {name: number for number, name in enumerate(relations)},
+    }
     columns = []
     for column in COLUMNS:
         what = "relation" if column == "relation" else "entity"
@@ -123,9 +137,14 @@ def number_questions(table: pd.DataFrame, place: str, entities: list[str], relat
         wanted = table[column]
         strange = wanted[~wanted.isin(known.keys()) & (wanted != ASKED)]
         if len(strange):
-            name, more = strange.iloc[0], f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else ""
-            raise ValueError(f"{place} {strange.index[0]}: the graph has no {what} {name}"
-                             f"{suggest_name(name, known)}{more}")
+            name, more = (
+                strange.iloc[0],
+                f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else "",
+            )
+            raise ValueError(
+                f"{place} {strange.index[0]}: the graph has no {what} {name}"
+                f"{suggest_name(name, known)}{more}"
+            )
         columns.append(torch.tensor([known.get(name, -1) for name in wanted]))
     # An entity that is called ? is not what a question mark stands for.
     triples = torch.stack(columns, dim=1)
@@ -134,8 +153,14 @@ def number_questions(table: pd.DataFrame, place: str, entities: list[str], relat
     return Questions(torch.tensor(table.index.to_list()), triples)
 
 
-def answer(tables: TripleTables, questions: Questions, top: int, *, known: Tensor | None = None,
-           on_question: Callable[[], None] = lambda: None) -> Found:
+def answer(
+    tables: TripleTables,
+    questions: Questions,
+    top: int,
+    *,
+    known: Tensor | None = None,
+    on_question: Callable[[], None] = lambda: None,
+) -> Found:
     """Find the entities that answer questions best, and score triples that lack nothing.
 
     Args:
@@ -150,7 +175,14 @@ def answer(tables: TripleTables, questions: Questions, top: int, *, known: Tenso
     triples, parts = questions.triples, []
     whole = (triples >= 0).all(1).nonzero()[:, 0]
     if len(whole):
-        parts.append(Found(whole, triples[whole], torch.zeros_like(whole), tables.score(*triples[whole].unbind(1))))
+        parts.append(
+            Found(
+                whole,
+                triples[whole],
+                torch.zeros_like(whole),
+                tables.score(*triples[whole].unbind(1)),
+            )
+        )
     for is_tail in (True, False):
         anchor, asked = (0, 2) if is_tail else (2, 0)
         rows, answers = (triples[:, asked] < 0).nonzero()[:, 0], None
@@ -165,8 +197,12 @@ def answer(tables: TripleTables, questions: Questions, top: int, *, known: Tenso
                 parts.append(_best(row, scores[place], triples[row], asked, top))
                 on_question()
     order = torch.cat([part.rows for part in parts]).argsort(stable=True)
-    return Found(*(torch.cat([getattr(part, name) for part in parts])[order]
-                   for name in ("rows", "triples", "places", "scores")))
+    return Found(
+        *(
+            torch.cat([getattr(part, name) for part in parts])[order]
+            for name in ("rows", "triples", "places", "scores")
+        )
+    )
 
 
 def _hide(scores: Tensor, answers: Answers, anchors: Tensor, relations: Tensor) -> None:
@@ -179,7 +215,9 @@ def _hide(scores: Tensor, answers: Answers, anchors: Tensor, relations: Tensor) 
 def _best(row: Tensor, scores: Tensor, triple: Tensor, asked: int, top: int) -> Found:
     """Choose the best of the scores of all entities [num_entities]; those of minus infinity are none."""
     last = scores.topk(min(top, len(scores))).values[-1]
-    chosen = ((scores >= last) & (scores > -torch.inf)).nonzero()[:, 0]  # where many are equal, more than `top`
+    chosen = ((scores >= last) & (scores > -torch.inf)).nonzero()[
+        :, 0
+    ]  # where many are equal, more than `top`
     chosen = chosen[scores[chosen].argsort(descending=True, stable=True)][:top]
     triples = triple.repeat(len(chosen), 1)
     triples[:, asked] = chosen

@@ -63,8 +63,13 @@ class Answers:
             For each answer the place of its query in `queries`, from 0, and the entity.
         """
         first, counts = self.ptr[queries], self.ptr[queries + 1] - self.ptr[queries]
-        query_of = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), counts)
-        steps = torch.arange(len(query_of), device=queries.device) - (counts.cumsum(0) - counts)[query_of]
+        query_of = torch.repeat_interleave(
+            torch.arange(len(queries), device=queries.device), counts
+        )
+        steps = (
+            torch.arange(len(query_of), device=queries.device)
+            - (counts.cumsum(0) - counts)[query_of]
+        )
         return query_of, self.answers[first[query_of] + steps]
 
 
@@ -78,15 +83,20 @@ class Ranking:
 
     def __init__(self, known: Tensor, num_entities: int, num_relations: int):
         heads, relations, tails = known.unbind(1)
-        distinct = ((heads * num_relations + relations) * num_entities + tails).unique()  # one number is sorted faster
+        distinct = (
+            (heads * num_relations + relations) * num_entities + tails
+        ).unique()  # one number is sorted faster
         queries, tails = distinct // num_entities, distinct % num_entities
         heads, relations = queries // num_relations, queries % num_relations
         self._num_entities, self._device = num_entities, known.device
-        self._known = {True: Answers(heads, relations, tails, num_relations),
-                       False: Answers(tails, relations, heads, num_relations)}
+        self._known = {
+            True: Answers(heads, relations, tails, num_relations),
+            False: Answers(tails, relations, heads, num_relations),
+        }
 
-    def __call__(self, score_all: ScoreAll, triples: Tensor, *,
-                 on_batch: Callable[[], None] = lambda: None) -> Tensor:
+    def __call__(
+        self, score_all: ScoreAll, triples: Tensor, *, on_batch: Callable[[], None] = lambda: None
+    ) -> Tensor:
         """Rank the head and the tail of triples, each of them among the known ones.
 
         A rank is the mean of the best and the worst place among equal scores (the realistic rank); scores that are no
@@ -109,21 +119,30 @@ class Ranking:
             order = query_of.argsort(stable=True)
             asked = torch.arange(len(queries), device=self._device)
             ends = torch.searchsorted(query_of[order], asked, right=True).tolist()
-            size, last = max(1, (BLOCK if self._device.type == "cpu" else GPU_BLOCK) // self._num_entities), 0
+            size, last = (
+                max(1, (BLOCK if self._device.type == "cpu" else GPU_BLOCK) // self._num_entities),
+                0,
+            )
             for first in range(0, len(queries), size):
-                asked = queries[first:first + size]
+                asked = queries[first : first + size]
                 scores = score_all(known.anchors[asked], known.relations[asked], is_tail)
-                rows = order[last:ends[first + len(asked) - 1]]
-                ranks[rows, column] = _rank(scores, known, asked, query_of[rows] - first, answers[rows])
+                rows = order[last : ends[first + len(asked) - 1]]
+                ranks[rows, column] = _rank(
+                    scores, known, asked, query_of[rows] - first, answers[rows]
+                )
                 last += len(rows)
                 on_batch()
         return ranks.cpu()
 
 
-def _rank(scores: Tensor, known: Answers, asked: Tensor, query_of: Tensor, answers: Tensor) -> Tensor:
+def _rank(
+    scores: Tensor, known: Answers, asked: Tensor, query_of: Tensor, answers: Tensor
+) -> Tensor:
     """Rank answers [n] among the scores of their queries [num_queries, num_entities] without other known answers."""
     truth = scores[query_of, answers]
-    better, worse = (_count_by_row if scores.device.type == "cpu" else _count_at_once)(scores, query_of, truth)
+    better, worse = (_count_by_row if scores.device.type == "cpu" else _count_at_once)(
+        scores, query_of, truth
+    )
     # Known triples do not count, on either side.
     rows, entities = known.of(asked[query_of])
     beside, of_them = scores[query_of[rows], entities], truth[rows]
@@ -147,7 +166,10 @@ def _count_by_row(scores: Tensor, query_of: Tensor, truth: Tensor) -> Tensor:
 
 def _count_at_once(scores: Tensor, query_of: Tensor, truth: Tensor) -> Tensor:
     """Count the scores above and below each true one [2, n], for many at a time."""
-    size, counts = max(1, GPU_BLOCK // scores.size(1)), truth.new_empty(2, len(truth), dtype=torch.int64)
+    size, counts = (
+        max(1, GPU_BLOCK // scores.size(1)),
+        truth.new_empty(2, len(truth), dtype=torch.int64),
+    )
     for first in range(0, len(truth), size):
         some = slice(first, first + size)
         rows, score = scores[query_of[some]], truth[some].unsqueeze(1)
@@ -160,8 +182,11 @@ def summarise(ranks: Tensor) -> dict[str, float]:
     if not ranks.numel():
         return dict.fromkeys(("mrr", "mr", "hits@1", "hits@3", "hits@10"), float("nan"))
     # Half a rank below k is not among the first k.
-    return {"mrr": float((1 / ranks).mean()), "mr": float(ranks.mean()),
-            **{f"hits@{k}": float((ranks <= k).double().mean()) for k in (1, 3, 10)}}
+    return {
+        "mrr": float((1 / ranks).mean()),
+        "mr": float(ranks.mean()),
+        **{f"hits@{k}": float((ranks <= k).double().mean()) for k in (1, 3, 10)},
+    }
 
 
 class TripleProbe:
@@ -179,11 +204,29 @@ class TripleProbe:
         stop: asks for an end after the batch in hand.
     """
 
-    def __init__(self, splits: dict[str, Tensor], num_entities: int, num_relations: int, *, sample: int = 1000,
-                 valid_sample: int = 0, relation_names: list[str] | None = None, seed: int = 0,
-                 device: torch.device = torch.device("cpu"), ranks: Ranks = Ranks(), stop: StopRequest | None = None):
-        self._splits, self._names, self._ranks, self._stop = splits, relation_names, ranks, stop or StopRequest()
-        self._ranking = Ranking(torch.cat(list(splits.values())).to(device), num_entities, num_relations)
+    def __init__(
+        self,
+        splits: dict[str, Tensor],
+        num_entities: int,
+        num_relations: int,
+        *,
+        sample: int = 1000,
+        valid_sample: int = 0,
+        relation_names: list[str] | None = None,
+        seed: int = 0,
+        device: torch.device = torch.device("cpu"),
+        ranks: Ranks = Ranks(),
+        stop: StopRequest | None = None,
+    ):
+        self._splits, self._names, self._ranks, self._stop = (
+            splits,
+            relation_names,
+            ranks,
+            stop or StopRequest(),
+        )
+        self._ranking = Ranking(
+            torch.cat(list(splits.values())).to(device), num_entities, num_relations
+        )
         self._num_relations = num_relations
         self._chosen = {split: splits[split] for split in ("train", "valid")}
         for split, size in (("train", sample), ("valid", valid_sample)):
@@ -197,9 +240,14 @@ class TripleProbe:
         Raises:
             Stopped: on all ranks, if one of them was asked to stop.
         """
-        train, valid = (summarise(self._rank(score_all, self._chosen[split])) for split in ("train", "valid"))
-        return {"train": train["mrr"], "valid": valid.pop("mrr"),
-                **{f"valid_{name}": value for name, value in valid.items()}}
+        train, valid = (
+            summarise(self._rank(score_all, self._chosen[split])) for split in ("train", "valid")
+        )
+        return {
+            "train": train["mrr"],
+            "valid": valid.pop("mrr"),
+            **{f"valid_{name}": value for name, value in valid.items()},
+        }
 
     def test(self, score_all: ScoreAll) -> dict[str, float]:
         """Compute the filtered MRR of the test, its ``mr``, ``hits@k``, ``mrr@heads`` and ``mrr@tails``.
@@ -213,13 +261,18 @@ class TripleProbe:
         test = self._rank(score_all, self._splits["test"])
         whole = summarise(test)
         scores = {"test": whole.pop("mrr"), **whole}
-        scores |= {f"mrr@{side}": summarise(test[:, column])["mrr"] for column, side in enumerate(("heads", "tails"))}
+        scores |= {
+            f"mrr@{side}": summarise(test[:, column])["mrr"]
+            for column, side in enumerate(("heads", "tails"))
+        }
         if len(self._chosen["valid"]) < len(self._splits["valid"]):
             scores["mrr@valid"] = summarise(self._rank(score_all, self._splits["valid"]))["mrr"]
         if self._names is not None:
             relation = self._splits["test"][:, 1]
-            scores |= {f"mrr@{self._names[number]}": summarise(test[relation == number])["mrr"]
-                       for number in relation.unique().tolist()}
+            scores |= {
+                f"mrr@{self._names[number]}": summarise(test[relation == number])["mrr"]
+                for number in relation.unique().tolist()
+            }
         return scores
 
     def _rank(self, score_all: ScoreAll, triples: Tensor) -> Tensor:

@@ -50,8 +50,19 @@ class NegativeSteps:
 
     is_sparse = True
 
-    def __init__(self, triples: Tensor, num_entities: int, *, batch_size: int, chunk_size: int, num_negatives: int,
-                 margin: float, temperature: float, penalty: Penalty = Penalty(), seed: int = 0):
+    def __init__(
+        self,
+        triples: Tensor,
+        num_entities: int,
+        *,
+        batch_size: int,
+        chunk_size: int,
+        num_negatives: int,
+        margin: float,
+        temperature: float,
+        penalty: Penalty = Penalty(),
+        seed: int = 0,
+    ):
         self._triples, self._num_entities, self._batch_size = triples, num_entities, batch_size
         self._chunk_size, self._num_negatives, self._seed = chunk_size, num_negatives, seed
         self._margin, self._temperature, self._penalty = margin, temperature, penalty
@@ -59,9 +70,13 @@ class NegativeSteps:
 
     def order(self, round_: int) -> Tensor:
         """Draw the order of the triples in a round."""
-        return torch.from_numpy(stream("triples", self._seed, round_).permutation(len(self._triples)))
+        return torch.from_numpy(
+            stream("triples", self._seed, round_).permutation(len(self._triples))
+        )
 
-    def backward(self, tables: TripleTables, order: Tensor, round_: int, step: int, ranks: Ranks) -> tuple[float, int]:
+    def backward(
+        self, tables: TripleTables, order: Tensor, round_: int, step: int, ranks: Ranks
+    ) -> tuple[float, int]:
         """Compute this rank's part of the gradient of the mean loss of a step.
 
         Returns:
@@ -70,19 +85,26 @@ class NegativeSteps:
         batch = self._batch(tables, order, step)
         num_chunks = -(-len(batch) // self._chunk_size)
         drawn = self._draw(tables, round_, step, (num_chunks, 2, self._num_negatives))
-        chunks = torch.arange(num_chunks)[ranks.rank::ranks.num_ranks]
+        chunks = torch.arange(num_chunks)[ranks.rank :: ranks.num_ranks]
         if not len(chunks):
             return 0.0, 0
         rows = (chunks.unsqueeze(1) * self._chunk_size + torch.arange(self._chunk_size)).flatten()
         there = tables.entities.device
         triples = batch[rows[rows < len(batch)].to(batch.device)].to(there)
         negatives = drawn[chunks].to(there)
-        entity_ids, places = torch.cat([triples[:, [0, 2]].flatten(), negatives.flatten()]).unique(return_inverse=True)
+        entity_ids, places = torch.cat([triples[:, [0, 2]].flatten(), negatives.flatten()]).unique(
+            return_inverse=True
+        )
         relation_ids, kinds = triples[:, 1].unique(return_inverse=True)
         entities = tables.entities.detach()[entity_ids].requires_grad_()
         relations = tables.relations.detach()[relation_ids].requires_grad_()
-        ends, drawn = places[:2 * len(triples)].view(-1, 2), places[2 * len(triples):].view(negatives.shape)
-        loss = self._loss(tables, entities[ends[:, 0]], relations[kinds], entities[ends[:, 1]], entities[drawn])
+        ends, drawn = (
+            places[: 2 * len(triples)].view(-1, 2),
+            places[2 * len(triples) :].view(negatives.shape),
+        )
+        loss = self._loss(
+            tables, entities[ends[:, 0]], relations[kinds], entities[ends[:, 1]], entities[drawn]
+        )
         (loss / len(batch)).backward()
         assert entities.grad is not None and relations.grad is not None
         tables.entities.grad = _sparse(entity_ids, entities.grad, tables.entities)
@@ -91,13 +113,24 @@ class NegativeSteps:
 
     def _batch(self, tables: TripleTables, order: Tensor, step: int) -> Tensor:
         """Return the triples of a step, with rows of the tables."""
-        return self._triples[order[step * self._batch_size:(step + 1) * self._batch_size].to(self._triples.device)]
+        return self._triples[
+            order[step * self._batch_size : (step + 1) * self._batch_size].to(self._triples.device)
+        ]
 
     def _draw(self, tables: TripleTables, round_: int, step: int, shape: tuple[int, ...]) -> Tensor:
         """Draw the negatives of a step, rows of the tables."""
-        return torch.from_numpy(stream("negatives", self._seed, round_, step).integers(self._num_entities, size=shape))
+        return torch.from_numpy(
+            stream("negatives", self._seed, round_, step).integers(self._num_entities, size=shape)
+        )
 
-    def _loss(self, tables: TripleTables, heads: Tensor, relations: Tensor, tails: Tensor, negatives: Tensor) -> Tensor:
+    def _loss(
+        self,
+        tables: TripleTables,
+        heads: Tensor,
+        relations: Tensor,
+        tails: Tensor,
+        negatives: Tensor,
+    ) -> Tensor:
         """Sum the loss of the triples of several chunks, of which only the last may be short.
 
         Args:
@@ -110,17 +143,29 @@ class NegativeSteps:
         total = sum(self._penalty(rows, model.parts).sum() for rows in (heads, tails))
         total = total + self._penalty(relations, model.relation_parts).sum()
         for query, score, anchors, answers, side in (
-                (model.query_heads, model.score_heads, tails, heads, 0),
-                (model.query_tails, model.score_tails, heads, tails, 1)):
+            (model.query_heads, model.score_heads, tails, heads, 0),
+            (model.query_tails, model.score_tails, heads, tails, 1),
+        ):
             positive = match(query(anchors, relations), answers, model.comparison)
             for part, chunks in parts:
                 drawn = negatives[chunks, side]
                 if len(drawn):
                     shape = len(drawn), -1
-                    scores = score(anchors[part].view(*shape, anchors.size(1)),
-                                   relations[part].view(*shape, relations.size(1)), drawn)
-                    total = total + negative_sampling(positive[part].view(shape), scores, margin=self._margin,
-                                                      temperature=self._temperature) / 2
+                    scores = score(
+                        anchors[part].view(*shape, anchors.size(1)),
+                        relations[part].view(*shape, relations.size(1)),
+                        drawn,
+                    )
+                    total = (
+                        total
+                        + negative_sampling(
+                            positive[part].view(shape),
+                            scores,
+                            margin=self._margin,
+                            temperature=self._temperature,
+                        )
+                        / 2
+                    )
         return total
 
 
@@ -141,37 +186,71 @@ class OneVsAllSteps:
 
     is_sparse = False
 
-    def __init__(self, triples: Tensor, num_relations: int, *, batch_size: int, relation_weight: float = 0.0,
-                 penalty: Penalty = Penalty(), seed: int = 0):
+    def __init__(
+        self,
+        triples: Tensor,
+        num_relations: int,
+        *,
+        batch_size: int,
+        relation_weight: float = 0.0,
+        penalty: Penalty = Penalty(),
+        seed: int = 0,
+    ):
         heads, relations, tails = triples.unbind(1)
-        self._answers = Answers(torch.cat([heads, tails]), torch.cat([relations, relations + num_relations]),
-                                torch.cat([tails, heads]), 2 * num_relations)
+        self._answers = Answers(
+            torch.cat([heads, tails]),
+            torch.cat([relations, relations + num_relations]),
+            torch.cat([tails, heads]),
+            2 * num_relations,
+        )
         self.num_steps = min(-(-2 * len(triples) // batch_size), len(self._answers))
         self._mean_size, self._relation_weight = 2 * len(triples) / self.num_steps, relation_weight
         self._penalty, self._seed = penalty, seed
 
     def order(self, round_: int) -> Tensor:
         """Draw the order of the queries in a round."""
-        return torch.from_numpy(stream("triples", self._seed, round_).permutation(len(self._answers)))
+        return torch.from_numpy(
+            stream("triples", self._seed, round_).permutation(len(self._answers))
+        )
 
-    def backward(self, tables: TripleTables, order: Tensor, round_: int, step: int, ranks: Ranks) -> tuple[float, int]:
+    def backward(
+        self, tables: TripleTables, order: Tensor, round_: int, step: int, ranks: Ranks
+    ) -> tuple[float, int]:
         """Compute this rank's part of the gradient of a step; see :meth:`NegativeSteps.backward`."""
         first, end = (len(order) * place // self.num_steps for place in (step, step + 1))
-        queries = order[first:end][ranks.rank::ranks.num_ranks].to(self._answers.ptr.device)
+        queries = order[first:end][ranks.rank :: ranks.num_ranks].to(self._answers.ptr.device)
         if not len(queries):
             return 0.0, 0
         query_of, answers = self._answers.of(queries)
-        model, anchors, kinds = tables.model, self._answers.anchors[queries], self._answers.relations[queries]
+        model, anchors, kinds = (
+            tables.model,
+            self._answers.anchors[queries],
+            self._answers.relations[queries],
+        )
         rows = tables.entities[torch.cat([anchors, answers])]
-        heads, relations, tails = rows[:len(queries)], tables.relations[kinds], rows[len(queries):]
+        heads, relations, tails = (
+            rows[: len(queries)],
+            tables.relations[kinds],
+            rows[len(queries) :],
+        )
         loss = one_vs_all(model.query_tails(heads, relations), tables.entities, query_of, answers)
         if self._relation_weight:
-            assert model.query_relations is not None  # a model without is refused, as its scores are distances
-            between, factors = model.query_relations(heads[query_of], tails), model.relation_factor(tables.relations)
+            assert (
+                model.query_relations is not None
+            )  # a model without is refused, as its scores are distances
+            between, factors = (
+                model.query_relations(heads[query_of], tails),
+                model.relation_factor(tables.relations),
+            )
             # A query may have any number of answers: as many scores at a time as of the entities.
             at_once = max(len(queries) * len(tables.entities) // len(factors), 1)
             loss = loss + self._relation_weight * one_vs_all(
-                between, factors, torch.arange(len(tails), device=tails.device), kinds[query_of], at_once=at_once)
+                between,
+                factors,
+                torch.arange(len(tails), device=tails.device),
+                kinds[query_of],
+                at_once=at_once,
+            )
         count = torch.bincount(query_of, minlength=len(queries))
         asked = self._penalty(heads, model.parts) + self._penalty(relations, model.relation_parts)
         loss = loss + self._penalty(tails, model.parts).sum() + (count * asked).sum()
@@ -181,4 +260,6 @@ class OneVsAllSteps:
 
 
 def _sparse(numbers: Tensor, rows: Tensor, table: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(numbers.unsqueeze(0), rows, table.shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        numbers.unsqueeze(0), rows, table.shape, is_coalesced=True, check_invariants=False
+    )

@@ -22,8 +22,12 @@ class TrainedTables(TripleTables):
     """
 
     def __init__(self, tables: TripleTables, build_optimizer: BuildOptimizer):
-        super().__init__(tables.model, tables.entities.detach(), tables.relations.detach(),
-                         reciprocal=tables.reciprocal)
+        super().__init__(
+            tables.model,
+            tables.entities.detach(),
+            tables.relations.detach(),
+            reciprocal=tables.reciprocal,
+        )
         self.optimizer = build_optimizer(self)
 
     def hold(self, *parts: Tensor) -> None:
@@ -68,11 +72,23 @@ class HeldTables(TrainedTables):
         device: where rows are trained.
     """
 
-    def __init__(self, tables: TripleTables, build_optimizer: BuildOptimizer, part_size: int, device: torch.device):
+    def __init__(
+        self,
+        tables: TripleTables,
+        build_optimizer: BuildOptimizer,
+        part_size: int,
+        device: torch.device,
+    ):
         entities = tables.entities.detach()
-        super().__init__(TripleTables(tables.model, torch.zeros(2 * part_size, entities.size(1), device=device),
-                                      tables.relations.detach().to(device), reciprocal=tables.reciprocal),
-                         build_optimizer)
+        super().__init__(
+            TripleTables(
+                tables.model,
+                torch.zeros(2 * part_size, entities.size(1), device=device),
+                tables.relations.detach().to(device),
+                reciprocal=tables.reciprocal,
+            ),
+            build_optimizer,
+        )
         self._rows = {"": entities}  # of all entities, and their moments by name
         self._place = torch.zeros(len(entities), dtype=torch.int64)
         self._held: list[Tensor | None] = [None, None]
@@ -80,7 +96,9 @@ class HeldTables(TrainedTables):
 
     def hold(self, *parts: Tensor) -> None:
         self._has_changed = True
-        for side, held in enumerate(self._held):  # first all that leave, as a new part may have their entities
+        for side, held in enumerate(
+            self._held
+        ):  # first all that leave, as a new part may have their entities
             if not any(held is part for part in parts):
                 self._put_back(side)
                 self._held[side] = None
@@ -103,14 +121,19 @@ class HeldTables(TrainedTables):
 
     def _move(self, side: int, part: Tensor, *, take: bool) -> None:
         """Copy the rows and moments of a part to the device, or back."""
-        buffer = torch.empty(min(MOVED, len(part)), self.entities.size(1), pin_memory=self.entities.is_cuda)
+        buffer = torch.empty(
+            min(MOVED, len(part)), self.entities.size(1), pin_memory=self.entities.is_cuda
+        )
         for name, table in self._on_device().items():
             if name not in self._rows:  # an optimizer makes moments in its first step
                 self._rows[name] = torch.zeros_like(self._rows[""])
             rows = self._rows[name]
             for begin in range(0, len(part), MOVED):
-                numbers = part[begin:begin + MOVED]
-                there, copied = table[self._first(side) + begin:][:len(numbers)], buffer[:len(numbers)]
+                numbers = part[begin : begin + MOVED]
+                there, copied = (
+                    table[self._first(side) + begin :][: len(numbers)],
+                    buffer[: len(numbers)],
+                )
                 if take:
                     there.copy_(torch.index_select(rows, 0, numbers, out=copied))
                 else:
@@ -118,8 +141,11 @@ class HeldTables(TrainedTables):
 
     def _on_device(self) -> dict[str, Tensor]:
         state = self.optimizer.state[self.entities]
-        return {"": self.entities.detach()} | {name: value for name, value in state.items()
-                                               if isinstance(value, Tensor) and value.shape == self.entities.shape}
+        return {"": self.entities.detach()} | {
+            name: value
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == self.entities.shape
+        }
 
     def whole(self) -> TripleTables:
         """Return all rows as they are now, in memory, as tables that later steps change."""
@@ -127,7 +153,9 @@ class HeldTables(TrainedTables):
             for side in range(2):
                 self._put_back(side)
         self._has_changed = False
-        return TripleTables(self.model, self._rows[""], self.relations.detach().cpu(), reciprocal=self.reciprocal)
+        return TripleTables(
+            self.model, self._rows[""], self.relations.detach().cpu(), reciprocal=self.reciprocal
+        )
 
     def moments(self) -> dict:
         self.whole()
@@ -150,5 +178,7 @@ class HeldTables(TrainedTables):
         for name, rows in of_entities.items():
             if isinstance(rows, Tensor) and rows.shape == self._rows[""].shape:
                 self._rows[name] = rows
-                of_entities[name] = there[name] if name in there else torch.zeros_like(self.entities)
+                of_entities[name] = (
+                    there[name] if name in there else torch.zeros_like(self.entities)
+                )
         self.optimizer.load_state_dict(moments)

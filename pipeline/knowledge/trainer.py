@@ -33,8 +33,9 @@ class Steps(Protocol):
     num_steps: int
 
     def order(self, round_: int) -> Tensor: ...
-    def backward(self, tables: TripleTables, order: Tensor, round_: int, step: int,
-                 ranks: Ranks) -> tuple[float, int]: ...
+    def backward(
+        self, tables: TripleTables, order: Tensor, round_: int, step: int, ranks: Ranks
+    ) -> tuple[float, int]: ...
 
 
 class KnowledgeTrainer(Trainer):
@@ -55,15 +56,32 @@ class KnowledgeTrainer(Trainer):
         probe: ranks triples of each split, by all ranks together.
     """
 
-    def __init__(self, tables: TrainedTables, steps: Steps, *, num_epochs: int, lr: float, last_lr: float,
-                 eval_every: int, probe: TripleProbe, ranks: Ranks = Ranks(), stop: StopRequest | None = None):
+    def __init__(
+        self,
+        tables: TrainedTables,
+        steps: Steps,
+        *,
+        num_epochs: int,
+        lr: float,
+        last_lr: float,
+        eval_every: int,
+        probe: TripleProbe,
+        ranks: Ranks = Ranks(),
+        stop: StopRequest | None = None,
+    ):
         self.tables, self.progress = tables, Progress()
         device = tables.entities.device.type
         # Another number of threads rounds otherwise.
-        self.about = About(metric="mrr", kernel="matrix products over triples", num_epochs=num_epochs,
-                           arithmetic=f"cpu, {torch.get_num_threads()} threads, triples" if device == "cpu" else
-                           f"{device}, triples", num_steps=steps.num_steps,
-                           num_parameters=sum(table.numel() for table in self.weights().values()))
+        self.about = About(
+            metric="mrr",
+            kernel="matrix products over triples",
+            num_epochs=num_epochs,
+            arithmetic=f"cpu, {torch.get_num_threads()} threads, triples"
+            if device == "cpu"
+            else f"{device}, triples",
+            num_steps=steps.num_steps,
+            num_parameters=sum(table.numel() for table in self.weights().values()),
+        )
         self._steps, self._probe, self._lr, self._last_lr = steps, probe, lr, last_lr
         self._eval_every, self._ranks, self._stop = eval_every, ranks, stop or StopRequest()
         self.numbers: RoundNumbers | None = None
@@ -76,8 +94,11 @@ class KnowledgeTrainer(Trainer):
         drawn = time.perf_counter() - start
         for number in range(progress.step_in_round, steps.num_steps):
             pulse.beat(f"step {number + 1} of epoch {progress.round + 1}")
-            progress.lr = fall_linearly(self._lr, self._last_lr,
-                                        (progress.round + number / steps.num_steps) / self.num_rounds)
+            progress.lr = fall_linearly(
+                self._lr,
+                self._last_lr,
+                (progress.round + number / steps.num_steps) / self.num_rounds,
+            )
             loss, count = steps.backward(self.tables, order, progress.round, number, self._ranks)
             began = time.perf_counter()
             stop = self._exchange(loss, count)
@@ -85,22 +106,39 @@ class KnowledgeTrainer(Trainer):
             num_triples += count
             for group in self.tables.optimizer.param_groups:
                 group["lr"] = progress.lr * group.get("lr_factor", 1.0)
-            with torch.sparse.check_sparse_tensor_invariants(False):  # as it is without, but then torch warns
+            with torch.sparse.check_sparse_tensor_invariants(
+                False
+            ):  # as it is without, but then torch warns
                 self.tables.optimizer.step()
             self.tables.optimizer.zero_grad(set_to_none=True)
             progress.step += 1
             progress.step_in_round += 1
             yield Step(progress.step, progress.step_in_round == steps.num_steps, stop)
-        self.numbers = RoundNumbers(loss=progress.mean_loss, lr=progress.lr, seconds=time.perf_counter() - start,
-                                    draw_seconds=drawn, sync_seconds=synced, num_triples=num_triples)
+        self.numbers = RoundNumbers(
+            loss=progress.mean_loss,
+            lr=progress.lr,
+            seconds=time.perf_counter() - start,
+            draw_seconds=drawn,
+            sync_seconds=synced,
+            num_triples=num_triples,
+        )
         self._explain_standstill()
 
     def _explain_standstill(self) -> None:
         """Say once that the loss has not left log 2, where products of three small rows have hardly a gradient."""
-        progress, has_products = self.progress, not (self.tables.model.is_distance or self.tables.reciprocal)
-        if progress.round == 1 and has_products and abs(progress.mean_loss - math.log(2)) < STANDSTILL:
-            log.warning("the loss is still log 2 after two epochs: scores are products of three rows, and small rows "
-                        "have almost no gradient. Raise trainer.init_scale, to 0.3 for example, or train.lr")
+        progress, has_products = (
+            self.progress,
+            not (self.tables.model.is_distance or self.tables.reciprocal),
+        )
+        if (
+            progress.round == 1
+            and has_products
+            and abs(progress.mean_loss - math.log(2)) < STANDSTILL
+        ):
+            log.warning(
+                "the loss is still log 2 after two epochs: scores are products of three rows, and small rows "
+                "have almost no gradient. Raise trainer.init_scale, to 0.3 for example, or train.lr"
+            )
 
     def _exchange(self, loss: float, count: int) -> bool:
         """Sum losses and gradients over the ranks; returns whether one was asked to stop.
@@ -111,14 +149,19 @@ class KnowledgeTrainer(Trainer):
         tables = list(self.tables.parameters())
         grads = [table.grad for table in tables if table.grad is not None]
         finite = math.isfinite(loss) and all(
-            bool((grad._values() if grad.is_sparse else grad).sum().isfinite()) for grad in grads)
-        message = torch.tensor([loss, count, self._stop.signum != 0, not finite], dtype=torch.float64)
+            bool((grad._values() if grad.is_sparse else grad).sum().isfinite()) for grad in grads
+        )
+        message = torch.tensor(
+            [loss, count, self._stop.signum != 0, not finite], dtype=torch.float64
+        )
         self._ranks.sum_(message)
         if message[3] > 0:
             progress = self.progress
-            raise FloatingPointError(f"the loss or its gradient is not finite (loss {float(message[0])}) in epoch "
-                                     f"{progress.round + 1}, step {progress.step_in_round + 1}; the tables have not "
-                                     "moved. Try a lower train.lr")
+            raise FloatingPointError(
+                f"the loss or its gradient is not finite (loss {float(message[0])}) in epoch "
+                f"{progress.round + 1}, step {progress.step_in_round + 1}; the tables have not "
+                "moved. Try a lower train.lr"
+            )
         self.progress.loss_sum += float(message[0])
         self.progress.loss_count += float(message[1])
         if self._ranks.num_ranks > 1 and message[1] > 0:  # else no rank has a gradient
@@ -156,8 +199,11 @@ class KnowledgeTrainer(Trainer):
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
-        return {"tables": self.weights(), "optimizer": self.tables.moments(),
-                "progress": dataclasses.asdict(self.progress)}
+        return {
+            "tables": self.weights(),
+            "optimizer": self.tables.moments(),
+            "progress": dataclasses.asdict(self.progress),
+        }
 
     def load(self, state: dict) -> None:
         """Go on from a copy of what :meth:`state` returned, which may lie in a file that is mapped into memory."""

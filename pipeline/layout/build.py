@@ -19,11 +19,23 @@ from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.graph import neighbors, walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
-from parallel_epochs.pipeline.graph.node_parts import BlockEdges, NodeParts, deal_nodes, sort_into_blocks
+from parallel_epochs.pipeline.graph.node_parts import (
+    BlockEdges,
+    NodeParts,
+    deal_nodes,
+    sort_into_blocks,
+)
 from parallel_epochs.pipeline.layout import tiled
 from parallel_epochs.pipeline.layout.config import LayoutConfig, LayoutTrainerConfig
 from parallel_epochs.pipeline.layout.nearest import keep_neighbors
-from parallel_epochs.pipeline.layout.probe import LayoutProbe, compare_links, sample_links, sample_points, trust, vote
+from parallel_epochs.pipeline.layout.probe import (
+    LayoutProbe,
+    compare_links,
+    sample_links,
+    sample_points,
+    trust,
+    vote,
+)
 from parallel_epochs.pipeline.layout.trainer import LayoutPlan, LayoutTrainer
 from parallel_epochs.pipeline.metrics import VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS
@@ -64,36 +76,45 @@ def check_data(config: LayoutConfig, data: Data) -> None:
     options, num_points = config.trainer, data.num_nodes
     allowed = _metrics(data)
     if options.metric is not None and options.metric not in allowed:
-        raise ValueError(f"trainer.metric={options.metric} cannot be computed for {config.data.origin()}: choose one "
-                         f"of {', '.join(allowed)}")
+        raise ValueError(
+            f"trainer.metric={options.metric} cannot be computed for {config.data.origin()}: choose one "
+            f"of {', '.join(allowed)}"
+        )
     if data.edge_index is not None:
         if not bool((data.edge_index[0] != data.edge_index[1]).any()):
-            raise ValueError(f"{config.data.origin()} has no edges between different nodes, but a layout of a graph "
-                             "needs some. Choose another dataset, or data=vectors")
+            raise ValueError(
+                f"{config.data.origin()} has no edges between different nodes, but a layout of a graph "
+                "needs some. Choose another dataset, or data=vectors"
+            )
         check_weight(edge_features(data), config.data.origin())
         return
     if options.num_neighbors >= num_points:
-        raise ValueError(f"trainer.num_neighbors={options.num_neighbors} must be less than the {num_points:,} points "
-                         f"of {config.data.origin()}: set it to {num_points - 1} at most, and trainer.perplexity to "
-                         "less")
+        raise ValueError(
+            f"trainer.num_neighbors={options.num_neighbors} must be less than the {num_points:,} points "
+            f"of {config.data.origin()}: set it to {num_points - 1} at most, and trainer.perplexity to "
+            "less"
+        )
     may_be_on_gpu = config.device != "cpu" and torch.cuda.is_available()
     neighbors.check_search(options.neighbors, num_points, on_gpu=may_be_on_gpu)
     needed = num_points * (12 * data.x.size(1) + 64 * options.num_neighbors)
     if needed > machine_memory():
-        raise ValueError(f"trainer.num_neighbors={options.num_neighbors}: the neighbours of {num_points:,} points take "
-                         f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it")
+        raise ValueError(
+            f"trainer.num_neighbors={options.num_neighbors}: the neighbours of {num_points:,} points take "
+            f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it"
+        )
 
 
 def _metrics(data: Data) -> list[str]:
     """List the metrics that can be computed, the first being that of the run."""
     classes = classes_of(data)
-    return [*(["knn_acc"] if classes is not None and (classes >= 0).sum() > 1 else []),
-            "trustworthiness" if data.edge_index is None else "auc"]
+    return [
+        *(["knn_acc"] if classes is not None and (classes >= 0).sum() > 1 else []),
+        "trustworthiness" if data.edge_index is None else "auc",
+    ]
 
 
 def classes_of(data: Data) -> np.ndarray | None:
-    """Return the class of each point [num_points], int64, -1 for none; of several labels the first; none without any.
-    """
+    """Return the class of each point [num_points], int64, -1 for none; of several labels the first; none without any."""
     y = data.get("y")
     if y is None or data.get("metric") in VALUE_METRICS:
         return None
@@ -116,7 +137,9 @@ def describe(data: Data) -> str:
     return text
 
 
-def weigh(config: LayoutConfig, data: Data, kept: dict | None) -> tuple[sp.csr_array, NodeParts, Tensor | None]:
+def weigh(
+    config: LayoutConfig, data: Data, kept: dict | None
+) -> tuple[sp.csr_array, NodeParts, Tensor | None]:
     """Weigh the pairs that attract each other.
 
     Args:
@@ -126,15 +149,23 @@ def weigh(config: LayoutConfig, data: Data, kept: dict | None) -> tuple[sp.csr_a
         Their matrix; partitions of the points; the principal components of vectors, None for a graph.
     """
     if kept is None:
-        matrix = neighbors.symmetrise(weight_matrix(data.edge_index, choose_weight(edge_features(data))))
+        matrix = neighbors.symmetrise(
+            weight_matrix(data.edge_index, choose_weight(edge_features(data)))
+        )
     else:
         matrix = neighbors.link_both_ways(kept["neighbors"].numpy(), kept["weight"].numpy())
     mass = np.asarray(matrix.sum(1)).ravel()
     num_parts = max(1, min(config.trainer.num_parts, data.num_nodes // MIN_PART))
-    return matrix, deal_nodes(torch.from_numpy(mass), num_parts), None if kept is None else kept["components"]
+    return (
+        matrix,
+        deal_nodes(torch.from_numpy(mass), num_parts),
+        None if kept is None else kept["components"],
+    )
 
 
-def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> LayoutTrainer:
+def build_trainer(
+    part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None
+) -> LayoutTrainer:
     """Build what places points, for this rank."""
     config, data = part.config, part.data
     options, train, device = config.trainer, config.train, tiled.settle_device(part, ranks)
@@ -147,33 +178,61 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
 
     def make_blocks() -> tuple[BlockEdges, Drawn]:
         edges = sort_into_blocks(matrix, parts)
-        return edges, Drawn(edges.edges, *walks.alias_tables(edges.ptr, edges.weight),
-                            *walks.negative_tables(parts.ptr, mass, options.negative_exponent))
+        return edges, Drawn(
+            edges.edges,
+            *walks.alias_tables(edges.ptr, edges.weight),
+            *walks.negative_tables(parts.ptr, mass, options.negative_exponent),
+        )
 
     positions = _first_places(options, matrix, components, config.seed)
-    plan = LayoutPlan(num_epochs=train.epochs, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every,
-                      early_attraction=options.early_attraction, early_fraction=options.early_fraction)
+    plan = LayoutPlan(
+        num_epochs=train.epochs,
+        lr=train.lr,
+        last_lr=options.last_lr,
+        eval_every=train.eval_every,
+        early_attraction=options.early_attraction,
+        early_fraction=options.early_fraction,
+    )
     probe = build_probe(config, data)
     trainer = (tiled.TiledLayoutTrainer if tiled.trains_tiles(device) else LayoutTrainer)(
-                            positions[parts.node].contiguous().to(device), parts, make_blocks,
-                            LayoutOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
-                                    smooth=options.smooth),
-                            plan, score=probe, metric=probe.metric, seed=config.seed, ranks=ranks, stop=stop)
+        positions[parts.node].contiguous().to(device),
+        parts,
+        make_blocks,
+        LayoutOptions(
+            num_negatives=options.num_negatives,
+            negative_weight=options.negative_weight,
+            smooth=options.smooth,
+        ),
+        plan,
+        score=probe,
+        metric=probe.metric,
+        seed=config.seed,
+        ranks=ranks,
+        stop=stop,
+    )
     if isinstance(trainer, tiled.TiledLayoutTrainer):
         trainer.set_weights(matrix, walks.negative_frequency(mass, options.negative_exponent))
-    log.info("model: layout of %s in %d dimensions, from %s places; %s weighted pairs an epoch, %s, %s an epoch",
-             count(data.num_nodes, "point"), options.dim, options.init, f"{matrix.nnz:,}",
-             count(parts.num_parts, "partition"), count(trainer.about.num_steps, "step"))
+    log.info(
+        "model: layout of %s in %d dimensions, from %s places; %s weighted pairs an epoch, %s, %s an epoch",
+        count(data.num_nodes, "point"),
+        options.dim,
+        options.init,
+        f"{matrix.nnz:,}",
+        count(parts.num_parts, "partition"),
+        count(trainer.about.num_steps, "step"),
+    )
     return trainer
 
 
-def _first_places(options: LayoutTrainerConfig, matrix: sp.csr_array, components: Tensor | None, seed: int) -> Tensor:
+def _first_places(
+    options: LayoutTrainerConfig, matrix: sp.csr_array, components: Tensor | None, seed: int
+) -> Tensor:
     """Place points for the first time [num_points, dim]."""
     rng, num_points = stream("first places", seed), matrix.shape[0]
     if options.init == "spectral":
         positions = spectral.diffuse(matrix, options.dim, rng=rng)
     elif components is not None and options.init == "pca":
-        positions = components.numpy()[:, :options.dim].astype(np.float64)
+        positions = components.numpy()[:, : options.dim].astype(np.float64)
         positions = np.pad(positions, ((0, 0), (0, options.dim - positions.shape[1])))
         positions = positions / max(positions[:, 0].std(), 1e-30)
     else:
@@ -201,7 +260,9 @@ def build_probe(config: LayoutConfig, data: Data) -> LayoutProbe:
 
 def prepare(part: Part, device: torch.device = torch.device("cpu")) -> dict | None:
     """Find the nearest neighbours of vectors, or read them from the cache; None for a graph."""
-    return None if part.data.edge_index is not None else keep_neighbors(part.config, part.data, device)
+    return (
+        None if part.data.edge_index is not None else keep_neighbors(part.config, part.data, device)
+    )
 
 
 def write_results(part: Part, folder: Path) -> None:
@@ -224,7 +285,13 @@ def write_results(part: Part, folder: Path) -> None:
     file = io.BytesIO()
     # An array of texts has room for the longest of them in each place.
     names = np.array([name[:LONGEST_NAME] for name in unpack_names(data)], str)
-    np.savez_compressed(file, position=best["model"]["embedding"].numpy().astype(np.float32), names=names,
-                        labels=classes.astype(np.int64), label_names=label_names, title=np.array(title))
+    np.savez_compressed(
+        file,
+        position=best["model"]["embedding"].numpy().astype(np.float32),
+        names=names,
+        labels=classes.astype(np.int64),
+        label_names=label_names,
+        title=np.array(title),
+    )
     files.write_atomically(folder / "layout.npz", lambda out: out.write(file.getbuffer()))
     log.info("wrote the layout of %s points to %s", f"{data.num_nodes:,}", folder / "layout.npz")

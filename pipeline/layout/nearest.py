@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 NEIGHBORS_FORMAT = 1
 
 
-def keep_neighbors(config: LayoutConfig, data: Data, device: torch.device = torch.device("cpu")) -> dict:
+def keep_neighbors(
+    config: LayoutConfig, data: Data, device: torch.device = torch.device("cpu")
+) -> dict:
     """Find and weigh the neighbours of vectors, or read what was found before from the cache.
 
     Returns:
@@ -46,19 +48,32 @@ def keep_neighbors(config: LayoutConfig, data: Data, device: torch.device = torc
         ranges.check_numbers(path, "neighbors", kept["neighbors"], data.num_nodes, "node")
 
     kept = checkpoint.keep(path, build, again="looking for neighbours again", check=check)
-    log.info("neighbours: %d of each of %s vectors, searched in %d numbers, %s, perplexity %g: %.1f "
-             "s", options.num_neighbors,
-             f"{data.num_nodes:,}", kept["num_searched"], how, options.perplexity, time.perf_counter() - start)
+    log.info(
+        "neighbours: %d of each of %s vectors, searched in %d numbers, %s, perplexity %g: %.1f s",
+        options.num_neighbors,
+        f"{data.num_nodes:,}",
+        kept["num_searched"],
+        how,
+        options.perplexity,
+        time.perf_counter() - start,
+    )
     return kept
 
 
-def _find_neighbors(x: np.ndarray, options: LayoutTrainerConfig, how: str, device: torch.device) -> dict:
+def _find_neighbors(
+    x: np.ndarray, options: LayoutTrainerConfig, how: str, device: torch.device
+) -> dict:
     # Not of the seed of the run: the neighbours are those of the data.
     rng, reduces = stream("principal components"), 0 < options.pca_dim < x.shape[1]
     components = neighbors.reduce_vectors(x, options.pca_dim if reduces else 3, rng)
     searched = components if reduces else x
-    near, distance = neighbors.find_neighbors(searched, options.num_neighbors, how=how, device=device)
+    near, distance = neighbors.find_neighbors(
+        searched, options.num_neighbors, how=how, device=device
+    )
     weight = neighbors.calibrate(distance, options.perplexity)
-    return {"neighbors": torch.from_numpy(near.astype(np.int32)), "num_searched": searched.shape[1],
-            "weight": torch.from_numpy(weight.astype(np.float32)),
-            "components": torch.from_numpy(components[:, :3].copy())}
+    return {
+        "neighbors": torch.from_numpy(near.astype(np.int32)),
+        "num_searched": searched.shape[1],
+        "weight": torch.from_numpy(weight.astype(np.float32)),
+        "components": torch.from_numpy(components[:, :3].copy()),
+    }

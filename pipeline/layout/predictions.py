@@ -56,7 +56,12 @@ def _restore(run: SavedRun) -> tuple[Tensor, list[str], int, Data]:
     data = part.data
     with fitting(state):
         if run.is_best:
-            return state["model"]["embedding"].clone(), unpack_names(data), int(state["epoch"]), data
+            return (
+                state["model"]["embedding"].clone(),
+                unpack_names(data),
+                int(state["epoch"]),
+                data,
+            )
         rows, epoch = state["positions"]["rows"], int(state["progress"]["epochs"])
         positions = torch.empty_like(rows)
     positions[weigh(run.config, data, prepare(part))[1].node] = rows

@@ -33,7 +33,9 @@ def nearest_in(positions: np.ndarray, k: int, points: np.ndarray | None = None) 
     points, k = np.arange(len(positions)) if points is None else points, min(k, len(positions) - 1)
     near = cKDTree(positions).query(positions[points], k + 1, workers=torch.get_num_threads())[1]
     itself = near == points[:, None]
-    itself[~itself.any(1), -1] = True  # hidden by points of the same position: the last one goes instead
+    itself[~itself.any(1), -1] = (
+        True  # hidden by points of the same position: the last one goes instead
+    )
     return near[~itself].reshape(len(points), k)
 
 
@@ -60,7 +62,9 @@ def vote(positions: np.ndarray, labels: np.ndarray) -> float:
     return float((votes.argmax(1) == labels).mean())
 
 
-def trust(positions: np.ndarray, x: np.ndarray, points: np.ndarray, *, k: int = NUM_TRUSTED) -> float:
+def trust(
+    positions: np.ndarray, x: np.ndarray, points: np.ndarray, *, k: int = NUM_TRUSTED
+) -> float:
     """Compute the trustworthiness of a layout: 1, less a penalty for neighbours that were far apart before.
 
     That of scikit-learn (Venna and Kaski, https://doi.org/10.1007/3-540-44668-0_68), over some of the points; as near
@@ -103,7 +107,9 @@ def compare_links(positions: np.ndarray, links: np.ndarray, others: np.ndarray) 
         links, others: pairs of points [num_pairs, 2].
     """
     pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
-    length = np.linalg.norm(positions[pairs[:, 0]].astype(np.float64) - positions[pairs[:, 1]], axis=1)
+    length = np.linalg.norm(
+        positions[pairs[:, 0]].astype(np.float64) - positions[pairs[:, 1]], axis=1
+    )
     return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(-length).unsqueeze(1))
 
 
@@ -138,4 +144,6 @@ def sample_links(links: np.ndarray, num_points: int, seed: int) -> tuple[np.ndar
     if len(links) > MAX_LINKS:
         links = links[np.sort(rng.choice(len(links), MAX_LINKS, replace=False))]
     first = rng.integers(num_points, size=len(links))
-    return links, np.stack([first, (first + rng.integers(1, num_points, size=len(links))) % num_points], axis=1)
+    return links, np.stack(
+        [first, (first + rng.integers(1, num_points, size=len(links))) % num_points], axis=1
+    )

@@ -31,15 +31,26 @@ def settle_device(part: Part, ranks: Ranks) -> torch.device:
     data, needed = part.data, 0
     num_pairs = 2 * data.num_edges
     if data.edge_index is None:
-        num_pairs, needed = 2 * data.num_nodes * part.config.trainer.num_neighbors, 4 * neighbors.GPU_DISTANCES
+        num_pairs, needed = (
+            2 * data.num_nodes * part.config.trainer.num_neighbors,
+            4 * neighbors.GPU_DISTANCES,
+        )
     needed += PAIR_BYTES * num_pairs
-    return settle(part, size=data.num_nodes, least=AUTO_POINTS, what="points", needed=needed, ranks=ranks,
-                  in_triton=True)
+    return settle(
+        part,
+        size=data.num_nodes,
+        least=AUTO_POINTS,
+        what="points",
+        needed=needed,
+        ranks=ranks,
+        in_triton=True,
+    )
 
 
 def load_kernel() -> Callable[..., None]:
     """Return the function that trains a launch. It needs Triton, which is not everywhere; tests replace it by torch."""
     from parallel_epochs.models.embedding import layout_gpu
+
     return layout_gpu.train
 
 
@@ -75,17 +86,31 @@ class TiledLayoutTrainer(LayoutTrainer):
         """Draw the edges of an epoch, and sort them by what trains them."""
         self._tiles = None  # its memory is needed
         key, expected = seeds.key("tiles", self._seed, round_), self._expected
-        counts = (expected + draw_chances(key, len(expected), expected.device) / 2**32).floor().long()
+        counts = (
+            (expected + draw_chances(key, len(expected), expected.device) / 2**32).floor().long()
+        )
         pairs = torch.repeat_interleave(self._ends, counts, dim=0)
         num_parts = pair_tiles.choose_num_parts(len(self.positions), self._num_pairs_of_epoch)
         deal = pair_tiles.deal_rows(self._by_weight, num_parts, key)
-        self._tiles = pair_tiles.arrange(pairs, deal, self._weight, self._options.num_negatives, key, tied=True)
+        self._tiles = pair_tiles.arrange(
+            pairs, deal, self._weight, self._options.num_negatives, key, tied=True
+        )
         return Round(len(self._tiles.pairs))
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
         tiles = self._tiles
         assert tiles is not None, "the edges of the round are drawn"
         attraction = self._layout_plan.attraction(self.progress.round / self.num_rounds)
-        return tiles.train(self.progress.step_in_round, len(self._schedule), lambda launch, loss: (
-            self._train_launch(self.positions, tiles, launch, self._options, loss, lr=self.progress.lr,
-                               attraction=attraction)))
+        return tiles.train(
+            self.progress.step_in_round,
+            len(self._schedule),
+            lambda launch, loss: self._train_launch(
+                self.positions,
+                tiles,
+                launch,
+                self._options,
+                loss,
+                lr=self.progress.lr,
+                attraction=attraction,
+            ),
+        )

@@ -58,12 +58,34 @@ class LayoutTrainer(BlockTrainer):
     kernel = "layout on tied blocks"
     round_name = "epoch"
 
-    def __init__(self, positions: Tensor, parts: NodeParts, make_blocks: Callable[[], tuple[BlockEdges, Drawn]],
-                 options: LayoutOptions, plan: LayoutPlan, *, score: Score, metric: str, seed: int = 0,
-                 ranks: Ranks = Ranks(), stop: StopRequest | None = None):
-        super().__init__(parts, {"positions": {"rows": positions}}, tied_rounds(parts.num_parts), plan,
-                         finish=lambda rows: rows, score=score, metric=metric, dim=positions.size(1), seed=seed,
-                         ranks=ranks, stop=stop, loss_limit=_loss_limit(options))
+    def __init__(
+        self,
+        positions: Tensor,
+        parts: NodeParts,
+        make_blocks: Callable[[], tuple[BlockEdges, Drawn]],
+        options: LayoutOptions,
+        plan: LayoutPlan,
+        *,
+        score: Score,
+        metric: str,
+        seed: int = 0,
+        ranks: Ranks = Ranks(),
+        stop: StopRequest | None = None,
+    ):
+        super().__init__(
+            parts,
+            {"positions": {"rows": positions}},
+            tied_rounds(parts.num_parts),
+            plan,
+            finish=lambda rows: rows,
+            score=score,
+            metric=metric,
+            dim=positions.size(1),
+            seed=seed,
+            ranks=ranks,
+            stop=stop,
+            loss_limit=_loss_limit(options),
+        )
         self.positions, self._layout_plan = positions, plan
         self._make_blocks, self._options = make_blocks, options
         self._num_pairs = np.zeros(0, np.int64)
@@ -88,10 +110,23 @@ class LayoutTrainer(BlockTrainer):
 
         def block(i: int, j: int) -> EdgeBlock:
             number = i * num_parts + j
-            return EdgeBlock(number, rows[i], rows[j], rows[j + 1] - rows[j], first[number],
-                         first[number + 1] - first[number], int(self._num_pairs[number]))
+            return EdgeBlock(
+                number,
+                rows[i],
+                rows[j],
+                rows[j + 1] - rows[j],
+                first[number],
+                first[number + 1] - first[number],
+                int(self._num_pairs[number]),
+            )
 
         done = self.progress.round / self.num_rounds
-        return layout.train(self.positions, [[block(i, j) for i, j in task] for task in tasks], drawn,
-                            self._options, lr=self.progress.lr, attraction=self._layout_plan.attraction(done),
-                            key=seeds.key("layout", self._seed, self.progress.round))
+        return layout.train(
+            self.positions,
+            [[block(i, j) for i, j in task] for task in tasks],
+            drawn,
+            self._options,
+            lr=self.progress.lr,
+            attraction=self._layout_plan.attraction(done),
+            key=seeds.key("layout", self._seed, self.progress.round),
+        )

@@ -25,7 +25,10 @@ from parallel_epochs.pipeline.graph import walks
 from parallel_epochs.pipeline.graph.edges import check_weight, choose_weight, weight_matrix
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, check_parts, deal_nodes
 from parallel_epochs.pipeline.graph.structure import draw_lots, inspect
-from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, NodeEmbeddingTrainerConfig
+from parallel_epochs.pipeline.node_embedding.config import (
+    NodeEmbeddingConfig,
+    NodeEmbeddingTrainerConfig,
+)
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
 from parallel_epochs.pipeline.node_embedding.tiled import OF_TILE, TiledTrainer
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
@@ -69,21 +72,34 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
     options = config.trainer
     metric = metric_of(options, data)
     if metric != "auc" and data.get("y") is None:
-        raise ValueError(f"trainer.metric={metric} needs labels, and {config.data.origin()} has none: give "
-                         "data.labels, or choose trainer.metric=auc")
+        raise ValueError(
+            f"trainer.metric={metric} needs labels, and {config.data.origin()} has none: give "
+            "data.labels, or choose trainer.metric=auc"
+        )
     if data.num_edges == 0:
-        raise ValueError(f"{config.data.origin()} has no edges, but trainer=node_embedding learns from edges. Choose "
-                         "another dataset")
+        raise ValueError(
+            f"{config.data.origin()} has no edges, but trainer=node_embedding learns from edges. Choose "
+            "another dataset"
+        )
     check_weight(edge_features(data), config.data.origin())
     check_parts(data.num_nodes, options.num_parts)
-    needed = 8 * Table.numbers_per_row(options.dim, options.optimizer) * data.num_nodes * config.parallel.num_ranks
+    needed = (
+        8
+        * Table.numbers_per_row(options.dim, options.optimizer)
+        * data.num_nodes
+        * config.parallel.num_ranks
+    )
     tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
     if options.tables == "memory" and needed > machine_memory():
-        raise ValueError(f"{tables}, but this machine has {format_bytes(machine_memory())}: lower it, or set "
-                         "trainer.tables=disk")
+        raise ValueError(
+            f"{tables}, but this machine has {format_bytes(machine_memory())}: lower it, or set "
+            "trainer.tables=disk"
+        )
     if options.tables == "disk" and needed > (free := free_space(Path(config.cache_dir))):
-        raise ValueError(f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "
-                         "lower it, or choose another cache_dir")
+        raise ValueError(
+            f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "
+            "lower it, or choose another cache_dir"
+        )
 
 
 def metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
@@ -109,7 +125,9 @@ class Training:
     metric: str
 
 
-def prepare_training(config: NodeEmbeddingConfig, data: Data, stop: StopRequest | None = None) -> Training:
+def prepare_training(
+    config: NodeEmbeddingConfig, data: Data, stop: StopRequest | None = None
+) -> Training:
     """Split a graph into what training sees and what scores its vectors."""
     options, metric = config.trainer, metric_of(config.trainer, data)
     edge_index, weight = data.edge_index, choose_weight(edge_features(data))
@@ -117,10 +135,18 @@ def prepare_training(config: NodeEmbeddingConfig, data: Data, stop: StopRequest 
     if metric == "auc":
         edge_index, weight, score = _hold_out(data, weight, options, config.seed, stop)
     else:
-        score = LabelProbe(label_columns(data).numpy(), metric=metric, portions=options.portions,
-                           num_draws=options.num_draws, seed=config.seed, num_threads=torch.get_num_threads(),
-                           stop=stop)
-    return Training(edge_index, weight, deal_nodes(degrees(edge_index), options.num_parts), score, metric)
+        score = LabelProbe(
+            label_columns(data).numpy(),
+            metric=metric,
+            portions=options.portions,
+            num_draws=options.num_draws,
+            seed=config.seed,
+            num_threads=torch.get_num_threads(),
+            stop=stop,
+        )
+    return Training(
+        edge_index, weight, deal_nodes(degrees(edge_index), options.num_parts), score, metric
+    )
 
 
 def degrees(edge_index: EdgeIndex) -> Tensor:
@@ -128,7 +154,9 @@ def degrees(edge_index: EdgeIndex) -> Tensor:
     return edge_index.get_csc()[0][0].diff()
 
 
-def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None) -> NodeEmbeddingTrainer:
+def build_trainer(
+    part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None
+) -> NodeEmbeddingTrainer:
     """Build what trains vectors of nodes, for this rank."""
     config, data = part.config, part.data
     with ranks.first_then_others():  # what is compiled, the others find
@@ -140,30 +168,66 @@ def build_trainer(part: Part, *, ranks: Ranks = Ranks(), stop: StopRequest | Non
     is_line, is_walk = options.model == "line", options.model in ("deepwalk", "node2vec")
     length = options.walk_length if is_walk else options.augmentation_distance
     second_order = options.model == "node2vec"
-    sampler = walks.WalkSampler(edge_index, weight, length=length, p=options.p if second_order else 1.0,
-                                q=options.q if second_order else 1.0, random_starts=is_line,
-                                symmetric=structure.is_undirected and not structure.num_duplicates)
-    plan = plan_walks(edge_index.size(1), train.epochs, length, min(options.augmentation_distance, length),
-                      structure.is_undirected,
-                      options.episode_size, lr=train.lr, last_lr=options.last_lr, eval_every=train.eval_every)
+    sampler = walks.WalkSampler(
+        edge_index,
+        weight,
+        length=length,
+        p=options.p if second_order else 1.0,
+        q=options.q if second_order else 1.0,
+        random_starts=is_line,
+        symmetric=structure.is_undirected and not structure.num_duplicates,
+    )
+    plan = plan_walks(
+        edge_index.size(1),
+        train.epochs,
+        length,
+        min(options.augmentation_distance, length),
+        structure.is_undirected,
+        options.episode_size,
+        lr=train.lr,
+        last_lr=options.last_lr,
+        eval_every=train.eval_every,
+    )
     if options.model == "spectral":
         plan = dataclasses.replace(plan, num_epochs=1, num_walks=1, walks_per_episode=1, lr=0.0)
     is_filtered = _is_filtered(options, data.num_nodes)
     matrix = weight_matrix(edge_index, weight) if is_filtered or _is_spectral(options) else None
-    storage = DiskStorage(Path(config.cache_dir) / "tables") if options.tables == "disk" else MemoryStorage()
+    storage = (
+        DiskStorage(Path(config.cache_dir) / "tables")
+        if options.tables == "disk"
+        else MemoryStorage()
+    )
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
     degree, device = degrees(edge_index)[parts.node], _settle_device(part, plan, ranks)
     is_tiled, negatives = trains_tiles(device), None
     if is_tiled:
-        heads, tails = (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
+        heads, tails = (
+            (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
+        )
     else:
         negatives = Negatives(*walks.negative_tables(parts.ptr, degree, options.negative_exponent))
     trainer = (TiledTrainer if is_tiled else NodeEmbeddingTrainer)(
-        sampler, parts, heads, tails, negatives,
-        SkipGramOptions(num_negatives=options.num_negatives, negative_weight=options.negative_weight,
-                optimizer=options.optimizer, weight_decay=options.weight_decay),
-        plan, finish=partial(_finish, options, training.score, matrix if is_filtered else None), score=training.score,
-        metric=training.metric, dim=options.dim, storage=storage, seed=config.seed, ranks=ranks, stop=stop)
+        sampler,
+        parts,
+        heads,
+        tails,
+        negatives,
+        SkipGramOptions(
+            num_negatives=options.num_negatives,
+            negative_weight=options.negative_weight,
+            optimizer=options.optimizer,
+            weight_decay=options.weight_decay,
+        ),
+        plan,
+        finish=partial(_finish, options, training.score, matrix if is_filtered else None),
+        score=training.score,
+        metric=training.metric,
+        dim=options.dim,
+        storage=storage,
+        seed=config.seed,
+        ranks=ranks,
+        stop=stop,
+    )
     if isinstance(trainer, TiledTrainer):
         trainer.set_degrees(degree, walks.negative_frequency(degree, options.negative_exponent))
     _say(options, plan, trainer)
@@ -177,15 +241,32 @@ def trains_tiles(device: torch.device) -> bool:
 
 def _settle_device(part: Part, plan: Plan, ranks: Ranks) -> torch.device:
     options, num_nodes = part.config.trainer, part.data.num_nodes
-    is_auto, is_wide = part.config.device == "auto", not fits_tile(options.dim, options.num_negatives // OF_TILE)
+    is_auto, is_wide = (
+        part.config.device == "auto",
+        not fits_tile(options.dim, options.num_negatives // OF_TILE),
+    )
     if options.tables == "disk" or is_auto and (is_wide or options.model == "spectral"):
         return part.device
     episode = min(plan.walks_per_episode, plan.num_walks) * plan.pairs_of_walk
-    needed = PAIR_BYTES * episode + 8 * Table.numbers_per_row(options.dim, options.optimizer) * num_nodes
-    why_cpu = f"tiles of trainer.dim={options.dim} and trainer.num_negatives={options.num_negatives} are too large " \
-              "for a GPU" if is_wide else ""
-    return settle(part, size=num_nodes, least=AUTO_NODES, what="nodes", needed=needed, ranks=ranks, in_triton=True,
-                  why_cpu=why_cpu)
+    needed = (
+        PAIR_BYTES * episode + 8 * Table.numbers_per_row(options.dim, options.optimizer) * num_nodes
+    )
+    why_cpu = (
+        f"tiles of trainer.dim={options.dim} and trainer.num_negatives={options.num_negatives} are too large "
+        "for a GPU"
+        if is_wide
+        else ""
+    )
+    return settle(
+        part,
+        size=num_nodes,
+        least=AUTO_NODES,
+        what="nodes",
+        needed=needed,
+        ranks=ranks,
+        in_triton=True,
+        why_cpu=why_cpu,
+    )
 
 
 def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor) -> Tensor:
@@ -199,8 +280,12 @@ def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor
     """
     options = config.trainer
     vectors = torch.empty(len(rows), options.dim)
-    vectors[training.parts.node] = rows[:, :options.dim]
-    matrix = weight_matrix(training.edge_index, training.weight) if _is_filtered(options, len(rows)) else None
+    vectors[training.parts.node] = rows[:, : options.dim]
+    matrix = (
+        weight_matrix(training.edge_index, training.weight)
+        if _is_filtered(options, len(rows))
+        else None
+    )
     return _finish(options, training.score, matrix, vectors)
 
 
@@ -209,26 +294,46 @@ def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbedding
         log.info("model: spectral, %d numbers per node", options.dim)
         return
     if options.model == "node2vec" and options.p == options.q == 1:
-        log.warning("trainer.model=node2vec with trainer.p=1 and trainer.q=1 draws the walks of deepwalk: set one of "
-                    "them, for example trainer.p=0.25 trainer.q=4")
-    log.info("model: %s, %d numbers a node, %s in all", options.model, options.dim, f"{trainer.about.num_parameters:,}")
-    log.info("pairs: %s of up to %d nodes in %s, at most %s apart; %s, %s an episode", count(plan.num_walks, "walk"),
-             trainer.walk_nodes, count(plan.num_rounds, "episode"), count(plan.distance, "step"),
-             count(options.num_parts, "partition"), count(trainer.about.num_steps, "step"))
+        log.warning(
+            "trainer.model=node2vec with trainer.p=1 and trainer.q=1 draws the walks of deepwalk: set one of "
+            "them, for example trainer.p=0.25 trainer.q=4"
+        )
+    log.info(
+        "model: %s, %d numbers a node, %s in all",
+        options.model,
+        options.dim,
+        f"{trainer.about.num_parameters:,}",
+    )
+    log.info(
+        "pairs: %s of up to %d nodes in %s, at most %s apart; %s, %s an episode",
+        count(plan.num_walks, "walk"),
+        trainer.walk_nodes,
+        count(plan.num_rounds, "episode"),
+        count(plan.distance, "step"),
+        count(options.num_parts, "partition"),
+        count(trainer.about.num_steps, "step"),
+    )
 
 
 def _is_spectral(options: NodeEmbeddingTrainerConfig) -> bool:
     return "spectral" in (options.init, options.model)
 
 
-def _build_tables(options: NodeEmbeddingTrainerConfig, parts: NodeParts, matrix: sp.csr_array | None,
-                  storage: MemoryStorage, seed: int) -> tuple[Table, Table]:
+def _build_tables(
+    options: NodeEmbeddingTrainerConfig,
+    parts: NodeParts,
+    matrix: sp.csr_array | None,
+    storage: MemoryStorage,
+    seed: int,
+) -> tuple[Table, Table]:
     """Build the tables with word2vec's first values: even in +-1/2dim for the vectors, zero for the contexts."""
     num_nodes, dim = parts.node.numel(), options.dim
     heads = Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
     if matrix is not None and _is_spectral(options):
         small = int(stream("spectral", seed).integers(2**31))
-        heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=small))[parts.node]
+        heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=small))[
+            parts.node
+        ]
     else:
         generator = seed_torch("vectors", seed)
         for rows in parts.row.long().split(FILLED):  # in the order of the nodes
@@ -242,12 +347,18 @@ def _build_tables(options: NodeEmbeddingTrainerConfig, parts: NodeParts, matrix:
 
 def _is_filtered(options: NodeEmbeddingTrainerConfig, num_nodes: int) -> bool:
     """Tell whether the spectral filter is applied, or tried where memory has room for its copies of the vectors."""
-    has_room = options.tables == "memory" and 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
+    has_room = (
+        options.tables == "memory" and 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
+    )
     return options.propagation_steps > 0 and (options.propagation == "always" or has_room)
 
 
-def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, matrix: sp.csr_array | None,
-            vectors: Tensor) -> Tensor:
+def _finish(
+    options: NodeEmbeddingTrainerConfig,
+    score: LabelProbe | LinkProbe,
+    matrix: sp.csr_array | None,
+    vectors: Tensor,
+) -> Tensor:
     """Apply the spectral filter to trained vectors [num_nodes, dim], always or where it is better.
 
     Args:
@@ -260,12 +371,18 @@ def _finish(options: NodeEmbeddingTrainerConfig, score: LabelProbe | LinkProbe, 
     if options.propagation == "always":
         return filtered
     without, with_ = (score.valid(rows.numpy()) for rows in (vectors, filtered))
-    log.info("spectral filter: validation %s with it, %s without it: %s", format_score(with_), format_score(without),
-             "applied" if with_ > without else "left out")
+    log.info(
+        "spectral filter: validation %s with it, %s without it: %s",
+        format_score(with_),
+        format_score(without),
+        "applied" if with_ > without else "left out",
+    )
     return filtered if with_ > without else vectors
 
 
-def redraw_linked(rng: np.random.Generator, pairs: np.ndarray, edge_index: EdgeIndex, num_nodes: int) -> np.ndarray:
+def redraw_linked(
+    rng: np.random.Generator, pairs: np.ndarray, edge_index: EdgeIndex, num_nodes: int
+) -> np.ndarray:
     """Draw pairs that are links, or one node twice, again; in a graph of nearly all links some are left.
 
     Args:
@@ -279,13 +396,22 @@ def redraw_linked(rng: np.random.Generator, pairs: np.ndarray, edge_index: EdgeI
         if not len(left):
             return pairs
         pairs[left] = rng.integers(num_nodes, size=(len(left), 2))
-    log.warning("holdout: %s drawn for the AUC %s still a link or one node twice: nearly all pairs of the graph are "
-                "linked", count(len(left), "pair"), "is" if len(left) == 1 else "are")
+    log.warning(
+        "holdout: %s drawn for the AUC %s still a link or one node twice: nearly all pairs of the graph are "
+        "linked",
+        count(len(left), "pair"),
+        "is" if len(left) == 1 else "are",
+    )
     return pairs
 
 
-def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerConfig, seed: int,
-              stop: StopRequest | None) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
+def _hold_out(
+    data: Data,
+    weight: Tensor | None,
+    options: NodeEmbeddingTrainerConfig,
+    seed: int,
+    stop: StopRequest | None,
+) -> tuple[EdgeIndex, Tensor | None, LinkProbe]:
     """Hold edges out of training, in both directions of each link: half of them for validation, half for the test.
 
     As many of the edges that stay are the train split of the score.
@@ -303,10 +429,14 @@ def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerCo
         ends = links[:, chosen].long().sort(0).values.unique(dim=1).T.numpy()
         if not len(ends):
             if (num_links := links.long().sort(0).values.unique(dim=1).size(1)) < 3:
-                raise ValueError(f"{data.num_edges:,} edges link {num_links} different pairs of nodes: training, "
-                                 "validation and test need one each (trainer.holdout). Choose another dataset")
+                raise ValueError(
+                    f"{data.num_edges:,} edges link {num_links} different pairs of nodes: training, "
+                    "validation and test need one each (trainer.holdout). Choose another dataset"
+                )
             mend = "train: lower it" if split == "train" else f"{split}: raise it"
-            raise ValueError(f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}")
+            raise ValueError(
+                f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}"
+            )
         others = rng.integers(data.num_nodes, size=ends.shape)
         if options.holdout_negatives == "unlinked":
             others = redraw_linked(rng, others, data.edge_index, data.num_nodes)
@@ -314,4 +444,8 @@ def _hold_out(data: Data, weight: Tensor | None, options: NodeEmbeddingTrainerCo
     kept = lot >= fraction
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
     probe = LinkProbe(pairs, score=options.score, stop=stop)
-    return from_csc(links[:, kept], ptr), None if weight is None else weight[kept].contiguous(), probe
+    return (
+        from_csc(links[:, kept], ptr),
+        None if weight is None else weight[kept].contiguous(),
+        probe,
+    )

@@ -17,9 +17,14 @@ MOST_STEPS, MOST_HALVINGS = 50, 20
 RESIDUAL, MOST_PRODUCTS = 0.1, 50
 
 
-def fit_labels(x: Float[np.ndarray, "num_rows dim"], labels: Bool[np.ndarray, "num_rows num_labels"], *,
-               strength: float = 1.0, num_threads: int = 1,
-               before_step: Callable[[], object] = lambda: None) -> Float[np.ndarray, "dim_plus_1 num_labels"]:
+def fit_labels(
+    x: Float[np.ndarray, "num_rows dim"],
+    labels: Bool[np.ndarray, "num_rows num_labels"],
+    *,
+    strength: float = 1.0,
+    num_threads: int = 1,
+    before_step: Callable[[], object] = lambda: None,
+) -> Float[np.ndarray, "dim_plus_1 num_labels"]:
     """Fit each label against the rest: the minimum of ``|w|^2 / 2 + strength * sum_i log(1 + exp(-y_i w (x_i, 1)))``.
 
     It is what scikit-learn's ``LogisticRegression(solver="liblinear", C=strength)`` approaches; the constant is
@@ -44,13 +49,23 @@ def fit_labels(x: Float[np.ndarray, "num_rows dim"], labels: Bool[np.ndarray, "n
         rows = rows @ basis
         # A step need not be exact, and numbers of half the size take half the time.
         short = rows.astype(np.float32)
-        parts = pool.map(lambda first: _fit(rows, short, signs[:, first:first + AT_ONCE], strength, curvature,
-                                            before_step), range(0, signs.shape[1], AT_ONCE))
+        parts = pool.map(
+            lambda first: _fit(
+                rows, short, signs[:, first : first + AT_ONCE], strength, curvature, before_step
+            ),
+            range(0, signs.shape[1], AT_ONCE),
+        )
         return basis @ np.concatenate([np.empty((len(basis), 0)), *parts], axis=1)
 
 
-def _fit(rows: np.ndarray, short: np.ndarray, signs: np.ndarray, strength: float, curvature: np.ndarray,
-         before_step: Callable[[], object]) -> np.ndarray:
+def _fit(
+    rows: np.ndarray,
+    short: np.ndarray,
+    signs: np.ndarray,
+    strength: float,
+    curvature: np.ndarray,
+    before_step: Callable[[], object],
+) -> np.ndarray:
     """Fit a few labels, in the basis of the rows; `short` holds them in float32."""
     weights = np.zeros((rows.shape[1], signs.shape[1]))
     margins, losses = np.zeros(signs.shape), np.full(signs.shape[1], np.inf)
@@ -65,18 +80,30 @@ def _fit(rows: np.ndarray, short: np.ndarray, signs: np.ndarray, strength: float
             break
         variance = strength * unsure * (1 - unsure)
         scale = 1 / (1 + curvature.clip(0)[:, None] * variance.mean(axis=0))
-        step = np.where(is_open, _solve(short, *(values.astype(np.float32) for values in (variance, scale, -gradient))),
-                        0.0)
+        step = np.where(
+            is_open,
+            _solve(short, *(values.astype(np.float32) for values in (variance, scale, -gradient))),
+            0.0,
+        )
     return weights
 
 
-def _search(rows: np.ndarray, signs: np.ndarray, strength: float, weights: np.ndarray, margins: np.ndarray,
-            losses: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _search(
+    rows: np.ndarray,
+    signs: np.ndarray,
+    strength: float,
+    weights: np.ndarray,
+    margins: np.ndarray,
+    losses: np.ndarray,
+    step: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Go the step of each label, or half of it, a quarter, until its loss is no larger."""
     change, length = signs * (rows @ step), np.ones(signs.shape[1])
     for _ in range(MOST_HALVINGS):
         new_weights, new_margins = weights + length * step, margins + length * change
-        new = (new_weights ** 2).sum(axis=0) / 2 + strength * np.logaddexp(0, -new_margins).sum(axis=0)
+        new = (new_weights**2).sum(axis=0) / 2 + strength * np.logaddexp(0, -new_margins).sum(
+            axis=0
+        )
         worse = new > losses * (1 + 1e-12)
         if not worse.any():
             break
@@ -84,7 +111,9 @@ def _search(rows: np.ndarray, signs: np.ndarray, strength: float, weights: np.nd
     return new_weights, new_margins, new
 
 
-def _solve(rows: np.ndarray, variance: np.ndarray, scale: np.ndarray, target: np.ndarray) -> np.ndarray:
+def _solve(
+    rows: np.ndarray, variance: np.ndarray, scale: np.ndarray, target: np.ndarray
+) -> np.ndarray:
     """Solve ``(1 + rows' variance rows) out = target`` for each label by conjugate gradients.
 
     Args:
@@ -94,9 +123,9 @@ def _solve(rows: np.ndarray, variance: np.ndarray, scale: np.ndarray, target: np
     out, residual = np.zeros_like(target), target.copy()
     scaled = scale * residual
     direction, power = scaled.copy(), (residual * scaled).sum(axis=0)
-    wanted = RESIDUAL * np.sqrt((target ** 2).sum(axis=0))
+    wanted = RESIDUAL * np.sqrt((target**2).sum(axis=0))
     for _ in range(MOST_PRODUCTS):
-        if (np.sqrt((residual ** 2).sum(axis=0)) <= wanted).all():
+        if (np.sqrt((residual**2).sum(axis=0)) <= wanted).all():
             break
         product = direction + rows.T @ (variance * (rows @ direction))
         length = power / np.maximum((direction * product).sum(axis=0), np.finfo(np.float32).tiny)

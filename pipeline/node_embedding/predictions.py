@@ -46,7 +46,9 @@ def predict(run: SavedRun[NodeEmbeddingConfig], asked: PredictVectorsConfig) -> 
     Raises:
         ValueError: as :func:`evaluate`; pairs that name no nodes.
     """
-    path, pairs = vectors.check_predictions(run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors)
+    path, pairs = vectors.check_predictions(
+        run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors
+    )
     state, part = vectors.open_run(run, check_graph, describe_graph)
     data = part.data
     score = run.config.trainer.score

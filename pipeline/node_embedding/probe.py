@@ -21,8 +21,15 @@ log = logging.getLogger(__name__)
 HALF, FITTED = 0.5, 0.9
 
 
-def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others: Sequence[np.ndarray], *,
-             num_threads: int = 1, stop: StopRequest | None = None) -> list[dict[str, float]]:
+def classify(
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    train: np.ndarray,
+    others: Sequence[np.ndarray],
+    *,
+    num_threads: int = 1,
+    stop: StopRequest | None = None,
+) -> list[dict[str, float]]:
     """Fit a logistic regression for each label (one against the rest, as liblinear's with C = 1), and predict as many
     labels of each other node as it has, those of the largest scores: the protocol of DeepWalk and what came after it.
 
@@ -47,12 +54,16 @@ def classify(vectors: np.ndarray, labels: np.ndarray, train: np.ndarray, others:
     # Nothing tells a label apart that all nodes have, or none.
     scores = np.where(known.all(0), np.inf, -np.inf) * np.ones((len(predicted), 1))
     told = known.any(0) & ~known.all(0)
-    weights = fit_labels(vectors[train], known[:, told], num_threads=num_threads, before_step=partial(heed, stop))
+    weights = fit_labels(
+        vectors[train], known[:, told], num_threads=num_threads, before_step=partial(heed, stop)
+    )
     scores[:, told] = vectors[predicted] @ weights[:-1] + weights[-1]
     rank = (-scores).argsort(1, kind="stable").argsort(1, kind="stable")
     chosen = rank < labels[predicted].sum(1, keepdims=True)
     ends = np.cumsum([len(nodes) for nodes in others])[:-1]
-    return [_f1(labels[nodes], part) for nodes, part in zip(others, np.split(chosen, ends), strict=True)]
+    return [
+        _f1(labels[nodes], part) for nodes, part in zip(others, np.split(chosen, ends), strict=True)
+    ]
 
 
 def _f1(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -62,8 +73,12 @@ def _f1(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     occurs = truth.any(0)
     if not occurs.any():
         return {"micro_f1": float("nan"), "macro_f1": float("nan")}
-    return {f"{average}_f1": float(f1_score(truth[:, occurs], predicted[:, occurs], average=average, zero_division=0))
-            for average in ("micro", "macro")}
+    return {
+        f"{average}_f1": float(
+            f1_score(truth[:, occurs], predicted[:, occurs], average=average, zero_division=0)
+        )
+        for average in ("micro", "macro")
+    }
 
 
 class LabelProbe:
@@ -80,12 +95,23 @@ class LabelProbe:
         ValueError: fewer than four nodes have labels.
     """
 
-    def __init__(self, labels: np.ndarray, *, metric: str, portions: Sequence[float], num_draws: int, seed: int = 0,
-                 num_threads: int = 1, stop: StopRequest | None = None):
+    def __init__(
+        self,
+        labels: np.ndarray,
+        *,
+        metric: str,
+        portions: Sequence[float],
+        num_draws: int,
+        seed: int = 0,
+        num_threads: int = 1,
+        stop: StopRequest | None = None,
+    ):
         self._nodes = np.flatnonzero(~np.isnan(labels).any(1) & (labels.sum(1) > 0))
         if len(self._nodes) < 4:
-            raise ValueError(f"{len(self._nodes)} nodes have labels: a classifier needs at least four, two to fit, one "
-                             "to validate and one to test")
+            raise ValueError(
+                f"{len(self._nodes)} nodes have labels: a classifier needs at least four, two to fit, one "
+                "to validate and one to test"
+            )
         self._labels = np.nan_to_num(labels).astype(np.int8)
         self._metric, self._portions, self._num_draws = metric, portions, num_draws
         self._seed, self._num_threads, self._stop = seed, num_threads, stop
@@ -110,8 +136,17 @@ class LabelProbe:
     def _draw(self, number: int) -> np.ndarray:
         return stream("probe", self._seed, number).permutation(self._nodes)
 
-    def _fit(self, vectors: np.ndarray, nodes: np.ndarray, count: int, *others: np.ndarray) -> list[dict[str, float]]:
-        return classify(vectors, self._labels, nodes[:count], others, num_threads=self._num_threads, stop=self._stop)
+    def _fit(
+        self, vectors: np.ndarray, nodes: np.ndarray, count: int, *others: np.ndarray
+    ) -> list[dict[str, float]]:
+        return classify(
+            vectors,
+            self._labels,
+            nodes[:count],
+            others,
+            num_threads=self._num_threads,
+            stop=self._stop,
+        )
 
     def _fit_most(self, vectors: np.ndarray, nodes: np.ndarray) -> dict[str, float]:
         """Score the last tenth of the first half of some nodes by a fit to the others of that half."""
@@ -127,7 +162,9 @@ class LabelProbe:
         scores = {split: metrics[self._metric] for split, metrics in splits.items()}
         for portion in self._portions:
             count = max(1, int(portion * len(nodes)))
-            (metrics,) = [test] if count == half else self._fit(vectors, nodes, count, nodes[count:])
+            (metrics,) = (
+                [test] if count == half else self._fit(vectors, nodes, count, nodes[count:])
+            )
             scores |= {f"{name}@{portion:g}": value for name, value in metrics.items()}
         return scores
 
@@ -141,8 +178,13 @@ class LinkProbe:
         stop: asks for an end after the pairs in hand.
     """
 
-    def __init__(self, pairs: dict[str, tuple[np.ndarray, np.ndarray]], *, score: str = "cosine",
-                 stop: StopRequest | None = None):
+    def __init__(
+        self,
+        pairs: dict[str, tuple[np.ndarray, np.ndarray]],
+        *,
+        score: str = "cosine",
+        stop: StopRequest | None = None,
+    ):
         self.pairs, self._score, self._stop = pairs, score, stop
         self._told: str | None = None
 
@@ -153,11 +195,13 @@ class LinkProbe:
             Stopped: it was asked for.
         """
         score, found = self._choose(vectors)
-        return {split: found[split] if split in found else self._area(vectors, split, score) for split in self.pairs}
+        return {
+            split: found[split] if split in found else self._area(vectors, split, score)
+            for split in self.pairs
+        }
 
     def valid(self, vectors: np.ndarray) -> float:
-        """Compute the area of the validation split alone, by the better score if that is chosen; raises as a call does.
-        """
+        """Compute the area of the validation split alone, by the better score if that is chosen; raises as a call does."""
         return max(self._valid_areas(vectors).values())
 
     def choose(self, vectors: np.ndarray) -> str:
@@ -175,8 +219,13 @@ class LinkProbe:
         areas = self._valid_areas(vectors)
         chosen, other = sorted(areas, key=lambda score: -areas[score])
         if chosen != self._told:
-            log.info("links are scored by %s: validation AUC %s; by %s: %s", chosen, format_score(areas[chosen]), other,
-                     format_score(areas[other]))
+            log.info(
+                "links are scored by %s: validation AUC %s; by %s: %s",
+                chosen,
+                format_score(areas[chosen]),
+                other,
+                format_score(areas[other]),
+            )
             self._told = chosen
         return chosen, {"valid": areas[chosen]}
 
@@ -187,6 +236,9 @@ class LinkProbe:
 
     def _area(self, vectors: np.ndarray, split: str, score: str) -> float:
         links, others = self.pairs[split]
-        pairs, truth = np.concatenate([links, others]), np.repeat([1.0, 0.0], [len(links), len(others)])
+        pairs, truth = (
+            np.concatenate([links, others]),
+            np.repeat([1.0, 0.0], [len(links), len(others)]),
+        )
         scores = compare_pairs(vectors, pairs, score=score, stop=self._stop)
         return rocauc(torch.from_numpy(truth).unsqueeze(1), torch.from_numpy(scores).unsqueeze(1))

@@ -19,6 +19,7 @@ OF_TILE = 64 // (2 * TILE)
 def load_kernel() -> Callable[..., None]:
     """Return the function that trains a launch. It needs Triton, which is not everywhere; tests replace it by torch."""
     from parallel_epochs.models.embedding import skipgram_gpu
+
     return skipgram_gpu.train
 
 
@@ -55,14 +56,26 @@ class TiledTrainer(NodeEmbeddingTrainer):
         self._tiles = None  # its memory is needed
         plan, walks = self._walk_plan, drawn.to(self._rows.device, non_blocking=True).long()
         walks = torch.where(walks < 0, -1, self._row_of[walks.clamp(min=0)])
-        pairs, key = pair_tiles.pair_up(walks, plan.distance, plan.both), seeds.key("tiles", self._seed, round_)
+        pairs, key = (
+            pair_tiles.pair_up(walks, plan.distance, plan.both),
+            seeds.key("tiles", self._seed, round_),
+        )
         most = plan.walks_per_episode * plan.pairs_of_walk
-        deal = pair_tiles.deal_rows(self._by_degree, pair_tiles.choose_num_parts(len(self._weight), most), key)
-        self._tiles = pair_tiles.arrange(pairs, deal, self._weight, self._num_negatives, key, tied=self._is_tied)
+        deal = pair_tiles.deal_rows(
+            self._by_degree, pair_tiles.choose_num_parts(len(self._weight), most), key
+        )
+        self._tiles = pair_tiles.arrange(
+            pairs, deal, self._weight, self._num_negatives, key, tied=self._is_tied
+        )
         return len(self._tiles.pairs)
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
         tiles = self._tiles
         assert tiles is not None, "the pairs of the round are drawn"
-        return tiles.train(self.progress.step_in_round, len(self._schedule), lambda launch, loss: (
-            self._train_launch(self.heads, self.tails, tiles, launch, self._options, loss, lr=self.progress.lr)))
+        return tiles.train(
+            self.progress.step_in_round,
+            len(self._schedule),
+            lambda launch, loss: self._train_launch(
+                self.heads, self.tails, tiles, launch, self._options, loss, lr=self.progress.lr
+            ),
+        )

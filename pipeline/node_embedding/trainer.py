@@ -48,11 +48,25 @@ class Plan(RoundPlan):
 
     def epochs_after(self, num_rounds: int) -> int:
         """Count the epochs that are complete after some rounds."""
-        return self.num_epochs * min(num_rounds * self.walks_per_episode, self.num_walks) // self.num_walks
+        return (
+            self.num_epochs
+            * min(num_rounds * self.walks_per_episode, self.num_walks)
+            // self.num_walks
+        )
 
 
-def plan_walks(num_edges: int, num_epochs: int, length: int, distance: int, both: bool, episode_size: int, *,
-               lr: float, last_lr: float, eval_every: int) -> Plan:
+def plan_walks(
+    num_edges: int,
+    num_epochs: int,
+    length: int,
+    distance: int,
+    both: bool,
+    episode_size: int,
+    *,
+    lr: float,
+    last_lr: float,
+    eval_every: int,
+) -> Plan:
     """Choose the numbers of walks.
 
     Args:
@@ -61,9 +75,17 @@ def plan_walks(num_edges: int, num_epochs: int, length: int, distance: int, both
         episode_size: pairs drawn at a time.
     """
     pairs = sum(max(length + 1 - d, 0) for d in range(1, distance + 1)) * (2 if both else 1)
-    return Plan(num_epochs=num_epochs, num_walks=max(1, math.ceil(num_epochs * num_edges / pairs)),
-                walks_per_episode=max(1, episode_size // pairs), pairs_of_walk=pairs, distance=distance, both=both,
-                lr=lr, last_lr=last_lr, eval_every=eval_every)
+    return Plan(
+        num_epochs=num_epochs,
+        num_walks=max(1, math.ceil(num_epochs * num_edges / pairs)),
+        walks_per_episode=max(1, episode_size // pairs),
+        pairs_of_walk=pairs,
+        distance=distance,
+        both=both,
+        lr=lr,
+        last_lr=last_lr,
+        eval_every=eval_every,
+    )
 
 
 class NodeEmbeddingTrainer(BlockTrainer):
@@ -85,15 +107,45 @@ class NodeEmbeddingTrainer(BlockTrainer):
 
     kernel = "skip-gram on orthogonal blocks"
 
-    def __init__(self, sampler: WalkSampler, parts: NodeParts, heads: Table, tails: Table, negatives: Negatives | None,
-                 options: SkipGramOptions, plan: Plan, *, finish: Callable[[Tensor], Tensor], score: Score, metric: str,
-                 dim: int, storage: MemoryStorage = MemoryStorage(), seed: int = 0, ranks: Ranks = Ranks(),
-                 stop: StopRequest | None = None):
-        tables = {"heads": heads.tensors(), **({} if heads is tails else {"tails": tails.tensors()})}
+    def __init__(
+        self,
+        sampler: WalkSampler,
+        parts: NodeParts,
+        heads: Table,
+        tails: Table,
+        negatives: Negatives | None,
+        options: SkipGramOptions,
+        plan: Plan,
+        *,
+        finish: Callable[[Tensor], Tensor],
+        score: Score,
+        metric: str,
+        dim: int,
+        storage: MemoryStorage = MemoryStorage(),
+        seed: int = 0,
+        ranks: Ranks = Ranks(),
+        stop: StopRequest | None = None,
+    ):
+        tables = {
+            "heads": heads.tensors(),
+            **({} if heads is tails else {"tails": tails.tensors()}),
+        }
         arrange = tied_rounds if heads is tails else orthogonal_rounds
-        super().__init__(parts, tables, arrange(parts.num_parts), plan, finish=finish, score=score, metric=metric,
-                         dim=dim, storage=storage, seed=seed, ranks=ranks, stop=stop,
-                         loss_limit=MOST_OF_UNTRAINED * (1 + options.negative_weight) * math.log(2))
+        super().__init__(
+            parts,
+            tables,
+            arrange(parts.num_parts),
+            plan,
+            finish=finish,
+            score=score,
+            metric=metric,
+            dim=dim,
+            storage=storage,
+            seed=seed,
+            ranks=ranks,
+            stop=stop,
+            loss_limit=MOST_OF_UNTRAINED * (1 + options.negative_weight) * math.log(2),
+        )
         self.heads, self.tails, self._walk_plan = heads, tails, plan
         self._sampler, self._negatives, self._options = sampler, negatives, options
         self._num_threads = torch.get_num_threads()
@@ -120,14 +172,23 @@ class NodeEmbeddingTrainer(BlockTrainer):
     def _draw(self, round_: int) -> tuple[Pairs | Tensor, float]:
         start, plan = time.perf_counter(), self._walk_plan
         first = round_ * plan.walks_per_episode
-        walks = self._sampler.draw(first, min(plan.walks_per_episode, plan.num_walks - first),
-                                   seeds.key("walks", self._seed), num_threads=self._num_threads)
+        walks = self._sampler.draw(
+            first,
+            min(plan.walks_per_episode, plan.num_walks - first),
+            seeds.key("walks", self._seed),
+            num_threads=self._num_threads,
+        )
         return self._collect(walks), time.perf_counter() - start
 
     def _collect(self, walks: Tensor) -> Pairs | Tensor:
         """Prepare the pairs of walks in the thread that draws them."""
-        return collect_pairs(walks, self.parts, distance=self._walk_plan.distance, both=self._walk_plan.both,
-                             num_threads=self._num_threads)
+        return collect_pairs(
+            walks,
+            self.parts,
+            distance=self._walk_plan.distance,
+            both=self._walk_plan.both,
+            num_threads=self._num_threads,
+        )
 
     def _receive(self, drawn: Pairs | Tensor, round_: int) -> int:
         """Take what :meth:`_collect` returned; returns the number of pairs."""
@@ -141,17 +202,32 @@ class NodeEmbeddingTrainer(BlockTrainer):
 
         def block(i: int, j: int) -> PairBlock:
             first = int(pairs.ptr[i, j])
-            return PairBlock(i * num_parts + j, ptr[i], ptr[j], ptr[i + 1] - ptr[i], ptr[j + 1] - ptr[j], first,
-                         first + int(pairs.counts[i, j]))
+            return PairBlock(
+                i * num_parts + j,
+                ptr[i],
+                ptr[j],
+                ptr[i + 1] - ptr[i],
+                ptr[j + 1] - ptr[j],
+                first,
+                first + int(pairs.counts[i, j]),
+            )
 
         key, loss, count = seeds.key("skip-gram", self._seed, self.progress.round), 0.0, 0.0
         # Partitions of finished tasks may leave the memory.
         at_once = self._num_threads if self._storage.releases else len(tasks)
         for first in range(0, len(tasks), max(at_once, 1)):
-            now = tasks[first:first + at_once]
+            now = tasks[first : first + at_once]
             self._beat()
-            more = skipgram.train(self.heads, self.tails, [[block(i, j) for i, j in task] for task in now],
-                                  pairs.pairs, self._negatives, self._options, lr=self.progress.lr, key=key)
+            more = skipgram.train(
+                self.heads,
+                self.tails,
+                [[block(i, j) for i, j in task] for task in now],
+                pairs.pairs,
+                self._negatives,
+                self._options,
+                lr=self.progress.lr,
+                key=key,
+            )
             loss, count = loss + more[0], count + more[1]
             for task in now:
                 self._release(task)

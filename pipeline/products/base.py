@@ -26,7 +26,9 @@ def finish_nothing(part: Part, trainer: Trainer, folder: Path, **_: object) -> d
     return {}
 
 
-def train_one_part(train_one: Callable[[Part, Path], dict], opened: OpenData, folder: Path, **_: object) -> dict:
+def train_one_part(
+    train_one: Callable[[Part, Path], dict], opened: OpenData, folder: Path, **_: object
+) -> dict:
     """Train a model on all of the data."""
     return train_one(opened.parts[0], folder)
 
@@ -38,12 +40,16 @@ def refuse_explanation(run: SavedRun, asked: AskConfig) -> None:
 
 def refuse_to_open(run: SavedRun, data: object, given: Mapping[str, object]) -> None:
     """Refuse to keep a run open."""
-    raise ValueError(f"runs of trainer={run.config.trainer.name} cannot be asked from Python: use the commands")
+    raise ValueError(
+        f"runs of trainer={run.config.trainer.name} cannot be asked from Python: use the commands"
+    )
 
 
 def refuse_export(run: SavedRun, path: Path, asked: AskConfig) -> None:
     """Refuse to write vectors to a file without their data."""
-    raise ValueError(f"{run.folder} learned vectors, which belong to its data: save vectors() instead")
+    raise ValueError(
+        f"{run.folder} learned vectors, which belong to its data: save vectors() instead"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

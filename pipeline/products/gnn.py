@@ -16,9 +16,21 @@ from parallel_epochs.pipeline.gnn.warm import Warm
 from parallel_epochs.pipeline.products.base import Product
 
 PRODUCT: Product = Product(
-    check=build.check, open_data=build.open_data, build=build.build_trainer, prepare=build.prepare,
-    memory_of=memory.describe, report=placement.report, write_start=new_data.write_start,
-    write_best=label_scores.write_best, finish=answers.finish, train_parts=candidates.train_parts,
-    evaluate=predict.evaluate, predict=export.predict, open_warm=Warm, explain=explain,
-    export=export.export, learns_vectors=False,
-    baselines=lambda part: (part.task.metric, part.kind.baselines(part.data, part.task)))
+    check=build.check,
+    open_data=build.open_data,
+    build=build.build_trainer,
+    prepare=build.prepare,
+    memory_of=memory.describe,
+    report=placement.report,
+    write_start=new_data.write_start,
+    write_best=label_scores.write_best,
+    finish=answers.finish,
+    train_parts=candidates.train_parts,
+    evaluate=predict.evaluate,
+    predict=export.predict,
+    open_warm=Warm,
+    explain=explain,
+    export=export.export,
+    learns_vectors=False,
+    baselines=lambda part: (part.task.metric, part.kind.baselines(part.data, part.task)),
+)

@@ -8,7 +8,14 @@ from parallel_epochs.pipeline.knowledge.baselines import find_baselines
 from parallel_epochs.pipeline.products.base import Product
 
 PRODUCT: Product = Product(
-    check=build.check, open_data=partial(open_whole, check=build.check_data, describe=build.describe),
-    build=build.build_trainer, train_parts=penalty.train_parts,
-    finish=predictions.finish, evaluate=predictions.evaluate, predict=export.predict, export=export.export,
-    open_warm=predictions.OpenTriples, baselines=lambda part: ("mrr", find_baselines(part)))
+    check=build.check,
+    open_data=partial(open_whole, check=build.check_data, describe=build.describe),
+    build=build.build_trainer,
+    train_parts=penalty.train_parts,
+    finish=predictions.finish,
+    evaluate=predictions.evaluate,
+    predict=export.predict,
+    export=export.export,
+    open_warm=predictions.OpenTriples,
+    baselines=lambda part: ("mrr", find_baselines(part)),
+)

@@ -9,6 +9,10 @@ from parallel_epochs.pipeline.node_embedding import build, predictions
 from parallel_epochs.pipeline.products.base import Product
 
 PRODUCT: Product = Product(
-    check=build.check, open_data=partial(open_whole, check=build.check_graph, describe=describe_graph),
-    build=build.build_trainer, evaluate=predictions.evaluate, predict=predictions.predict,
-    open_warm=partial(OpenVectors, read=predictions.vectors_of))
+    check=build.check,
+    open_data=partial(open_whole, check=build.check_graph, describe=describe_graph),
+    build=build.build_trainer,
+    evaluate=predictions.evaluate,
+    predict=predictions.predict,
+    open_warm=partial(OpenVectors, read=predictions.vectors_of),
+)

@@ -22,8 +22,9 @@ class Allocations(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
 
-    def __torch_dispatch__(self, func: Callable, types: Iterable[type], args: tuple = (),
-                           kwargs: dict | None = None) -> object:
+    def __torch_dispatch__(
+        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         known = {storage._cdata for storage in _storages((args, kwargs))}

@@ -41,11 +41,20 @@ def load_best(path: Path) -> dict | None:
     """
     try:
         kept = files.read_json(path)
-        defined = {name: scores for name, scores in kept["baselines"].items() if scores["valid"] is not None}
+        defined = {
+            name: scores
+            for name, scores in kept["baselines"].items()
+            if scores["valid"] is not None
+        }
         if not defined:
             return None
         best = max(defined, key=lambda name: merit(kept["metric"], defined[name]["valid"]))
-        return {"name": best, **{split: math.nan if (score := defined[best][split]) is None else float(score)
-                                 for split in ("valid", "test")}}
+        return {
+            "name": best,
+            **{
+                split: math.nan if (score := defined[best][split]) is None else float(score)
+                for split in ("valid", "test")
+            },
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -21,12 +21,30 @@ from parallel_epochs.pipeline.run.memory import format_bytes
 log = logging.getLogger(__name__)
 
 # The errors that torch.load raises for a file with changed bytes.
-UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
-              pickle.UnpicklingError, zipfile.BadZipFile)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
 
 # How files begin that torch.save has not written.
-FORMATS = {b"PK": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 file", b"\xfd7zXZ": "an xz file",
-           b"\x93NUMPY": "a numpy array", b"\x89HDF": "an HDF5 file", b"PAR1": "a Parquet file", b"\x80": "a pickle"}
+FORMATS = {
+    b"PK": "a zip archive",
+    b"\x1f\x8b": "a gzip file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ": "an xz file",
+    b"\x93NUMPY": "a numpy array",
+    b"\x89HDF": "an HDF5 file",
+    b"PAR1": "a Parquet file",
+    b"\x80": "a pickle",
+}
 # Checkpoints of this size and larger are memory-mapped, so that their content is not in memory twice.
 LARGE = 1 << 26
 
@@ -64,7 +82,9 @@ def fitting(content: dict) -> Iterator[None]:
             raise
         path = content.path if isinstance(content, Content) else "the checkpoint"
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise DamagedFile(f"{path} is damaged, or of another run: its content does not fit ({reason})") from error
+        raise DamagedFile(
+            f"{path} is damaged, or of another run: its content does not fit ({reason})"
+        ) from error
 
 
 def digest(state: object) -> str:
@@ -102,7 +122,9 @@ def save(path: Path, state: dict, *, keep_as: Path | None = None) -> None:
     Args:
         keep_as: a second path that keeps the old content.
     """
-    files.write_atomically(path, lambda file: torch.save({**state, "sha256": digest(state)}, file), keep_as=keep_as)
+    files.write_atomically(
+        path, lambda file: torch.save({**state, "sha256": digest(state)}, file), keep_as=keep_as
+    )
 
 
 def load(path: Path, *, mmap: bool | None = False, verify: bool = True) -> Content:
@@ -130,10 +152,14 @@ def load(path: Path, *, mmap: bool | None = False, verify: bool = True) -> Conte
     expected = state.pop("sha256")
     try:
         is_damaged = verify and digest(state) != expected
-    except RuntimeError:  # of tensors of a layout, or of values of a depth, that nothing here writes
+    except (
+        RuntimeError
+    ):  # of tensors of a layout, or of values of a depth, that nothing here writes
         is_damaged = True
     if is_damaged:
-        raise DamagedFile(f"{path} is damaged: its content does not have the checksum it was saved with")
+        raise DamagedFile(
+            f"{path} is damaged: its content does not have the checksum it was saved with"
+        )
     return Content(path, state)
 
 
@@ -144,8 +170,11 @@ def load_safely(file: IO[bytes] | Path, *, mmap: bool | None = None) -> Any:
     before :func:`check_expanded` saw it. So that check is left out: who reads sparse tensors checks them.
     """
     if _validate:
-        waiting = getattr(torch._utils, "_get_sparse_tensors_to_validate",  # of torch 2.15
-                          lambda: getattr(torch._utils, "_sparse_tensors_to_validate"))  # noqa: B009
+        waiting = getattr(
+            torch._utils,
+            "_get_sparse_tensors_to_validate",  # of torch 2.15
+            lambda: torch._utils._sparse_tensors_to_validate,
+        )  # noqa: B009
         setattr(torch._utils, _VALIDATE, lambda *_, **__: waiting().clear())
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
@@ -161,8 +190,11 @@ def _map(path: Path) -> dict:
         state["sha256"]
     except UNREADABLE as error:
         state = _parse(path, files.read_bytes(path))
-        log.warning("%s cannot be memory-mapped (%s). It was read instead, so each process holds its own copy", path,
-                    str(error).partition("\n")[0])
+        log.warning(
+            "%s cannot be memory-mapped (%s). It was read instead, so each process holds its own copy",
+            path,
+            str(error).partition("\n")[0],
+        )
     return state
 
 
@@ -173,10 +205,18 @@ def _parse(path: Path, content: bytes) -> dict:
         state["sha256"]
     except (MemoryError, *UNREADABLE) as error:
         # torch's allocator speaks of memory, also when a damaged size asks for too much of it.
-        if isinstance(error, MemoryError) or "memory" in str(error) and _has_checksums_of_zip(content):
-            raise FileError(f"{path} cannot be read: there is not enough memory for its "
-                            f"{format_bytes(len(content))}") from error
-        raise DamagedFile(f"{path} is damaged: it cannot be read ({type(error).__name__})") from error
+        if (
+            isinstance(error, MemoryError)
+            or "memory" in str(error)
+            and _has_checksums_of_zip(content)
+        ):
+            raise FileError(
+                f"{path} cannot be read: there is not enough memory for its "
+                f"{format_bytes(len(content))}"
+            ) from error
+        raise DamagedFile(
+            f"{path} is damaged: it cannot be read ({type(error).__name__})"
+        ) from error
     return state
 
 
@@ -203,7 +243,9 @@ def read_tensors(path: Path, name: str) -> object:
     try:
         tensors = load_safely(io.BytesIO(content))
     except UNREADABLE as error:
-        raise ValueError(f"{name} holds no tensors that torch.save wrote: {explain_content(path)}") from error
+        raise ValueError(
+            f"{name} holds no tensors that torch.save wrote: {explain_content(path)}"
+        ) from error
     check_expanded(name, tensors)
     return tensors
 
@@ -218,14 +260,22 @@ def check_expanded(name: str, content: object) -> None:
     Raises:
         ValueError: names the largest of them, and the environment variable that raises the limit.
     """
-    sizes = {key: (tensor.numel() * tensor.element_size(), tensor) for key, tensor in _tensors_of(content)
-             if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()}
+    sizes = {
+        key: (tensor.numel() * tensor.element_size(), tensor)
+        for key, tensor in _tensors_of(content)
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    }
     if not sizes:
         return
     key, (size, largest) = max(sizes.items(), key=lambda item: item[1][0])
-    limits.check_size(f"{name}: {key} has the shape {list(largest.shape)}, which takes {format_bytes(size)}, although "
-                      f"the file holds {format_bytes(largest.untyped_storage().nbytes())} of it: its expanded tensors "
-                      "take", sum(size for size, _ in sizes.values()), limits.UNPACKED, limits.limit_in_memory())
+    limits.check_size(
+        f"{name}: {key} has the shape {list(largest.shape)}, which takes {format_bytes(size)}, although "
+        f"the file holds {format_bytes(largest.untyped_storage().nbytes())} of it: its expanded tensors "
+        "take",
+        sum(size for size, _ in sizes.values()),
+        limits.UNPACKED,
+        limits.limit_in_memory(),
+    )
 
 
 def _tensors_of(content: object, key: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -233,14 +283,18 @@ def _tensors_of(content: object, key: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(content, Tensor) and content.layout == torch.strided:
         yield key or "the tensor", content
     elif isinstance(content, Tensor) and content.layout == torch.sparse_coo:
-        yield from _tensors_of({"indices()": content._indices(), "values()": content._values()}, key)
+        yield from _tensors_of(
+            {"indices()": content._indices(), "values()": content._values()}, key
+        )
     elif isinstance(content, Tensor):
         yield from _tensors_of({"values()": content.values()}, key)
     elif isinstance(content, (list, tuple)):
         for place, value in enumerate(content):
             yield from _tensors_of(value, f"{key}[{place}]")
     else:
-        if hasattr(content, "to_dict") and not isinstance(content, type):  # PyG saves the class of its graphs, too
+        if hasattr(content, "to_dict") and not isinstance(
+            content, type
+        ):  # PyG saves the class of its graphs, too
             content = content.to_dict()
         for name, value in content.items() if isinstance(content, dict) else ():
             yield from _tensors_of(value, f"{key}.{name}" if key else str(name))
@@ -268,8 +322,15 @@ def explain_content(path: Path) -> str:
     return "it is text" if start.isascii() and b"\0" not in start else "it cannot be read"
 
 
-def keep(path: Path, build: Callable[[], dict], *, again: str, mmap: bool = True, verify: bool = True,
-         check: Callable[[Path, dict], object] = lambda path, content: None) -> Content:
+def keep(
+    path: Path,
+    build: Callable[[], dict],
+    *,
+    again: str,
+    mmap: bool = True,
+    verify: bool = True,
+    check: Callable[[Path, dict], object] = lambda path, content: None,
+) -> Content:
     """Return the content of a cached file. Build it first if the file does not exist or is damaged.
 
     Args:
@@ -326,11 +387,18 @@ def load_last(folder: Path) -> Content | None:
             continue
         if errors:
             aside = files.keep_aside(folder / "last.pt")
-            log.warning("%s and kept as %s; falling back to %s of round %s", errors[0], aside.name, path,
-                        state.get("round"))
+            log.warning(
+                "%s and kept as %s; falling back to %s of round %s",
+                errors[0],
+                aside.name,
+                path,
+                state.get("round"),
+            )
             # Otherwise the next save would keep the damaged one as previous.pt.
             os.replace(path, folder / "last.pt")
         return state
     if errors:
-        raise DamagedFile("; ".join(errors) + ": no checkpoint is left to resume from. Start a new run")
+        raise DamagedFile(
+            "; ".join(errors) + ": no checkpoint is left to resume from. Start a new run"
+        )
     return None

@@ -118,7 +118,9 @@ class RoundNumbers:
 
     def record(self) -> dict[str, float]:
         """Return the numbers that there are, by name."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
 
 
 class Trainer(Protocol):

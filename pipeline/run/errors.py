@@ -55,32 +55,49 @@ class Stopped(Exception):
 
 
 # Characters that move the cursor, change colours or titles, ring, or reorder a line; halves of pairs cannot be printed.
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def printable(text: str) -> str:
     r"""Write characters that steer a terminal as \x1b, for a message may hold names that others chose."""
-    return STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}",
-                        text)
+    return STEERING.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}",
+        text,
+    )
 
 
 def one_line(error: BaseException) -> str:
     """Join the messages of an error and of its cause in one line, without what only a programmer can use."""
-    if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):
+    if isinstance(error.__cause__, OSError) and str(error).startswith(
+        "Unable to configure handler"
+    ):
         return one_line(error.__cause__)  # logging does not name the file
     if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
         return "the current folder has been deleted: change to one that exists, and run the command again"
     if isinstance(error, OSError) and error.errno == EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f"this process may have {most} files open, and that is not enough: raise the limit by " \
-               f"ulimit -n {max(1024, 2 * most)}"
+        return (
+            f"this process may have {most} files open, and that is not enough: raise the limit by "
+            f"ulimit -n {max(1024, 2 * most)}"
+        )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    noise = ("object_type=", "reference_type=", "full_key:", "To append", "provider=", "Config search path")
+    noise = (
+        "object_type=",
+        "reference_type=",
+        "full_key:",
+        "To append",
+        "provider=",
+        "Config search path",
+    )
     lines = [line.strip() for line in str(error).splitlines()]
     if isinstance(error.__cause__, OmegaConfBaseException):
         lines += one_line(error.__cause__).splitlines()
-    lines = [line.removeprefix("ValueError raised while resolving interpolation: ") for line in lines]
+    lines = [
+        line.removeprefix("ValueError raised while resolving interpolation: ") for line in lines
+    ]
     return " ".join(line for line in lines if line and not line.startswith(noise))
 
 
@@ -103,6 +120,9 @@ def install_command(extra: str) -> str:
         here = Path.cwd() == root
         constraints = "constraints.txt" if here else shlex.quote(str(root / "constraints.txt"))
         return f"pip install -c {constraints} -e '{'.' if here else root}[{extra}]'"
-    needed = [text.partition(";")[0].strip() for text in metadata.requires("parallel-epochs") or ()
-              if re.search(rf"extra == ['\"]{extra}['\"]", text)]
+    needed = [
+        text.partition(";")[0].strip()
+        for text in metadata.requires("parallel-epochs") or ()
+        if re.search(rf"extra == ['\"]{extra}['\"]", text)
+    ]
     return f"pip install {shlex.join(needed)}"

@@ -62,14 +62,18 @@ def naming(path: Path, doing: str, *, size: Callable[[], int] = lambda: 0) -> It
 
 def _no_space(path: Path, number: int, size: int) -> str:
     if number == errno.EFBIG:
-        return f"{path} would be larger than the disk or your limit on file sizes (ulimit -f) allows"
+        return (
+            f"{path} would be larger than the disk or your limit on file sizes (ulimit -f) allows"
+        )
     needs = f" for the {format_bytes(size)} of {path.name}" if size else f" for {path.name}"
     if number == errno.EDQUOT:
         return f"{path.parent}: your disk quota leaves no space{needs}; delete something, or choose another directory"
     with contextlib.suppress(OSError):
         if (disk := os.statvfs(path.parent)).f_files and not disk.f_favail and disk.f_bavail:
-            return f"{path.parent} has no inode left{needs} (df -i): its disk takes no more files. Delete some, or " \
-                   "choose another directory"
+            return (
+                f"{path.parent} has no inode left{needs} (df -i): its disk takes no more files. Delete some, or "
+                "choose another directory"
+            )
         needs += f", {format_bytes(shutil.disk_usage(path.parent).free)} are free"
     return f"{path.parent} has no space left{needs}; delete something, or choose another directory"
 
@@ -163,8 +167,9 @@ def own_file(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise FileError(f"{path} is a symbolic link, which is not written to: delete it",
-                            error.errno) from None
+            raise FileError(
+                f"{path} is a symbolic link, which is not written to: delete it", error.errno
+            ) from None
         raise
 
 
@@ -177,8 +182,11 @@ def own_folder(folder: Path) -> None:
     with naming(folder, "made"):
         folder.mkdir(exist_ok=True)
     if folder.is_symlink():
-        raise FileError(f"{folder} is a symbolic link to {folder.resolve()}, and nothing is written through it. Put a "
-                        "folder in its place", errno.ELOOP)
+        raise FileError(
+            f"{folder} is a symbolic link to {folder.resolve()}, and nothing is written through it. Put a "
+            "folder in its place",
+            errno.ELOOP,
+        )
 
 
 @contextlib.contextmanager
@@ -234,8 +242,9 @@ class _Sink:
         os.fsync(self._file.fileno())
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object], *,
-                     keep_as: Path | None = None) -> None:
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], *, keep_as: Path | None = None
+) -> None:
     """Call `write(file)` on a temporary file beside `path`, sync it to the disk, and rename it.
 
     Args:
@@ -362,8 +371,9 @@ def write_at(fd: int, values: "np.ndarray", at: int) -> int:
     return at
 
 
-def read_at(fd: int, dtype: "np.dtype", shape: tuple[int, ...], at: int,
-            out: "np.ndarray | None" = None) -> "np.ndarray":
+def read_at(
+    fd: int, dtype: "np.dtype", shape: tuple[int, ...], at: int, out: "np.ndarray | None" = None
+) -> "np.ndarray":
     """Read an array from a file at a byte offset.
 
     Args:

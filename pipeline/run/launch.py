@@ -22,11 +22,20 @@ from parallel_epochs.pipeline.run.threads import use_threads
 log = logging.getLogger(__name__)
 
 # Errors whose message is enough; the others get a traceback in the log.
-READABLE = ("ValueError", "ForeignError", "DamagedFile", "FileError", "FloatingPointError", "RankError",
-            "ChildProcessError")
+READABLE = (
+    "ValueError",
+    "ForeignError",
+    "DamagedFile",
+    "FileError",
+    "FloatingPointError",
+    "RankError",
+    "ChildProcessError",
+)
 
 
-def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args: object) -> Any:
+def launch(
+    function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args: object
+) -> Any:
     """Call ``function(ranks, stop, *args)`` in `num_ranks` processes on this machine and return rank 0's result.
 
     If a rank fails, the others are killed. If this process dies, all ranks die. If this process writes heartbeats to a
@@ -51,15 +60,30 @@ def launch(function: Callable, num_ranks: int, num_threads: int, stop: StopReque
     board_folder = None if board is None else board.folder
     # The watchdog removes the board's folder, even if this process is killed. No other user may open either folder.
     with tempfile.TemporaryDirectory(prefix="parallel-epochs-", dir=board_folder) as folder:
-        environ = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "OMP_NUM_THREADS": num_threads,
-                   "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-                   ranks.STORE: Path(folder, "store")}
+        environ = {
+            "WORLD_SIZE": num_ranks,
+            "LOCAL_WORLD_SIZE": num_ranks,
+            "OMP_NUM_THREADS": num_threads,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
+            ranks.STORE: Path(folder, "store"),
+        }
         with _environment(TORCHELASTIC_SIGNALS_TO_HANDLE=""):  # they are ours
             processes = start_processes(
-                "rank", _run_rank, dict.fromkeys(range(num_ranks), (
-                    function, num_threads, stop, board_folder, *args)),
-                {rank: {name: str(value) for name, value in {**environ, "RANK": rank, "LOCAL_RANK": rank}.items()}
-                 for rank in range(num_ranks)}, DefaultLogsSpecs(folder), start_method="forkserver")
+                "rank",
+                _run_rank,
+                dict.fromkeys(range(num_ranks), (function, num_threads, stop, board_folder, *args)),
+                {
+                    rank: {
+                        name: str(value)
+                        for name, value in {**environ, "RANK": rank, "LOCAL_RANK": rank}.items()
+                    }
+                    for rank in range(num_ranks)
+                },
+                DefaultLogsSpecs(folder),
+                start_method="forkserver",
+            )
         try:
             result = processes.wait(period=0.1)
         finally:
@@ -95,14 +119,19 @@ def start_rank_server() -> None:
     """
     multiprocessing.set_forkserver_preload(["parallel_epochs.pipeline.rank_server"])
     resource_tracker.ensure_running()  # which the next would start, and unblock signals
-    with _environment(TORCH_CPP_LOG_LEVEL=os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")), _blocked_signals():
+    with (
+        _environment(TORCH_CPP_LOG_LEVEL=os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")),
+        _blocked_signals(),
+    ):
         try:
             forkserver.ensure_running()
         except OSError as error:
             if "AF_UNIX path too long" not in str(error):
                 raise
-            raise ValueError(f"TMPDIR={tempfile.gettempdir()} is too long for the path of a socket: set TMPDIR to a "
-                             "shorter path") from None
+            raise ValueError(
+                f"TMPDIR={tempfile.gettempdir()} is too long for the path of a socket: set TMPDIR to a "
+                "shorter path"
+            ) from None
 
 
 def _wait_for_server() -> None:
@@ -129,14 +158,18 @@ def follow_parent() -> None:
     """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which have been blocked during the imports
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, STOP_SIGNALS
+    )  # which have been blocked during the imports
     end_with(os.getppid())
     launcher = multiprocessing.parent_process()
     if launcher is not None and not launcher.is_alive():
         os._exit(1)
 
 
-def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args: object) -> object:
+def _run_rank(
+    function: Callable, num_threads: int, stop: StopRequest, board: Path | None, *args: object
+) -> object:
     follow_parent()
     use_threads(num_threads)
     me = ranks.from_environment()
@@ -146,7 +179,9 @@ def _run_rank(function: Callable, num_threads: int, stop: StopRequest, board: Pa
     try:
         result = function(me, stop, *args)
     except SystemExit as error:  # it would count as the end of the work
-        raise RankError(f"sys.exit({error.code}) was called; does the class of model.path call it?") from error
+        raise RankError(
+            f"sys.exit({error.code}) was called; does the class of model.path call it?"
+        ) from error
     # Not after a failure: the others would lose the connection, and report that, before this rank has reported its own.
     ranks.leave()
     pulse.leave()

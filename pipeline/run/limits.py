@@ -12,8 +12,9 @@ import yaml
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, parse_bytes
 
-UNPACKED, TEXT, CONFIG, LINE, COLUMNS = (f"PARALLEL_EPOCHS_MAX_{name}" for name in (
-    "UNPACKED", "TEXT", "CONFIG", "LINE", "COLUMNS"))
+UNPACKED, TEXT, CONFIG, LINE, COLUMNS = (
+    f"PARALLEL_EPOCHS_MAX_{name}" for name in ("UNPACKED", "TEXT", "CONFIG", "LINE", "COLUMNS")
+)
 DEFAULTS = {UNPACKED: "64GB", TEXT: "256MB", CONFIG: "1MB", LINE: "64MB", COLUMNS: "65536"}
 
 
@@ -26,7 +27,9 @@ def limit(name: str) -> int:
     text = os.environ.get(name) or DEFAULTS[name]
     if name == COLUMNS:
         if not text.isdecimal() or not int(text):
-            raise ValueError(f"{name}={text} is not a number of columns; give a whole number of at least 1")
+            raise ValueError(
+                f"{name}={text} is not a number of columns; give a whole number of at least 1"
+            )
         return int(text)
     try:
         return parse_bytes(text)
@@ -36,7 +39,9 @@ def limit(name: str) -> int:
 
 def limit_in_memory() -> int:
     """Return how many bytes may be unpacked into memory: the limit, or half of the memory where that is less."""
-    return limit(UNPACKED) if os.environ.get(UNPACKED) else min(limit(UNPACKED), machine_memory() // 2)
+    return (
+        limit(UNPACKED) if os.environ.get(UNPACKED) else min(limit(UNPACKED), machine_memory() // 2)
+    )
 
 
 def check_size(what: str, size: int, name: str, bound: int | None = None) -> None:
@@ -51,7 +56,9 @@ def check_size(what: str, size: int, name: str, bound: int | None = None) -> Non
     """
     bound = limit(name) if bound is None else bound
     if size > bound:
-        raise ValueError(f"{what} more than {format_bytes(bound)}: if that is right, raise the limit {name}")
+        raise ValueError(
+            f"{what} more than {format_bytes(bound)}: if that is right, raise the limit {name}"
+        )
 
 
 def check_columns(what: str, count: int) -> None:
@@ -61,8 +68,10 @@ def check_columns(what: str, count: int) -> None:
         ValueError: names the limit, and the environment variable that raises it.
     """
     if count > limit(COLUMNS):
-        raise ValueError(f"{what} has {count:,} columns, more than {limit(COLUMNS):,}: if that is right, raise the "
-                         f"limit {COLUMNS}")
+        raise ValueError(
+            f"{what} has {count:,} columns, more than {limit(COLUMNS):,}: if that is right, raise the "
+            f"limit {COLUMNS}"
+        )
 
 
 def check_zip(path: Path) -> None:
@@ -75,8 +84,11 @@ def check_zip(path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            packed = sum(member.file_size for member in archive.infolist()
-                         if member.compress_type != zipfile.ZIP_STORED)
+            packed = sum(
+                member.file_size
+                for member in archive.infolist()
+                if member.compress_type != zipfile.ZIP_STORED
+            )
     except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return
     check_size(f"{path} unpacks to", packed, UNPACKED, limit_in_memory())
@@ -102,10 +114,16 @@ def check_yaml(text: str, name: str) -> None:
             raise DamagedFile(f"{name} is damaged: an alias in it stands within itself")
         if id(node) not in counts:
             parts = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+            parts = (
+                [part for pair in parts for part in pair]
+                if isinstance(node, yaml.MappingNode)
+                else parts
+            )
             counts[id(node)] = 1 + sum(count(part, above | {id(node)}) for part in parts)
         return counts[id(node)]
 
     if (root := yaml.compose(text, yaml.SafeLoader)) is not None and count(root) > limit(CONFIG):
-        raise ValueError(f"{name} stands for more than {limit(CONFIG):,} values by its aliases: if that is right, "
-                         f"raise the limit {CONFIG}")
+        raise ValueError(
+            f"{name} stands for more than {limit(CONFIG):,} values by its aliases: if that is right, "
+            f"raise the limit {CONFIG}"
+        )

@@ -39,8 +39,16 @@ class LogFile(logging.FileHandler):
 
     def _open(self) -> TextIOWrapper:
         files.is_there(Path(self.baseFilename))  # opening a pipe would wait
-        return cast(TextIOWrapper, open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors,
-                                        opener=files.own_file))
+        return cast(
+            TextIOWrapper,
+            open(
+                self.baseFilename,
+                self.mode,
+                encoding=self.encoding,
+                errors=self.errors,
+                opener=files.own_file,
+            ),
+        )
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))  # the log is shown on a terminal sooner or later
@@ -52,7 +60,9 @@ class LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self.failed:
             self.failed = True
-            print(f"{self.baseFilename} cannot be written: {error.strerror or error}", file=sys.stderr)
+            print(
+                f"{self.baseFilename} cannot be written: {error.strerror or error}", file=sys.stderr
+            )
 
     def close(self) -> None:
         """Close the file. Messages that could not be written are lost."""
@@ -76,8 +86,15 @@ class RunLog:
         FileError: ``metrics.jsonl`` cannot be read or written.
     """
 
-    def __init__(self, folder: Path | None, *, metric: str, first_round: int = 0, wall_seconds: float = 0.0,
-                 open_tracker: Callable[..., Tracker] | None = None):
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        metric: str,
+        first_round: int = 0,
+        wall_seconds: float = 0.0,
+        open_tracker: Callable[..., Tracker] | None = None,
+    ):
         self.metric = metric
         self._file: TextIO | None = None
         self._tracker: TrackerFeed | None = None
@@ -93,15 +110,26 @@ class RunLog:
         kept = [r for r in earlier if r["kind"] == "round"]
         others = [r for r in earlier if r["kind"] != "round"]
         if damaged:
-            log.warning("%s is damaged and kept as %s: line %d is not a record", path, files.keep_aside(path).name,
-                        damaged[0])
+            log.warning(
+                "%s is damaged and kept as %s: line %d is not a record",
+                path,
+                files.keep_aside(path).name,
+                damaged[0],
+            )
         if len(kept) < first_round:
-            log.warning("%s: the records of %d of %d rounds are lost", path, first_round - len(kept), first_round)
+            log.warning(
+                "%s: the records of %d of %d rounds are lost",
+                path,
+                first_round - len(kept),
+                first_round,
+            )
         files.write_text(path, "".join(json.dumps(record) + "\n" for record in [*others, *kept]))
         with files.naming(path, "written"):
             self._file = open(path, "a", opener=files.own_file)  # noqa: SIM115 - closed by close()
         if open_tracker is not None:
-            self._tracker = TrackerFeed(functools.partial(open_tracker, began=time.time() - wall_seconds), kept)
+            self._tracker = TrackerFeed(
+                functools.partial(open_tracker, began=time.time() - wall_seconds), kept
+            )
 
     def close(self, status: str = "finished") -> None:
         """Close the files.
@@ -111,7 +139,11 @@ class RunLog:
         """
         self.end_bar()
         if self._delayed > max(1.0, 0.1 * self._trained):
-            log.info("training waited %.1f s of %.1f s for batches to be drawn", self._delayed, self._trained)
+            log.info(
+                "training waited %.1f s of %.1f s for batches to be drawn",
+                self._delayed,
+                self._trained,
+            )
         if self._file is not None:
             with files.naming(self._path, "written"):
                 self._file.close()
@@ -129,8 +161,19 @@ class RunLog:
         if kind == "round" and self._tracker is not None:
             self._tracker.log(record)
 
-    def epoch_line(self, *, epoch: int, num_epochs: int, loss: float, seconds: float, evaluation_seconds: float | None,
-                   delayed: float, synced: float | None, scores: dict[str, float] | None, is_best: bool) -> None:
+    def epoch_line(
+        self,
+        *,
+        epoch: int,
+        num_epochs: int,
+        loss: float,
+        seconds: float,
+        evaluation_seconds: float | None,
+        delayed: float,
+        synced: float | None,
+        scores: dict[str, float] | None,
+        is_best: bool,
+    ) -> None:
         """Log one aligned line for an epoch.
 
         Args:
@@ -163,8 +206,14 @@ class RunLog:
             epoch: passes over the graph so far, of `num_epochs`.
         """
         self._pace = self._pace or Pace(epoch)
-        self._bar = Bar(f"training, epochs {epoch}/{num_epochs}", total, "steps", initial=initial,
-                        show=self._file is not None, note=self._say_time_left)
+        self._bar = Bar(
+            f"training, epochs {epoch}/{num_epochs}",
+            total,
+            "steps",
+            initial=initial,
+            show=self._file is not None,
+            note=self._say_time_left,
+        )
 
     def advance(self) -> None:
         """Count a step."""
@@ -188,7 +237,9 @@ def format_score(value: float) -> str:
 
 def format_scores(score: float, smoothed: float | None) -> str:
     """Format a metric, and that of smoothed predictions beside it if there is one."""
-    return format_score(score) + ("" if smoothed is None else f", smoothed {format_score(smoothed)}")
+    return format_score(score) + (
+        "" if smoothed is None else f", smoothed {format_score(smoothed)}"
+    )
 
 
 def read_records(path: Path) -> list[dict]:
@@ -201,8 +252,11 @@ def read_records(path: Path) -> list[dict]:
     """
     records, damaged = _parse_records(path)
     if damaged:
-        left_out = f"{len(damaged)} lines are left out, line {damaged[0]} is the first" if len(damaged) > 1 else \
-            f"line {damaged[0]} is left out"
+        left_out = (
+            f"{len(damaged)} lines are left out, line {damaged[0]} is the first"
+            if len(damaged) > 1
+            else f"line {damaged[0]} is left out"
+        )
         log.warning("%s is damaged: %s", path, left_out)
     return records
 
@@ -225,8 +279,12 @@ def _parse_record(line: bytes) -> dict | None:
         return None
     if record["kind"] != "round":
         return record
-    numbers = [value for name, value in record.items() if name in ROUND_NUMBERS and value is not None]
-    is_whole = type(record.get("round")) is int and all(type(value) in (int, float) for value in numbers)
+    numbers = [
+        value for name, value in record.items() if name in ROUND_NUMBERS and value is not None
+    ]
+    is_whole = type(record.get("round")) is int and all(
+        type(value) in (int, float) for value in numbers
+    )
     return record if is_whole else None
 
 
@@ -234,6 +292,7 @@ def format_table(rows: list[tuple[str, str]], title: str) -> str:
     """Format two aligned columns under a title."""
     width = max(len(name) for name, _ in rows)
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
 
 def mean_and_std(values: list[float]) -> str:
     """Format the mean and, for several values, their sample standard deviation (divided by n - 1)."""

@@ -14,7 +14,10 @@ RESIDENT = bytes(range(128, 256))
 
 def machine_memory() -> int:
     """Return the bytes of memory and swap that this process may use, by the machine and by its control groups."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap(), *_limits_of_groups()]
+    limits = [
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap(),
+        *_limits_of_groups(),
+    ]
     return min(limits)
 
 
@@ -43,8 +46,11 @@ def _limits_of_groups() -> Iterator[int]:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        root, file = (("/sys/fs/cgroup", "memory.max") if controllers == "" else
-                      ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+        root, file = (
+            ("/sys/fs/cgroup", "memory.max")
+            if controllers == ""
+            else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        )
         if controllers not in ("", "memory"):
             continue
         for folder in (PurePosixPath(group), *PurePosixPath(group).parents):
@@ -60,8 +66,10 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kKMGTP])(i?))?B", text.strip())
     if match is None or not float(match[1]):
-        raise ValueError(f"{text} is not a size; give a number and B, kB, MB, GB or TB, or KiB, MiB, GiB or TiB, such "
-                         "as 12GB")
+        raise ValueError(
+            f"{text} is not a size; give a number and B, kB, MB, GB or TB, or KiB, MiB, GiB or TiB, such "
+            "as 12GB"
+        )
     power = " kmgtp".index((match[2] or " ").lower())
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
@@ -84,12 +92,17 @@ def resident_bytes(besides: str) -> int:
     """
     folder, page = os.path.realpath(besides) + os.sep, resource.getpagesize()
     try:
-        with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        with (
+            open("/proc/self/maps") as maps,
+            open("/proc/self/pagemap", "rb", buffering=0) as pagemap,
+        ):
             num_pages = int(Path("/proc/self/statm").read_text().split()[1])
             for line in maps:  # "from-to permissions offset device inode path"
                 span, *_, path = line.rstrip("\n").split(None, 5)
                 if path.startswith(folder):
-                    num_pages -= _count_resident(pagemap, *(int(address, 16) // page for address in span.split("-")))
+                    num_pages -= _count_resident(
+                        pagemap, *(int(address, 16) // page for address in span.split("-"))
+                    )
         return num_pages * page
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

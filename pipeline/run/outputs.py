@@ -19,7 +19,11 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.files import naming
 
 # Meanings of the names of a header, by its kind.
-KINDS = {"columns": "a table with the columns", "keys": "a file with the keys", "files": "a zip archive of"}
+KINDS = {
+    "columns": "a table with the columns",
+    "keys": "a file with the keys",
+    "files": "a zip archive of",
+}
 # Bytes in which a header is looked for.
 HEAD_BYTES = 1 << 16
 # A file of JSON that is longer than this is described by its first bytes.
@@ -61,9 +65,16 @@ def nothing(header: Header) -> bool:
     return False
 
 
-def check(name: str, path: Path, *, ours: Callable[[Header], bool] = nothing,
-          reads: Iterable[tuple[str, Path]] = (), cache: Path | None = None, overwrite: bool = False,
-          way_out: str = "overwrite=true") -> None:
+def check(
+    name: str,
+    path: Path,
+    *,
+    ours: Callable[[Header], bool] = nothing,
+    reads: Iterable[tuple[str, Path]] = (),
+    cache: Path | None = None,
+    overwrite: bool = False,
+    way_out: str = "overwrite=true",
+) -> None:
     """Refuse a file that cannot be written or must not be replaced.
 
     Args:
@@ -80,20 +91,32 @@ def check(name: str, path: Path, *, ours: Callable[[Header], bool] = nothing,
     files.check_output(name, path)
     reads = list(reads)
     if read := next((f"{key}={source}" for key, source in reads if is_read(source, path)), None):
-        raise ValueError(f"{name}={path} is a file that this command reads ({read}). Give another name")
+        raise ValueError(
+            f"{name}={path} is a file that this command reads ({read}). Give another name"
+        )
     if not path.exists():
         return
     header = read_header(path)
     if ours(header):
         return
-    folders = [(f"the folder {source} that this command reads", source) for _, source in reads if source.is_dir()]
+    folders = [
+        (f"the folder {source} that this command reads", source)
+        for _, source in reads
+        if source.is_dir()
+    ]
     if cache is not None:
         folders.append((f"the cache {cache}", cache))
-    if owner := find_owner(path) or next((owner for owner, folder in folders if is_inside(path, folder)), None):
-        raise ValueError(f"{name}={path} belongs to {owner}, and no command replaces such a file. Give another name")
+    if owner := find_owner(path) or next(
+        (owner for owner, folder in folders if is_inside(path, folder)), None
+    ):
+        raise ValueError(
+            f"{name}={path} belongs to {owner}, and no command replaces such a file. Give another name"
+        )
     if not overwrite and path.stat().st_size:
-        raise ValueError(f"{name}={path} exists, and this command did not write it: it is {header.describe()}. Give "
-                         f"another name, or {way_out} to replace it")
+        raise ValueError(
+            f"{name}={path} exists, and this command did not write it: it is {header.describe()}. Give "
+            f"another name, or {way_out} to replace it"
+        )
 
 
 def check_distinct(written: Iterable[tuple[str, Path]]) -> None:
@@ -104,8 +127,12 @@ def check_distinct(written: Iterable[tuple[str, Path]]) -> None:
     """
     seen: dict[str, str] = {}
     for name, path in written:
-        if other := seen.get(real := os.path.realpath(path)):  # Path.resolve() fails for links in a circle
-            raise ValueError(f"{name}={path} and {other} name the same file. Give one of them another name")
+        if other := seen.get(
+            real := os.path.realpath(path)
+        ):  # Path.resolve() fails for links in a circle
+            raise ValueError(
+                f"{name}={path} and {other} name the same file. Give one of them another name"
+            )
         seen[real] = f"{name}={path}"
 
 
@@ -113,7 +140,9 @@ def is_read(source: Path, path: Path) -> bool:
     """Tell whether a path is a file that is read, by any of its names, or fits the pattern of files that are read."""
     if source.is_file():
         return path.exists() and os.path.samefile(source, path)
-    return fnmatch.fnmatch(path.name, source.name) and path.parent.resolve() == source.parent.resolve()
+    return (
+        fnmatch.fnmatch(path.name, source.name) and path.parent.resolve() == source.parent.resolve()
+    )
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -131,14 +160,18 @@ def find_owner(path: Path) -> str | None:
                 return f"the store {folder}"
         if (place.parent / "study.journal").is_file() or (place.parent / "multirun.yaml").is_file():
             return f"the runs in {place.parent}"
-        if CACHED.search(place.name) and {folder.name for folder in place.parents[:2]} & {*CACHE_FOLDERS}:
+        if CACHED.search(place.name) and {folder.name for folder in place.parents[:2]} & {
+            *CACHE_FOLDERS
+        }:
             return f"the cache {place.parent}"
     return None
 
 
 def is_run(folder: Path) -> bool:
     """Tell whether a folder holds a run."""
-    return (folder / "config.yaml").is_file() and any((folder / name).exists() for name in RUN_NAMES)
+    return (folder / "config.yaml").is_file() and any(
+        (folder / name).exists() for name in RUN_NAMES
+    )
 
 
 def _places(path: Path) -> tuple[Path, Path]:
@@ -166,7 +199,9 @@ def read_header(path: Path) -> Header:
         return Header("keys", keys, start)
     first, *others = decoded.splitlines() or [""]
     for separator in "\t,":
-        if separator in first and (cells := next(csv.reader([first[:HEAD_BYTES]], delimiter=separator), [])):
+        if separator in first and (
+            cells := next(csv.reader([first[:HEAD_BYTES]], delimiter=separator), [])
+        ):
             return Header("columns", tuple(cells), start)
     return Header("lines", (first, *others[:1]), start)
 
@@ -185,6 +220,7 @@ def _parquet_header(path: Path, start: bytes) -> Header:
 def _torch_header(path: Path, start: bytes) -> Header:
     # imports torch, which takes seconds, and is needed for such files alone
     from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, load_safely
+
     try:
         value = load_safely(path, mmap=True)
     except UNREADABLE:

@@ -30,15 +30,29 @@ class Bar:
         note: returns a text to append, such as the time left of the whole run.
     """
 
-    def __init__(self, text: str, total: int, unit: str, *, initial: int = 0, show: bool = True,
-                 note: Callable[[], str] = str):
+    def __init__(
+        self,
+        text: str,
+        total: int,
+        unit: str,
+        *,
+        initial: int = 0,
+        show: bool = True,
+        note: Callable[[], str] = str,
+    ):
         self._text, self._total, self._unit, self._show, self._note = text, total, unit, show, note
         self._done = self._initial = initial
         self._began = self._said = time.monotonic()
         kind = _kind_of_bar() if show else None
         self._tqdm = kind and kind(
-            total=total, initial=initial, desc=text, unit=f" {unit}", leave=False, dynamic_ncols=True,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {remaining} left{postfix}")
+            total=total,
+            initial=initial,
+            desc=text,
+            unit=f" {unit}",
+            leave=False,
+            dynamic_ncols=True,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {remaining} left{postfix}",
+        )
 
     def __enter__(self) -> "Bar":
         return self
@@ -64,7 +78,14 @@ class Bar:
             self._said = now
             left = (now - self._began) / (self._done - self._initial) * (self._total - self._done)
             notes = ", ".join(filter(None, (f"{format_seconds(left)} left", self._note())))
-            log.info("%s: %s of %s %s, %s", self._text, f"{self._done:,}", f"{self._total:,}", self._unit, notes)
+            log.info(
+                "%s: %s of %s %s, %s",
+                self._text,
+                f"{self._done:,}",
+                f"{self._total:,}",
+                self._unit,
+                notes,
+            )
 
     def close(self) -> None:
         """Remove the bar."""
@@ -83,6 +104,7 @@ def _kind_of_bar() -> type[tqdm] | None:
     with warnings.catch_warnings():  # without ipywidgets, the bars are those of a terminal
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm as of_notebook
+
         return of_notebook
 
 
@@ -95,7 +117,11 @@ class TerminalHandler(logging.StreamHandler):
         return printable(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        with tqdm.external_write_mode(file=sys.stdout) if sys.stdout is not None else contextlib.nullcontext():
+        with (
+            tqdm.external_write_mode(file=sys.stdout)
+            if sys.stdout is not None
+            else contextlib.nullcontext()
+        ):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -106,8 +132,10 @@ class TerminalHandler(logging.StreamHandler):
         elif not self.failed:
             TerminalHandler.failed = True
             with contextlib.suppress(OSError, AttributeError):
-                print(f"standard output cannot be written: {error.strerror}. The log file of the run has all messages",
-                      file=sys.stderr)
+                print(
+                    f"standard output cannot be written: {error.strerror}. The log file of the run has all messages",
+                    file=sys.stderr,
+                )
 
 
 class Pace:

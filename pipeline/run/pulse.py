@@ -79,7 +79,9 @@ class Board:
     def create(cls, num_places: int) -> "Board":
         """Make a board, in shared memory where the system has a folder for it."""
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        from parallel_epochs.pipeline.run import files  # not in the watchdog's own process, which has no packages
+        from parallel_epochs.pipeline.run import (
+            files,
+        )  # not in the watchdog's own process, which has no packages
 
         with files.naming(Path(shared or tempfile.gettempdir(), "board"), "written"):
             folder = Path(tempfile.mkdtemp(prefix="parallel-epochs-", dir=shared))
@@ -100,8 +102,17 @@ class Board:
 
     def write(self, place: int, sign: Sign) -> None:
         """Write all fields of a heartbeat."""
-        _LAYOUT.pack_into(self._memory, place * _LAYOUT.size, sign.pid, sign.rank, sign.state, sign.beat, sign.since,
-                          sign.doing.encode(), sign.alive)
+        _LAYOUT.pack_into(
+            self._memory,
+            place * _LAYOUT.size,
+            sign.pid,
+            sign.rank,
+            sign.state,
+            sign.beat,
+            sign.since,
+            sign.doing.encode(),
+            sign.alive,
+        )
 
     def write_alive(self, place: int) -> None:
         """Write that Python code runs in the process."""
@@ -109,8 +120,14 @@ class Board:
 
     def write_beat(self, place: int, sign: Sign) -> None:
         """Write the fields of a heartbeat that change."""
-        _BEAT.pack_into(self._memory, place * _LAYOUT.size + _BEAT_OFFSET, sign.state, sign.beat, sign.since,
-                        sign.doing.encode())
+        _BEAT.pack_into(
+            self._memory,
+            place * _LAYOUT.size + _BEAT_OFFSET,
+            sign.state,
+            sign.beat,
+            sign.since,
+            sign.doing.encode(),
+        )
 
     def trace(self, place: int) -> Path:
         """Return the file that the process of a place writes its traceback to."""
@@ -149,7 +166,9 @@ class Pulse:
         self._trace = open(board.trace(place), "wb")  # noqa: SIM115 - open as long as a trace may be asked for
         faulthandler.register(TRACE_SIGNAL, file=self._trace, all_threads=True)
         self._left.clear()
-        self._thread = threading.Thread(target=self._live, args=(board, place), name="pulse", daemon=True)
+        self._thread = threading.Thread(
+            target=self._live, args=(board, place), name="pulse", daemon=True
+        )
         self._thread.start()
 
     def _live(self, board: Board, place: int) -> None:
@@ -198,7 +217,13 @@ class Pulse:
 
 # There is one for each process, so that all code can write heartbeats without being handed an object.
 _pulse = Pulse()
-join, leave, beat, renew, waiting = _pulse.join, _pulse.leave, _pulse.beat, _pulse.renew, _pulse.waiting
+join, leave, beat, renew, waiting = (
+    _pulse.join,
+    _pulse.leave,
+    _pulse.beat,
+    _pulse.renew,
+    _pulse.waiting,
+)
 
 
 def board() -> Board | None:

@@ -123,11 +123,15 @@ class Ranks:
         if self.num_ranks == 1:
             return
         everyones = self.gather(torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.int64))
-        differing = [rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])]
+        differing = [
+            rank for rank, theirs in enumerate(everyones) if not torch.equal(theirs, everyones[0])
+        ]
         if differing:
-            raise RankError(f"{what} of rank {', '.join(map(str, differing))} differ from those of rank 0. The ranks "
-                            "have diverged, which is an error of this program or of the machine. Resume from the last "
-                            "checkpoint, which was saved before")
+            raise RankError(
+                f"{what} of rank {', '.join(map(str, differing))} differ from those of rank 0. The ranks "
+                "have diverged, which is an error of this program or of the machine. Resume from the last "
+                "checkpoint, which was saved before"
+            )
 
 
 @contextlib.contextmanager
@@ -144,15 +148,19 @@ def _together() -> Iterator[None]:
             yield
     except RuntimeError as error:
         if "timed out" in str(error).lower():
-            raise Stopped(0, "the ranks of other machines sent nothing for longer than parallel.timeout") from error
+            raise Stopped(
+                0, "the ranks of other machines sent nothing for longer than parallel.timeout"
+            ) from error
         board, end = pulse.board(), time.monotonic() + 5
         while time.monotonic() < end:
             if board is not None and (verdict := board.verdict) is not None:
                 raise Stopped(verdict["signum"], verdict["message"]) from None
             time.sleep(0.05)
         if "by peer" in str(error):  # a connection is closed or reset
-            raise RankError("another rank has ended and said nothing; look above for a message of its own, or in the "
-                            "system's log, as it may have taken too much memory") from error
+            raise RankError(
+                "another rank has ended and said nothing; look above for a message of its own, or in the "
+                "system's log, as it may have taken too much memory"
+            ) from error
         raise
 
 
@@ -168,19 +176,32 @@ def from_environment() -> Ranks | None:
         return None
     if len(pair) == 1:
         other = "WORLD_SIZE" if pair == ["RANK"] else "RANK"
-        raise ValueError(f"{pair[0]}={os.environ[pair[0]]} is set in the environment and {other} is not; torchrun sets "
-                         f"both. To train without torchrun, unset {pair[0]}")
-    found = {name: os.environ.get(name, default) for name, default in (
-        ("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))}
+        raise ValueError(
+            f"{pair[0]}={os.environ[pair[0]]} is set in the environment and {other} is not; torchrun sets "
+            f"both. To train without torchrun, unset {pair[0]}"
+        )
+    found = {
+        name: os.environ.get(name, default)
+        for name, default in (
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "1"),
+        )
+    }
     told = " ".join(f"{name}={value}" for name, value in found.items())
     if not all(value.isdecimal() for value in found.values()):
-        raise ValueError(f"{told}: these variables of the environment must be whole numbers, as torchrun sets them. To "
-                         "train without torchrun, unset RANK")
+        raise ValueError(
+            f"{told}: these variables of the environment must be whole numbers, as torchrun sets them. To "
+            "train without torchrun, unset RANK"
+        )
     rank, num_ranks, local_rank, num_local = map(int, found.values())
     fits = "LOCAL_WORLD_SIZE" not in os.environ or local_rank < num_local <= num_ranks
     if not (rank < num_ranks and local_rank <= rank and fits):
-        raise ValueError(f"{told}: these variables of the environment do not fit each other. RANK must be less than "
-                         "WORLD_SIZE, and LOCAL_RANK less than LOCAL_WORLD_SIZE")
+        raise ValueError(
+            f"{told}: these variables of the environment do not fit each other. RANK must be less than "
+            "WORLD_SIZE, and LOCAL_RANK less than LOCAL_WORLD_SIZE"
+        )
     return Ranks(rank, num_ranks, local_rank, num_local)
 
 
@@ -190,17 +211,29 @@ def _name_slurm_tasks() -> None:
     # A job asks for this by setting MASTER_ADDR. RANK is set if it is done already.
     if "RANK" in environ or "MASTER_ADDR" not in environ or environ.get("SLURM_NTASKS", "1") == "1":
         return
-    of_slurm = {f"SLURM_{name}": environ.get(f"SLURM_{name}", "0" if name == "NODEID" else "") for name in (
-        "NTASKS", "PROCID", "LOCALID", "NNODES", "NODEID")}
-    if not all(value.isdecimal() for value in of_slurm.values()) or int(of_slurm["SLURM_NNODES"]) == 0:
+    of_slurm = {
+        f"SLURM_{name}": environ.get(f"SLURM_{name}", "0" if name == "NODEID" else "")
+        for name in ("NTASKS", "PROCID", "LOCALID", "NNODES", "NODEID")
+    }
+    if (
+        not all(value.isdecimal() for value in of_slurm.values())
+        or int(of_slurm["SLURM_NNODES"]) == 0
+    ):
         told = " ".join(f"{name}={value}" for name, value in of_slurm.items())
-        raise ValueError(f"{told}: these variables of the environment must be whole numbers, as srun sets them. To "
-                         "train as one process, unset MASTER_ADDR")
+        raise ValueError(
+            f"{told}: these variables of the environment must be whole numbers, as srun sets them. To "
+            "train as one process, unset MASTER_ADDR"
+        )
     environ["RANK"], environ["LOCAL_RANK"] = environ["SLURM_PROCID"], environ["SLURM_LOCALID"]
     environ["WORLD_SIZE"] = environ["SLURM_NTASKS"]
     # "4,2(x3)": four tasks on the first machine, two on each of three others.
-    on_machines = [int(tasks) for tasks, times in re.findall(
-        r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")) for _ in range(int(times or 1))]
+    on_machines = [
+        int(tasks)
+        for tasks, times in re.findall(
+            r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+        )
+        for _ in range(int(times or 1))
+    ]
     machine = int(of_slurm["SLURM_NODEID"])
     most = -(-int(environ["SLURM_NTASKS"]) // int(environ["SLURM_NNODES"]))
     environ["LOCAL_WORLD_SIZE"] = str(on_machines[machine] if machine < len(on_machines) else most)
@@ -225,7 +258,9 @@ def _store() -> dist.Store:
     store, ranks = _store_of_job(), from_environment()
     assert ranks is not None
     # Slurm and Ray open a new store for each start.
-    name = starts.agree_on_name(store, ranks.rank, ranks.num_ranks) if starts.by_torchrun() else "only"
+    name = (
+        starts.agree_on_name(store, ranks.rank, ranks.num_ranks) if starts.by_torchrun() else "only"
+    )
     return dist.PrefixStore(f"start {name}", store)
 
 
@@ -263,9 +298,11 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
     if ranks.is_first:
         path.unlink()
     if blind := [str(rank) for rank, sees in enumerate(seen) if not sees]:
-        raise ValueError(f"the machines do not share the run directory {folder}: rank {', '.join(blind)} did not find "
-                         f"what rank 0 wrote there on {host}. Name a directory on a shared file system by "
-                         "hydra.run.dir=DIR")
+        raise ValueError(
+            f"the machines do not share the run directory {folder}: rank {', '.join(blind)} did not find "
+            f"what rank 0 wrote there on {host}. Name a directory on a shared file system by "
+            "hydra.run.dir=DIR"
+        )
 
 
 def agree(key: str, value: str) -> str:
@@ -311,10 +348,19 @@ def join(device: torch.device, timeout: float = Limits.timeout) -> None:
                 os.environ.setdefault(name, LOOPBACK)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         longest = datetime.timedelta(seconds=timeout * LONG_FACTOR)
-        if ranks.local_rank == 0 and STORE not in os.environ:  # who set the variables may have started too few ranks
-            log.info("rank %d: waiting for all %d ranks (WORLD_SIZE) at %s:%s", ranks.rank, ranks.num_ranks,
-                     os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-        dist.init_process_group(backend, timeout=longest, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks)
+        if (
+            ranks.local_rank == 0 and STORE not in os.environ
+        ):  # who set the variables may have started too few ranks
+            log.info(
+                "rank %d: waiting for all %d ranks (WORLD_SIZE) at %s:%s",
+                ranks.rank,
+                ranks.num_ranks,
+                os.environ.get("MASTER_ADDR"),
+                os.environ.get("MASTER_PORT"),
+            )
+        dist.init_process_group(
+            backend, timeout=longest, store=_store(), rank=ranks.rank, world_size=ranks.num_ranks
+        )
 
 
 def share_problem(message: str | None) -> str | None:
@@ -357,8 +403,12 @@ def choose_device(name: str, ranks: Ranks = Ranks()) -> torch.device:
         raise ValueError(f"device={name}: torch sees no GPU on this machine")
     num_gpus, index = torch.cuda.device_count(), torch.device(name).index
     if index is not None and index >= num_gpus:
-        raise ValueError(f"device={name} does not exist: this machine has {num_gpus} GPUs, counted from cuda:0")
+        raise ValueError(
+            f"device={name} does not exist: this machine has {num_gpus} GPUs, counted from cuda:0"
+        )
     if ranks.num_local > 1 and (index is not None or num_gpus < ranks.num_local):
-        raise ValueError(f"device={name} for {ranks.num_local} ranks on a machine with {num_gpus} GPUs: every rank "
-                         "needs one of its own. Set parallel.num_ranks or device=cpu")
+        raise ValueError(
+            f"device={name} for {ranks.num_local} ranks on a machine with {num_gpus} GPUs: every rank "
+            "needs one of its own. Set parallel.num_ranks or device=cpu"
+        )
     return torch.device("cuda", ranks.local_rank if index is None else index)

@@ -44,13 +44,17 @@ def check_values(path: Path, values: Mapping[str, Any], types: Mapping[str, Any]
     with jaxtyped("context"):
         for name, annotation in types.items():
             if name in values and not _fits(values[name], annotation):
-                raise DamagedFile(f"{path} is damaged, or somebody changed it: {name} is {shown(values[name])}, and it "
-                                  f"should be {_describe(annotation)}")
+                raise DamagedFile(
+                    f"{path} is damaged, or somebody changed it: {name} is {shown(values[name])}, and it "
+                    f"should be {_describe(annotation)}"
+                )
 
 
 def shown(value: object) -> str:
     """Describe any value in one short line."""
-    return f"{value.dtype} of {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+    return (
+        f"{value.dtype} of {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+    )
 
 
 def _fits(value: object, annotation: Any) -> bool:
@@ -64,10 +68,15 @@ def _fits(value: object, annotation: Any) -> bool:
     if origin is list:
         return isinstance(value, list) and all(_fits(one, parts[0]) for one in value)
     if origin is tuple:  # which torch.save and JSON may have made a list
-        return isinstance(value, (list, tuple)) and len(value) == len(parts) and all(map(_fits, value, parts))
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(parts)
+            and all(map(_fits, value, parts))
+        )
     if origin is dict:
         return isinstance(value, dict) and all(
-            _fits(key, parts[0]) and _fits(one, parts[1]) for key, one in value.items())
+            _fits(key, parts[0]) and _fits(one, parts[1]) for key, one in value.items()
+        )
     if annotation is str:
         return isinstance(value, str) and value.encode(errors="ignore").decode() == value
     if annotation is int:
@@ -88,5 +97,9 @@ def _describe(annotation: object) -> str:
         return "a whole number from 0"
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(map(_describe, get_args(annotation)))
-    shown = getattr(annotation, "__name__", str(annotation)) if isinstance(annotation, type) else str(annotation)
+    shown = (
+        getattr(annotation, "__name__", str(annotation))
+        if isinstance(annotation, type)
+        else str(annotation)
+    )
     return shown.replace("NoneType", "nothing").removeprefix("typing.")

@@ -32,7 +32,12 @@ def told(folder: Path, on_round: OnRound | None, stop: StopRequest) -> Iterator[
     if on_round is None:
         yield
         return
-    path, seen, ended, failures = folder / "metrics.jsonl", set[bytes](), threading.Event(), list[Exception]()
+    path, seen, ended, failures = (
+        folder / "metrics.jsonl",
+        set[bytes](),
+        threading.Event(),
+        list[Exception](),
+    )
     seen.update(_lines(path))
 
     def tell_new() -> bool:
@@ -49,8 +54,11 @@ def told(folder: Path, on_round: OnRound | None, stop: StopRequest) -> Iterator[
         try:
             while not ended.wait(PAUSE):
                 if not tell_new():
-                    raise Stopped(stop.ask(), "on_round returned False; the run has a checkpoint, and resume=\"auto\" "
-                                              "with the same folder goes on")
+                    raise Stopped(
+                        stop.ask(),
+                        'on_round returned False; the run has a checkpoint, and resume="auto" '
+                        "with the same folder goes on",
+                    )
             tell_new()
         except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
             failures.append(error)

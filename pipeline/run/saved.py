@@ -42,8 +42,10 @@ class SavedRun(Generic[Config]):
             ValueError: there are several.
         """
         if self.others:
-            raise ValueError(f"a mean of {1 + len(self.others)} runs has no {what} of its own. Name one, such as "
-                             f"{self.folder}")
+            raise ValueError(
+                f"a mean of {1 + len(self.others)} runs has no {what} of its own. Name one, such as "
+                f"{self.folder}"
+            )
 
     @property
     def is_best(self) -> bool:

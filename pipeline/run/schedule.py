@@ -87,9 +87,13 @@ class Schedule:
         first = first_step * self.accumulate
         if self.split:
             return Share(draw=0, first=self.rank + first * self.num_ranks, stride=self.num_ranks)
-        return Share(draw=self.rank, first=first, is_empty=self.rank >= self.epochs_of_round(epochs))
+        return Share(
+            draw=self.rank, first=first, is_empty=self.rank >= self.epochs_of_round(epochs)
+        )
 
-    def learning_rate(self, step: int, epochs: int, step_in_round: int = 0, *, lr: float | None = None) -> float:
+    def learning_rate(
+        self, step: int, epochs: int, step_in_round: int = 0, *, lr: float | None = None
+    ) -> float:
         """Compute the learning rate of a step: that of one rank, times a factor for the ranks and one for the warm-up.
 
         The factor for the ranks is 1 (none), the root (sqrt) or the number itself (linear) of the ranks that train in
@@ -104,13 +108,17 @@ class Schedule:
         left = self.num_batches - step_in_round * self.accumulate * self.num_ranks
         together = min(self.num_ranks, left) if self.split else self.epochs_of_round(epochs)
         scale = {"none": 1, "sqrt": math.sqrt(together), "linear": together}[self.lr_scaling]
-        return (self.lr if lr is None else lr) * scale * min(1, (step + 1) / max(self.warmup_steps, 1))
+        return (
+            (self.lr if lr is None else lr) * scale * min(1, (step + 1) / max(self.warmup_steps, 1))
+        )
 
     def is_evaluation_due(self, before: int, after: int) -> bool:
         """Tell whether to evaluate after a round that went from `before` to `after` passes over the graph."""
         return after // self.eval_every > before // self.eval_every or after >= self.num_epochs
 
-    def remaining(self, round_: int, epochs: int, first_step: int = 0) -> Iterator[tuple[int, Share]]:
+    def remaining(
+        self, round_: int, epochs: int, first_step: int = 0
+    ) -> Iterator[tuple[int, Share]]:
         """Go through the rounds that are left, and this rank's share of each.
 
         Args:
@@ -126,8 +134,10 @@ class Schedule:
         if self.num_ranks == 1:
             return f"learning rate {self.lr:g}"
         warmup = f" after {self.warmup_steps} steps" if self.warmup_steps else ""
-        return (f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, "
-                f"scaled ({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}")
+        return (
+            f"{self.num_ranks} ranks, parallel={'split' if self.split else 'epochs'}: learning rate {self.lr:g}, "
+            f"scaled ({self.lr_scaling}) {self.learning_rate(self.warmup_steps, 0):g}{warmup}"
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,12 @@ class Decay:
         text: what the log says of it, with the options by name, and the last learning rate as `last`.
     """
 
-    def __init__(self, options: DecayOptions, factor: Factor = lambda options, done, epochs: 1.0, text: str = ""):
+    def __init__(
+        self,
+        options: DecayOptions,
+        factor: Factor = lambda options, done, epochs: 1.0,
+        text: str = "",
+    ):
         self._options, self._factor, self._text = options, factor, text
 
     def lr(self, step: int, epochs: int) -> float:
@@ -191,7 +206,9 @@ class Decay:
         """Go on from what :meth:`state` returned."""
 
     def __str__(self) -> str:
-        return self._text.format(**vars(self._options), last=self._options.lr * self._options.last_lr)
+        return self._text.format(
+            **vars(self._options), last=self._options.lr * self._options.last_lr
+        )
 
 
 class Plateau(Decay):
@@ -205,8 +222,12 @@ class Plateau(Decay):
         super().__init__(options)
         # Its learning rate is that of one rank. The optimizer of the model has that of all ranks.
         self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=options.lr)
-        self._scheduler = ReduceLROnPlateau(self._optimizer, "min" if options.lower_is_better else "max",
-                                            factor=options.plateau_factor, patience=options.plateau_patience)
+        self._scheduler = ReduceLROnPlateau(
+            self._optimizer,
+            "min" if options.lower_is_better else "max",
+            factor=options.plateau_factor,
+            patience=options.plateau_patience,
+        )
 
     def lr(self, step: int, epochs: int) -> float:
         """Return the learning rate now."""
@@ -217,12 +238,22 @@ class Plateau(Decay):
         before, scheduler = self.lr(0, 0), self._scheduler
         scheduler.step(score)
         if self.lr(0, 0) < before:
-            log.info("learning rate falls from %g to %g: the validation metric was not better than %.4f; evaluations "
-                     "in a row: %d", before, self.lr(0, 0), scheduler.best, scheduler.patience + 1)
+            log.info(
+                "learning rate falls from %g to %g: the validation metric was not better than %.4f; evaluations "
+                "in a row: %d",
+                before,
+                self.lr(0, 0),
+                scheduler.best,
+                scheduler.patience + 1,
+            )
 
     def state(self) -> dict:
         """Return the learning rate, and what the scheduler counts."""
-        return {"lr": self.lr(0, 0), "best": self._scheduler.best, "num_bad": self._scheduler.num_bad_epochs}
+        return {
+            "lr": self.lr(0, 0),
+            "best": self._scheduler.best,
+            "num_bad": self._scheduler.num_bad_epochs,
+        }
 
     def load(self, state: dict) -> None:
         """Go on from what :meth:`state` returned."""
@@ -230,8 +261,10 @@ class Plateau(Decay):
         self._scheduler.best, self._scheduler.num_bad_epochs = state["best"], state["num_bad"]
 
     def __str__(self) -> str:
-        return (f", times {self._scheduler.factor:g} after more than {self._scheduler.patience} evaluations without a "
-                "better validation metric")
+        return (
+            f", times {self._scheduler.factor:g} after more than {self._scheduler.patience} evaluations without a "
+            "better validation metric"
+        )
 
 
 def fall_linearly(lr: float, last: float, done: float) -> float:
@@ -250,10 +283,22 @@ def fall_linearly(lr: float, last: float, done: float) -> float:
 # (https://arxiv.org/abs/1608.03983), here without restarts; "step" is torch's StepLR.
 DECAYS: dict[str, Callable[[DecayOptions], Decay]] = {
     "none": Decay,
-    "linear": partial(Decay, factor=lambda options, done, _: fall_linearly(1.0, options.last_lr, done),
-                      text=", falls linearly to {last:g}"),
-    "cosine": partial(Decay, text=", falls by a cosine to {last:g}", factor=lambda options, done, _: fall_linearly(
-        1.0, options.last_lr, (1 - math.cos(math.pi * done)) / 2)),
-    "step": partial(Decay, factor=lambda options, _, epochs: options.step_factor ** (epochs // options.step_epochs),
-                    text=", times {step_factor:g} every {step_epochs:,} epochs"),
-    "plateau": Plateau}
+    "linear": partial(
+        Decay,
+        factor=lambda options, done, _: fall_linearly(1.0, options.last_lr, done),
+        text=", falls linearly to {last:g}",
+    ),
+    "cosine": partial(
+        Decay,
+        text=", falls by a cosine to {last:g}",
+        factor=lambda options, done, _: fall_linearly(
+            1.0, options.last_lr, (1 - math.cos(math.pi * done)) / 2
+        ),
+    ),
+    "step": partial(
+        Decay,
+        factor=lambda options, _, epochs: options.step_factor ** (epochs // options.step_epochs),
+        text=", times {step_factor:g} every {step_epochs:,} epochs",
+    ),
+    "plateau": Plateau,
+}

@@ -40,10 +40,15 @@ def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
     trained = saved.get("settings", {})
     if not isinstance(trained, dict):
         raise TypeError(f"settings is a {type(trained).__name__}")
-    if edited := [f"{name}: {' '.join(str(trained[name]).split()):.80} -> {value}" for name, value in settings.items()
-                  if name in trained and (isinstance(trained[name], Tensor) or trained[name] != value)]:
-        raise ValueError(f"{folder / 'config.yaml'} is not what this run was trained with ({'; '.join(edited)}): put "
-                         "the old values back, or start a new run")
+    if edited := [
+        f"{name}: {' '.join(str(trained[name]).split()):.80} -> {value}"
+        for name, value in settings.items()
+        if name in trained and (isinstance(trained[name], Tensor) or trained[name] != value)
+    ]:
+        raise ValueError(
+            f"{folder / 'config.yaml'} is not what this run was trained with ({'; '.join(edited)}): put "
+            "the old values back, or start a new run"
+        )
 
 
 def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
@@ -53,8 +58,10 @@ def check_data(folder: Path, saved: dict, data_hash: str | None) -> None:
         ValueError: it is another one.
     """
     if saved.get("data_hash") != data_hash:
-        raise ValueError(f"{folder}: the dataset is not the one that this run was started with: restore it, or "
-                         "start a new run")
+        raise ValueError(
+            f"{folder}: the dataset is not the one that this run was started with: restore it, or "
+            "start a new run"
+        )
 
 
 def load_best(folder: Path, ranks: Ranks) -> checkpoint.Content:
@@ -65,8 +72,11 @@ def load_best(folder: Path, ranks: Ranks) -> checkpoint.Content:
 
 def shown_scores(scores: dict[str, float], metric: str) -> dict[str, float]:
     """Choose what a line of the log shows: the metric of each evaluated split, or alone where it has none."""
-    return {metric: scores[metric]} if metric in scores else {
-        split: scores[split] for split in SPLITS if split in scores}
+    return (
+        {metric: scores[metric]}
+        if metric in scores
+        else {split: scores[split] for split in SPLITS if split in scores}
+    )
 
 
 @dataclass
@@ -110,14 +120,29 @@ class Session:
         began: time of :func:`time.perf_counter` at which the work began; now if not given.
     """
 
-    def __init__(self, folder: Path, *, data_hash: str | None = None, settings: dict[str, Any] | None = None,
-                 patience: int = 0, check_every: int = 100, allow_rescale: bool = False,
-                 open_tracker: Callable[..., Tracker] | None = None, on_best: Callable[[], None] = lambda: None,
-                 ranks: Ranks = Ranks(), stop: StopRequest | None = None, began: float | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        data_hash: str | None = None,
+        settings: dict[str, Any] | None = None,
+        patience: int = 0,
+        check_every: int = 100,
+        allow_rescale: bool = False,
+        open_tracker: Callable[..., Tracker] | None = None,
+        on_best: Callable[[], None] = lambda: None,
+        ranks: Ranks = Ranks(),
+        stop: StopRequest | None = None,
+        began: float | None = None,
+    ):
         self.folder, self.ranks = folder, ranks
         self._origin: dict[str, Any] = {"data_hash": data_hash, "settings": settings or {}}
         self._patience, self._check_every = patience, check_every
-        self._allow_rescale, self._open_tracker, self._on_best = allow_rescale, open_tracker, on_best
+        self._allow_rescale, self._open_tracker, self._on_best = (
+            allow_rescale,
+            open_tracker,
+            on_best,
+        )
         self._stop = stop or StopRequest()
         self._stop_agreed = self._has_explained = False
         self._run_log: RunLog | None = None
@@ -128,7 +153,9 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._run_log is not None:
-            self._run_log.close("finished" if kind is None else "stopped" if kind is Stopped else "failed")
+            self._run_log.close(
+                "finished" if kind is None else "stopped" if kind is Stopped else "failed"
+            )
 
     @property
     def _open_log(self) -> RunLog:
@@ -155,9 +182,13 @@ class Session:
         progress = trainer.progress
         self._began -= progress.wall_seconds
         self._assert_same_weights(trainer)
-        self._run_log = RunLog(self.folder if self.ranks.is_first else None, metric=trainer.about.metric,
-                               first_round=progress.round, wall_seconds=time.perf_counter() - self._began,
-                               open_tracker=self._open_tracker)
+        self._run_log = RunLog(
+            self.folder if self.ranks.is_first else None,
+            metric=trainer.about.metric,
+            first_round=progress.round,
+            wall_seconds=time.perf_counter() - self._began,
+            open_tracker=self._open_tracker,
+        )
         for kind, values in trainer.describe().items():
             self._open_log.record(kind, **values)
         self._start_bar(trainer)
@@ -165,39 +196,61 @@ class Session:
 
     def _load(self, trainer: Trainer, saved: dict) -> None:
         if saved.get("format") != FORMAT:
-            raise ValueError(f"{self.folder} was trained by another version of this program, whose checkpoints cannot "
-                             "be resumed: continue with that version, or start a new run")
+            raise ValueError(
+                f"{self.folder} was trained by another version of this program, whose checkpoints cannot "
+                "be resumed: continue with that version, or start a new run"
+            )
         same_ranks = saved["num_ranks"] == self.ranks.num_ranks
         if not same_ranks and not self._allow_rescale:
-            raise ValueError(f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: "
-                             "their number decides on the partitions and the learning rate. "
-                             "resume_allow_rescale=true goes on from the checkpoint with the learning rate of the new "
-                             "number")
+            raise ValueError(
+                f"{self.folder} was trained by {saved['num_ranks']} ranks, not {self.ranks.num_ranks}: "
+                "their number decides on the partitions and the learning rate. "
+                "resume_allow_rescale=true goes on from the checkpoint with the learning rate of the new "
+                "number"
+            )
         with checkpoint.fitting(saved):
             check_settings(self.folder, saved, self._origin["settings"])
             check_data(self.folder, saved, self._origin["data_hash"])
             numbers = {**saved["progress"], **saved["progress"]["best_scores"]}
             del numbers["best_scores"]
-            read_back.check_values(self._checkpoints / "last.pt", numbers, dict.fromkeys(numbers, int | float | None))
+            read_back.check_values(
+                self._checkpoints / "last.pt", numbers, dict.fromkeys(numbers, int | float | None)
+            )
             trainer.load(saved)
         progress = trainer.progress
         if not same_ranks:
-            log.info("%s continue%s what %s began: from here on, the partitions and the learning rate are those of the "
-                     "new number", count(self.ranks.num_ranks, "rank"), "s" * (self.ranks.num_ranks == 1),
-                     count(saved["num_ranks"], "rank"))
+            log.info(
+                "%s continue%s what %s began: from here on, the partitions and the learning rate are those of the "
+                "new number",
+                count(self.ranks.num_ranks, "rank"),
+                "s" * (self.ranks.num_ranks == 1),
+                count(saved["num_ranks"], "rank"),
+            )
         if not same_ranks and progress.step_in_round:
             log.warning("the round that had begun starts again with the new number of ranks")
             progress.begin_round()
-        log.info("resumed after %d of %d epochs%s", progress.epochs, trainer.about.num_epochs,
-                 f" and {progress.step_in_round} steps" if progress.step_in_round else "")
+        log.info(
+            "resumed after %d of %d epochs%s",
+            progress.epochs,
+            trainer.about.num_epochs,
+            f" and {progress.step_in_round} steps" if progress.step_in_round else "",
+        )
         if saved["arithmetic"] != trainer.about.arithmetic:
-            log.warning("started on %s, continued on %s: the last bits of the result may differ", saved["arithmetic"],
-                        trainer.about.arithmetic)
+            log.warning(
+                "started on %s, continued on %s: the last bits of the result may differ",
+                saved["arithmetic"],
+                trainer.about.arithmetic,
+            )
 
     def finished(self, trainer: Trainer) -> bool:
         """Tell whether nothing is left to do."""
-        if 0 < self._patience <= trainer.progress.num_worse and trainer.progress.round < trainer.num_rounds:
-            log.info("no better validation metric in %s: stopping", count(self._patience, "evaluation"))
+        if (
+            0 < self._patience <= trainer.progress.num_worse
+            and trainer.progress.round < trainer.num_rounds
+        ):
+            log.info(
+                "no better validation metric in %s: stopping", count(self._patience, "evaluation")
+            )
             return True
         return trainer.progress.round >= trainer.num_rounds
 
@@ -230,8 +283,13 @@ class Session:
             raise FloatingPointError(
                 f"training has diverged: the mean loss of round {progress.round + 1} is {progress.mean_loss:.3g}, and "
                 f"no run that learns exceeds {limit:.3g}. "
-                + (f"The checkpoint of epoch {progress.best_epoch} is kept in {self._checkpoints / 'best.pt'}. "
-                   if progress.best_epoch is not None else "") + "Start a new run with a lower train.lr")
+                + (
+                    f"The checkpoint of epoch {progress.best_epoch} is kept in {self._checkpoints / 'best.pt'}. "
+                    if progress.best_epoch is not None
+                    else ""
+                )
+                + "Start a new run with a lower train.lr"
+            )
 
     def evaluate(self, trainer: Trainer) -> dict[str, float] | None:
         """Let the trainer evaluate. If a signal stops it, save a checkpoint from which a resumed run evaluates again.
@@ -258,24 +316,49 @@ class Session:
             self._explain_undefined(trainer, scores)
             progress.num_worse += 1
             if self._is_best(trainer, scores["valid"]):
-                progress.best_epoch, progress.best_scores, progress.num_worse = progress.epochs, scores, 0
+                progress.best_epoch, progress.best_scores, progress.num_worse = (
+                    progress.epochs,
+                    scores,
+                    0,
+                )
                 if self.ranks.is_first:
-                    checkpoint.save(self._checkpoints / "best.pt", {
-                        "model": trainer.weights(), "round": number, "epoch": progress.epochs, "scores": scores,
-                        **self._origin})
+                    checkpoint.save(
+                        self._checkpoints / "best.pt",
+                        {
+                            "model": trainer.weights(),
+                            "round": number,
+                            "epoch": progress.epochs,
+                            "scores": scores,
+                            **self._origin,
+                        },
+                    )
                     self._on_best()
         numbers = trainer.numbers
         assert numbers is not None, "a round has ended"
-        self._open_log.record("round", round=number, epochs=progress.epochs, step=progress.step, **numbers.record(),
-                             **({} if scores is None else {"evaluation_seconds": evaluated}),
-                             wall_seconds=time.perf_counter() - self._began, **(scores or {}))
+        self._open_log.record(
+            "round",
+            round=number,
+            epochs=progress.epochs,
+            step=progress.step,
+            **numbers.record(),
+            **({} if scores is None else {"evaluation_seconds": evaluated}),
+            wall_seconds=time.perf_counter() - self._began,
+            **(scores or {}),
+        )
         # A trainer may score more than the splits: that is for the record.
         shown = None if scores is None else shown_scores(scores, trainer.about.metric)
         synced = numbers.sync_seconds / numbers.seconds if self.ranks.num_ranks > 1 else None
-        self._open_log.epoch_line(epoch=progress.epochs, num_epochs=trainer.about.num_epochs, loss=numbers.loss,
-                                 seconds=numbers.seconds, evaluation_seconds=evaluated, synced=synced, scores=shown,
-                                 delayed=(1 - numbers.hidden) * numbers.draw_seconds,
-                                 is_best=progress.best_epoch == progress.epochs)
+        self._open_log.epoch_line(
+            epoch=progress.epochs,
+            num_epochs=trainer.about.num_epochs,
+            loss=numbers.loss,
+            seconds=numbers.seconds,
+            evaluation_seconds=evaluated,
+            synced=synced,
+            scores=shown,
+            delayed=(1 - numbers.hidden) * numbers.draw_seconds,
+            is_best=progress.best_epoch == progress.epochs,
+        )
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.
         if scores is not None:
             self._save(trainer)
@@ -287,10 +370,16 @@ class Session:
         """Sum the run up."""
         progress = trainer.progress
         assert progress.best_epoch is not None, "the last round is evaluated"
-        return Result(best_epoch=progress.best_epoch, best_scores=progress.best_scores, epochs=progress.epochs,
-                      num_rounds=progress.round, wall_seconds=time.perf_counter() - self._began,
-                      num_parameters=trainer.about.num_parameters, kernel=trainer.about.kernel,
-                      weights_sha256=checkpoint.digest(trainer.weights()))
+        return Result(
+            best_epoch=progress.best_epoch,
+            best_scores=progress.best_scores,
+            epochs=progress.epochs,
+            num_rounds=progress.round,
+            wall_seconds=time.perf_counter() - self._began,
+            num_parameters=trainer.about.num_parameters,
+            kernel=trainer.about.kernel,
+            weights_sha256=checkpoint.digest(trainer.weights()),
+        )
 
     @staticmethod
     def _is_best(trainer: Trainer, score: float) -> bool:
@@ -302,18 +391,28 @@ class Session:
 
     def _explain_undefined(self, trainer: Trainer, scores: dict[str, float]) -> None:
         """Say once of which splits the metric is undefined."""
-        undefined = [split for split, score in scores.items() if score != score
-                     and not (split == "train" and ranks_at(trainer.about.metric))]
+        undefined = [
+            split
+            for split, score in scores.items()
+            if score != score and not (split == "train" and ranks_at(trainer.about.metric))
+        ]
         if undefined and self.ranks.is_first and not self._has_explained:
             self._has_explained = True
-            log.warning("%s is undefined on the %s split, with no rows to score or rows of one kind alone%s",
-                        trainer.about.metric, " and the ".join(undefined),
-                        ": the last epoch counts as the best one" if "valid" in undefined else "")
+            log.warning(
+                "%s is undefined on the %s split, with no rows to score or rows of one kind alone%s",
+                trainer.about.metric,
+                " and the ".join(undefined),
+                ": the last epoch counts as the best one" if "valid" in undefined else "",
+            )
 
     def _start_bar(self, trainer: Trainer) -> None:
         if trainer.progress.round < trainer.num_rounds:
-            self._open_log.start_bar(trainer.about.num_steps, initial=trainer.progress.step_in_round,
-                                    epoch=trainer.progress.epochs, num_epochs=trainer.about.num_epochs)
+            self._open_log.start_bar(
+                trainer.about.num_steps,
+                initial=trainer.progress.step_in_round,
+                epoch=trainer.progress.epochs,
+                num_epochs=trainer.about.num_epochs,
+            )
 
     def _assert_same_weights(self, trainer: Trainer) -> None:
         if self.ranks.num_ranks > 1:
@@ -323,17 +422,27 @@ class Session:
         if self.ranks.is_first:
             pulse.beat("saving", pulse.State.SAVING)
             trainer.progress.wall_seconds = time.perf_counter() - self._began
-            checkpoint.save_last(self._checkpoints, {
-                **trainer.state(), "format": FORMAT, "round": trainer.progress.round, "num_ranks": self.ranks.num_ranks,
-                "arithmetic": trainer.about.arithmetic, **self._origin})
+            checkpoint.save_last(
+                self._checkpoints,
+                {
+                    **trainer.state(),
+                    "format": FORMAT,
+                    "round": trainer.progress.round,
+                    "num_ranks": self.ranks.num_ranks,
+                    "arithmetic": trainer.about.arithmetic,
+                    **self._origin,
+                },
+            )
 
     def _leave(self, trainer: Trainer) -> NoReturn:
         self._save(trainer)
         progress = trainer.progress
         if self.ranks.is_first and progress.best_epoch is not None:
             metric, scores = trainer.about.metric, progress.best_scores
-            shown = [f"{f'{name} {metric}' if name in SPLITS else name} {format_score(score)}"
-                     for name, score in scores.items()]
+            shown = [
+                f"{f'{name} {metric}' if name in SPLITS else name} {format_score(score)}"
+                for name, score in scores.items()
+            ]
             log.info("best so far: epoch %d, %s", progress.best_epoch, ", ".join(shown))
         self.ranks.wait()  # who starts the ranks may end them all when the first of them has ended
         raise Stopped(self._stop.signum or signal.SIGTERM)

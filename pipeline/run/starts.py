@@ -16,7 +16,9 @@ SECONDS_TO_MEET = 600.0
 START_AGAIN = "start the job again by the same command with resume=auto"
 
 
-def agree_on_name(store: dist.Store, rank: int, num_ranks: int, *, seconds: float = SECONDS_TO_MEET) -> str:
+def agree_on_name(
+    store: dist.Store, rank: int, num_ranks: int, *, seconds: float = SECONDS_TO_MEET
+) -> str:
     """Return a name that rank 0 gives this start of the job. All ranks call this, each once.
 
     Every other rank asks under a number of its own, and rank 0 answers until all have read an answer. Questions of
@@ -35,8 +37,10 @@ def agree_on_name(store: dist.Store, rank: int, num_ranks: int, *, seconds: floa
         try:
             store.wait([f"answer to {name}"], datetime.timedelta(seconds=seconds))
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"rank 0 did not come within {seconds:.0f} s, and has ended or never begun: look at its "
-                             f"log, then {START_AGAIN}") from error
+            raise ValueError(
+                f"rank 0 did not come within {seconds:.0f} s, and has ended or never begun: look at its "
+                f"log, then {START_AGAIN}"
+            ) from error
         answer = store.get(f"answer to {name}").decode()
         store.set(f"{answer}: rank {rank} has come", "yes")
         return answer
@@ -48,10 +52,14 @@ def agree_on_name(store: dist.Store, rank: int, num_ranks: int, *, seconds: floa
                 if asker not in answered:
                     store.set(f"answer to {asker}", name)
                     answered.add(asker)
-        missing = {other for other in missing if not store.check([f"{name}: rank {other} has come"])}
+        missing = {
+            other for other in missing if not store.check([f"{name}: rank {other} has come"])
+        }
         if missing and time.monotonic() > end:
-            raise ValueError(f"rank {', '.join(map(str, sorted(missing)))} did not come within {seconds:.0f} s, and "
-                             f"has ended or never begun: look at its log, then {START_AGAIN}")
+            raise ValueError(
+                f"rank {', '.join(map(str, sorted(missing)))} did not come within {seconds:.0f} s, and "
+                f"has ended or never begun: look at its log, then {START_AGAIN}"
+            )
         time.sleep(0.005 if missing else 0)
     return name
 

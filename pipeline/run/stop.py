@@ -49,8 +49,11 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             # SIGINT is ignored in the background of a script, where Ctrl-C is meant for another process.
-            self._before = {signum: signal.signal(signum, self._note) for signum in STOP_SIGNALS
-                            if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN}
+            self._before = {
+                signum: signal.signal(signum, self._note)
+                for signum in STOP_SIGNALS
+                if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN
+            }
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -66,8 +66,10 @@ class DiskStorage(MemoryStorage):
         size = 4 * torch.Size(shape).numel()
         if not size:
             return torch.zeros(shape)
-        with files.naming(self._folder / "tables", "written", size=lambda: size), \
-                tempfile.TemporaryFile(dir=self._folder) as file:
+        with (
+            files.naming(self._folder / "tables", "written", size=lambda: size),
+            tempfile.TemporaryFile(dir=self._folder) as file,
+        ):
             # Writing a page for which the disk has no space would kill the process.
             os.posix_fallocate(file.fileno(), 0, size)
             mapped = mmap.mmap(file.fileno(), size)
@@ -105,10 +107,17 @@ def check_room(folder: Path, num_parameters: int) -> None:
     free = free_space(folder) + sum(path.stat().st_size for path in folder.glob("checkpoints/*.pt"))
     least, likely = 2 * LEAST_BYTES * num_parameters, (2 * ADAM_BYTES + BEST_BYTES) * num_parameters
     if least > free:
-        raise ValueError(f"{folder} is on a disk with {format_bytes(free)} for checkpoints, but those of "
-                         f"{num_parameters:,} parameters take {format_bytes(least)} at least: delete files, or choose "
-                         "another disk by hydra.run.dir")
+        raise ValueError(
+            f"{folder} is on a disk with {format_bytes(free)} for checkpoints, but those of "
+            f"{num_parameters:,} parameters take {format_bytes(least)} at least: delete files, or choose "
+            "another disk by hydra.run.dir"
+        )
     if likely > free:
-        log.warning("%s is on a disk with %s for checkpoints, but those of %s parameters may take %s: delete files, or "
-                    "choose another disk by hydra.run.dir", folder, format_bytes(free),
-                    f"{num_parameters:,}", format_bytes(likely))
+        log.warning(
+            "%s is on a disk with %s for checkpoints, but those of %s parameters may take %s: delete files, or "
+            "choose another disk by hydra.run.dir",
+            folder,
+            format_bytes(free),
+            f"{num_parameters:,}",
+            format_bytes(likely),
+        )

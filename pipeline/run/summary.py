@@ -20,8 +20,19 @@ from parallel_epochs.pipeline.run.words import count
 PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core", "scikit-learn")
 
 
-def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr_scaling: str, seed: int, command: str,
-              device: torch.device, ranks: Ranks, libraries: dict[str, dict[str, str]]) -> dict:
+def summarise(
+    result: Result,
+    *,
+    experiment: str,
+    metric: str,
+    parallel: str,
+    lr_scaling: str,
+    seed: int,
+    command: str,
+    device: torch.device,
+    ranks: Ranks,
+    libraries: dict[str, dict[str, str]],
+) -> dict:
     """Build the content of ``summary.json``; what a product adds has the test's metric if no evaluation has it.
 
     Args:
@@ -34,8 +45,15 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
         "best_valid": result.best_scores["valid"],
         "test": result.best_scores.get("test"),
         "train": result.best_scores["train"],
-        **({"scores": more} if (more := {name: score for name, score in result.best_scores.items()
-                                         if name not in SPLITS}) else {}),
+        **(
+            {"scores": more}
+            if (
+                more := {
+                    name: score for name, score in result.best_scores.items() if name not in SPLITS
+                }
+            )
+            else {}
+        ),
         "num_parameters": result.num_parameters,
         "data_epochs": result.epochs,
         "num_rounds": result.num_rounds,
@@ -48,7 +66,8 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
         "libraries": libraries,
         "seed": seed,
         "weights_sha256": result.weights_sha256,
-        "versions": {name: metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "versions": {name: metadata.version(name) for name in PACKAGES}
+        | {"python": platform.python_version()},
         "hardware": name_hardware(device),
         "command": command,
     }
@@ -57,42 +76,78 @@ def summarise(result: Result, *, experiment: str, metric: str, parallel: str, lr
 def tabulate(summary: dict) -> list[tuple[str, str]]:
     """Return the rows of the log's final table, as names and texts."""
     scores, smoothed = summary.get("scores", {}), summary.get("smoothed", {})
-    rows = [] if summary["metric"] in scores else [  # which has no splits then
-        (f"{split} {summary['metric']}", format_scores(summary[key], smoothed.get(split)))
-        for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))]
+    rows = (
+        []
+        if summary["metric"] in scores
+        else [  # which has no splits then
+            (f"{split} {summary['metric']}", format_scores(summary[key], smoothed.get(split)))
+            for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))
+        ]
+    )
     rows += [(name, format_score(score)) for name, score in scores.items()]
     if base := summary.get("base"):
         network = summary["network"]
-        rows += [("network alone", f"valid {format_score(network['valid'])}, test {format_score(network['test'])}"),
-                 ("simple method", f"{base['title']}: valid {format_score(base['valid'])}, test "
-                                   f"{format_score(base['test'])}"),
-                 ("answer", summary["answer"]["text"])]
+        rows += [
+            (
+                "network alone",
+                f"valid {format_score(network['valid'])}, test {format_score(network['test'])}",
+            ),
+            (
+                "simple method",
+                f"{base['title']}: valid {format_score(base['valid'])}, test "
+                f"{format_score(base['test'])}",
+            ),
+            ("answer", summary["answer"]["text"]),
+        ]
     if decisions := summary.get("decisions"):
-        rows += [(f"{split} decisions", ", ".join(f"{name} {format_score(score)}" for name, score in own.items()))
-                 for split in ("valid", "test") if (own := decisions[split])]
+        rows += [
+            (
+                f"{split} decisions",
+                ", ".join(f"{name} {format_score(score)}" for name, score in own.items()),
+            )
+            for split in ("valid", "test")
+            if (own := decisions[split])
+        ]
     for name, each in summary.get("candidates", {}).items():
-        rows.append((f"  candidate {name}", f"valid {format_score(each['best_valid'])}, test "
-                                            f"{format_score(each['test'])}, network alone valid "
-                                            f"{format_score(each['network']['valid'])}, test "
-                                            f"{format_score(each['network']['test'])}"))
+        rows.append(
+            (
+                f"  candidate {name}",
+                f"valid {format_score(each['best_valid'])}, test "
+                f"{format_score(each['test'])}, network alone valid "
+                f"{format_score(each['network']['valid'])}, test "
+                f"{format_score(each['network']['test'])}",
+            )
+        )
     if best := summary.get("baseline"):
-        rows.append(("simple method", f"{best['name']}: valid {format_score(best['valid'])}, test "
-                                      f"{format_score(best['test'])}, {compare_to_baseline(summary)}"))
+        rows.append(
+            (
+                "simple method",
+                f"{best['name']}: valid {format_score(best['valid'])}, test "
+                f"{format_score(best['test'])}, {compare_to_baseline(summary)}",
+            )
+        )
     for number, part in summary.get("components", {}).items():
-        rows.append((f"  component {number}", f"valid {format_score(part['best_valid'])}, test "
-                                            f"{format_score(part['test'])}, "
-                                            f"best epoch {part['best_epoch']}"))
+        rows.append(
+            (
+                f"  component {number}",
+                f"valid {format_score(part['best_valid'])}, test "
+                f"{format_score(part['test'])}, "
+                f"best epoch {part['best_epoch']}",
+            )
+        )
     if summary["best_epoch"] is not None:
         rows.append(("best epoch", f"{summary['best_epoch']} of {summary['data_epochs']}"))
     if summary["num_ranks"] > 1:
         rows.append(("ranks", f"{summary['num_ranks']} (parallel={summary['parallel']})"))
-    return [*rows,
-            ("epochs", count(summary["data_epochs"], "pass", "passes") + " over the data"),
-            ("parameters", f"{summary['num_parameters']:,}"),
-            ("aggregation", summary["kernel"]),
-            ("wall time", f"{summary['wall_seconds']:.1f} s"),
-            ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
-            ("weights", summary["weights_sha256"][:16])]
+    return [
+        *rows,
+        ("epochs", count(summary["data_epochs"], "pass", "passes") + " over the data"),
+        ("parameters", f"{summary['num_parameters']:,}"),
+        ("aggregation", summary["kernel"]),
+        ("wall time", f"{summary['wall_seconds']:.1f} s"),
+        ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
+        ("weights", summary["weights_sha256"][:16]),
+    ]
 
 
 def of_trials(folder: Path) -> dict:
@@ -111,22 +166,43 @@ def remarks(summary: dict, *, schedule: str, num_labels: int | None) -> list[str
     if summary["best_valid"] is None:
         return []
     found, valid, train = [], summary["best_valid"], summary["train"]
-    if summary["best_epoch"] == summary["data_epochs"] and summary["num_rounds"] > 1 and valid == valid \
-            and schedule in ("none", "plateau"):
-        found.append("the last epoch is the best one: the run was cut short, and a larger train.epochs may reach more")
-    if train is not None and summary["metric"] not in LOWER_IS_BETTER and train >= 0.99 and valid < train - 0.05:
+    if (
+        summary["best_epoch"] == summary["data_epochs"]
+        and summary["num_rounds"] > 1
+        and valid == valid
+        and schedule in ("none", "plateau")
+    ):
+        found.append(
+            "the last epoch is the best one: the run was cut short, and a larger train.epochs may reach more"
+        )
+    if (
+        train is not None
+        and summary["metric"] not in LOWER_IS_BETTER
+        and train >= 0.99
+        and valid < train - 0.05
+    ):
         labels = "" if num_labels is None else f" and {count(num_labels, 'training label')}"
-        found.append(f"the model overfits: {summary['metric']} is {format_score(train)} in training and "
-                     f"{format_score(valid)} in validation, with {summary['num_parameters']:,} parameters{labels}. Try "
-                     "more dropout, fewer channels or fewer layers")
+        found.append(
+            f"the model overfits: {summary['metric']} is {format_score(train)} in training and "
+            f"{format_score(valid)} in validation, with {summary['num_parameters']:,} parameters{labels}. Try "
+            "more dropout, fewer channels or fewer layers"
+        )
     return found
 
 
 def compare_to_baseline(summary: dict) -> str:
     """Say whether a run is better than the best simple method on its dataset, by the validation metric."""
-    ours, simple = (merit(summary["metric"], score) for score in (summary["best_valid"], summary["baseline"]["valid"]))
-    return "better than this run" if simple > ours else "as good as this run" if simple == ours else \
-        "below this run"
+    ours, simple = (
+        merit(summary["metric"], score)
+        for score in (summary["best_valid"], summary["baseline"]["valid"])
+    )
+    return (
+        "better than this run"
+        if simple > ours
+        else "as good as this run"
+        if simple == ours
+        else "below this run"
+    )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -44,8 +44,14 @@ class GradientSync:
         seconds: time spent here so far, including the wait for slower ranks.
     """
 
-    def __init__(self, model: torch.nn.Module, ranks: Ranks, stop: StopRequest | None = None, *,
-                 table: torch.nn.Parameter | None = None):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        ranks: Ranks,
+        stop: StopRequest | None = None,
+        *,
+        table: torch.nn.Parameter | None = None,
+    ):
         self._ranks, self._stop, self._table = ranks, stop or StopRequest(), table
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._statistics = [b for b in model.buffers() if b.is_floating_point()]
@@ -70,7 +76,9 @@ class GradientSync:
         """
         ranks, stop = self._ranks, self._stop.signum != 0
         if ranks.num_ranks == 1:
-            assert loss_sum is not None and count is not None, "a single rank has a batch in every step"
+            assert loss_sum is not None and count is not None, (
+                "a single rank has a batch in every step"
+            )
             return Agreement(float(loss_sum.detach()), float(count), stop, [])
         device = self._parameters[0].device
         if device.type == "cuda":
@@ -83,9 +91,15 @@ class GradientSync:
         message = torch.zeros(4 + ranks.num_ranks, dtype=torch.float64, device=device)
         counters = [b.flatten().double() * (loss_sum is not None) for b in self._counters]
         if loss_sum is not None and count is not None:
-            rows = [] if self._table is None or self._table.grad is None else [self._table.grad._values()]
+            rows = (
+                []
+                if self._table is None or self._table.grad is None
+                else [self._table.grad._values()]
+            )
             finite = (torch.nn.utils.get_total_norm([*grads, *rows]) + loss_sum.detach()).isfinite()
-            message[:3] = torch.stack([loss_sum.detach().double(), count.double(), torch.ones_like(message[0])])
+            message[:3] = torch.stack(
+                [loss_sum.detach().double(), count.double(), torch.ones_like(message[0])]
+            )
             message[4 + ranks.rank] = ~finite
         message[3] = stop
         message = torch.cat([message, *counters])
@@ -93,19 +107,23 @@ class GradientSync:
         flat = torch.cat([t.flatten() for t in (*grads, *statistics)])
         ranks.sum_(flat)
 
-        message, *counters = message.split([4 + ranks.num_ranks, *(b.numel() for b in self._counters)])
+        message, *counters = message.split(
+            [4 + ranks.num_ranks, *(b.numel() for b in self._counters)]
+        )
         loss, num_labels, num_active, stops, *broken = message.tolist()
         parts = flat.split([t.numel() for t in (*grads, *statistics)])
         for p, part in zip(self._parameters, parts, strict=False):
             p.grad = part.view_as(p)
-        for b, part in zip(self._statistics, parts[len(grads):], strict=True):
+        for b, part in zip(self._statistics, parts[len(grads) :], strict=True):
             b.copy_(part.view_as(b) / num_active)
         for b, part in zip(self._counters, counters, strict=True):
             b.copy_((part / num_active).round().view_as(b))
         if self._table is not None:
             self._table.grad = sum_rows(self._table, ranks)
         self.seconds += time.perf_counter() - start
-        return Agreement(loss, num_labels, stops > 0, [rank for rank, flag in enumerate(broken) if flag])
+        return Agreement(
+            loss, num_labels, stops > 0, [rank for rank, flag in enumerate(broken) if flag]
+        )
 
 
 def sum_columns(table: Tensor) -> Tensor:
@@ -124,19 +142,31 @@ def sum_rows(table: Tensor, ranks: Ranks) -> Tensor:
     Returns:
         The sum, a coalesced sparse tensor with the rows that have a gradient on any rank.
     """
-    grad = table.grad if table.grad is not None else torch.sparse_coo_tensor(
-        torch.empty(1, 0, dtype=torch.int64, device=table.device), table.new_empty(0, table.size(1)), table.shape,
-        check_invariants=False)
+    grad = (
+        table.grad
+        if table.grad is not None
+        else torch.sparse_coo_tensor(
+            torch.empty(1, 0, dtype=torch.int64, device=table.device),
+            table.new_empty(0, table.size(1)),
+            table.shape,
+            check_invariants=False,
+        )
+    )
     grad = grad.coalesce()
     numbers, rows = grad.indices()[0], grad.values()
-    lengths = [int(length) for length in ranks.gather(torch.tensor([len(rows)], device=table.device))]
+    lengths = [
+        int(length) for length in ranks.gather(torch.tensor([len(rows)], device=table.device))
+    ]
     missing = max(lengths) - len(rows)
     all_numbers = ranks.gather(torch.nn.functional.pad(numbers, (0, missing)))
     all_rows = ranks.gather(torch.nn.functional.pad(rows, (0, 0, 0, missing)))
 
-    touched, places = torch.cat([part[:length] for part, length in zip(all_numbers, lengths, strict=True)]).unique(
-        return_inverse=True)
+    touched, places = torch.cat(
+        [part[:length] for part, length in zip(all_numbers, lengths, strict=True)]
+    ).unique(return_inverse=True)
     total = rows.new_zeros(len(touched), rows.size(1))
     for place, part in zip(places.split(lengths), all_rows, strict=True):
-        total[place] += part[:len(place)]  # a rank has each row once
-    return torch.sparse_coo_tensor(touched.unsqueeze(0), total, table.shape, is_coalesced=True, check_invariants=False)
+        total[place] += part[: len(place)]  # a rank has each row once
+    return torch.sparse_coo_tensor(
+        touched.unsqueeze(0), total, table.shape, is_coalesced=True, check_invariants=False
+    )

@@ -76,19 +76,30 @@ def write_parquet(file: IO[bytes], parts: Iterable[Columns]) -> None:
 
     def as_array(column: np.ndarray) -> Any:
         if column.ndim == 2:
-            return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(column.reshape(-1)), column.shape[1])
+            return pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(column.reshape(-1)), column.shape[1]
+            )
         return pyarrow.array(column, pyarrow.string() if column.dtype == object else None)
 
     with contextlib.ExitStack() as stack:
         writer = None
         for part in parts:
             table = pyarrow.table({name: as_array(column) for name, column in part.items()})
-            writer = writer or stack.enter_context(parquet.ParquetWriter(_Stream(file), table.schema))
+            writer = writer or stack.enter_context(
+                parquet.ParquetWriter(_Stream(file), table.schema)
+            )
             writer.write_table(table)
 
 
-def write_text(file: IO[bytes], parts: Iterable[Columns], separator: str, *, zipped: bool = False, digits: int = 9,
-               quoted: bool = True) -> None:
+def write_text(
+    file: IO[bytes],
+    parts: Iterable[Columns],
+    separator: str,
+    *,
+    zipped: bool = False,
+    digits: int = 9,
+    quoted: bool = True,
+) -> None:
     """Write lines, the first of which names the columns; of a matrix each column becomes one.
 
     Args:
@@ -103,11 +114,23 @@ def write_text(file: IO[bytes], parts: Iterable[Columns], separator: str, *, zip
         for number, part in enumerate(parts):
             flat: Columns = {}
             for name, column in part.items():
-                flat |= {name: column} if column.ndim == 1 else {
-                    f"{name}_{place}": values for place, values in enumerate(column.T)}
-            out.write(pd.DataFrame(flat).to_csv(
-                sep=separator, index=False, header=not number, float_format=f"%.{digits}g", lineterminator="\n",
-                quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE).encode())
+                flat |= (
+                    {name: column}
+                    if column.ndim == 1
+                    else {f"{name}_{place}": values for place, values in enumerate(column.T)}
+                )
+            out.write(
+                pd.DataFrame(flat)
+                .to_csv(
+                    sep=separator,
+                    index=False,
+                    header=not number,
+                    float_format=f"%.{digits}g",
+                    lineterminator="\n",
+                    quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+                )
+                .encode()
+            )
 
 
 class _Stream(io.RawIOBase):

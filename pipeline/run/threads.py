@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 def threads_per_rank(num_local: int, requested: int = 0) -> int:
     """Return `requested`, or the machine's processors divided by the number of its ranks if `requested` is 0."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return requested or max(1, available // num_local)
 
 
@@ -54,7 +56,9 @@ def compute_alone() -> None:
     torch.set_num_threads(1)
 
 
-def in_chunks(function: Callable[[slice], T], num_rows: int, size: int, num_threads: int | None = None) -> list[T]:
+def in_chunks(
+    function: Callable[[slice], T], num_rows: int, size: int, num_threads: int | None = None
+) -> list[T]:
     """Call a function for chunks of rows, several at a time, each with a single thread. Each chunk is a heartbeat.
 
     The chunks do not depend on the number of threads, so the results have the same bits for any number.
@@ -67,11 +71,17 @@ def in_chunks(function: Callable[[slice], T], num_rows: int, size: int, num_thre
     Returns:
         The results in the order of the chunks.
     """
+
     def call(rows: slice) -> T:
         pulse.renew()
         return function(rows)
 
     chunks = [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
-    with restored_threads(), threadpool_limits(1, "blas"), \
-            ThreadPoolExecutor(num_threads or torch.get_num_threads(), initializer=compute_alone) as pool:
+    with (
+        restored_threads(),
+        threadpool_limits(1, "blas"),
+        ThreadPoolExecutor(
+            num_threads or torch.get_num_threads(), initializer=compute_alone
+        ) as pool,
+    ):
         return list(pool.map(call, chunks))

@@ -101,14 +101,20 @@ class TrackerFeed:
     def _warn(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            log.warning("the tracker failed: %s. The run continues without it. metrics.jsonl holds every record, and a "
-                        "resumed run sends the missing ones", reason)
+            log.warning(
+                "the tracker failed: %s. The run continues without it. metrics.jsonl holds every record, and a "
+                "resumed run sends the missing ones",
+                reason,
+            )
 
 
 def numbers_of(record: dict) -> dict[str, float]:
     """Return the values of a record that can be drawn as curves."""
-    return {key: value for key, value in record.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "round"}
+    return {
+        key: value
+        for key, value in record.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "round"
+    }
 
 
 def require(tracker: str, *modules: str) -> None:
@@ -121,8 +127,10 @@ def require(tracker: str, *modules: str) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise ValueError(f"tracker={tracker} cannot run: {one_line(error)}. Install what it needs: "
-                             f"{install_command(tracker)}") from None
+            raise ValueError(
+                f"tracker={tracker} cannot run: {one_line(error)}. Install what it needs: "
+                f"{install_command(tracker)}"
+            ) from None
 
 
 class RunIds:
@@ -189,8 +197,10 @@ class TensorBoardTracker:
         self.last_epoch, self._began = 0, began
         self._writer = SummaryWriter(folder / "tensorboard")
         # TensorBoard takes these types as hyperparameters. Lists and null are written as text.
-        known = {key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-                 for key, value in settings.items()}
+        known = {
+            key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+            for key, value in settings.items()
+        }
         writer = self._writer._get_file_writer()
         for summary in hparams(known, {"valid": 0.0})[:2]:
             writer.add_summary(summary)
@@ -203,7 +213,9 @@ class TensorBoardTracker:
     def log(self, record: dict) -> None:
         """Add a point to each curve over the epochs."""
         for key, value in numbers_of(record).items():
-            self._writer.add_scalar(key, value, record["epochs"], walltime=self._began + record["wall_seconds"])
+            self._writer.add_scalar(
+                key, value, record["epochs"], walltime=self._began + record["wall_seconds"]
+            )
         self._writer.flush()
 
     def close(self, status: str) -> None:
@@ -214,16 +226,33 @@ class TensorBoardTracker:
 class WandbTracker:
     """Logs to Weights & Biases, or with WANDB_MODE=offline to files in the run directory for ``wandb sync``."""
 
-    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, best: str = "max", **options: object):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        project: str,
+        settings: dict,
+        best: str = "max",
+        **options: object,
+    ):
         import wandb
 
         self._ids = RunIds(folder, "wandb")
         known = self._ids.read()
         self._id, self.last_epoch = known.get("id") or secrets.token_hex(8), known.get("epochs", 0)
         self._run = wandb.init(
-            id=self._id, resume="allow", reinit="create_new", project=project, name=name, group=name.split("/")[0],
-            dir=folder, config=settings, allow_val_change=True,
-            settings=wandb.Settings(silent=True, console="off", disable_code=True))
+            id=self._id,
+            resume="allow",
+            reinit="create_new",
+            project=project,
+            name=name,
+            group=name.split("/")[0],
+            dir=folder,
+            config=settings,
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True, console="off", disable_code=True),
+        )
         self._ids.write(id=self._id, epochs=self.last_epoch)
         self._run.define_metric("epochs")
         self._run.define_metric("*", step_metric="epochs")
@@ -246,8 +275,10 @@ class WandbTracker:
         except Exception:  # noqa: BLE001 - the server cannot be reached, which is no reason not to train
             has_key = True
         if not has_key:
-            raise ValueError("tracker=wandb: nobody is logged in. Run `wandb login`, set WANDB_API_KEY, or write "
-                             "files for a later `wandb sync` with WANDB_MODE=offline")
+            raise ValueError(
+                "tracker=wandb: nobody is logged in. Run `wandb login`, set WANDB_API_KEY, or write "
+                "files for a later `wandb sync` with WANDB_MODE=offline"
+            )
 
     def log(self, record: dict) -> None:
         """Log all numbers at the step of their epoch."""
@@ -264,24 +295,46 @@ class MlflowTracker:
 
     STATUS: ClassVar = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
-    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, began: float, **options: object):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        project: str,
+        settings: dict,
+        began: float,
+        **options: object,
+    ):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self._client, self._began, self.last_epoch, ids = MlflowClient(), began, 0, RunIds(folder, "mlflow")
+        self._client, self._began, self.last_epoch, ids = (
+            MlflowClient(),
+            began,
+            0,
+            RunIds(folder, "mlflow"),
+        )
         self._run_id: str = ids.read().get("run_id", "")
         if not self._run_id:
             experiment = self._client.get_experiment_by_name(project)
-            number = self._client.create_experiment(project) if experiment is None else experiment.experiment_id
+            number = (
+                self._client.create_experiment(project)
+                if experiment is None
+                else experiment.experiment_id
+            )
             self._run_id = self._client.create_run(number, run_name=name).info.run_id
-            self._client.log_batch(self._run_id, params=[Param(key, str(value)[:500])
-                                                         for key, value in settings.items()])
+            self._client.log_batch(
+                self._run_id,
+                params=[Param(key, str(value)[:500]) for key, value in settings.items()],
+            )
             ids.write(run_id=self._run_id)
         else:
             self._client.update_run(self._run_id, status="RUNNING")
-            self.last_epoch = max((point.step for point in self._client.get_metric_history(self._run_id, "epochs")),
-                                  default=0)
+            self.last_epoch = max(
+                (point.step for point in self._client.get_metric_history(self._run_id, "epochs")),
+                default=0,
+            )
 
     @staticmethod
     def check() -> None:
@@ -295,8 +348,12 @@ class MlflowTracker:
         time = int(1000 * (self._began + record["wall_seconds"]))
         numbers = numbers_of(record)
         numbers["epochs"] = numbers.pop("epochs")
-        self._client.log_batch(self._run_id, metrics=[Metric(key, float(value), time, record["epochs"])
-                                                      for key, value in numbers.items()])
+        self._client.log_batch(
+            self._run_id,
+            metrics=[
+                Metric(key, float(value), time, record["epochs"]) for key, value in numbers.items()
+            ],
+        )
 
     def close(self, status: str) -> None:
         """Set the status with which the run ended."""
@@ -305,7 +362,12 @@ class MlflowTracker:
 
 CUSTOM = "custom"
 TRACKERS: dict[str, Any] = {
-    "none": None, "csv": CsvTracker, "tensorboard": TensorBoardTracker, "wandb": WandbTracker, "mlflow": MlflowTracker}
+    "none": None,
+    "csv": CsvTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+}
 
 
 def find_tracker(name: str, path: str | None = None) -> Any:
@@ -320,7 +382,9 @@ def find_tracker(name: str, path: str | None = None) -> Any:
     if name == CUSTOM:
         return _import_tracker(path)
     if name not in TRACKERS:
-        raise ValueError(f"tracker.name={name} is unknown; choose one of {', '.join([*TRACKERS, CUSTOM])}")
+        raise ValueError(
+            f"tracker.name={name} is unknown; choose one of {', '.join([*TRACKERS, CUSTOM])}"
+        )
     if path is not None:
         raise ValueError(f"tracker.path={path} is for tracker=custom. Leave it out, or set that")
     return TRACKERS[name]
@@ -329,7 +393,9 @@ def find_tracker(name: str, path: str | None = None) -> Any:
 def _import_tracker(path: str | None) -> Any:
     module, _, name = (path or "").rpartition(".")
     if path is None or not module or not all(part.isidentifier() for part in path.split(".")):
-        raise ValueError(f"tracker.path={path} does not name a class: give it as package.module.Class")
+        raise ValueError(
+            f"tracker.path={path} does not name a class: give it as package.module.Class"
+        )
     try:
         found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:

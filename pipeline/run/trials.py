@@ -40,7 +40,11 @@ class Trial:
     @property
     def merit(self) -> float:
         """The validation metric, with the sign for which more is better."""
-        return -math.inf if self.valid is None or math.isnan(self.valid) else merit(self.metric, self.valid)
+        return (
+            -math.inf
+            if self.valid is None or math.isnan(self.valid)
+            else merit(self.metric, self.valid)
+        )
 
 
 class Trials:
@@ -60,7 +64,9 @@ class Trials:
         self._known: list[Trial] = ranks.broadcast(read(folder) if ranks.is_first else [])
         self.found: list[Trial] = []
 
-    def choose(self, settings: Sequence[str], *, first: int, most: int, seconds: float = math.inf) -> str:
+    def choose(
+        self, settings: Sequence[str], *, first: int, most: int, seconds: float = math.inf
+    ) -> str:
         """Return the best setting; of equal ones the first.
 
         Args:
@@ -72,24 +78,32 @@ class Trials:
         epochs = min(first, most)
         for name in settings:
             if tried and self._spent >= seconds:
-                log.info("setting %s is left out: %g seconds are over (tune.seconds)", name, seconds)
+                log.info(
+                    "setting %s is left out: %g seconds are over (tune.seconds)", name, seconds
+                )
                 continue
             self._run(name, epochs)
             tried.append(name)
         while len(tried) > 1:
-            each = sum(self._seconds_per_epoch(name) for name in tried) * math.ceil(math.log2(len(tried)))
+            each = sum(self._seconds_per_epoch(name) for name in tried) * math.ceil(
+                math.log2(len(tried))
+            )
             more = (seconds - self._spent) / max(each, 1e-9)
             longer = most if more > most else min(epochs + max(int(more) // first * first, 0), most)
             for name in tried if longer > epochs else ():
                 self._run(name, longer)
             epochs = longer
-            tried = sorted(tried, key=lambda name: -self._last(name).merit)[:math.ceil(len(tried) / 2)]
+            tried = sorted(tried, key=lambda name: -self._last(name).merit)[
+                : math.ceil(len(tried) / 2)
+            ]
         log.info("%s\nsetting %s is trained", tabulate(self.found), tried[0])
         return tried[0]
 
     def _run(self, name: str, epochs: int) -> None:
         """Train a setting for so many epochs, unless that is known: then the time that it took counts again here."""
-        if known := [trial for trial in self._known if (trial.setting, trial.epochs) == (name, epochs)]:
+        if known := [
+            trial for trial in self._known if (trial.setting, trial.epochs) == (name, epochs)
+        ]:
             self.found.append(known[0])
             return
         log.info("setting %s, up to epoch %d", name, epochs)
@@ -98,8 +112,17 @@ class Trials:
             summary = self._train(name, epochs)
         except FloatingPointError as error:
             log.warning("setting %s: %s", name, one_line(error))
-        self.found.append(self._ranks.broadcast(Trial(name, epochs, summary.get("best_valid"), round(
-            time.perf_counter() - began, 6), summary.get("metric", ""))))
+        self.found.append(
+            self._ranks.broadcast(
+                Trial(
+                    name,
+                    epochs,
+                    summary.get("best_valid"),
+                    round(time.perf_counter() - began, 6),
+                    summary.get("metric", ""),
+                )
+            )
+        )
         if self._ranks.is_first:
             files.write_json(self._path, {"trials": [asdict(trial) for trial in self.found]})
 
@@ -121,7 +144,9 @@ def read(folder: Path) -> list[Trial]:
     if not files.is_there(path):
         return []
     try:
-        return [read_back.build(path, Trial, content) for content in files.read_json(path)["trials"]]
+        return [
+            read_back.build(path, Trial, content) for content in files.read_json(path)["trials"]
+        ]
     except (DamagedFile, TypeError, LookupError) as error:
         log.warning("the settings are compared again: %s", one_line(error))
         return []
@@ -130,7 +155,12 @@ def read(folder: Path) -> list[Trial]:
 def tabulate(trials: Sequence[Trial]) -> str:
     """Return a table of the last trial of each setting, the best one first."""
     last = {trial.setting: trial for trial in trials}
-    rows = [(name, f"valid {'undefined' if trial.valid is None else format_score(trial.valid)} after "
-                   f"{trial.epochs} epochs, {sum(each.seconds for each in trials if each.setting == name):.1f} s")
-            for name, trial in sorted(last.items(), key=lambda item: (-item[1].epochs, -item[1].merit))]
+    rows = [
+        (
+            name,
+            f"valid {'undefined' if trial.valid is None else format_score(trial.valid)} after "
+            f"{trial.epochs} epochs, {sum(each.seconds for each in trials if each.setting == name):.1f} s",
+        )
+        for name, trial in sorted(last.items(), key=lambda item: (-item[1].epochs, -item[1].merit))
+    ]
     return format_table(rows, "settings that were compared by validation")

@@ -51,7 +51,9 @@ class Limits:
 
 
 @contextlib.contextmanager
-def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = False) -> Iterator[None]:
+def watch(
+    board: Board, run_folder: Path, limits: Limits, *, launches: bool = False
+) -> Iterator[None]:
     """Watch the processes on a board until the end of the block, then remove the board.
 
     Signals reach the watchdog too, even while this process cannot react to them.
@@ -62,14 +64,29 @@ def watch(board: Board, run_folder: Path, limits: Limits, *, launches: bool = Fa
     """
     from parallel_epochs.pipeline.run.stop import STOP_SIGNALS  # not in the watchdog's own process
 
-    files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
-    settings = {"board": str(board.folder), "run_folder": str(run_folder), "launches": launches, "owner": os.getpid(),
-                "stop_signals": [*STOP_SIGNALS], "log_file": files[0].baseFilename if files else None,
-                "limits": asdict(limits)}
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); " \
-           "from parallel_epochs.pipeline.run import watchdog; watchdog.main()"
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, json.dumps(settings)], stdin=subprocess.PIPE,
-                               start_new_session=True)  # Ctrl-C is not meant for it
+    files = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.FileHandler)
+    ]
+    settings = {
+        "board": str(board.folder),
+        "run_folder": str(run_folder),
+        "launches": launches,
+        "owner": os.getpid(),
+        "stop_signals": [*STOP_SIGNALS],
+        "log_file": files[0].baseFilename if files else None,
+        "limits": asdict(limits),
+    }
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "from parallel_epochs.pipeline.run import watchdog; watchdog.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )  # Ctrl-C is not meant for it
     assert process.stdin is not None
     _pipes.append(process.stdin.fileno())
     os.set_blocking(_pipes[-1], False)
@@ -101,8 +118,21 @@ class Watchdog:
         owner: the process that started this one.
     """
 
-    def __init__(self, board: str, run_folder: str, launches: bool, owner: int, stop_signals: list[int], limits: dict):
-        self.board, self.run_folder, self.launches, self.owner = Board(Path(board)), Path(run_folder), launches, owner
+    def __init__(
+        self,
+        board: str,
+        run_folder: str,
+        launches: bool,
+        owner: int,
+        stop_signals: list[int],
+        limits: dict,
+    ):
+        self.board, self.run_folder, self.launches, self.owner = (
+            Board(Path(board)),
+            Path(run_folder),
+            launches,
+            owner,
+        )
         self.limits, self._stop_signals = Limits(**limits), stop_signals
         self._tick = min(0.25, self.limits.timeout / 10, self.limits.stop_timeout / 10)
         self._looked = time.monotonic()
@@ -125,8 +155,11 @@ class Watchdog:
                 self._hear(heard)
             if self.look():
                 return
-        log.error("process %d ended before there was a result: it was killed, or code that it called ended it; %s",
-                  self.owner, self._last_checkpoint())
+        log.error(
+            "process %d ended before there was a result: it was killed, or code that it called ended it; %s",
+            self.owner,
+            self._last_checkpoint(),
+        )
 
     def _hear(self, signums: bytes) -> None:
         for signum in signums:
@@ -145,29 +178,50 @@ class Watchdog:
             return False
         signs = self.board.signs()
         for place, sign in enumerate(signs):
-            self._silent[place] = 0.0 if self._beats.get(place) != sign.beat else self._silent[place] + elapsed
-            self._frozen[place] = 0.0 if self._alive.get(place) != sign.alive else self._frozen[place] + elapsed
+            self._silent[place] = (
+                0.0 if self._beats.get(place) != sign.beat else self._silent[place] + elapsed
+            )
+            self._frozen[place] = (
+                0.0 if self._alive.get(place) != sign.alive else self._frozen[place] + elapsed
+            )
             self._beats[place], self._alive[place] = sign.beat, sign.alive
         silent = self._suspects(signs)
         for place in silent:
             self._warn(place, signs[place])
         # The request waits for a checkpoint that is being written. The limit for one that hangs is below. A process
         # that is stopped itself writes none.
-        if self._stop_signum and not any(sign.state == State.SAVING and not self._is_frozen(place)
-                                         for place, sign in enumerate(signs)):
+        if self._stop_signum and not any(
+            sign.state == State.SAVING and not self._is_frozen(place)
+            for place, sign in enumerate(signs)
+        ):
             self._stopping += elapsed
             if self.launches and _are_starting(signs):  # there is nothing to save
-                self._end(f"stopped by {signal.Signals(self._stop_signum).name} while the ranks started", signs, [])
+                self._end(
+                    f"stopped by {signal.Signals(self._stop_signum).name} while the ranks started",
+                    signs,
+                    [],
+                )
                 return True
             if self._stopping >= self.limits.stop_timeout:
                 name = signal.Signals(self._stop_signum).name
-                self._end(f"stopped by {name}; the current step did not end within {self._stopping:.0f} s: "
-                          f"{self._describe(silent, signs)}", signs, silent)
+                self._end(
+                    f"stopped by {name}; the current step did not end within {self._stopping:.0f} s: "
+                    f"{self._describe(silent, signs)}",
+                    signs,
+                    silent,
+                )
                 return True
-        late = [place for place in silent if self._silent[place] >= self.limits.timeout * _patience(signs[place])]
+        late = [
+            place
+            for place in silent
+            if self._silent[place] >= self.limits.timeout * _patience(signs[place])
+        ]
         if late:
-            self._end(f"{self._describe(late, signs)}. parallel.timeout={self.limits.timeout:g} ends the run", signs,
-                      late)
+            self._end(
+                f"{self._describe(late, signs)}. parallel.timeout={self.limits.timeout:g} ends the run",
+                signs,
+                late,
+            )
         return bool(late)
 
     def _is_frozen(self, place: int) -> bool:
@@ -179,7 +233,11 @@ class Watchdog:
 
         These are the ones in which no Python code runs, else those that do not wait themselves, else all.
         """
-        present = [place for place, sign in enumerate(signs) if sign.state not in (State.ABSENT, State.ENDED)]
+        present = [
+            place
+            for place, sign in enumerate(signs)
+            if sign.state not in (State.ABSENT, State.ENDED)
+        ]
         ranks = [place for place in present if signs[place].rank >= 0] or present
         frozen = [place for place in ranks if self._is_frozen(place)]
         busy = [place for place in ranks if signs[place].state != State.WAITING]
@@ -189,8 +247,10 @@ class Watchdog:
         return "; ".join(self._describe_one(place, signs[place]) for place in places)
 
     def _describe_one(self, place: int, sign: Sign) -> str:
-        return (f"{sign} has been silent for {self._silent[place]:.0f} s{_state_of(sign.pid)}, last seen: "
-                f"{sign.doing}")
+        return (
+            f"{sign} has been silent for {self._silent[place]:.0f} s{_state_of(sign.pid)}, last seen: "
+            f"{sign.doing}"
+        )
 
     def _warn(self, place: int, sign: Sign) -> None:
         """Warn that a process is silent, and again each time the silence has doubled."""
@@ -208,9 +268,15 @@ class Watchdog:
         self.board.judge(message, self._stop_signum)
         for place in guilty:
             # A user who has asked for the end does not need the traceback on the screen.
-            log.log(logging.INFO if self._stop_signum else logging.ERROR, "traceback of %s:\n%s", signs[place],
-                    self._trace(place, signs[place].pid))
-        ranks = [sign.pid for sign in signs if sign.pid and sign.rank >= 0 and sign.state != State.ENDED]
+            log.log(
+                logging.INFO if self._stop_signum else logging.ERROR,
+                "traceback of %s:\n%s",
+                signs[place],
+                self._trace(place, signs[place].pid),
+            )
+        ranks = [
+            sign.pid for sign in signs if sign.pid and sign.rank >= 0 and sign.state != State.ENDED
+        ]
         # The other ranks of torchrun or Slurm see the connection break and exit by themselves.
         victims = set(ranks if self.launches else [signs[place].pid for place in guilty])
         for pid in victims:
@@ -237,7 +303,9 @@ class Watchdog:
         return path.read_text(errors="replace").strip() or "(the process wrote no traceback)"
 
     def _last_checkpoint(self) -> str:
-        saved = [(path.stat().st_mtime, path) for path in self.run_folder.glob("**/checkpoints/last.pt")]
+        saved = [
+            (path.stat().st_mtime, path) for path in self.run_folder.glob("**/checkpoints/last.pt")
+        ]
         if not saved:
             return "there is no checkpoint yet"
         written, path = max(saved)
@@ -278,8 +346,11 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _state_of(pid: int) -> str:
-    return {"T": " (stopped by a signal)", "t": " (stopped by a debugger)", "D": " (waiting for a disk)"}.get(
-        _stat(pid), "")
+    return {
+        "T": " (stopped by a signal)",
+        "t": " (stopped by a debugger)",
+        "D": " (waiting for a disk)",
+    }.get(_stat(pid), "")
 
 
 def main() -> None:

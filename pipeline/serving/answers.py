@@ -57,17 +57,23 @@ class Answers:
         self.known: Rows | None = None
         self._tables = dict[str, Rows]()
         if self.learns_vectors:
-            self.known = Rows(pd.DataFrame({"id": model.ids, "vector": list(model.vectors())}), model.ids)
+            self.known = Rows(
+                pd.DataFrame({"id": model.ids, "vector": list(model.vectors())}), model.ids
+            )
         elif not self.predicts_links:
             self.known = self._tables["all"] = Rows(model.predict(table=True), model.ids)
         self._newcomers: Any = None
-        self.no_newcomers = f"{self.folder} answers no new rows: only models of the labels of nodes do"
+        self.no_newcomers = (
+            f"{self.folder} answers no new rows: only models of the labels of nodes do"
+        )
         if self.known is not None and not self.learns_vectors:
             try:
                 self._newcomers = model.newcomers()
             except ValueError as error:
                 self.no_newcomers = one_line(error)
-        self.columns: dict[str, dict[str, dict]] = {} if self._newcomers is None else self._newcomers.columns
+        self.columns: dict[str, dict[str, dict]] = (
+            {} if self._newcomers is None else self._newcomers.columns
+        )
 
     def predict(self, request: Mapping[str, Any]) -> list[bytes] | Ask:
         """Answer /predict: rows of ids at once; pairs and triples by a computation.
@@ -83,7 +89,12 @@ class Answers:
             return ask(self._score_pairs, pairs)
         if "rows" in request:
             return self._predict_new(request)
-        check_names(request, "ids", *["columns"] * (not self.learns_vectors), *["rows", "edges"] * bool(self.columns))
+        check_names(
+            request,
+            "ids",
+            *["columns"] * (not self.learns_vectors),
+            *["rows", "edges"] * bool(self.columns),
+        )
         ids, columns = texts_of(request, "ids", self._max_rows), request.get("columns", "all")
         if type(columns) is not str:
             raise ValueError(f"columns must be a text, such as all, and is {columns!r:.50}")
@@ -101,13 +112,24 @@ class Answers:
         if self.trainer == "knowledge" and "triples" in request:
             return self._triples(request)
         if not (self.learns_vectors or self.predicts_links):
-            raise Refused(404, f"{self.folder} ranks nothing: /top is for runs of task=link, and for those that "
-                          "learned vectors or triples")
+            raise Refused(
+                404,
+                f"{self.folder} ranks nothing: /top is for runs of task=link, and for those that "
+                "learned vectors or triples",
+            )
         check_names(request, "ids", "k", "candidates", "filtered")
-        k, ids = whole_of(request, "k", 10, self._max_rows), texts_of(request, "ids", self._max_rows)
+        k, ids = (
+            whole_of(request, "k", 10, self._max_rows),
+            texts_of(request, "ids", self._max_rows),
+        )
         if k * len(ids) > self._max_rows:
-            raise Refused(413, f"k={k} for {len(ids):,} ids are more than the {self._max_rows:,} rows of a request")
-        candidates = texts_of(request, "candidates", self.num_ids) if "candidates" in request else None
+            raise Refused(
+                413,
+                f"k={k} for {len(ids):,} ids are more than the {self._max_rows:,} rows of a request",
+            )
+        candidates = (
+            texts_of(request, "candidates", self.num_ids) if "candidates" in request else None
+        )
         return ask(self._rank, k, ids, candidates, truth_of(request, "filtered", True))
 
     def explain(self, request: Mapping[str, Any]) -> Ask:
@@ -125,10 +147,16 @@ class Answers:
     def _triples(self, request: Mapping[str, Any]) -> Ask:
         check_names(request, "triples", "k", "filtered")
         triples = lists_of(request, "triples", 3, self._max_rows)
-        k, filtered = whole_of(request, "k", 10, self._max_rows), truth_of(request, "filtered", True)
+        k, filtered = (
+            whole_of(request, "k", 10, self._max_rows),
+            truth_of(request, "filtered", True),
+        )
         if k * len(triples) > self._max_rows:
-            raise Refused(413, f"k={k} for {len(triples):,} triples are more than the {self._max_rows:,} rows of a "
-                          "request")
+            raise Refused(
+                413,
+                f"k={k} for {len(triples):,} triples are more than the {self._max_rows:,} rows of a "
+                "request",
+            )
         return ask(self._answer, k, triples, filtered)
 
     def _predict_new(self, request: Mapping[str, Any]) -> Ask:
@@ -136,14 +164,22 @@ class Answers:
         if self._newcomers is None:
             raise ValueError(self.no_newcomers)
         rows = _list_of(request, "rows", self._max_rows)
-        edges = _list_of(request, "edges", 100 * self._max_rows) if request.get("edges", []) != [] else []
+        edges = (
+            _list_of(request, "edges", 100 * self._max_rows)
+            if request.get("edges", []) != []
+            else []
+        )
         return Ask(self._new_rows, (rows, edges))
 
     def _new_rows(self, asked: Sequence[tuple[list, list]]) -> list[Any]:
         """Answer several requests with new rows together; what is wrong with one is its answer alone."""
         found = self._newcomers.predict_each(asked, max_neighbors=self._max_neighbors)
-        return [each if isinstance(each, Exception) else Rows(each.columns(slice(0, each.num_rows))).all()
-                for each in found]
+        return [
+            each
+            if isinstance(each, Exception)
+            else Rows(each.columns(slice(0, each.num_rows))).all()
+            for each in found
+        ]
 
     def _score_pairs(self, pairs: list[list[str]]) -> list[bytes]:
         return Rows(self.model.predict(pairs=pairs, table=True)).all()
@@ -151,13 +187,17 @@ class Answers:
     def _answer(self, k: int, triples: list[list[str]], filtered: bool) -> list[bytes]:
         return Rows(self.model.predict(triples=triples, top=k, filtered=filtered)).all()
 
-    def _rank(self, k: int, ids: list[str], candidates: list[str] | None, filtered: bool) -> list[bytes]:
+    def _rank(
+        self, k: int, ids: list[str], candidates: list[str] | None, filtered: bool
+    ) -> list[bytes]:
         return Rows(self.model.top(k, sources=ids, candidates=candidates, filtered=filtered)).all()
 
     def _narrow(self, columns: str, ids: list[str]) -> list[bytes]:
         """Answer with fewer columns, from a table that is made for the first such request."""
         if columns not in self._tables:
-            self._tables[columns] = Rows(self.model.predict(table=True, columns=columns), self.model.ids)
+            self._tables[columns] = Rows(
+                self.model.predict(table=True, columns=columns), self.model.ids
+            )
         return self._tables[columns].find(ids)
 
     def _explain(self, one: str | list[str], top: int) -> list[bytes]:

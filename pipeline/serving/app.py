@@ -26,8 +26,15 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # The routes, each with its method.
-ROUTES = {"/predict": "POST", "/top": "POST", "/explain": "POST", "/reload": "POST",
-          "/schema": "GET", "/health": "GET", "/metrics": "GET"}
+ROUTES = {
+    "/predict": "POST",
+    "/top": "POST",
+    "/explain": "POST",
+    "/reload": "POST",
+    "/schema": "GET",
+    "/health": "GET",
+    "/metrics": "GET",
+}
 JSON, TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 # A client that goes on sending a body is not read any more.
 CLOSE = (b"connection", b"close")
@@ -51,11 +58,17 @@ class App:
         reopen: opens the model anew, for /reload; none: it cannot be reloaded.
     """
 
-    def __init__(self, model: Any, limits: Limits = Limits(), reopen: Callable[[], Any] | None = None):
+    def __init__(
+        self, model: Any, limits: Limits = Limits(), reopen: Callable[[], Any] | None = None
+    ):
         self.limits, self._reopen = limits, reopen
         self._open = partial(Answers, max_rows=limits.max_rows, max_neighbors=limits.max_neighbors)
         self.answers = self._open(model)
-        self._worker, self._metrics, self._opened = Worker(limits.max_waiting), Metrics(), time.time()
+        self._worker, self._metrics, self._opened = (
+            Worker(limits.max_waiting),
+            Metrics(),
+            time.time(),
+        )
         self._reloading = asyncio.Lock()
         self._token = None if limits.token is None else limits.token.encode()
 
@@ -73,11 +86,18 @@ class App:
             return None
         if status >= 400:
             body = json.dumps({"error": printable(body.decode())[:MOST_LETTERS]}).encode()
-        self._metrics.count(route if route in ROUTES else "other", status, time.perf_counter() - began)
+        self._metrics.count(
+            route if route in ROUTES else "other", status, time.perf_counter() - began
+        )
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b"",
-                    "more_body": CLOSE in more})
+        await send(
+            {
+                "type": "http.response.body",
+                "body": body if scope["method"] != "HEAD" else b"",
+                "more_body": CLOSE in more,
+            }
+        )
         if CLOSE in more:
             await _drain(receive, min(DRAIN_SECONDS, self.limits.seconds))
             await send({"type": "http.response.body", "body": b""})
@@ -92,7 +112,9 @@ class App:
             Refused: another reload is under way, or the run cannot be opened; the old model stays.
         """
         if self._reopen is None:
-            raise Refused(403, "/reload: this application was given a model, and not the directory of a run")
+            raise Refused(
+                403, "/reload: this application was given a model, and not the directory of a run"
+            )
         if self._reloading.locked():
             raise Refused(409, "/reload: another reload is under way")
         async with self._reloading:
@@ -100,8 +122,9 @@ class App:
             try:
                 self.answers = await asyncio.to_thread(lambda: self._open(reopen()))
             except Exception as error:
-                raise Refused(409, "/reload: the model of before goes on answering, since "
-                              f"{one_line(error)}") from error
+                raise Refused(
+                    409, f"/reload: the model of before goes on answering, since {one_line(error)}"
+                ) from error
             self._opened = time.time()
         return self.title
 
@@ -110,7 +133,9 @@ class App:
         """The run that is served and the number of its ids, for people."""
         return f"{self.answers.folder}: {self.answers.num_ids:,} known ids"
 
-    async def _respond(self, route: str, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes, list]:
+    async def _respond(
+        self, route: str, scope: Scope, receive: Receive
+    ) -> tuple[int, bytes, bytes, list]:
         """Return status, body or message, its type, and further headers."""
         try:
             if (refused := self._refuse(route, scope)) is not None:
@@ -118,7 +143,12 @@ class App:
             kind = TEXT if route == "/metrics" else JSON
             return 200, await self._answer(route, scope, receive), kind, []
         except Refused as error:
-            return error.status, str(error).encode(errors="replace"), JSON, [CLOSE] * (not error.is_read)
+            return (
+                error.status,
+                str(error).encode(errors="replace"),
+                JSON,
+                [CLOSE] * (not error.is_read),
+            )
         except Busy:
             message = f"{len(self._worker)} requests are waiting; try again later"
             return 503, message.encode(), JSON, [(b"retry-after", b"1")]
@@ -126,7 +156,12 @@ class App:
             message = f"there was no answer within {self.limits.seconds:g} s; ask for less, or try again later"
             return 503, message.encode(), JSON, [(b"retry-after", b"1")]
         except (ValueError, RecursionError) as error:
-            return 400, (one_line(error) or "the request is wrong").encode(errors="replace"), JSON, []
+            return (
+                400,
+                (one_line(error) or "the request is wrong").encode(errors="replace"),
+                JSON,
+                [],
+            )
         except (Gone, asyncio.CancelledError):
             raise
         except Exception as error:  # nothing that a client sends ends the service
@@ -139,21 +174,49 @@ class App:
         if self.limits.hosts is not None:
             host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1").lower())
             if host not in self.limits.hosts:
-                return 403, f"the host {host!r:.100} is not a name of this service".encode(), JSON, []
+                return (
+                    403,
+                    f"the host {host!r:.100} is not a name of this service".encode(),
+                    JSON,
+                    [],
+                )
         if route not in ROUTES:
-            return 404, f"there is no {route[:100]!r}; there are {', '.join(ROUTES)}".encode(), JSON, []
+            return (
+                404,
+                f"there is no {route[:100]!r}; there are {', '.join(ROUTES)}".encode(),
+                JSON,
+                [],
+            )
         if scope["method"] not in (method := ROUTES[route], *["HEAD"] * (method == "GET")):
             return 405, f"{route} takes {method}".encode(), JSON, [(b"allow", method.encode())]
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if self._token is not None and route != "/health" and not (
-                hmac.compare_digest(token, self._token) and scheme.lower() == b"bearer"):
-            message = b"this service needs the header Authorization: Bearer TOKEN, with the right token"
+        if (
+            self._token is not None
+            and route != "/health"
+            and not (hmac.compare_digest(token, self._token) and scheme.lower() == b"bearer")
+        ):
+            message = (
+                b"this service needs the header Authorization: Bearer TOKEN, with the right token"
+            )
             return 401, message, JSON, [(b"www-authenticate", b"Bearer")]
         if route == "/reload" and self._token is None:
-            return 403, b"/reload needs a service with token=; without one, send the signal SIGHUP", JSON, []
-        if method == "POST" and route != "/reload" and headers.get(
-                b"content-type", b"").lower().partition(b";")[0].strip() != JSON:
-            return 415, b"the body must be JSON: send the header Content-Type: application/json", JSON, []
+            return (
+                403,
+                b"/reload needs a service with token=; without one, send the signal SIGHUP",
+                JSON,
+                [],
+            )
+        if (
+            method == "POST"
+            and route != "/reload"
+            and headers.get(b"content-type", b"").lower().partition(b";")[0].strip() != JSON
+        ):
+            return (
+                415,
+                b"the body must be JSON: send the header Content-Type: application/json",
+                JSON,
+                [],
+            )
         size = headers.get(b"content-length", b"0")
         if size.isdigit() and int(size[:20]) > self.limits.max_body:
             return 413, self._too_long().encode(), JSON, []
@@ -166,11 +229,22 @@ class App:
             ValueError: the request is wrong.
         """
         if route == "/health":
-            return json.dumps({"status": "ok", "run": self.answers.folder, "ids": self.answers.num_ids,
-                               "opened": round(self._opened, 3)}).encode()
+            return json.dumps(
+                {
+                    "status": "ok",
+                    "run": self.answers.folder,
+                    "ids": self.answers.num_ids,
+                    "opened": round(self._opened, 3),
+                }
+            ).encode()
         if route == "/metrics":
-            return self._metrics.text({"waiting_requests": len(self._worker), "known_ids": self.answers.num_ids,
-                                       "resident_memory_bytes": resident_bytes("/proc/none")}).encode()
+            return self._metrics.text(
+                {
+                    "waiting_requests": len(self._worker),
+                    "known_ids": self.answers.num_ids,
+                    "resident_memory_bytes": resident_bytes("/proc/none"),
+                }
+            ).encode()
         if route == "/schema":
             return json.dumps(describe(self.answers, self.limits)).encode()
         if route == "/reload":
@@ -205,8 +279,11 @@ class App:
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            raise Refused(408, f"the body of the request did not arrive within {self.limits.seconds:g} s",
-                          is_read=False) from None
+            raise Refused(
+                408,
+                f"the body of the request did not arrive within {self.limits.seconds:g} s",
+                is_read=False,
+            ) from None
 
     def _too_long(self) -> str:
         return f"the body has more than {self.limits.max_body:,} bytes (max_body); ask in several requests"
@@ -217,7 +294,11 @@ async def _drain(receive: Receive, seconds: float) -> None:
     end, size = time.perf_counter() + seconds, 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while time.perf_counter() < end and size < DRAIN_BYTES and (message := await receive()).get("more_body"):
+            while (
+                time.perf_counter() < end
+                and size < DRAIN_BYTES
+                and (message := await receive()).get("more_body")
+            ):
                 size += len(message.get("body", b""))
 
 
@@ -236,7 +317,7 @@ def _parse(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("the body is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("the body must be an object of JSON, such as {\"ids\": [\"a\"]}")
+        raise ValueError('the body must be an object of JSON, such as {"ids": ["a"]}')
     return found
 
 
@@ -244,7 +325,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object, each of whose names may be there once."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object of the body has a name twice, and only one of its values could be answered")
+        raise ValueError(
+            "an object of the body has a name twice, and only one of its values could be answered"
+        )
     return found
 
 

@@ -35,18 +35,27 @@ class Metrics:
             gauges: further numbers, by their names.
         """
         lines = ["# TYPE parallel_epochs_requests_total counter"]
-        lines += [f'parallel_epochs_requests_total{{route="{route}",status="{status}"}} {number}'
-                  for (route, status), number in sorted(self._requests.items())]
+        lines += [
+            f'parallel_epochs_requests_total{{route="{route}",status="{status}"}} {number}'
+            for (route, status), number in sorted(self._requests.items())
+        ]
         lines += ["# TYPE parallel_epochs_rows_total counter"]
-        lines += [f'parallel_epochs_rows_total{{source="{source}"}} {number}' for source, number in self.rows.items()]
+        lines += [
+            f'parallel_epochs_rows_total{{source="{source}"}} {number}'
+            for source, number in self.rows.items()
+        ]
         name = "parallel_epochs_request_seconds"
         lines += [f"# TYPE {name} histogram"]
         for route, times in sorted(self._times.items()):
             *inner, total = accumulate(times)
-            lines += [f'{name}_bucket{{route="{route}",le="{bound}"}} {number}'
-                      for bound, number in zip((*BOUNDS, "+Inf"), (*inner, total))]
-            lines += [f'{name}_sum{{route="{route}"}} {self._seconds[route]:.6f}',
-                      f'{name}_count{{route="{route}"}} {total}']
+            lines += [
+                f'{name}_bucket{{route="{route}",le="{bound}"}} {number}'
+                for bound, number in zip((*BOUNDS, "+Inf"), (*inner, total))
+            ]
+            lines += [
+                f'{name}_sum{{route="{route}"}} {self._seconds[route]:.6f}',
+                f'{name}_count{{route="{route}"}} {total}',
+            ]
         for gauge, value in gauges.items():
             lines += [f"# TYPE parallel_epochs_{gauge} gauge", f"parallel_epochs_{gauge} {value:g}"]
         return "\n".join([*lines, ""])

@@ -55,7 +55,9 @@ class Worker:
             if len(self._waiting) >= self._most_waiting:
                 raise Busy
             self._waiting.append(asked)
-            if self._thread is None or not self._thread.is_alive():  # a forked process has no threads
+            if (
+                self._thread is None or not self._thread.is_alive()
+            ):  # a forked process has no threads
                 self._thread = threading.Thread(target=self._work, name="serving", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -68,7 +70,9 @@ class Worker:
     @staticmethod
     def _answer(asked: list[_Waiting]) -> None:
         try:
-            for each, answer in zip(asked, asked[0].compute([each.item for each in asked]) if asked else ()):
+            for each, answer in zip(
+                asked, asked[0].compute([each.item for each in asked]) if asked else ()
+            ):
                 each.settle(answer)
         except Exception as error:
             for each in asked:
@@ -82,7 +86,11 @@ class Worker:
             first, everyone = self._waiting[0], list(self._waiting)
             self._waiting.clear()
             self._waiting.extend(each for each in everyone if each.compute != first.compute)
-        return [each for each in everyone if each.compute == first.compute and not each.future.cancelled()]
+        return [
+            each
+            for each in everyone
+            if each.compute == first.compute and not each.future.cancelled()
+        ]
 
 
 def _settle(future: asyncio.Future, answer: object) -> None:

@@ -15,29 +15,72 @@ from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.scripts.bench.convs import INSTALL_DGL
 
 # The modules whose functions bench_NAME are the benchmarks. The signature of one gives its options.
-MODULES = ("loaders", "cut", "molecules", "scale", "aggregate", "convs", "relations", "layer",
-           "step", "depth", "inference", "embedding", "tables", "walks", "triples", "layout", "disk", "tables_to_store",
-           "links", "top", "ranks", "steady", "batches", "gpu", "serve")
+MODULES = (
+    "loaders",
+    "cut",
+    "molecules",
+    "scale",
+    "aggregate",
+    "convs",
+    "relations",
+    "layer",
+    "step",
+    "depth",
+    "inference",
+    "embedding",
+    "tables",
+    "walks",
+    "triples",
+    "layout",
+    "disk",
+    "tables_to_store",
+    "links",
+    "top",
+    "ranks",
+    "steady",
+    "batches",
+    "gpu",
+    "serve",
+)
 # Texts of options that several benchmarks have, where their docstrings do not say more.
 TEXTS = {
-    "num_nodes": "number of nodes", "num_edges": "number of directed edges", "layers": "number of layers",
-    "num_parts": "number of clusters of a partition", "num_ranks": "number of ranks", "heads": "number of heads",
-    "batch_size": "number of nodes of a batch", "channels": "number of channels of a layer",
-    "edge_channels": "number of edge features", "dim": "dimension of a vector", "epochs": "number of epochs",
-    "steps": "number of training steps", "seeds": "number of seeds", "repeat": "number of rounds",
-    "memory_gib": "memory limit in GiB", "device": "cpu, cuda or auto", "dgl": f"folder of DGL, from {INSTALL_DGL}"}
+    "num_nodes": "number of nodes",
+    "num_edges": "number of directed edges",
+    "layers": "number of layers",
+    "num_parts": "number of clusters of a partition",
+    "num_ranks": "number of ranks",
+    "heads": "number of heads",
+    "batch_size": "number of nodes of a batch",
+    "channels": "number of channels of a layer",
+    "edge_channels": "number of edge features",
+    "dim": "dimension of a vector",
+    "epochs": "number of epochs",
+    "steps": "number of training steps",
+    "seeds": "number of seeds",
+    "repeat": "number of rounds",
+    "memory_gib": "memory limit in GiB",
+    "device": "cpu, cuda or auto",
+    "dgl": f"folder of DGL, from {INSTALL_DGL}",
+}
 
 
 def build_parser() -> Parser:
     """Build the parser of the command line, with one subcommand for each benchmark."""
-    parser = Parser(prog="python -m scripts.bench", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="python -m scripts.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     benches = parser.add_subparsers(dest="bench", required=True)
     for module in MODULES:
-        for name, function in vars(importlib.import_module(f"parallel_epochs.scripts.bench.{module}")).items():
+        for name, function in vars(
+            importlib.import_module(f"parallel_epochs.scripts.bench.{module}")
+        ).items():
             if name.startswith("bench_") and function.__module__.endswith(f".{module}"):
                 about = function.__doc__.partition("\n")[0]
-                bench = benches.add_parser(name.removeprefix("bench_"), help=about, description=about)
+                bench = benches.add_parser(
+                    name.removeprefix("bench_"), help=about, description=about
+                )
                 bench.set_defaults(function=function)
                 _add_options(bench, function)
     return parser
@@ -45,8 +88,12 @@ def build_parser() -> Parser:
 
 def _add_options(bench: argparse.ArgumentParser, function: Callable) -> None:
     """Add the options of a benchmark: one for each parameter of its function, by the parameter's type."""
-    texts = TEXTS | {name: " ".join(text.split()).rstrip(".") for name, text in re.findall(
-        r"^    (\w+): (.*(?:\n {5,}.*)*)", inspect.cleandoc(function.__doc__), re.MULTILINE)}
+    texts = TEXTS | {
+        name: " ".join(text.split()).rstrip(".")
+        for name, text in re.findall(
+            r"^    (\w+): (.*(?:\n {5,}.*)*)", inspect.cleandoc(function.__doc__), re.MULTILINE
+        )
+    }
     for name, parameter in inspect.signature(function).parameters.items():
         kind, default, text = parameter.annotation, parameter.default, texts[name]
         flag = f"--{name.replace('_', '-')}"
@@ -59,12 +106,24 @@ def _add_options(bench: argparse.ArgumentParser, function: Callable) -> None:
         elif isinstance(default, tuple):
             shown = f" (default: {' '.join(map(str, default))})" if default else ""
             is_text = kind == tuple[str, ...]
-            bench.add_argument(flag, type=str if is_text else positive, nargs="*" if is_text and default else "+",
-                               default=default, choices=default or None if is_text else None, help=text + shown)
+            bench.add_argument(
+                flag,
+                type=str if is_text else positive,
+                nargs="*" if is_text and default else "+",
+                default=default,
+                choices=default or None if is_text else None,
+                help=text + shown,
+            )
         else:
-            shown = f" (default: {default:,})" if isinstance(default, int) else f" (default: {default})"
-            bench.add_argument(flag, type=kind if kind in (str, float) else positive, default=default,
-                               help=text + (shown if default else ""))
+            shown = (
+                f" (default: {default:,})" if isinstance(default, int) else f" (default: {default})"
+            )
+            bench.add_argument(
+                flag,
+                type=kind if kind in (str, float) else positive,
+                default=default,
+                help=text + (shown if default else ""),
+            )
 
 
 def main() -> None:

@@ -34,7 +34,11 @@ MAX_EXACT_EDGES = 2_000_000
 # Floating-point operations for one message and channel, a fused multiply-add counted as two; two more for each edge
 # feature. An exponential is a range reduction, a polynomial of degree 5 and a scaling; a logarithm one of degree 9.
 _EXP, _LOG, _MESSAGE = 12, 21, 3  # relu, eps, and x added to the rest
-OPERATIONS = {"softmax": _MESSAGE + 2 + _EXP + 3, "power": _MESSAGE + 2 + _LOG + 1 + _EXP + 1, "max": _MESSAGE + 1}
+OPERATIONS = {
+    "softmax": _MESSAGE + 2 + _EXP + 3,
+    "power": _MESSAGE + 2 + _LOG + 1 + _EXP + 1,
+    "max": _MESSAGE + 1,
+}
 
 
 @dataclass
@@ -47,8 +51,13 @@ class Case:
 CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(aggr="power"))
 
 
-def bench_aggregate(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], repeat: int = 3,
-                    eager: bool = False, device: str = "cpu") -> None:
+def bench_aggregate(
+    num_nodes: int = CLUSTER[0],
+    num_edges: int = CLUSTER[1],
+    repeat: int = 3,
+    eager: bool = False,
+    device: str = "cpu",
+) -> None:
     """Measure one aggregation beside PyG's, plain and compiled by torch.compile, and beside the machine's limits.
 
     Args:
@@ -65,18 +74,26 @@ def bench_aggregate(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], re
 def _write(rows: list[dict]) -> None:
     """Print rows beside the limits of the machine."""
     # The best of all of them, as other users of the machine slow down one case and not the next.
-    best = Machine(max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows))
+    best = Machine(
+        max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows)
+    )
     for row in rows:
         # Without edge features, an aggregation does little more than read the rows of its sources.
         limit = max(best.limit(row["must_move_bytes"], row["operations"]), row["gather_s"] or 0)
-        row |= {"bytes_per_s": best.bandwidth, "operations_per_s": best.peak, "limit_s": four_digits(limit),
-                "fraction_of_limit": round(limit / row["forward_best_s"], 3)}
-        say(f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
+        row |= {
+            "bytes_per_s": best.bandwidth,
+            "operations_per_s": best.peak,
+            "limit_s": four_digits(limit),
+            "fraction_of_limit": round(limit / row["forward_best_s"], 3),
+        }
+        say(
+            f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
             f"forward {row['forward_best_s']:.4f} s, "
             f"limit {limit:.4f} s ({row['must_move_bytes'] / 1e6:.0f} MB at {best.bandwidth / 1e9:.1f} GB/s, "
             f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s, "
             f"rows gathered in {row['gather_s'] or 0:.4f} s), "
-            f"{row['fraction_of_limit']:.0%} of it")
+            f"{row['fraction_of_limit']:.0%} of it"
+        )
         write_row(row)
 
 
@@ -86,8 +103,14 @@ def _sizes_of_terms(out: Tensor, gradient: Tensor, param: str) -> Tensor:
     return (gradient * out * factor).abs()
 
 
-def _in_float64(conv: pyg.GENConv, edge_index: Tensor, attr: Tensor | None, gradient: Tensor, x: Tensor,
-                inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _in_float64(
+    conv: pyg.GENConv,
+    edge_index: Tensor,
+    attr: Tensor | None,
+    gradient: Tensor,
+    x: Tensor,
+    inputs: dict[str, Tensor],
+) -> dict[str, Tensor]:
     """Compute PyG's output and gradients in float64, where rounding does not matter."""
     exact = copy.deepcopy(conv).double()
     x = x.detach().double().requires_grad_()
@@ -106,11 +129,23 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
     torch.manual_seed(0)
     channels, plain = case.channels, data.edge_index.as_tensor()
     param = {"softmax": "t", "power": "p"}.get(case.aggr)
-    conv = pyg.GENConv(channels, channels, "powermean" if case.aggr == "power" else case.aggr, t=1.0, learn_t=True,
-                       p=1.5, learn_p=True, bias=True, edge_dim=case.edge_dim or None, eps=EPS).to(place)
+    conv = pyg.GENConv(
+        channels,
+        channels,
+        "powermean" if case.aggr == "power" else case.aggr,
+        t=1.0,
+        learn_t=True,
+        p=1.5,
+        learn_p=True,
+        bias=True,
+        edge_dim=case.edge_dim or None,
+        eps=EPS,
+    ).to(place)
 
     x = _numbers(case, data.num_nodes, channels).to(place).requires_grad_()
-    attr, weight, bias = (data.edge_attr, conv.lin_edge.weight, conv.lin_edge.bias) if case.edge_dim else (None,) * 3
+    attr, weight, bias = (
+        (data.edge_attr, conv.lin_edge.weight, conv.lin_edge.bias) if case.edge_dim else (None,) * 3
+    )
     for parameter in (weight, bias):
         if parameter is not None:
             parameter.data.copy_(_numbers(case, *parameter.shape, scale=0.125))
@@ -125,7 +160,17 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
         return differentiate(conv.propagate(plain, x=(x, x), edge_attr=attr, size=None))
 
     def ours(grad: bool = True):
-        out = aggregate(x, data.edge_index, attr, weight, bias, aggr=case.aggr, eps=EPS, kernel="fused", **scalar)
+        out = aggregate(
+            x,
+            data.edge_index,
+            attr,
+            weight,
+            bias,
+            aggr=case.aggr,
+            eps=EPS,
+            kernel="fused",
+            **scalar,
+        )
         return differentiate(out) if grad else out
 
     a, b, connected = ours(), theirs(), indptr.diff() > 0
@@ -134,19 +179,44 @@ def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
     for side in (a, b):  # without neighbours our result is 0 and PyG's is its lower bound
         side["out"] = side["out"][connected]
     # The gradients of t and p are sums over all nodes and channels, with terms of both signs.
-    scales = {param: float(_sizes_of_terms(a["out"], gradient[connected], param).sum())} if param else {}
+    scales = (
+        {param: float(_sizes_of_terms(a["out"], gradient[connected], param).sum())} if param else {}
+    )
     assert_close(a, b, tolerance=1e-4 if plain.size(1) > MAX_EXACT_EDGES else 1e-5, scales=scales)
-    row = {"bench": "aggregate", "aggr": case.aggr, "channels": channels, "edge_dim": case.edge_dim,
-           "num_nodes": data.num_nodes, "num_edges": plain.size(1), "pyg_with": describe_extensions(),
-           **side_by_side(theirs, ours, repeat, inner=9)}
+    row = {
+        "bench": "aggregate",
+        "aggr": case.aggr,
+        "channels": channels,
+        "edge_dim": case.edge_dim,
+        "num_nodes": data.num_nodes,
+        "num_edges": plain.size(1),
+        "pyg_with": describe_extensions(),
+        **side_by_side(theirs, ours, repeat, inner=9),
+    }
     if not eager:
-        row |= _compiled(lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None), differentiate, ours, b,
-                         repeat, connected)
-    return row | extra_of_both(theirs, ours) | _beside_the_machine(case, data, lambda: ours(grad=False))
+        row |= _compiled(
+            lambda: conv.propagate(plain, x=(x, x), edge_attr=attr, size=None),
+            differentiate,
+            ours,
+            b,
+            repeat,
+            connected,
+        )
+    return (
+        row
+        | extra_of_both(theirs, ours)
+        | _beside_the_machine(case, data, lambda: ours(grad=False))
+    )
 
 
-def _compiled(propagate: Callable[[], Tensor], differentiate: Callable[[Tensor], dict[str, Tensor]],
-              ours: Callable[[], object], exact: dict[str, Tensor], repeat: int, connected: Tensor) -> dict:
+def _compiled(
+    propagate: Callable[[], Tensor],
+    differentiate: Callable[[Tensor], dict[str, Tensor]],
+    ours: Callable[[], object],
+    exact: dict[str, Tensor],
+    repeat: int,
+    connected: Tensor,
+) -> dict:
     """Time PyG's layer as torch.compile makes it; without columns of numbers where that fails.
 
     Args:
@@ -160,8 +230,11 @@ def _compiled(propagate: Callable[[], Tensor], differentiate: Callable[[Tensor],
         return beside("compiled", None, ours, repeat, 9)
     found["out"] = found["out"][connected]
     compared = ("out", "x", "weight")
-    assert_close({name: found[name] for name in compared if name in found},
-                 {name: exact[name] for name in compared if name in found}, tolerance=1e-4)
+    assert_close(
+        {name: found[name] for name in compared if name in found},
+        {name: exact[name] for name in compared if name in found},
+        tolerance=1e-4,
+    )
     return beside("compiled", lambda: differentiate(compiled()), ours, repeat, 9)
 
 
@@ -175,10 +248,22 @@ def _beside_the_machine(case: Case, data: Data, forward: Callable[[], torch.Tens
     """Time a forward, and say what the machine could do at most."""
     limits, seconds = (machine.measure_gpu if data.edge_attr.is_cuda else machine.measure)(forward)
     num_edges, bytes_per_source = data.num_edges, data.edge_index.element_size()
-    num_bytes = num_edges * (4 * case.edge_dim + bytes_per_source) + 3 * 4 * data.num_nodes * case.channels
-    gather = None if case.edge_dim or data.edge_attr.is_cuda else machine.seconds_to_gather(
-        data.num_nodes, case.channels, data.edge_index.get_csc()[0][1].long())
+    num_bytes = (
+        num_edges * (4 * case.edge_dim + bytes_per_source) + 3 * 4 * data.num_nodes * case.channels
+    )
+    gather = (
+        None
+        if case.edge_dim or data.edge_attr.is_cuda
+        else machine.seconds_to_gather(
+            data.num_nodes, case.channels, data.edge_index.get_csc()[0][1].long()
+        )
+    )
     operations = num_edges * case.channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
-    return {"forward_best_s": four_digits(seconds), "must_move_bytes": num_bytes, "operations": operations,
-            "gather_s": gather and round(gather, 5), "bytes_per_s": round(limits.bandwidth),
-            "operations_per_s": round(limits.peak)}
+    return {
+        "forward_best_s": four_digits(seconds),
+        "must_move_bytes": num_bytes,
+        "operations": operations,
+        "gather_s": gather and round(gather, 5),
+        "bytes_per_s": round(limits.bandwidth),
+        "operations_per_s": round(limits.peak),
+    }

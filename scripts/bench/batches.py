@@ -1,5 +1,4 @@
-"""Measures steps of GraphSAGE on sampled batches, which the CPU or the GPU makes, and how long training waits for them.
-"""
+"""Measures steps of GraphSAGE on sampled batches, which the CPU or the GPU makes, and how long training waits for them."""
 
 from functools import partial
 from itertools import islice, pairwise
@@ -21,9 +20,16 @@ from parallel_epochs.scripts.bench.measure import four_digits, make_step, say, s
 CLASSES = 47
 
 
-def bench_batches(num_nodes: int = 2_449_029, num_edges: int = 123_718_280, channels: int = 256, batch_size: int = 1024,
-                  num_neighbors: tuple[int, ...] = (10, 10, 10), steps: int = 60, features: int = 100,
-                  device: str = "cuda") -> None:
+def bench_batches(
+    num_nodes: int = 2_449_029,
+    num_edges: int = 123_718_280,
+    channels: int = 256,
+    batch_size: int = 1024,
+    num_neighbors: tuple[int, ...] = (10, 10, 10),
+    steps: int = 60,
+    features: int = 100,
+    device: str = "cuda",
+) -> None:
     """Measure training steps whose batches are sampled on the CPU, on the GPU, and there with features far away.
 
     The sizes are those of ogbn-products, and the edges random. First, two batches of all ways must have the same bits.
@@ -39,36 +45,69 @@ def bench_batches(num_nodes: int = 2_449_029, num_edges: int = 123_718_280, chan
     place = choose_device(device)
     data = make_graph(num_nodes, num_edges, features, place)
     expected, baseline = [], 0.0
-    for way, options in {"cpu": None, "cuda": {}, "pinned": {"far": ("x",), "num_near": num_nodes // 10}}.items():
+    for way, options in {
+        "cpu": None,
+        "cuda": {},
+        "pinned": {"far": ("x",), "num_near": num_nodes // 10},
+    }.items():
         loader = NeighborLoader(data, num_neighbors, batch_size=batch_size, device=place)
         if options is not None:
             loader.place(partial(put_on, device=place, **options))
-        found = [part.cpu() for batch in islice(loader.batches(0, Share()), 2) for value in batch.to_dict().values()
-                 if isinstance(value, torch.Tensor) for part in tensors_of(value)]
+        found = [
+            part.cpu()
+            for batch in islice(loader.batches(0, Share()), 2)
+            for value in batch.to_dict().values()
+            if isinstance(value, torch.Tensor)
+            for part in tensors_of(value)
+        ]
         expected = expected or found
         if not all(map(torch.equal, found, expected)):
-            raise SystemExit(f"batches with data.device={way} differ from those of the CPU: nothing is timed")
-        seconds, waited = train(loader, [features, *[channels] * (len(num_neighbors) - 1), CLASSES], steps, place)
+            raise SystemExit(
+                f"batches with data.device={way} differ from those of the CPU: nothing is timed"
+            )
+        seconds, waited = train(
+            loader, [features, *[channels] * (len(num_neighbors) - 1), CLASSES], steps, place
+        )
         baseline = baseline or seconds
-        write_row({"bench": "batches", "conv": f"batches: {way}", "num_nodes": num_nodes, "num_edges": num_edges,
-                   "epoch_s": four_digits(seconds / steps * loader.num_batches), "waited": four_digits(waited),
-                   "step_ms": four_digits(1000 * seconds / steps), "ratio_median": four_digits(baseline / seconds)})
+        write_row(
+            {
+                "bench": "batches",
+                "conv": f"batches: {way}",
+                "num_nodes": num_nodes,
+                "num_edges": num_edges,
+                "epoch_s": four_digits(seconds / steps * loader.num_batches),
+                "waited": four_digits(waited),
+                "step_ms": four_digits(1000 * seconds / steps),
+                "ratio_median": four_digits(baseline / seconds),
+            }
+        )
 
 
 def make_graph(num_nodes: int, num_edges: int, features: int, device: torch.device) -> Graph:
     """Draw edges whose sources are few nodes more often, features, classes, and 8 % of the nodes for training."""
     rng = torch.Generator(device).manual_seed(0)
     say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
-    src = (torch.rand(num_edges, generator=rng, device=device) ** 2 * num_nodes).long().clamp_(max=num_nodes - 1)
+    src = (
+        (torch.rand(num_edges, generator=rng, device=device) ** 2 * num_nodes)
+        .long()
+        .clamp_(max=num_nodes - 1)
+    )
     dst = torch.randint(num_nodes, (num_edges,), generator=rng, device=device).sort().values
     indptr = torch.searchsorted(dst, torch.arange(num_nodes + 1, device=device))
     rows = torch.rand(num_nodes, generator=rng, device=device)
     x = torch.randn(num_nodes, features, generator=rng, device=device)
-    return Graph(edge_index=from_csc(torch.stack([src, dst]).int().cpu(), indptr.int().cpu()), num_nodes=num_nodes,
-                 x=x.cpu(), y=(rows * 1e6).long().cpu() % CLASSES, train_mask=(rows < 0.08).cpu())
+    return Graph(
+        edge_index=from_csc(torch.stack([src, dst]).int().cpu(), indptr.int().cpu()),
+        num_nodes=num_nodes,
+        x=x.cpu(),
+        y=(rows * 1e6).long().cpu() % CLASSES,
+        train_mask=(rows < 0.08).cpu(),
+    )
 
 
-def train(loader: NeighborLoader, channels: list[int], steps: int, device: torch.device) -> tuple[float, float]:
+def train(
+    loader: NeighborLoader, channels: list[int], steps: int, device: torch.device
+) -> tuple[float, float]:
     """Take steps after a warm-up; return their seconds, and the share of them that training waits for batches."""
     convs = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(channels)).to(device)
 

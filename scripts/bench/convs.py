@@ -66,8 +66,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        return self.conv + (f", {self.heads} heads" if self.heads else "") + (
-            "" if self.edges == "nothing" else f", {self.edges}")
+        return (
+            self.conv
+            + (f", {self.heads} heads" if self.heads else "")
+            + ("" if self.edges == "nothing" else f", {self.edges}")
+        )
 
 
 NO_LOOPS = {"add_self_loops": False}
@@ -81,17 +84,31 @@ CASES = (
     Case("TransformerConv", heads=4, edges="features"),
     Case("GINEConv", edges="features"),
     Case("ResGatedGraphConv", edges="features"),
-    Case("PNAConv", kwargs={"aggregators": ["mean", "min", "max", "std"], "deg": torch.tensor([0, 9]),
-                            "scalers": ["identity", "amplification", "attenuation"]}),
+    Case(
+        "PNAConv",
+        kwargs={
+            "aggregators": ["mean", "min", "max", "std"],
+            "deg": torch.tensor([0, 9]),
+            "scalers": ["identity", "amplification", "attenuation"],
+        },
+    ),
 )
 
 
 STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
 
 
-def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
-                repeat: int = 3, cases: tuple[str, ...] = (), dgl: str = "", device: str = "cpu",
-                busy: bool = False, compiled: bool = False) -> None:
+def bench_convs(
+    num_nodes: int = CLUSTER[0],
+    num_edges: int = CLUSTER[1],
+    channels: int = 64,
+    repeat: int = 3,
+    cases: tuple[str, ...] = (),
+    dgl: str = "",
+    device: str = "cpu",
+    busy: bool = False,
+    compiled: bool = False,
+) -> None:
     """Measure time and memory of the layers that run fused, beside PyG's and DGL's.
 
     Args:
@@ -103,12 +120,16 @@ def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
         return _measure_beside_neighbour(num_nodes, num_edges, channels, repeat)
     place = choose_device(device)
     if dgl and place.type == "cuda":
-        raise ValueError(f"--dgl with --device={device}: the package of {INSTALL_DGL} computes on the CPU alone")
+        raise ValueError(
+            f"--dgl with --device={device}: the package of {INSTALL_DGL} computes on the CPU alone"
+        )
     chosen = [case for case in CASES if not cases or any(text in case.name for text in cases)]
     takes_step = not cases or any(text in STEP for text in cases)
     if not chosen and not takes_step:
-        raise ValueError(f"--cases {' '.join(cases)}: no layer has such a name; there are "
-                         f"{'; '.join(case.name for case in CASES)}")
+        raise ValueError(
+            f"--cases {' '.join(cases)}: no layer has such a name; there are "
+            f"{'; '.join(case.name for case in CASES)}"
+        )
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
     library = import_dgl(dgl) if dgl else None
     row = dict[str, Any]()
@@ -123,12 +144,20 @@ def bench_convs(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
 
 def _measure_beside_neighbour(*sizes: int) -> None:
     """Measure in a new process for each order of imports, since libgomp reads its variables when it is loaded."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     for first in ("parallel_epochs", "torch"):
         say(f"{first} is imported first")
-        code = (f"import {first}, torch; torch.set_num_threads({torch.get_num_threads()})\n"
-                f"from parallel_epochs.scripts.bench.convs import time_beside_neighbour as t; t{sizes}")
-        found = subprocess.run([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True)
+        code = (
+            f"import {first}, torch; torch.set_num_threads({torch.get_num_threads()})\n"
+            f"from parallel_epochs.scripts.bench.convs import time_beside_neighbour as t; t{sizes}"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True
+        )
         write_row({"bench": "convs --busy", "imported_first": first, **json.loads(found.stdout)})
 
 
@@ -136,12 +165,21 @@ def time_beside_neighbour(num_nodes: int, num_edges: int, channels: int, repeat:
     """Time forward and backward of a GENConv with and without a busy neighbour, and print the times as JSON."""
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
     theirs, ours = build(Case("GENConv", edges="features"), channels, data.edge_attr.size(1))
-    x, gradient = graphs.exact(num_nodes, channels).requires_grad_(), graphs.exact(num_nodes, channels)
+    x, gradient = (
+        graphs.exact(num_nodes, channels).requires_grad_(),
+        graphs.exact(num_nodes, channels),
+    )
 
     def run(conv: torch.nn.Module = ours) -> dict[str, Tensor]:
-        return backward(conv(x, data.edge_index, data.edge_attr), {"x": x, **dict(conv.named_parameters())}, gradient)
+        return backward(
+            conv(x, data.edge_index, data.edge_attr),
+            {"x": x, **dict(conv.named_parameters())},
+            gradient,
+        )
 
-    assert_close(*({name: of[name] for name in ("out", "x")} for of in (run(), run(theirs))), tolerance=1e-3)
+    assert_close(
+        *({name: of[name] for name in ("out", "x")} for of in (run(), run(theirs))), tolerance=1e-3
+    )
     rounds = []
     for round_ in range(repeat):
         quiet = statistics.median(seconds_of(run) for _ in range(15))
@@ -150,9 +188,18 @@ def time_beside_neighbour(num_nodes: int, num_edges: int, channels: int, repeat:
             busy = statistics.median(seconds_of(run) for _ in range(15))
             neighbour.kill()
         rounds.append((quiet, busy, busy / quiet))
-        say(f"round {round_ + 1}: alone {quiet:.4f} s, next to a busy process {busy:.4f} s, ratio {busy / quiet:.2f}")
+        say(
+            f"round {round_ + 1}: alone {quiet:.4f} s, next to a busy process {busy:.4f} s, ratio {busy / quiet:.2f}"
+        )
     names = "alone_median_s", "busy_median_s", "ratio_median"
-    print(json.dumps({name: four_digits(statistics.median(values)) for name, values in zip(names, zip(*rounds))}))
+    print(
+        json.dumps(
+            {
+                name: four_digits(statistics.median(values))
+                for name, values in zip(names, zip(*rounds))
+            }
+        )
+    )
 
 
 def _measure_step(data: Data, channels: int, repeat: int) -> dict:
@@ -160,7 +207,11 @@ def _measure_step(data: Data, channels: int, repeat: int) -> dict:
     say(STEP)
     torch.manual_seed(0)
     place = data.edge_attr.device
-    options = {"edge_dim": data.edge_attr.size(1), "conv": "GATv2Conv", "kwargs": {"heads": 4, **NO_LOOPS}}
+    options = {
+        "edge_dim": data.edge_attr.size(1),
+        "conv": "GATv2Conv",
+        "kwargs": {"heads": 4, **NO_LOOPS},
+    }
     ours = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="fused", **options).to(place)
     theirs = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="pyg", **options).to(place)
     theirs.load_state_dict(ours.state_dict())
@@ -168,13 +219,29 @@ def _measure_step(data: Data, channels: int, repeat: int) -> dict:
     y = (torch.rand(data.num_nodes, NUM_TASKS) < 0.3).float().to(place)
 
     with torch.no_grad():  # without dropout, of which both draw other masks
-        found, expected = (model.eval()(x, data.edge_index, data.edge_attr) for model in (ours, theirs))
+        found, expected = (
+            model.eval()(x, data.edge_index, data.edge_attr) for model in (ours, theirs)
+        )
     assert_close({"out": found}, {"out": expected}, tolerance=1e-4)
-    our_step, their_step = (make_step(model.train(), lambda model=model: binary_cross_entropy_with_logits(
-        model(x, data.edge_index, data.edge_attr), y)) for model in (ours, theirs))
-    return {"bench": "convs", "conv": STEP, "channels": channels, "num_nodes": data.num_nodes,
-            "num_edges": data.num_edges, "pyg_with": describe_extensions(),
-            **side_by_side(their_step, our_step, repeat, inner=5), **extra_of_both(their_step, our_step)}
+    our_step, their_step = (
+        make_step(
+            model.train(),
+            lambda model=model: binary_cross_entropy_with_logits(
+                model(x, data.edge_index, data.edge_attr), y
+            ),
+        )
+        for model in (ours, theirs)
+    )
+    return {
+        "bench": "convs",
+        "conv": STEP,
+        "channels": channels,
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+        "pyg_with": describe_extensions(),
+        **side_by_side(their_step, our_step, repeat, inner=5),
+        **extra_of_both(their_step, our_step),
+    }
 
 
 def with_self_loops(data: Data) -> Data:
@@ -184,8 +251,11 @@ def with_self_loops(data: Data) -> Data:
     attr = torch.cat([data.edge_attr, torch.zeros(data.num_nodes, data.edge_attr.size(1))])
     dst, order = dst.sort(stable=True)
     indptr = torch.searchsorted(dst, torch.arange(data.num_nodes + 1))
-    return Data(edge_index=from_csc(torch.stack([src[order], dst]), indptr), edge_attr=attr[order],
-                num_nodes=data.num_nodes)
+    return Data(
+        edge_index=from_csc(torch.stack([src[order], dst]), indptr),
+        edge_attr=attr[order],
+        num_nodes=data.num_nodes,
+    )
 
 
 def import_dgl(folder: str) -> ModuleType:
@@ -195,41 +265,75 @@ def import_dgl(folder: str) -> ModuleType:
         ValueError: it is not there, or does not work with this torch.
     """
     sys.path.append(folder)
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # it would write a file into the user's home otherwise
+    os.environ.setdefault(
+        "DGLBACKEND", "pytorch"
+    )  # it would write a file into the user's home otherwise
     for name in DGL_UNUSED:
         sys.modules.setdefault(name, ModuleType(name))
     try:
         return importlib.import_module("dgl")
     except Exception as error:  # of whatever kind its set-up raises
-        raise ValueError(f"--dgl={folder}: DGL cannot be imported ({one_line(error)}); install it with "
-                         f"{INSTALL_DGL}") from error
+        raise ValueError(
+            f"--dgl={folder}: DGL cannot be imported ({one_line(error)}); install it with "
+            f"{INSTALL_DGL}"
+        ) from error
 
 
-def _measure(case: Case, data: Data, channels: int, repeat: int, library: ModuleType | None) -> dict:
+def _measure(
+    case: Case, data: Data, channels: int, repeat: int, library: ModuleType | None
+) -> dict:
     say(case.name)
     torch.manual_seed(0)
     theirs, ours, x, weight, edges, plain, gradient = _inputs(case, data, channels)
     run = partial(_run, gradient=gradient)
 
     setup = seconds_of(lambda: run(ours, plain, x, *edges)) - min(
-        seconds_of(lambda: run(ours, plain, x, *edges)) for _ in range(3))
-    exact = run(copy.deepcopy(theirs).double(), plain, x.double(), *(value.double() for value in edges))
+        seconds_of(lambda: run(ours, plain, x, *edges)) for _ in range(3)
+    )
+    exact = run(
+        copy.deepcopy(theirs).double(), plain, x.double(), *(value.double() for value in edges)
+    )
     # A softmax does not change if the same is added to all keys, so that the gradient of their bias is 0.
     keys = "lin_key.bias", "lin_key.weight"
     scales = {keys[0]: float(exact[keys[1]].abs().max())} if keys[0] in exact else {}
     found = run(ours, data.edge_index, x, *edges)
     assert_close(found, exact, tolerance=1e-4, scales=scales)
-    row = {"bench": "convs", "conv": case.name, "channels": channels, "num_nodes": data.num_nodes,
-           "num_edges": data.num_edges, "pyg_with": describe_extensions(), "ours_setup_s": round(setup, 4)}
-    row |= side_by_side(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges), repeat,
-                        inner=9)
-    row |= extra_of_both(lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges))
-    return row | _beside_dgl(case, library, data, theirs, channels, x, gradient, weight, exact["out"],
-                             lambda: run(ours, data.edge_index, x, *edges), repeat)
+    row = {
+        "bench": "convs",
+        "conv": case.name,
+        "channels": channels,
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+        "pyg_with": describe_extensions(),
+        "ours_setup_s": round(setup, 4),
+    }
+    row |= side_by_side(
+        lambda: run(theirs, plain, x, *edges),
+        lambda: run(ours, data.edge_index, x, *edges),
+        repeat,
+        inner=9,
+    )
+    row |= extra_of_both(
+        lambda: run(theirs, plain, x, *edges), lambda: run(ours, data.edge_index, x, *edges)
+    )
+    return row | _beside_dgl(
+        case,
+        library,
+        data,
+        theirs,
+        channels,
+        x,
+        gradient,
+        weight,
+        exact["out"],
+        lambda: run(ours, data.edge_index, x, *edges),
+        repeat,
+    )
 
 
-def _inputs(case: Case, data: Data, channels: int) -> tuple[
-        torch.nn.Module, torch.nn.Module, Tensor, Tensor, tuple[Tensor, ...], Tensor, Tensor]:
+def _inputs(
+    case: Case, data: Data, channels: int
+) -> tuple[torch.nn.Module, torch.nn.Module, Tensor, Tensor, tuple[Tensor, ...], Tensor, Tensor]:
     """Make PyG's layer and ours, features of the nodes, weights of the edges, what the layers read of the edges, the
     edges as PyG gets them, and the gradient of the output.
     """
@@ -242,10 +346,17 @@ def _inputs(case: Case, data: Data, channels: int) -> tuple[
     return theirs, ours, x, weight, edges, data.edge_index.as_tensor().clone(), gradient
 
 
-def _run(conv: torch.nn.Module, edge_index: Tensor | EdgeIndex, x: Tensor, *edges: Tensor,
-         gradient: Tensor) -> dict[str, Tensor]:
+def _run(
+    conv: torch.nn.Module,
+    edge_index: Tensor | EdgeIndex,
+    x: Tensor,
+    *edges: Tensor,
+    gradient: Tensor,
+) -> dict[str, Tensor]:
     """Compute the output of a layer, and the gradients of the nodes' features and of its parameters."""
-    return backward(conv(x, edge_index, *edges), {"x": x, **dict(conv.named_parameters())}, gradient.to(x.dtype))
+    return backward(
+        conv(x, edge_index, *edges), {"x": x, **dict(conv.named_parameters())}, gradient.to(x.dtype)
+    )
 
 
 def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dict:
@@ -254,8 +365,13 @@ def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dic
     theirs, ours, x, _, edges, plain, gradient = _inputs(case, data, channels)
     run_theirs = partial(_run, torch.compile(theirs), plain, x, *edges, gradient=gradient)
     run_ours = partial(_run, ours, data.edge_index, x, *edges, gradient=gradient)
-    row = {"bench": "convs compiled", "conv": case.name, "channels": channels, "num_nodes": data.num_nodes,
-           "num_edges": data.num_edges}
+    row = {
+        "bench": "convs compiled",
+        "conv": case.name,
+        "channels": channels,
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+    }
     try:
         found = run_theirs()["out"]
     except Exception as error:  # of whatever kind the compiler raises
@@ -278,7 +394,9 @@ def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, to
         kwargs |= {"in_channels": channels, "out_channels": channels // max(case.heads, 1)}
     kind = getattr(pyg, case.conv)
     theirs, ours = kind(**kwargs), FUSED[kind](**copy.deepcopy(kwargs), kernel="fused")
-    with torch.no_grad():  # multiples of 1/32, so that rounding decides no (leaky) ReLU, see `graphs.proteins`
+    with (
+        torch.no_grad()
+    ):  # multiples of 1/32, so that rounding decides no (leaky) ReLU, see `graphs.proteins`
         for parameter in theirs.parameters():
             parameter.copy_(graphs.exact(*parameter.shape, scale=1 / 8))
         if case.conv == "PNAConv":  # torch halves the gradient of a maximum that is exactly 0
@@ -289,8 +407,19 @@ def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, to
     return theirs, ours
 
 
-def _beside_dgl(case: Case, library: ModuleType | None, data: Data, theirs: torch.nn.Module, channels: int, x: Tensor,
-                gradient: Tensor, weight: Tensor, exact: Tensor, ours: Callable[[], object], repeat: int) -> dict:
+def _beside_dgl(
+    case: Case,
+    library: ModuleType | None,
+    data: Data,
+    theirs: torch.nn.Module,
+    channels: int,
+    x: Tensor,
+    gradient: Tensor,
+    weight: Tensor,
+    exact: Tensor,
+    ours: Callable[[], object],
+    repeat: int,
+) -> dict:
     """Time DGL's layer; empty columns where DGL does not have it or was left out."""
     if library is None or not case.dgl:
         return {"dgl_setup_s": ""} | beside("dgl", None, ours, repeat, 9)
@@ -310,7 +439,9 @@ def _beside_dgl(case: Case, library: ModuleType | None, data: Data, theirs: torc
 
 
 @torch.no_grad()
-def copy_to_dgl(library: ModuleType, case: Case, theirs: torch.nn.Module, channels: int) -> torch.nn.Module:
+def copy_to_dgl(
+    library: ModuleType, case: Case, theirs: torch.nn.Module, channels: int
+) -> torch.nn.Module:
     """Create DGL's layer with the parameters of PyG's."""
     nn, given = importlib.import_module("dgl.nn"), dict(theirs.named_parameters())
     if case.dgl == "GraphConv":
@@ -318,17 +449,29 @@ def copy_to_dgl(library: ModuleType, case: Case, theirs: torch.nn.Module, channe
         pairs = {"weight": given["lin.weight"].t(), "bias": given["bias"]}
     elif case.dgl == "SAGEConv":
         conv = nn.SAGEConv(channels, channels, "mean")
-        pairs = {"fc_neigh.weight": given["lin_l.weight"], "fc_self.weight": given["lin_r.weight"],
-                 "fc_self.bias": given["lin_l.bias"]}
+        pairs = {
+            "fc_neigh.weight": given["lin_l.weight"],
+            "fc_self.weight": given["lin_r.weight"],
+            "fc_self.bias": given["lin_l.bias"],
+        }
     elif case.dgl == "GATConv":
         conv = nn.GATConv(channels, channels // case.heads, case.heads)
-        pairs = {"fc.weight": given["lin.weight"], "attn_l": given["att_src"], "attn_r": given["att_dst"],
-                 "bias": given["bias"]}
+        pairs = {
+            "fc.weight": given["lin.weight"],
+            "attn_l": given["att_src"],
+            "attn_r": given["att_dst"],
+            "bias": given["bias"],
+        }
     else:
         conv = nn.GATv2Conv(channels, channels // case.heads, case.heads)
         # DGL adds its bias to the messages too, as PyG does.
-        pairs = {"attn": given["att"], "fc_src.weight": given["lin_l.weight"], "fc_src.bias": given["lin_l.bias"],
-                 "fc_dst.weight": given["lin_r.weight"], "fc_dst.bias": given["lin_r.bias"]}
+        pairs = {
+            "attn": given["att"],
+            "fc_src.weight": given["lin_l.weight"],
+            "fc_src.bias": given["lin_l.bias"],
+            "fc_dst.weight": given["lin_r.weight"],
+            "fc_dst.bias": given["lin_r.bias"],
+        }
     parameters = dict(conv.named_parameters())
     for name, value in pairs.items():
         parameters[name].copy_(value.reshape(parameters[name].shape))

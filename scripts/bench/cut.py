@@ -15,8 +15,12 @@ from parallel_epochs.pipeline.graph.partition import Partition, from_assignment,
 from parallel_epochs.scripts.bench.measure import extra_mib, say, write_row
 
 
-def bench_cut(num_nodes: int = 400_000, num_edges: int = 6_000_000, num_parts: int = 10,
-              num_micro_parts: int = 200) -> None:
+def bench_cut(
+    num_nodes: int = 400_000,
+    num_edges: int = 6_000_000,
+    num_parts: int = 10,
+    num_micro_parts: int = 200,
+) -> None:
     """Cut a graph of communities into a few and into many clusters, with METIS and with KaMinPar.
 
     Args:
@@ -33,13 +37,24 @@ def bench_cut(num_nodes: int = 400_000, num_edges: int = 6_000_000, num_parts: i
             _report(name, edge_index, partition, seconds, mib)
 
 
-def _report(name: str, edge_index: EdgeIndex, partition: Partition, seconds: float, mib: float) -> None:
+def _report(
+    name: str, edge_index: EdgeIndex, partition: Partition, seconds: float, mib: float
+) -> None:
     quality = measure_partition(edge_index, partition, seconds)
     say(f"{name}: {quality}, {mib:,.0f} MiB")
-    write_row({
-        "bench": "cut", "num_nodes": partition.perm.numel(), "num_edges": edge_index.size(1),
-        "num_parts": partition.num_parts, "partitioner": name, "seconds": round(seconds, 2), "mib": round(mib),
-        "cut": round(quality.cut, 4), "imbalance": round(quality.imbalance, 3)})
+    write_row(
+        {
+            "bench": "cut",
+            "num_nodes": partition.perm.numel(),
+            "num_edges": edge_index.size(1),
+            "num_parts": partition.num_parts,
+            "partitioner": name,
+            "seconds": round(seconds, 2),
+            "mib": round(mib),
+            "cut": round(quality.cut, 4),
+            "imbalance": round(quality.imbalance, 3),
+        }
+    )
 
 
 def _metis(edge_index: EdgeIndex, num_parts: int) -> tuple[Partition, float, float]:

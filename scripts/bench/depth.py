@@ -9,7 +9,14 @@ from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
-from parallel_epochs.scripts.bench.measure import assert_same_model, call_apart, extra_mib, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import (
+    assert_same_model,
+    call_apart,
+    extra_mib,
+    say,
+    seconds_of,
+    write_row,
+)
 from parallel_epochs.scripts.bench.pyg_rev import PyGRevGNN
 
 NUM_TASKS = 112
@@ -29,14 +36,22 @@ MODELS = {
     "DeeperGCN, recomputed": lambda *sizes: _deepergcn(*sizes, gradient_checkpointing=True),
     "RevGNN": _revgnn,
     "RevGNN, tied": lambda *sizes: _revgnn(*sizes, tied=True),
-    "EquilibriumGNN": lambda channels, layers: EquilibriumGNN(8, channels, NUM_TASKS, layers, **OPTIONS),
+    "EquilibriumGNN": lambda channels, layers: EquilibriumGNN(
+        8, channels, NUM_TASKS, layers, **OPTIONS
+    ),
     "RevGNN of PyG's GroupAddRev": lambda *sizes: PyGRevGNN(_revgnn(*sizes)),
 }
 
 
-def bench_depth(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channels: int = 64,
-                repeat: int = 3, layers: tuple[int, ...] = (7, 28, 112, 448, 1001), models: tuple[str, ...] = (),
-                device: str = "cpu") -> None:
+def bench_depth(
+    num_nodes: int = CLUSTER[0],
+    num_edges: int = CLUSTER[1],
+    channels: int = 64,
+    repeat: int = 3,
+    layers: tuple[int, ...] = (7, 28, 112, 448, 1001),
+    models: tuple[str, ...] = (),
+    device: str = "cpu",
+) -> None:
     """Measure a training step of models of many depths, and of PyG's GroupAddRev.
 
     Args:
@@ -47,12 +62,23 @@ def bench_depth(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], channe
     data, x = _draw(num_nodes, num_edges, place)
     ours = _revgnn(channels, 7).to(place)
     assert_same_model(ours, PyGRevGNN(ours).to(place), x, data, ("head", "node_encoder"))
-    for name in (name for name in MODELS if any(part.lower() in name.lower() for part in models or [""])):
+    for name in (
+        name for name in MODELS if any(part.lower() in name.lower() for part in models or [""])
+    ):
         for depth in layers:
             row = call_apart(_measure, name, num_nodes, num_edges, channels, depth, repeat, place)
             say(f"{name}, {depth} layers: {row['step_median_s']} s, {row['activations_mib']} MiB")
-            write_row({"bench": "depth", "num_nodes": num_nodes, "num_edges": num_edges,
-                       "channels": channels, "model": name, "layers": depth, **row})
+            write_row(
+                {
+                    "bench": "depth",
+                    "num_nodes": num_nodes,
+                    "num_edges": num_edges,
+                    "channels": channels,
+                    "model": name,
+                    "layers": depth,
+                    **row,
+                }
+            )
 
 
 def _draw(num_nodes: int, num_edges: int, place: torch.device) -> tuple[Data, torch.Tensor]:
@@ -61,8 +87,15 @@ def _draw(num_nodes: int, num_edges: int, place: torch.device) -> tuple[Data, to
     return data, torch.randn(num_nodes, 8).to(place)
 
 
-def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: int, repeat: int,
-             place: torch.device) -> dict:
+def _measure(
+    name: str,
+    num_nodes: int,
+    num_edges: int,
+    channels: int,
+    depth: int,
+    repeat: int,
+    place: torch.device,
+) -> dict:
     """Measure a training step. Weights, gradients and the two moments of Adam have their own column of memory."""
     data, x = _draw(num_nodes, num_edges, place)
     model = MODELS[name](channels, depth).to(place)
@@ -78,7 +111,11 @@ def _measure(name: str, num_nodes: int, num_edges: int, channels: int, depth: in
 
     step()
     seconds = [seconds_of(step) for _ in range(repeat)]
-    return {"parameters": sum(p.numel() for p in model.parameters()),
-            "step_median_s": round(statistics.median(seconds), 3), "step_min_s": round(min(seconds), 3),
-            "step_max_s": round(max(seconds), 3), "activations_mib": round(extra_mib(step) - weights_mib, 1),
-            "weights_gradients_adam_mib": round(4 * weights_mib, 1)}
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "step_median_s": round(statistics.median(seconds), 3),
+        "step_min_s": round(min(seconds), 3),
+        "step_max_s": round(max(seconds), 3),
+        "activations_mib": round(extra_mib(step) - weights_mib, 1),
+        "weights_gradients_adam_mib": round(4 * weights_mib, 1),
+    }

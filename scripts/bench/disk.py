@@ -30,9 +30,17 @@ NUM_CLASSES = 10
 DRAWN = 1 << 22
 
 
-def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, ...] = PROTEINS[1:],
-               edge_channels: int = 8, channels: int = 8, num_parts: int = 10, repeat: int = 3, folder: str = ".cache",
-               ways: tuple[str, ...] = ("bare read", "store", "memory", "pyg"), keep: bool = False) -> None:
+def bench_disk(
+    num_nodes: tuple[int, ...] = PROTEINS[:1],
+    num_edges: tuple[int, ...] = PROTEINS[1:],
+    edge_channels: int = 8,
+    channels: int = 8,
+    num_parts: int = 10,
+    repeat: int = 3,
+    folder: str = ".cache",
+    ways: tuple[str, ...] = ("bare read", "store", "memory", "pyg"),
+    keep: bool = False,
+) -> None:
     """Measure epochs of random clusters from a graph on disk, from memory, by PyG, and a bare read of its files.
 
     Args:
@@ -48,26 +56,42 @@ def bench_disk(num_nodes: tuple[int, ...] = PROTEINS[:1], num_edges: tuple[int, 
         FileError: the folder has no room for the files.
     """
     if len(num_nodes) != len(num_edges):
-        raise ValueError(f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
-                         "each for a graph")
+        raise ValueError(
+            f"--num-nodes has {len(num_nodes)} numbers, but --num-edges has {len(num_edges)}: give one of "
+            "each for a graph"
+        )
     for nodes, edges in zip(num_nodes, num_edges):
         path = Path(folder) / f"random-{nodes}-{edges}-{edge_channels}-{channels}"
         if not store.is_store(path):
             start = time.perf_counter()
             write_random_graph(path, nodes, edges, edge_channels, channels)
             say(f"{path} written in {time.perf_counter() - start:.0f} s")
-        size = sum((path / f"{name}.bin").stat().st_size for name in ("edge_attr", "x")) + _bytes_of_sources(path)
+        size = sum(
+            (path / f"{name}.bin").stat().st_size for name in ("edge_attr", "x")
+        ) + _bytes_of_sources(path)
         fits = size < machine_memory() // 2
         if fits:
             _compare(path, num_parts, Path(folder))
         else:
-            say(f"{path.name} is larger than half of the memory: it is neither compared nor measured in memory")
+            say(
+                f"{path.name} is larger than half of the memory: it is neither compared nor measured in memory"
+            )
         for round_ in range(repeat):
             for way in ways if fits else [way for way in ways if way in FROM_DISK]:
                 _cool(path) if way in FROM_DISK else _warm(path)
                 measured = call_apart(_measure, way, path, num_parts)
-                write_row({"bench": "disk", "what": way, "num_nodes": nodes, "num_edges": edges,
-                           "num_parts": num_parts, "gb_read": round(size / 1e9, 3), "round": round_, **measured})
+                write_row(
+                    {
+                        "bench": "disk",
+                        "what": way,
+                        "num_nodes": nodes,
+                        "num_edges": edges,
+                        "num_parts": num_parts,
+                        "gb_read": round(size / 1e9, 3),
+                        "round": round_,
+                        **measured,
+                    }
+                )
         if not keep:
             shutil.rmtree(path)
 
@@ -88,8 +112,12 @@ def _measure(way: str, path: Path, num_parts: int) -> dict:
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     ended.set()
     watcher.join()
-    return {"edges_in_batches": num_edges, "seconds": round(seconds, 3), "processor_s": round(busy, 3),
-            "extra_mib": round(max(peak[0] - before, 0))}
+    return {
+        "edges_in_batches": num_edges,
+        "seconds": round(seconds, 3),
+        "processor_s": round(busy, 3),
+        "extra_mib": round(max(peak[0] - before, 0)),
+    }
 
 
 def _open(path: Path) -> Data:
@@ -98,7 +126,9 @@ def _open(path: Path) -> Data:
     return data
 
 
-def _epoch(batches_of: Callable[[Data, Partition, Path], Iterable[Data]], path: Path, num_parts: int) -> int:
+def _epoch(
+    batches_of: Callable[[Data, Partition, Path], Iterable[Data]], path: Path, num_parts: int
+) -> int:
     """Go through the batches of a random partition of the graph, and count their edges."""
     data = _open(path)
     partition = random_partition(data.num_nodes, num_parts, stream("bench", 0))
@@ -110,12 +140,20 @@ def _from_store(data: Data, partition: Partition, path: Path) -> Iterable[Data]:
 
 
 def _in_memory(data: Data, partition: Partition, _: Path) -> Iterable[Data]:
-    return (induced_subgraph(data, partition.nodes(part), dtype=torch.int64) for part in range(partition.num_parts))
+    return (
+        induced_subgraph(data, partition.nodes(part), dtype=torch.int64)
+        for part in range(partition.num_parts)
+    )
 
 
 def _by_pyg(data: Data, partition: Partition, _: Path) -> Iterable[Data]:
-    plain = Data(x=data.x, edge_index=data.edge_index.as_tensor().long(), edge_attr=data.edge_attr, y=data.y,
-                 num_nodes=data.num_nodes)
+    plain = Data(
+        x=data.x,
+        edge_index=data.edge_index.as_tensor().long(),
+        edge_attr=data.edge_attr,
+        y=data.y,
+        num_nodes=data.num_nodes,
+    )
     return RandomNodeLoader(plain, num_parts=partition.num_parts, shuffle=True)
 
 
@@ -132,12 +170,18 @@ def _read_all(path: Path, num_parts: int) -> int:
 
 
 # The ways to read an epoch, and those of them that begin with files outside the system's cache.
-WAYS = {"bare read": _read_all, "store": partial(_epoch, _from_store), "memory": partial(_epoch, _in_memory),
-        "pyg": partial(_epoch, _by_pyg)}
+WAYS = {
+    "bare read": _read_all,
+    "store": partial(_epoch, _from_store),
+    "memory": partial(_epoch, _in_memory),
+    "pyg": partial(_epoch, _by_pyg),
+}
 FROM_DISK = ("bare read", "store")
 
 
-def write_random_graph(path: Path, num_nodes: int, num_edges: int, edge_channels: int, channels: int) -> None:
+def write_random_graph(
+    path: Path, num_nodes: int, num_edges: int, edge_channels: int, channels: int
+) -> None:
     """Write a graph of random directed edges, with features and labels that depend on them, a block at a time."""
     rng = stream("random store", num_nodes, num_edges)
     degrees = rng.multinomial(num_edges, np.full(num_nodes, 1 / num_nodes))
@@ -146,35 +190,51 @@ def write_random_graph(path: Path, num_nodes: int, num_edges: int, edge_channels
     labels = rng.integers(NUM_CLASSES, size=num_nodes)
     with store.StoreWriter(path) as writer:
         if not writer.has("edges", "edge_attr"):
-            with writer.write(edges=((2, num_edges), dtype),
-                              edge_attr=((num_edges, edge_channels), torch.float32)) as files:
-                _write_edges(files, indptr, rng, edge_channels, num_edges, np.dtype(str(dtype).split(".")[1]))
+            with writer.write(
+                edges=((2, num_edges), dtype), edge_attr=((num_edges, edge_channels), torch.float32)
+            ) as files:
+                _write_edges(
+                    files, indptr, rng, edge_channels, num_edges, np.dtype(str(dtype).split(".")[1])
+                )
         writer.put("indptr", torch.from_numpy(indptr).to(dtype))
         if not writer.has("x"):
             centers = rng.standard_normal((NUM_CLASSES, channels), dtype=np.float32)
             with writer.write(x=((num_nodes, channels), torch.float32)) as files:
                 for first in range(0, num_nodes, DRAWN // 8):
-                    own = labels[first:first + DRAWN // 8]
-                    x = rng.standard_normal((len(own), channels), dtype=np.float32) + centers[own] / 4
+                    own = labels[first : first + DRAWN // 8]
+                    x = (
+                        rng.standard_normal((len(own), channels), dtype=np.float32)
+                        + centers[own] / 4
+                    )
                     files["x"].write(first * channels, x)
         writer.put("y", torch.from_numpy(labels).unsqueeze(1))
         split = rng.choice(3, size=num_nodes, p=[0.6, 0.2, 0.2])
         for number, mask in enumerate(MASKS):
             writer.put(mask, torch.from_numpy(split == number))
-        writer.finish({"metric": "acc", "out_channels": NUM_CLASSES, "num_categories": 0, "x_source": "data"})
+        writer.finish(
+            {"metric": "acc", "out_channels": NUM_CLASSES, "num_categories": 0, "x_source": "data"}
+        )
 
 
-def _write_edges(files: dict[str, store.ArrayFile], indptr: np.ndarray, rng: np.random.Generator, edge_channels: int,
-                 num_edges: int, dtype: np.dtype) -> None:
+def _write_edges(
+    files: dict[str, store.ArrayFile],
+    indptr: np.ndarray,
+    rng: np.random.Generator,
+    edge_channels: int,
+    num_edges: int,
+    dtype: np.dtype,
+) -> None:
     num_nodes = len(indptr) - 1
     for row, last in cut_into_blocks(torch.from_numpy(indptr), DRAWN):
         begin, end = int(indptr[row]), int(indptr[last])
-        dst = np.repeat(np.arange(row, last), np.diff(indptr[row:last + 1]))
+        dst = np.repeat(np.arange(row, last), np.diff(indptr[row : last + 1]))
         both = dst * num_nodes + rng.integers(num_nodes, size=end - begin)
         both.sort()
         files["edges"].write(begin, (both % num_nodes).astype(dtype))
         files["edges"].write(num_edges + begin, dst.astype(dtype))
-        files["edge_attr"].write(begin * edge_channels, rng.random((end - begin, edge_channels), dtype=np.float32))
+        files["edge_attr"].write(
+            begin * edge_channels, rng.random((end - begin, edge_channels), dtype=np.float32)
+        )
 
 
 def _compare(path: Path, num_parts: int, spill: Path) -> None:

@@ -34,11 +34,31 @@ ROOT = Path(__file__).resolve().parents[2]
 # Seconds of a row whose time does not count.
 FIRST = 90
 # Options of a row in miniature.
-FEW, TINY = ("--num-nodes", "300", "--num-edges", "3000"), ("data.num_nodes=1000", "data.num_edges=8000")
+FEW, TINY = (
+    ("--num-nodes", "300", "--num-edges", "3000"),
+    ("data.num_nodes=1000", "data.num_edges=8000"),
+)
 # The numbers of a row that the table shows, if the row has them.
-SHOWN = ("tests", "replayed_ours_median_s", "ours_median_s", "ratio_median", "compiled_ratio_median",
-         "fraction_of_limit", "epoch_s", "waited", "pairs_per_s", "gb_per_s", "triples_per_s", "valid", "test",
-         "at_60_s", "gpu_mib", "times", "same_bits", "seconds")
+SHOWN = (
+    "tests",
+    "replayed_ours_median_s",
+    "ours_median_s",
+    "ratio_median",
+    "compiled_ratio_median",
+    "fraction_of_limit",
+    "epoch_s",
+    "waited",
+    "pairs_per_s",
+    "gb_per_s",
+    "triples_per_s",
+    "valid",
+    "test",
+    "at_60_s",
+    "gpu_mib",
+    "times",
+    "same_bits",
+    "seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +109,26 @@ def read_run(output: str, folder: Path) -> list[dict]:
     rounds = [record for record in _read_metrics(folder) if record["kind"] == "round"]
     best = min(rounds, key=lambda record: record["seconds"])
     waited = 1 - best.get("hidden", 1.0)
-    rates = {f"{name}_per_s": four_digits(best[f"num_{name}"] / best["seconds"]) for name in ("pairs", "triples")
-             if f"num_{name}" in best}
-    return [{"epoch_s": four_digits(best["seconds"]), "drawing_s": four_digits(best["draw_seconds"]), **rates,
-             "waited": round(waited * best["draw_seconds"] / best["seconds"], 4), "loss": best["loss"],
-             "gpu_mib": round(summary["peak_memory_bytes"] / 2**20), "rounds": len(rounds),
-             **{name.removeprefix("best_"): summary.get(name) for name in (
-                 "best_valid", "test", "kernel", "weights_sha256")}}]
+    rates = {
+        f"{name}_per_s": four_digits(best[f"num_{name}"] / best["seconds"])
+        for name in ("pairs", "triples")
+        if f"num_{name}" in best
+    }
+    return [
+        {
+            "epoch_s": four_digits(best["seconds"]),
+            "drawing_s": four_digits(best["draw_seconds"]),
+            **rates,
+            "waited": round(waited * best["draw_seconds"] / best["seconds"], 4),
+            "loss": best["loss"],
+            "gpu_mib": round(summary["peak_memory_bytes"] / 2**20),
+            "rounds": len(rounds),
+            **{
+                name.removeprefix("best_"): summary.get(name)
+                for name in ("best_valid", "test", "kernel", "weights_sha256")
+            },
+        }
+    ]
 
 
 def _read_metrics(folder: Path) -> list[dict]:
@@ -109,12 +142,18 @@ def read_vectors(output: str, folder: Path) -> list[dict]:
     (found,) = read_run(output, folder)
     config = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]
     rows = 2 + config["num_negatives"] // 2 / TILE
-    return [found | {"gb_per_s": four_digits(found["pairs_per_s"] * rows * 2 * 4 * config["dim"] / 1e9)}]
+    return [
+        found | {"gb_per_s": four_digits(found["pairs_per_s"] * rows * 2 * 4 * config["dim"] / 1e9)}
+    ]
 
 
 def read_minute(output: str, folder: Path) -> list[dict]:
     """Read a training run, and its validation metric after at most a minute."""
-    soon = [record["valid"] for record in _read_metrics(folder) if "valid" in record and record["wall_seconds"] <= 60]
+    soon = [
+        record["valid"]
+        for record in _read_metrics(folder)
+        if "valid" in record and record["wall_seconds"] <= 60
+    ]
     return [found | {"at_60_s": max(soon, default=0.0)} for found in read_run(output, folder)]
 
 
@@ -131,37 +170,107 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _bench(name: str, seconds: int, bench: str, *options: str, group: str = "step", small: tuple[str, ...] = FEW,
-           **more) -> Row:
+def _bench(
+    name: str,
+    seconds: int,
+    bench: str,
+    *options: str,
+    group: str = "step",
+    small: tuple[str, ...] = FEW,
+    **more,
+) -> Row:
     command = "scripts.bench", bench, "--device", "{device}", "--repeat", "5", *options
     return Row(name, group, seconds, command, ("--repeat", "1", *small), read=read_csv, **more)
 
 
-def _train(name: str, seconds: int, *overrides: str, group: str = "step", command: str = "train", **more) -> Row:
-    places = ("cache_dir={cache}",) if command == "prepare" else (
-        "cache_dir={cache}", *(() if "device=cpu" in overrides else ("device={device}",)), "hydra.run.dir={out}")
-    return Row(name, group, seconds, (f"pipeline.{command}", *overrides, *places),
-               **{"read": read_csv if command == "prepare" else read_run, **more})
+def _train(
+    name: str, seconds: int, *overrides: str, group: str = "step", command: str = "train", **more
+) -> Row:
+    places = (
+        ("cache_dir={cache}",)
+        if command == "prepare"
+        else (
+            "cache_dir={cache}",
+            *(() if "device=cpu" in overrides else ("device={device}",)),
+            "hydra.run.dir={out}",
+        )
+    )
+    return Row(
+        name,
+        group,
+        seconds,
+        (f"pipeline.{command}", *overrides, *places),
+        **{"read": read_csv if command == "prepare" else read_run, **more},
+    )
 
 
 def _test(name: str, file: str, chosen: str) -> Row:
-    tests = "pytest", "-v", "-p", "no:cacheprovider", "-W", "ignore", "-m", "not exhaustive", "tests/helpers/" + file
-    return Row(name, "step", FIRST, tests, instead=(*tests, "-k", chosen, "--maxfail=1"), read=read_tests,
-               turn="first")
+    tests = (
+        "pytest",
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore",
+        "-m",
+        "not exhaustive",
+        "tests/helpers/" + file,
+    )
+    return Row(
+        name,
+        "step",
+        FIRST,
+        tests,
+        instead=(*tests, "-k", chosen, "--maxfail=1"),
+        read=read_tests,
+        turn="first",
+    )
 
 
 def _data(name: str, *what: str, group: str = "vectors") -> Row:
-    return Row(name, group, FIRST, ("scripts.bench.gpu_data", "{cache}", *what, "--given", "{given}"),
-               ("--scale", "0.02"), turn="first")
+    return Row(
+        name,
+        group,
+        FIRST,
+        ("scripts.bench.gpu_data", "{cache}", *what, "--given", "{given}"),
+        ("--scale", "0.02"),
+        turn="first",
+    )
 
 
-FLAGSHIP = ("+experiment=ogbn_proteins", "data=synthetic_proteins", f"data.num_nodes={PROTEINS[0]}",
-            f"data.num_edges={PROTEINS[1]}")
-VECTORS = ("trainer=node_embedding", "data=edges", "trainer.metric=auc", "trainer.holdout=0.001", "train.lr=0.025",
-           "trainer.episode_size=100_000_000", "train.epochs=60", "train.eval_every=60")
-POINTS = ("trainer=layout", "data=vectors", "trainer.neighbors=exact", "trainer.init=pca", "trainer.num_neighbors=15",
-          "trainer.perplexity=5", "train.epochs=5", "train.eval_every=5")
-MILLION = ("trainer=layout", "data=edges", "trainer.init=random", "train.epochs=3", "train.eval_every=3")
+FLAGSHIP = (
+    "+experiment=ogbn_proteins",
+    "data=synthetic_proteins",
+    f"data.num_nodes={PROTEINS[0]}",
+    f"data.num_edges={PROTEINS[1]}",
+)
+VECTORS = (
+    "trainer=node_embedding",
+    "data=edges",
+    "trainer.metric=auc",
+    "trainer.holdout=0.001",
+    "train.lr=0.025",
+    "trainer.episode_size=100_000_000",
+    "train.epochs=60",
+    "train.eval_every=60",
+)
+POINTS = (
+    "trainer=layout",
+    "data=vectors",
+    "trainer.neighbors=exact",
+    "trainer.init=pca",
+    "trainer.num_neighbors=15",
+    "trainer.perplexity=5",
+    "train.epochs=5",
+    "train.eval_every=5",
+)
+MILLION = (
+    "trainer=layout",
+    "data=edges",
+    "trainer.init=random",
+    "train.epochs=3",
+    "train.eval_every=3",
+)
 TWO_CORES = ("device=cpu", "parallel.threads_per_rank=2")
 # Steps of all sizes are captured by the fourth epoch. An evaluation is not part of an epoch: there is one, at the end.
 EPOCHS = ("train.epochs=4", "train.eval_every=4")
@@ -173,57 +282,198 @@ ROWS: tuple[Row, ...] = (
     _test("kernels of messages", "triton_messages_cases.py", "ties_divide"),
     _test("kernels of pairs in tiles", "triton_tiles_cases.py", "stay_apart"),
     _test("kernels of rows far away", "triton_gather_cases.py", "no_rows"),
-    Row("training, stopping and resuming", "step", FIRST,
-        ("pytest", "-v", "-n", "6", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "-k", "not cases"),
-        instead=("pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_gpu.py", "--collect-only"),
-        read=read_tests, turn="first"),
-    _train("the graph of the flagship", 150, *FLAGSHIP, command="prepare", small=TINY, turn="first"),
+    Row(
+        "training, stopping and resuming",
+        "step",
+        FIRST,
+        (
+            "pytest",
+            "-v",
+            "-n",
+            "6",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "gpu",
+            "tests/test_gpu.py",
+            "-k",
+            "not cases",
+        ),
+        instead=(
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "gpu",
+            "tests/test_gpu.py",
+            "--collect-only",
+        ),
+        read=read_tests,
+        turn="first",
+    ),
+    _train(
+        "the graph of the flagship", 150, *FLAGSHIP, command="prepare", small=TINY, turn="first"
+    ),
     _data("data of vectors", "blogcatalog", "million"),
     _data("data of knowledge and layouts", "triples", "points", "million", group="knowledge"),
-    _train("relations of arithmetic", FIRST, "trainer=knowledge", "data=math", "train.epochs=2", group="knowledge",
-           small=("train.epochs=1",), turn="first"),
+    _train(
+        "relations of arithmetic",
+        FIRST,
+        "trainer=knowledge",
+        "data=math",
+        "train.epochs=2",
+        group="knowledge",
+        small=("train.epochs=1",),
+        turn="first",
+    ),
     _bench("aggregation", 60, "aggregate", small=(*FEW, "--eager")),
-    _bench("layers", 60, "convs", "--compiled", "--cases", "GCNConv", "SAGEConv", "GATv2Conv, 4 heads, features",
-           "ResGated", "PNA", small=(*FEW, "--cases", "SAGEConv")),
-    _bench("step", 60, "step", "--pyg-layers", "14", "--layers", "112",
-           small=(*FEW, "--pyg-layers", "3", "--layers", "4")),
+    _bench(
+        "layers",
+        60,
+        "convs",
+        "--compiled",
+        "--cases",
+        "GCNConv",
+        "SAGEConv",
+        "GATv2Conv, 4 heads, features",
+        "ResGated",
+        "PNA",
+        small=(*FEW, "--cases", "SAGEConv"),
+    ),
+    _bench(
+        "step",
+        60,
+        "step",
+        "--pyg-layers",
+        "14",
+        "--layers",
+        "112",
+        small=(*FEW, "--pyg-layers", "3", "--layers", "4"),
+    ),
     _train("epoch of the flagship", 40, *FLAGSHIP, *EPOCHS, small=TINY_FLAGSHIP),
-    _train("epoch of the flagship without CUDA graphs", 40, *FLAGSHIP, *EPOCHS, "train.cuda_graph=false",
-           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
-    _train("epoch of the flagship with clusters from the CPU", 40, *FLAGSHIP, *EPOCHS, "data.device=cpu",
-           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
-    _train("vectors of BlogCatalog", 30, "+experiment=deepwalk_blogcatalog", "data.path={cache}/blogcatalog.mat",
-           group="vectors", small=("train.epochs=1",), read=read_vectors),
-    _train("vectors of BlogCatalog on two cores", 60, "+experiment=deepwalk_blogcatalog", *TWO_CORES,
-           "data.path={cache}/blogcatalog.mat", group="vectors", small=("train.epochs=1",),
-           compared="vectors of BlogCatalog", turn="beside"),
-    _train("vectors of a million nodes", 32, *VECTORS, "data.path={cache}/million.npy", group="vectors",
-           small=("train.epochs=1", "trainer.episode_size=1000"), read=read_vectors),
-    Row("sampled batches from the CPU and the GPU", "vectors", 30,
+    _train(
+        "epoch of the flagship without CUDA graphs",
+        40,
+        *FLAGSHIP,
+        *EPOCHS,
+        "train.cuda_graph=false",
+        small=TINY_FLAGSHIP,
+        compared="epoch of the flagship",
+    ),
+    _train(
+        "epoch of the flagship with clusters from the CPU",
+        40,
+        *FLAGSHIP,
+        *EPOCHS,
+        "data.device=cpu",
+        small=TINY_FLAGSHIP,
+        compared="epoch of the flagship",
+    ),
+    _train(
+        "vectors of BlogCatalog",
+        30,
+        "+experiment=deepwalk_blogcatalog",
+        "data.path={cache}/blogcatalog.mat",
+        group="vectors",
+        small=("train.epochs=1",),
+        read=read_vectors,
+    ),
+    _train(
+        "vectors of BlogCatalog on two cores",
+        60,
+        "+experiment=deepwalk_blogcatalog",
+        *TWO_CORES,
+        "data.path={cache}/blogcatalog.mat",
+        group="vectors",
+        small=("train.epochs=1",),
+        compared="vectors of BlogCatalog",
+        turn="beside",
+    ),
+    _train(
+        "vectors of a million nodes",
+        32,
+        *VECTORS,
+        "data.path={cache}/million.npy",
+        group="vectors",
+        small=("train.epochs=1", "trainer.episode_size=1000"),
+        read=read_vectors,
+    ),
+    Row(
+        "sampled batches from the CPU and the GPU",
+        "vectors",
+        30,
         ("scripts.bench", "batches", "--device", "{device}"),
-        (*FEW, "--steps", "3", "--channels", "8", "--batch-size", "20"), read=read_csv),
-    _train("ComplEx of 1000 numbers on FB15k-237", 66, "+experiment=complex_fb15k237", "trainer.dim=2000",
-           "data.folder={cache}/triples", "train.epochs=60", group="knowledge", read=read_minute,
-           small=("train.epochs=5", "trainer.dim=8")),
-    *(_train(f"layout of {name}{where}", seconds, *overrides, *device, group="knowledge", small=("train.epochs=1",),
-             **({"compared": f"layout of {name}", "turn": "beside"} if where else {}))
-      for name, seconds, slow, overrides in (
-          ("digits", 25, 40, ("trainer=layout", "data=digits", "train.epochs=25")),
-          ("a hundred thousand points", 30, 150, (*POINTS, "data.path={cache}/points.npy")),
-          ("a graph of a million nodes", 45, 150, (*MILLION, "data.path={cache}/million.npy")))
-      for where, device, seconds in (("", (), seconds), (" on two cores", TWO_CORES, slow))),
-    _train("epoch of the flagship in bf16", 35, *FLAGSHIP, *EPOCHS, "train.precision=bf16", group="knowledge",
-           small=TINY_FLAGSHIP, compared="epoch of the flagship"),
-    _train("5 million entities of which a GPU holds a quarter", 400, "trainer=knowledge", "data=math",
-           "data.num_entities=5_000_000", "data.num_train=2_000_000", "data.num_valid=100", "data.num_test=100",
-           "trainer.dim=400", "trainer.loss=negatives", "trainer.batch_size=4000", "trainer.num_parts=8",
-           "train.epochs=1", "train.eval_every=1", group="large",
-           small=("data.num_entities=1000", "data.num_train=20000", "trainer.dim=8")),
+        (*FEW, "--steps", "3", "--channels", "8", "--batch-size", "20"),
+        read=read_csv,
+    ),
+    _train(
+        "ComplEx of 1000 numbers on FB15k-237",
+        66,
+        "+experiment=complex_fb15k237",
+        "trainer.dim=2000",
+        "data.folder={cache}/triples",
+        "train.epochs=60",
+        group="knowledge",
+        read=read_minute,
+        small=("train.epochs=5", "trainer.dim=8"),
+    ),
+    *(
+        _train(
+            f"layout of {name}{where}",
+            seconds,
+            *overrides,
+            *device,
+            group="knowledge",
+            small=("train.epochs=1",),
+            **({"compared": f"layout of {name}", "turn": "beside"} if where else {}),
+        )
+        for name, seconds, slow, overrides in (
+            ("digits", 25, 40, ("trainer=layout", "data=digits", "train.epochs=25")),
+            ("a hundred thousand points", 30, 150, (*POINTS, "data.path={cache}/points.npy")),
+            ("a graph of a million nodes", 45, 150, (*MILLION, "data.path={cache}/million.npy")),
+        )
+        for where, device, seconds in (("", (), seconds), (" on two cores", TWO_CORES, slow))
+    ),
+    _train(
+        "epoch of the flagship in bf16",
+        35,
+        *FLAGSHIP,
+        *EPOCHS,
+        "train.precision=bf16",
+        group="knowledge",
+        small=TINY_FLAGSHIP,
+        compared="epoch of the flagship",
+    ),
+    _train(
+        "5 million entities of which a GPU holds a quarter",
+        400,
+        "trainer=knowledge",
+        "data=math",
+        "data.num_entities=5_000_000",
+        "data.num_train=2_000_000",
+        "data.num_valid=100",
+        "data.num_test=100",
+        "trainer.dim=400",
+        "trainer.loss=negatives",
+        "trainer.batch_size=4000",
+        "trainer.num_parts=8",
+        "train.epochs=1",
+        "train.eval_every=1",
+        group="large",
+        small=("data.num_entities=1000", "data.num_train=20000", "trainer.dim=8"),
+    ),
 )
 
 
-def bench_gpu(out: str = "build/gpu", group: tuple[str, ...] = (), rows: tuple[str, ...] = (), seconds: int = 560,
-              device: str = "cuda", small: bool = False, given: str = "none") -> None:
+def bench_gpu(
+    out: str = "build/gpu",
+    group: tuple[str, ...] = (),
+    rows: tuple[str, ...] = (),
+    seconds: int = 560,
+    device: str = "cuda",
+    small: bool = False,
+    given: str = "none",
+) -> None:
     """Measure every row of the table on a GPU, each in a process of its own with a time limit.
 
     Args:
@@ -239,15 +489,25 @@ def bench_gpu(out: str = "build/gpu", group: tuple[str, ...] = (), rows: tuple[s
     """
     place = choose_device(device)
     numbers = {str(place + 1): name for place, name in enumerate(GROUPS)}
-    wanted = {numbers.get(name, name) for name in group or GROUPS[:None if rows else 3]}
+    wanted = {numbers.get(name, name) for name in group or GROUPS[: None if rows else 3]}
     if unknown := sorted(wanted - {*GROUPS}):
-        raise ValueError(f"--group {unknown[0]} is unknown; choose one of {', '.join(GROUPS)}, or 1 to "
-                         f"{len(GROUPS)}")
-    chosen = [row for row in ROWS if row.group in wanted and (not rows or any(text in row.name for text in rows))]
+        raise ValueError(
+            f"--group {unknown[0]} is unknown; choose one of {', '.join(GROUPS)}, or 1 to "
+            f"{len(GROUPS)}"
+        )
+    chosen = [
+        row
+        for row in ROWS
+        if row.group in wanted and (not rows or any(text in row.name for text in rows))
+    ]
     if not chosen:
-        raise ValueError(f"--rows {' '.join(rows)}: no row has such a name; there are "
-                         f"{'; '.join(row.name for row in ROWS)}")
-    table = Table(Path(out).absolute(), place.type, small, time.monotonic() + seconds, Path(given).absolute())
+        raise ValueError(
+            f"--rows {' '.join(rows)}: no row has such a name; there are "
+            f"{'; '.join(row.name for row in ROWS)}"
+        )
+    table = Table(
+        Path(out).absolute(), place.type, small, time.monotonic() + seconds, Path(given).absolute()
+    )
     with ThreadPoolExecutor(10) as pool:
         runs = {row: pool.submit(table.run, row) for row in chosen if row.turn == "first"}
         for run in as_completed(runs.values()):
@@ -257,12 +517,16 @@ def bench_gpu(out: str = "build/gpu", group: tuple[str, ...] = (), rows: tuple[s
         for row in chosen:
             if row.turn == "alone":
                 table.save(row, table.run(row))
-            for other in [other for other in runs if runs[other].done() and other.compared in table.results]:
+            for other in [
+                other for other in runs if runs[other].done() and other.compared in table.results
+            ]:
                 table.save(other, runs.pop(other).result())
         for row, run in runs.items():
             table.save(row, run.result())
     if failed := [name for name, result in table.results.items() if "failed" in result[0]]:
-        raise ValueError(f"{len(failed)} of {len(chosen)} rows failed: {', '.join(failed)}; see {out}/table.md")
+        raise ValueError(
+            f"{len(failed)} of {len(chosen)} rows failed: {', '.join(failed)}; see {out}/table.md"
+        )
 
 
 class Table:
@@ -283,7 +547,13 @@ class Table:
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"--out={folder} is not empty; choose a new folder")
         (folder / "logs").mkdir(parents=True)
-        self.folder, self.device, self.small, self.end, self.given = folder, device, small, end, given
+        self.folder, self.device, self.small, self.end, self.given = (
+            folder,
+            device,
+            small,
+            end,
+            given,
+        )
         self.results = dict[str, list[dict]]()
 
     def run(self, row: Row) -> list[dict]:
@@ -295,14 +565,27 @@ class Table:
             return [{"failed": "no time was left"}]
         run = self.folder / "runs" / name
         output, said = (self.folder / "logs" / f"{name}.{kind}" for kind in ("out", "err"))
-        command = row.instead if row.instead and self.device == "cpu" else (
-            row.command + (row.small if self.small else ()))
-        places = {"device": self.device, "out": str(run), "cache": str(self.folder / "cache"),
-                  "given": str(self.given)}
+        command = (
+            row.instead
+            if row.instead and self.device == "cpu"
+            else (row.command + (row.small if self.small else ()))
+        )
+        places = {
+            "device": self.device,
+            "out": str(run),
+            "cache": str(self.folder / "cache"),
+            "given": str(self.given),
+        }
         say(f"{row.name}: at most {limit:.0f} s")
         with output.open("w") as out, said.open("w") as err:
-            process = subprocess.Popen([sys.executable, "-m", *(part.format_map(places) for part in command)], cwd=ROOT,
-                                       stdout=out, stderr=err, env=self._environment(row), start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, "-m", *(part.format_map(places) for part in command)],
+                cwd=ROOT,
+                stdout=out,
+                stderr=err,
+                env=self._environment(row),
+                start_new_session=True,
+            )
             try:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -318,8 +601,11 @@ class Table:
             found = [{"failed": f"its numbers cannot be read: {error!r}"}]
         if code == 0:
             return [seconds | each for each in found or [{}]]
-        reason = f"it took longer than {limit:.0f} s" if code is None else (
-            f"exit status {code}: {_last_line(said, output)}")
+        reason = (
+            f"it took longer than {limit:.0f} s"
+            if code is None
+            else (f"exit status {code}: {_last_line(said, output)}")
+        )
         first, *others = found or [{}]
         return [seconds | first | {"failed": reason}, *others]
 
@@ -327,11 +613,15 @@ class Table:
         """Add the result of a row to the files; earlier rows are already there."""
         before = self.results.get(row.compared)
         if before and "epoch_s" in before[0] and "epoch_s" in result[0]:
-            result[0] |= {"times": four_digits(before[0]["epoch_s"] / result[0]["epoch_s"]), "same_bits":
-                          before[0]["weights_sha256"] == result[0]["weights_sha256"]}
+            result[0] |= {
+                "times": four_digits(before[0]["epoch_s"] / result[0]["epoch_s"]),
+                "same_bits": before[0]["weights_sha256"] == result[0]["weights_sha256"],
+            }
         self.results[row.name] = result
         with (self.folder / "rows.jsonl").open("a") as file:
-            file.writelines(json.dumps({"row": row.name, "group": row.group, **each}) + "\n" for each in result)
+            file.writelines(
+                json.dumps({"row": row.name, "group": row.group, **each}) + "\n" for each in result
+            )
         lines = ["| row | what | numbers |", "|---|---|---|", *self._lines()]
         (self.folder / "table.md").write_text("\n".join(lines) + "\n")
         say(f"{row.name}: {result[0].get('failed', 'done')}")
@@ -351,7 +641,9 @@ class Table:
         """Return the environment of a row: tests of kernels see the GPU, or Triton interprets them."""
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         kernels = {"TESTS_SEE_GPUS": "1"} if self.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
-        if "pytest" in row.command:  # such a machine lacks packages of modules whose shapes would be checked
+        if (
+            "pytest" in row.command
+        ):  # such a machine lacks packages of modules whose shapes would be checked
             kernels |= {"CHECK_SHAPES": "0"}
             if self.device == "cpu":
                 kernels |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -360,5 +652,10 @@ class Table:
 
 def _last_line(*logs: Path) -> str:
     """Return the last line of the first file that has one."""
-    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-1:] if line.strip()]
+    lines = [
+        line
+        for log in logs
+        for line in log.read_text(errors="replace").splitlines()[-1:]
+        if line.strip()
+    ]
     return lines[0][-300:] if lines else "it said nothing"

@@ -20,8 +20,13 @@ def write_blogcatalog(folder: Path, given: Path, scale: float) -> None:
     group = rng.integers(39, size=num_nodes)
     ends = (num_nodes * rng.random((2, int(333_983 * scale))) ** 2).astype(np.int64)
     network = sp.coo_array((np.ones(ends.shape[1]), ends), shape=(num_nodes, num_nodes)).tocsc()
-    scipy.io.savemat(folder / "blogcatalog.mat", {
-        "network": ((network + network.T) > 0).astype(np.float64), "group": sp.csc_array(np.eye(39)[group])})
+    scipy.io.savemat(
+        folder / "blogcatalog.mat",
+        {
+            "network": ((network + network.T) > 0).astype(np.float64),
+            "group": sp.csc_array(np.eye(39)[group]),
+        },
+    )
 
 
 def write_triples(folder: Path, given: Path, scale: float) -> None:
@@ -32,17 +37,24 @@ def write_triples(folder: Path, given: Path, scale: float) -> None:
     rng = np.random.default_rng(0)
     (folder / "triples").mkdir()
     for split, count in (("train", 272_115), ("valid", 17_535), ("test", 20_466)):
-        head, relation, noise = (rng.random((3, int(count * scale))) ** 2 * [[14_541 * scale], [237], [5]]).astype(int)
+        head, relation, noise = (
+            rng.random((3, int(count * scale))) ** 2 * [[14_541 * scale], [237], [5]]
+        ).astype(int)
         tail = (7 * head + 31 * relation + noise) % int(14_541 * scale)
-        np.savetxt(folder / "triples" / f"{split}.txt", np.stack([head, relation, tail], 1), "%d", "\t")
+        np.savetxt(
+            folder / "triples" / f"{split}.txt", np.stack([head, relation, tail], 1), "%d", "\t"
+        )
 
 
 def write_points(folder: Path, given: Path, scale: float) -> None:
     """Write points.npy: 100,000 points of 50 numbers in a hundred clouds."""
     rng, num_points = np.random.default_rng(0), int(100_000 * scale)
     clouds = 8 * rng.standard_normal((100, 50), np.float32)
-    np.save(folder / "points.npy", clouds[rng.integers(100, size=num_points)]
-            + rng.standard_normal((num_points, 50), np.float32))
+    np.save(
+        folder / "points.npy",
+        clouds[rng.integers(100, size=num_points)]
+        + rng.standard_normal((num_points, 50), np.float32),
+    )
 
 
 def write_million(folder: Path, given: Path, scale: float) -> None:
@@ -52,13 +64,20 @@ def write_million(folder: Path, given: Path, scale: float) -> None:
     write_edges(folder / "million.npy", int(1_138_499 * scale), int(4_945_382 * scale))
 
 
-WRITERS = {"blogcatalog": write_blogcatalog, "triples": write_triples, "points": write_points, "million": write_million}
+WRITERS = {
+    "blogcatalog": write_blogcatalog,
+    "triples": write_triples,
+    "points": write_points,
+    "million": write_million,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("what", nargs="+", choices=WRITERS)
-    parser.add_argument("--given", type=Path, default=Path("none"), help="folder of the files at hand")
+    parser.add_argument(
+        "--given", type=Path, default=Path("none"), help="folder of the files at hand"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="size of what is generated")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

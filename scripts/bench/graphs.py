@@ -29,7 +29,9 @@ def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64
     if dtype != edge_index.dtype:
         edge_index = from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
     data.edge_attr.mul_(32).round_().div_(32)
-    return Data(edge_index=transpose(edge_index), edge_attr=data.edge_attr, y=data.y, num_nodes=num_nodes)
+    return Data(
+        edge_index=transpose(edge_index), edge_attr=data.edge_attr, y=data.y, num_nodes=num_nodes
+    )
 
 
 def exact(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -44,13 +46,17 @@ def heavy_tailed(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeIndex:
     """
     rng = np.random.default_rng(seed)
     degree = 1 / (1 - rng.random(num_nodes)) ** 0.5  # density ~ degree^-3
-    ends = np.floor(np.cumsum(np.concatenate([[0.0], degree / degree.sum()])) * num_edges + 0.5).astype(np.int64)
+    ends = np.floor(
+        np.cumsum(np.concatenate([[0.0], degree / degree.sum()])) * num_edges + 0.5
+    ).astype(np.int64)
     indptr = torch.from_numpy(ends)
     edges = torch.empty(2, num_edges, dtype=torch.int32)
     block = 1 << 24
     for first in range(0, num_edges, block):
         last = min(first + block, num_edges)
-        edges[1, first:last] = torch.from_numpy(np.searchsorted(ends, np.arange(first, last), side="right") - 1)
+        edges[1, first:last] = torch.from_numpy(
+            np.searchsorted(ends, np.arange(first, last), side="right") - 1
+        )
         # A source is the end of a random edge, so that nodes with many edges are sources more often.
         stub = rng.integers(0, num_edges, last - first)
         edges[0, first:last] = torch.from_numpy(np.searchsorted(ends, stub, side="right") - 1)

@@ -7,13 +7,25 @@ from parallel_epochs.models.aggregate import backend
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import PRODUCTS
-from parallel_epochs.scripts.bench.measure import extra_mib, peak_gib, resident_mib, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import (
+    extra_mib,
+    peak_gib,
+    resident_mib,
+    say,
+    seconds_of,
+    write_row,
+)
 
 IN_CHANNELS, NUM_CLASSES = 100, 47
 
 
-def bench_inference(num_nodes: int = PRODUCTS[0], num_edges: int = PRODUCTS[1], layers: int = 14, channels: int = 128,
-                    device: str = "cpu") -> None:
+def bench_inference(
+    num_nodes: int = PRODUCTS[0],
+    num_edges: int = PRODUCTS[1],
+    layers: int = 14,
+    channels: int = 128,
+    device: str = "cpu",
+) -> None:
     """Measure exact inference on a graph of ogbn-products' size."""
     place = choose_device(device)
     torch.manual_seed(0)
@@ -31,20 +43,44 @@ def bench_inference(num_nodes: int = PRODUCTS[0], num_edges: int = PRODUCTS[1], 
             seconds.append(seconds_of(lambda: model(x, edge_index)))
 
     extra = extra_mib(infer)
-    write_row({"bench": "inference", "num_nodes": num_nodes, "num_edges": num_edges, "layers": layers,
-               "channels": channels, "seconds": round(seconds[0], 2), "extra_gib": round(extra / 1024, 2),
-               "peak_gib": round(peak_gib(), 2), "beside": "PyG not run: the original needed 405 GB"})
+    write_row(
+        {
+            "bench": "inference",
+            "num_nodes": num_nodes,
+            "num_edges": num_edges,
+            "layers": layers,
+            "channels": channels,
+            "seconds": round(seconds[0], 2),
+            "extra_gib": round(extra / 1024, 2),
+            "peak_gib": round(peak_gib(), 2),
+            "beside": "PyG not run: the original needed 405 GB",
+        }
+    )
 
 
 def _model(layers: int, channels: int, kernel: str) -> DeeperGCN:
-    return DeeperGCN(IN_CHANNELS, channels, NUM_CLASSES, layers, aggr="softmax_sg", t=0.1, learn_t=False, norm="batch",
-                     num_mlp_layers=1, dropout=0.5, kernel=kernel).eval()
+    return DeeperGCN(
+        IN_CHANNELS,
+        channels,
+        NUM_CLASSES,
+        layers,
+        aggr="softmax_sg",
+        t=0.1,
+        learn_t=False,
+        norm="batch",
+        num_mlp_layers=1,
+        dropout=0.5,
+        kernel=kernel,
+    ).eval()
 
 
 @torch.no_grad()
 def _compare(layers: int, channels: int, place: torch.device) -> None:
     """Compare the fused path with plain torch in float64, on a small graph."""
-    edge_index, x = graphs.heavy_tailed(2000, 100_000).to(place), torch.randn(2000, IN_CHANNELS).to(place)
+    edge_index, x = (
+        graphs.heavy_tailed(2000, 100_000).to(place),
+        torch.randn(2000, IN_CHANNELS).to(place),
+    )
     model = _model(layers, channels, "fused").to(place)
     reference = _model(layers, channels, "reference").to(place).double()
     reference.load_state_dict(model.state_dict())

@@ -18,8 +18,12 @@ from parallel_epochs.scripts.bench.measure import configure, say, train_to_the_e
 WARM = 5_000
 
 
-def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap", "umap-learn", "openTSNE"),
-                 repeat: int = 1) -> None:
+def bench_layout(
+    path: str,
+    labels: str = "",
+    peers: tuple[str, ...] = ("pacmap", "umap-learn", "openTSNE"),
+    repeat: int = 1,
+) -> None:
     """Measure time and quality of layouts of vectors, beside PaCMAP's, UMAP's and openTSNE's.
 
     Packages that are not installed are named and left out. Everything is compiled before the time is taken. No seed is
@@ -33,8 +37,11 @@ def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap"
     Raises:
         ValueError: the vectors cannot be read.
     """
-    config = configure("+experiment=largevis_mnist", f"data.path={path}",
-                       *([] if not labels else [f"data.labels={labels}"]))
+    config = configure(
+        "+experiment=largevis_mnist",
+        f"data.path={path}",
+        *([] if not labels else [f"data.labels={labels}"]),
+    )
     data = training.open_data(config).data
     x, classes = data.x.numpy(), classes_of(data)
     places = {"ours": lambda seed: _lay_out(config, data, seed)}
@@ -56,13 +63,24 @@ def bench_layout(path: str, labels: str = "", peers: tuple[str, ...] = ("pacmap"
             ours = ours or (seconds, busy)
             accuracy = vote(positions, classes) if classes is not None else float("nan")
             kept = trust(positions, x, np.arange(len(x)))
-            say(f"round {round_ + 1}, {name}: {seconds:.2f} s, {busy:.2f} s of processor time; accuracy of 10 "
-                f"neighbours {accuracy:.4f}, trustworthiness {kept:.4f}")
-            write_row({
-                "bench": "layout", "what": name, "round": round_, "points": len(x), "seconds": round(seconds, 3),
-                "processor_seconds": round(busy, 3), "ratio": round(seconds / ours[0], 3),
-                "processor_ratio": round(busy / ours[1], 3), "knn_acc": round(accuracy, 4),
-                "trustworthiness": round(kept, 4)})
+            say(
+                f"round {round_ + 1}, {name}: {seconds:.2f} s, {busy:.2f} s of processor time; accuracy of 10 "
+                f"neighbours {accuracy:.4f}, trustworthiness {kept:.4f}"
+            )
+            write_row(
+                {
+                    "bench": "layout",
+                    "what": name,
+                    "round": round_,
+                    "points": len(x),
+                    "seconds": round(seconds, 3),
+                    "processor_seconds": round(busy, 3),
+                    "ratio": round(seconds / ours[0], 3),
+                    "processor_ratio": round(busy / ours[1], 3),
+                    "knn_acc": round(accuracy, 4),
+                    "trustworthiness": round(kept, 4),
+                }
+            )
 
 
 def _lay_out(config, data, seed: int) -> np.ndarray:
@@ -77,5 +95,10 @@ def _lay_out(config, data, seed: int) -> np.ndarray:
 PEERS: dict[str, tuple[str, Callable[[Any, np.ndarray, int], np.ndarray]]] = {
     "pacmap": ("pacmap", lambda pacmap, x, seed: pacmap.PaCMAP(n_components=2).fit_transform(x)),
     "umap-learn": ("umap", lambda umap, x, seed: umap.UMAP().fit_transform(x)),
-    "openTSNE": ("openTSNE", lambda opentsne, x, seed: opentsne.TSNE(
-        n_jobs=torch.get_num_threads(), random_state=seed).fit(x))}
+    "openTSNE": (
+        "openTSNE",
+        lambda opentsne, x, seed: opentsne.TSNE(
+            n_jobs=torch.get_num_threads(), random_state=seed
+        ).fit(x),
+    ),
+}

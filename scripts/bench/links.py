@@ -25,8 +25,14 @@ from parallel_epochs.scripts.bench.pyg_model import PyGBlocks
 HEURISTICS = {name: COUNTS[name] for name in ("common neighbours", "resource allocation")}
 
 
-def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_step: int = 4096, seeds: int = 3,
-                cache_dir: str = ".cache") -> None:
+def bench_links(
+    folder: str,
+    epochs: int = 1,
+    num_parts: int = 64,
+    pairs_per_step: int = 4096,
+    seeds: int = 3,
+    cache_dir: str = ".cache",
+) -> None:
     """Measure Hits@50 of the ogbl-collab recipe, of common neighbours and of PyG's modules.
 
     Our model and PyG's begin with the same weights and train on the same batches.
@@ -41,15 +47,25 @@ def bench_links(folder: str, epochs: int = 1, num_parts: int = 64, pairs_per_ste
         ValueError: there is no link dataset in `folder`.
     """
     whole = num_parts == 1
-    config = configure("+experiment=ogbl_collab", f"data.folder={folder}", f"partition={'whole' if whole else 'metis'}",
-                       f"partition.num_parts={num_parts}", f"task.pairs_per_step={pairs_per_step}",
-                       f"cache_dir={cache_dir}")
+    config = configure(
+        "+experiment=ogbl_collab",
+        f"data.folder={folder}",
+        f"partition={'whole' if whole else 'metis'}",
+        f"partition.num_parts={num_parts}",
+        f"task.pairs_per_step={pairs_per_step}",
+        f"cache_dir={cache_dir}",
+    )
     data = training.open_data(config).data
     for name, count in HEURISTICS.items():
-        for more, graph in (("", data), (", validation edges in the test graph", _with_valid_edges(data))):
+        for more, graph in (
+            ("", data),
+            (", validation edges in the test graph", _with_valid_edges(data)),
+        ):
             start = time.process_time()
-            scores = {split: _rank(data, split, count, graph if split == "test" else data)
-                      for split in ("valid", "test")}
+            scores = {
+                split: _rank(data, split, count, graph if split == "test" else data)
+                for split in ("valid", "test")
+            }
             _write(name + more, 0, 0, time.process_time() - start, scores)
     for seed in range(seeds):
         config.seed = seed
@@ -72,8 +88,11 @@ def _build(config: GNNConfig, data: Data) -> LinkModel:
 def _compare(ours: LinkModel, theirs: LinkModel, data: Data) -> None:
     edge_index = data.edge_index.as_tensor().long()
     with torch.no_grad():
-        assert_close({"embeddings": ours.train()(data.x, data.edge_index)},
-                     {"embeddings": theirs.train()(data.x, edge_index)}, tolerance=1e-3)
+        assert_close(
+            {"embeddings": ours.train()(data.x, data.edge_index)},
+            {"embeddings": theirs.train()(data.x, edge_index)},
+            tolerance=1e-3,
+        )
     say("outputs compared: both models compute the same embeddings")
 
 
@@ -86,7 +105,9 @@ def _train(model: LinkModel, config: GNNConfig, data: Data, epochs: int) -> int:
         model.train()
         for step, batch in enumerate(loader.batches(epoch, Share())):
             optimizer.zero_grad()
-            total, count = task.loss(model, batch, seed_torch("dropout", config.seed, epoch, step, 0))
+            total, count = task.loss(
+                model, batch, seed_torch("dropout", config.seed, epoch, step, 0)
+            )
             (total / count.clamp(min=1)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip_grad_norm)
             optimizer.step()
@@ -106,13 +127,28 @@ def _with_valid_edges(data: Data) -> Data:
 def _rank(data: Data, split: str, count: Callable[[CommonNeighbors], Tensor], graph: Data) -> float:
     """Rank the pairs of a split by the neighbours that their nodes share in a graph."""
     neighborhoods = Neighborhoods.of(graph.edge_index, data.num_nodes)
-    return link_metric(data.metric, *(count(neighborhoods.common(data[key]))
-                                      for key in (f"{split}_pairs", f"{split}_negatives")))
+    return link_metric(
+        data.metric,
+        *(
+            count(neighborhoods.common(data[key]))
+            for key in (f"{split}_pairs", f"{split}_negatives")
+        ),
+    )
 
 
 def _write(name: str, seed: int, num_steps: int, seconds: float, scores: dict[str, float]) -> None:
-    say(f"{name}, seed {seed}: valid {scores['valid']:.4f}, test {scores['test']:.4f} after {num_steps} steps, "
-        f"{seconds:.1f} s of processor time")
-    write_row({"bench": "links", "model": name, "seed": seed, "steps": num_steps,
-               "processor_s": round(seconds, 1), "valid": round(scores["valid"], 4),
-               "test": round(scores["test"], 4)})
+    say(
+        f"{name}, seed {seed}: valid {scores['valid']:.4f}, test {scores['test']:.4f} after {num_steps} steps, "
+        f"{seconds:.1f} s of processor time"
+    )
+    write_row(
+        {
+            "bench": "links",
+            "model": name,
+            "seed": seed,
+            "steps": num_steps,
+            "processor_s": round(seconds, 1),
+            "valid": round(scores["valid"], 4),
+            "test": round(scores["test"], 4),
+        }
+    )

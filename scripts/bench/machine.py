@@ -35,8 +35,21 @@ class Machine:
 def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.so"
-        subprocess.run(["c++", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC",
-                        str(Path(__file__).with_name("machine.cpp")), "-o", str(path)], check=True)
+        subprocess.run(
+            [
+                "c++",
+                "-O3",
+                "-march=native",
+                "-ffp-contract=fast",
+                "-fopenmp",
+                "-shared",
+                "-fPIC",
+                str(Path(__file__).with_name("machine.cpp")),
+                "-o",
+                str(path),
+            ],
+            check=True,
+        )
         library = ctypes.CDLL(str(path))
     library.multiply_add.restype = ctypes.c_int64
     return library
@@ -50,7 +63,9 @@ def seconds_to_gather(num_rows: int, channels: int, index: Tensor) -> float:
         index: rows to read, int64.
     """
     table, firsts = torch.ones(num_rows, channels), torch.arange(0, index.numel(), ROWS_PER_SUM)
-    return min(seconds_of(lambda: embedding_bag(index, table, firsts, mode="sum")) for _ in range(30))
+    return min(
+        seconds_of(lambda: embedding_bag(index, table, firsts, mode="sum")) for _ in range(30)
+    )
 
 
 def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:

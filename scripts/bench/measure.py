@@ -45,15 +45,23 @@ def import_peer(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise SystemExit(f"this benchmark compares with {package}, which is not installed: pip install {package}"
-                         ) from None
+        raise SystemExit(
+            f"this benchmark compares with {package}, which is not installed: pip install {package}"
+        ) from None
 
 
 def describe_extensions() -> str:
     """Say which of the packages with kernels for PyG are installed; PyG uses them without being asked."""
     found = []
-    for module, is_used in (("pyg_lib", typing.WITH_PYG_LIB), ("torch_scatter", typing.WITH_TORCH_SCATTER)):
-        version = getattr(importlib.import_module(module), "__version__", "installed") if is_used else "not installed"
+    for module, is_used in (
+        ("pyg_lib", typing.WITH_PYG_LIB),
+        ("torch_scatter", typing.WITH_TORCH_SCATTER),
+    ):
+        version = (
+            getattr(importlib.import_module(module), "__version__", "installed")
+            if is_used
+            else "not installed"
+        )
         found.append(f"{module} {version}")
     return ", ".join(found)
 
@@ -63,13 +71,21 @@ def say(message: str) -> None:
 
 
 def write_row(row: dict) -> None:
-    """Print a measurement with its machine, versions and commit, after a header if it has other columns than the last.
-    """
+    """Print a measurement with its machine, versions and commit, after a header if it has other columns than the last."""
     global _writer
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
-    row = {**row, "threads": torch.get_num_threads(), "machine": f"{platform.machine()} {_processor()}", "gpu": gpu,
-           "torch": torch.__version__, "pyg": torch_geometric.__version__, "commit": commit or "unknown"}
+    row = {
+        **row,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()} {_processor()}",
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "pyg": torch_geometric.__version__,
+        "commit": commit or "unknown",
+    }
     if _writer is None or set(_writer.fieldnames) != row.keys():
         _writer = csv.DictWriter(sys.stdout, row)
         _writer.writeheader()
@@ -81,8 +97,11 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor()
-    models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines()
-              if line.startswith("model name")]
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in cpuinfo.read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{models[0] if models else 'unknown'} x{len(models)}"
 
 
@@ -100,8 +119,15 @@ def seconds_of(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repeat: int, inner: int = 1, *,
-                 peer: str = "pyg", others: tuple[str, ...] = ("ours", "ratio")) -> dict:
+def side_by_side(
+    theirs: Callable[[], object],
+    ours: Callable[[], object],
+    repeat: int,
+    inner: int = 1,
+    *,
+    peer: str = "pyg",
+    others: tuple[str, ...] = ("ours", "ratio"),
+) -> dict:
     """Time two functions in turn, after a warm-up call of each.
 
     Args:
@@ -116,17 +142,32 @@ def side_by_side(theirs: Callable[[], object], ours: Callable[[], object], repea
     theirs(), ours()
     rounds = []
     for round_ in range(repeat):
-        a = statistics.median(seconds_of(theirs) for _ in range(inner if torch.cuda.is_initialized() else 1))
+        a = statistics.median(
+            seconds_of(theirs) for _ in range(inner if torch.cuda.is_initialized() else 1)
+        )
         if not torch.cuda.is_initialized():
-            time.sleep(0.3)  # the peer's threads may wait for work in a busy loop for a fifth of a second
+            time.sleep(
+                0.3
+            )  # the peer's threads may wait for work in a busy loop for a fifth of a second
         b = statistics.median(seconds_of(ours) for _ in range(inner))
         rounds.append((a, b, a / b))
-        say(f"round {round_ + 1}: {peer} {four_digits(a)} s, ours {four_digits(b)} s, ratio {a / b:.1f}")
-    return {name: value for column, values in zip((peer, *others), zip(*rounds))
-            for name, value in _spread(column, values).items()}
+        say(
+            f"round {round_ + 1}: {peer} {four_digits(a)} s, ours {four_digits(b)} s, ratio {a / b:.1f}"
+        )
+    return {
+        name: value
+        for column, values in zip((peer, *others), zip(*rounds))
+        for name, value in _spread(column, values).items()
+    }
 
 
-def beside(peer: str, theirs: Callable[[], object] | None, ours: Callable[[], object], repeat: int, inner: int) -> dict:
+def beside(
+    peer: str,
+    theirs: Callable[[], object] | None,
+    ours: Callable[[], object],
+    repeat: int,
+    inner: int,
+) -> dict:
     """Time a further peer as :func:`side_by_side` does; empty columns where there is none."""
     others = f"ours_beside_{peer}", f"{peer}_ratio"
     if theirs is None:
@@ -136,7 +177,10 @@ def beside(peer: str, theirs: Callable[[], object] | None, ours: Callable[[], ob
 
 def _spread(column: str, values: Sequence[float]) -> dict:
     unit = "" if column.endswith("ratio") else "_s"
-    return {f"{column}_{what.__name__}{unit}": four_digits(what(values)) for what in (statistics.median, min, max)}
+    return {
+        f"{column}_{what.__name__}{unit}": four_digits(what(values))
+        for what in (statistics.median, min, max)
+    }
 
 
 def spread_of(function: Callable[[], object], repeat: int) -> dict:
@@ -180,22 +224,30 @@ def extra_mib(function: Callable[[], object]) -> float:
     return resident_mib("VmHWM") - before
 
 
-def extra_of_both(theirs: Callable[[], object], ours: Callable[[], object], peer: str = "pyg") -> dict[str, float]:
+def extra_of_both(
+    theirs: Callable[[], object], ours: Callable[[], object], peer: str = "pyg"
+) -> dict[str, float]:
     """Return the columns of a row with the extra memory of two functions, see :func:`extra_mib`."""
     theirs_mib, ours_mib = (round(extra_mib(function), 1) for function in (theirs, ours))
     say(f"extra memory: {peer} {theirs_mib:.1f} MiB, ours {ours_mib:.1f} MiB")
-    return {f"{peer}_extra_mib": theirs_mib, "ours_extra_mib": ours_mib,
-            "extra_ratio": round(theirs_mib / max(ours_mib, 0.1), 1)}
+    return {
+        f"{peer}_extra_mib": theirs_mib,
+        "ours_extra_mib": ours_mib,
+        "extra_ratio": round(theirs_mib / max(ours_mib, 0.1), 1),
+    }
 
 
 def call_apart(function: Callable, *arguments: object) -> Any:
     """Call a function in a new process with as many threads, since memory that others left behind would count."""
-    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (torch.get_num_threads(),)) as process:
+    with ProcessPoolExecutor(
+        1, get_context("spawn"), torch.set_num_threads, (torch.get_num_threads(),)
+    ) as process:
         return process.submit(function, *arguments).result()
 
 
-def train_to_the_end(build: Callable[[Part], Any], config: RunConfig,
-                     data: Graph) -> tuple[float, int, np.ndarray]:
+def train_to_the_end(
+    build: Callable[[Part], Any], config: RunConfig, data: Graph
+) -> tuple[float, int, np.ndarray]:
     """Train vectors without a run directory; returns the seconds, the number of pairs and the vectors."""
     start, num_pairs = time.perf_counter(), 0
     with contextlib.closing(build(Part(config, data, torch.device("cpu")))) as trainer:
@@ -215,7 +267,9 @@ def backward(out: Tensor, leaves: dict[str, Tensor], gradient: Tensor) -> dict[s
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def make_step(model: torch.nn.Module, loss: Callable[[], Tensor], *, capturable: bool = False) -> Callable[[], None]:
+def make_step(
+    model: torch.nn.Module, loss: Callable[[], Tensor], *, capturable: bool = False
+) -> Callable[[], None]:
     """Return a function that takes a step of Adam on a loss, perhaps one that a CUDA graph can capture."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True, capturable=capturable)
 
@@ -227,8 +281,12 @@ def make_step(model: torch.nn.Module, loss: Callable[[], Tensor], *, capturable:
     return step
 
 
-def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float,
-                 scales: dict[str, float] | None = None) -> None:
+def assert_close(
+    ours: dict[str, Tensor],
+    theirs: dict[str, Tensor],
+    tolerance: float,
+    scales: dict[str, float] | None = None,
+) -> None:
     """Stop unless all tensors differ from the expected ones by at most `tolerance`.
 
     Args:
@@ -244,11 +302,14 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: 
         error = float((a - b).abs().max() / scale)
         say(f"{name}: relative difference {error:.1e}")
         if not error <= tolerance:
-            raise SystemExit(f"{name} differs from PyG's by {error:.1e}, more than {tolerance:.0e}: nothing is timed")
+            raise SystemExit(
+                f"{name} differs from PyG's by {error:.1e}, more than {tolerance:.0e}: nothing is timed"
+            )
 
 
-def assert_same_model(ours: torch.nn.Module, theirs: torch.nn.Module, x: Tensor, data: Data,
-                      shared: Sequence[str]) -> None:
+def assert_same_model(
+    ours: torch.nn.Module, theirs: torch.nn.Module, x: Tensor, data: Data, shared: Sequence[str]
+) -> None:
     """Stop unless two models that share layers agree without dropout, as both would draw other masks.
 
     Args:
@@ -261,7 +322,12 @@ def assert_same_model(ours: torch.nn.Module, theirs: torch.nn.Module, x: Tensor,
         logits = side(x, edge_index, data.edge_attr)
         # Reentrant checkpointing works with backward() alone.
         binary_cross_entropy_with_logits(logits, data.y).backward()
-        sides.append({"logits": logits.detach(), **{name: getattr(side, name).weight.grad for name in shared}})
+        sides.append(
+            {
+                "logits": logits.detach(),
+                **{name: getattr(side, name).weight.grad for name in shared},
+            }
+        )
         side.train()
     assert_close(*sides, tolerance=1e-3)
 

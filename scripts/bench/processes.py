@@ -33,7 +33,9 @@ def watch(command: list[str], *, every: float = 0.2) -> Iterator[Held]:
     Raises:
         SystemExit: the command failed.
     """
-    with subprocess.Popen(command, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    with subprocess.Popen(
+        command, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
         while process.poll() is None:
             held = [_held(pid) for pid in descendants(process.pid)]
             yield Held(*(sum(numbers) for numbers in zip(*held)))
@@ -45,13 +47,17 @@ def watch(command: list[str], *, every: float = 0.2) -> Iterator[Held]:
 def peak_of(command: list[str], *, every: float) -> tuple[int, int]:
     """Run a command as :func:`watch` does, and return the largest `pss_kib` and `anonymous_kib` that were seen."""
     held = list(watch(command, every=every))
-    return max((each.pss_kib for each in held), default=0), max((each.anonymous_kib for each in held), default=0)
+    return max((each.pss_kib for each in held), default=0), max(
+        (each.anonymous_kib for each in held), default=0
+    )
 
 
 def children(pid: int) -> list[int]:
     """List the processes that a process has started."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 
@@ -65,7 +71,11 @@ def _held(pid: int) -> tuple[int, int, int, int]:
     """Return the numbers of :class:`Held` for a process, or zeros if it has just ended."""
     folder = Path("/proc", str(pid))
     try:
-        found = dict(re.findall(r"^(Pss\w*):\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE))
+        found = dict(
+            re.findall(
+                r"^(Pss\w*):\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE
+            )
+        )
         num_files, num_threads = (len(list((folder / part).iterdir())) for part in ("fd", "task"))
         return int(found.get("Pss", 0)), int(found.get("Pss_Anon", 0)), num_files, num_threads
     except OSError:

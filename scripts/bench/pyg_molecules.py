@@ -23,15 +23,28 @@ class PyGMolecules(torch.nn.Module):
         self.bond_encoders, self.convs, self.norms = (torch.nn.ModuleList() for _ in range(3))
         for conv, tables, norm in zip(model.convs, model.edge_lins, model.norms):
             self.bond_encoders.append(_copy(BondEncoder(channels).bond_embedding_list, tables))
-            theirs = pyg.GENConv(channels, channels, "softmax", t=1.0, learn_t=True, num_layers=1, norm="batch",
-                                 bias=True)
+            theirs = pyg.GENConv(
+                channels,
+                channels,
+                "softmax",
+                t=1.0,
+                learn_t=True,
+                num_layers=1,
+                norm="batch",
+                bias=True,
+            )
             theirs.load_state_dict(conv.state_dict())
             self.convs.append(theirs)
             self.norms.append(torch.nn.BatchNorm1d(channels))
             self.norms[-1].load_state_dict(norm.state_dict())
 
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor,
-                batch: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        edge_attr: torch.Tensor,
+        batch: torch.Tensor,
+    ) -> torch.Tensor:
         h = _sum(self.atom_encoder, x)
         h = self.convs[0](h, edge_index, _sum(self.bond_encoders[0], edge_attr))
         for norm, conv, bonds in zip(self.norms, self.convs[1:], self.bond_encoders[1:]):

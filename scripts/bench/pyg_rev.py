@@ -14,8 +14,9 @@ class PyGBranch(torch.nn.Module):
         super().__init__()
         self.norm, self.conv = norm, conv
 
-    def forward(self, h: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor,
-                mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, h: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
         return self.conv(self.norm(h).relu() * mask, edge_index, edge_attr)
 
 
@@ -35,21 +36,39 @@ class PyGRevGNN(torch.nn.Module):
         branches = []
         for ours in model.branches:
             channels = ours.norm.normalized_shape[0]
-            conv = pyg.GENConv(channels, channels, "max", num_layers=2, norm="layer", bias=True,
-                               edge_dim=model.edge_encoder.in_features)
-            state = {name.removeprefix("conv."): value for name, value in ours.state_dict().items()
-                     if name.startswith("conv.")}
+            conv = pyg.GENConv(
+                channels,
+                channels,
+                "max",
+                num_layers=2,
+                norm="layer",
+                bias=True,
+                edge_dim=model.edge_encoder.in_features,
+            )
+            state = {
+                name.removeprefix("conv."): value
+                for name, value in ours.state_dict().items()
+                if name.startswith("conv.")
+            }
             weight, bias = fold(ours.edge_lin, model.edge_encoder)
-            conv.load_state_dict({**state, "lin_edge.weight": weight.detach(), "lin_edge.bias": bias.detach()})
+            conv.load_state_dict(
+                {**state, "lin_edge.weight": weight.detach(), "lin_edge.bias": bias.detach()}
+            )
             norm = torch.nn.LayerNorm(channels)
             norm.load_state_dict(ours.norm.state_dict())
             branches.append(PyGBranch(norm, conv))
-        self.layers = torch.nn.ModuleList(pyg.GroupAddRev(torch.nn.ModuleList(pair))
-                                          for pair in zip(branches[::2], branches[1::2]))
+        self.layers = torch.nn.ModuleList(
+            pyg.GroupAddRev(torch.nn.ModuleList(pair))
+            for pair in zip(branches[::2], branches[1::2])
+        )
 
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor
+    ) -> torch.Tensor:
         h = self.node_encoder(x)
         mask = torch.nn.functional.dropout(torch.ones_like(h), self.dropout, self.training)
         for layer in self.layers:
             h = layer(h, edge_index, edge_attr, mask)
-        return self.head(torch.nn.functional.dropout(self.norm(h).relu(), self.dropout, self.training))
+        return self.head(
+            torch.nn.functional.dropout(self.norm(h).relu(), self.dropout, self.training)
+        )

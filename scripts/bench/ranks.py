@@ -22,27 +22,55 @@ from parallel_epochs.scripts.bench.processes import watch
 CPU = torch.device("cpu")
 
 
-def bench_ranks(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], layers: int = 112,
-                num_ranks: int = 2, steps: int = 3) -> None:
+def bench_ranks(
+    num_nodes: int = CLUSTER[0],
+    num_edges: int = CLUSTER[1],
+    layers: int = 112,
+    num_ranks: int = 2,
+    steps: int = 3,
+) -> None:
     """Measure clusters per second of one and of several ranks, each with one thread and the same work."""
     single = None
     for count in (1, num_ranks):
-        seconds, share, num_bytes = launch(_train_steps, count, 1, StopRequest(), num_nodes, num_edges, layers, steps)
+        seconds, share, num_bytes = launch(
+            _train_steps, count, 1, StopRequest(), num_nodes, num_edges, layers, steps
+        )
         rate = count / seconds
         single = single or rate
-        write_row({
-            "bench": "ranks", "num_nodes": num_nodes, "num_edges": num_edges, "layers": layers, "num_ranks": count,
-            "step_median_s": round(seconds, 4), "clusters_per_s": round(rate, 4), "ratio": round(rate / single, 3),
-            "gradient_mib": round(num_bytes / 2**20, 2), "all_reduce_percent": round(100 * share, 2)})
+        write_row(
+            {
+                "bench": "ranks",
+                "num_nodes": num_nodes,
+                "num_edges": num_edges,
+                "layers": layers,
+                "num_ranks": count,
+                "step_median_s": round(seconds, 4),
+                "clusters_per_s": round(rate, 4),
+                "ratio": round(rate / single, 3),
+                "gradient_mib": round(num_bytes / 2**20, 2),
+                "all_reduce_percent": round(100 * share, 2),
+            }
+        )
 
 
-def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int, layers: int, steps: int) -> tuple:
+def _train_steps(
+    ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int, layers: int, steps: int
+) -> tuple:
     """Measure the seconds of a step, the share of the all-reduce once all ranks are there, and its bytes."""
     join(CPU)
     data = graphs.proteins(num_nodes, num_edges // 2 * 2)
     torch.manual_seed(0)
     x = torch.randn(num_nodes, 8)
-    model = DeeperGCN(8, 64, data.y.size(1), layers, edge_dim=8, learn_t=True, dropout=0.1, gradient_checkpointing=True)
+    model = DeeperGCN(
+        8,
+        64,
+        data.y.size(1),
+        layers,
+        edge_dim=8,
+        learn_t=True,
+        dropout=0.1,
+        gradient_checkpointing=True,
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     sync = GradientSync(model, ranks)
     seconds, shares = [], []
@@ -50,45 +78,82 @@ def _train_steps(ranks: Ranks, stop: StopRequest, num_nodes: int, num_edges: int
         ranks.wait()
         start = time.perf_counter()
         optimizer.zero_grad()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x, data.edge_index, data.edge_attr), data.y,
-                                                                    reduction="sum")
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            model(x, data.edge_index, data.edge_attr), data.y, reduction="sum"
+        )
         loss.backward()
         arrived = time.perf_counter()
         ranks.wait()
         waited, sync.seconds = time.perf_counter() - arrived, 0.0
         sync(loss, torch.tensor(data.y.numel()))
-        torch._foreach_mul_([p.grad for p in model.parameters()], 1 / (data.y.numel() * ranks.num_ranks))
+        torch._foreach_mul_(
+            [p.grad for p in model.parameters()], 1 / (data.y.numel() * ranks.num_ranks)
+        )
         optimizer.step()
         total = time.perf_counter() - start
         if step and ranks.is_first:
-            say(f"{ranks.num_ranks} ranks, step {step}: {total:.2f} s, of which {waited:.3f} s waiting for the others "
-                f"and {sync.seconds:.3f} s summing gradients")
+            say(
+                f"{ranks.num_ranks} ranks, step {step}: {total:.2f} s, of which {waited:.3f} s waiting for the others "
+                f"and {sync.seconds:.3f} s summing gradients"
+            )
         seconds.append(total)
         shares.append(sync.seconds / total)
     return statistics.median(seconds[1:]), statistics.median(shares[1:]), sync.num_bytes
 
 
-def bench_memory(num_nodes: int = PROTEINS[0], num_edges: int = PROTEINS[1], num_parts: int = 10, layers: int = 3,
-                 num_ranks: int = 4) -> None:
+def bench_memory(
+    num_nodes: int = PROTEINS[0],
+    num_edges: int = PROTEINS[1],
+    num_parts: int = 10,
+    layers: int = 3,
+    num_ranks: int = 4,
+) -> None:
     """Measure the memory of training runs with one and with several ranks: PSS of all processes of a run."""
     single = None
     with tempfile.TemporaryDirectory() as root:
-        graph = [f"cache_dir={root}/cache", f"data.num_nodes={num_nodes}", f"data.num_edges={num_edges}",
-                 "data.num_tasks=112"]
+        graph = [
+            f"cache_dir={root}/cache",
+            f"data.num_nodes={num_nodes}",
+            f"data.num_edges={num_edges}",
+            "data.num_tasks=112",
+        ]
         say("generating the graph")
-        subprocess.run([sys.executable, "-m", "pipeline.prepare", *graph], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [sys.executable, "-m", "pipeline.prepare", *graph], check=True, stdout=sys.stderr
+        )
         for count in (1, num_ranks):
-            highest, training = _memory_of([
-                sys.executable, "-m", "pipeline.train", *graph, f"hydra.run.dir={root}/{count}",
-                f"partition.num_parts={num_parts}", f"model.num_layers={layers}", f"parallel.num_ranks={count}",
-                "parallel.threads_per_rank=1", f"train.epochs={2 * count}", f"train.eval_every={2 * count}",
-                "task.base=none"], Path(root, str(count), "train.log"))
+            highest, training = _memory_of(
+                [
+                    sys.executable,
+                    "-m",
+                    "pipeline.train",
+                    *graph,
+                    f"hydra.run.dir={root}/{count}",
+                    f"partition.num_parts={num_parts}",
+                    f"model.num_layers={layers}",
+                    f"parallel.num_ranks={count}",
+                    "parallel.threads_per_rank=1",
+                    f"train.epochs={2 * count}",
+                    f"train.eval_every={2 * count}",
+                    "task.base=none",
+                ],
+                Path(root, str(count), "train.log"),
+            )
             single = single or (highest, training)
-            write_row({
-                "bench": "memory", "num_nodes": num_nodes, "num_edges": num_edges, "num_parts": num_parts,
-                "layers": layers, "num_ranks": count, "pss_gib": round(highest, 3),
-                "ratio": round(highest / single[0], 3), "training_pss_gib": round(training, 3),
-                "training_ratio": round(training / single[1], 3)})
+            write_row(
+                {
+                    "bench": "memory",
+                    "num_nodes": num_nodes,
+                    "num_edges": num_edges,
+                    "num_parts": num_parts,
+                    "layers": layers,
+                    "num_ranks": count,
+                    "pss_gib": round(highest, 3),
+                    "ratio": round(highest / single[0], 3),
+                    "training_pss_gib": round(training, 3),
+                    "training_ratio": round(training / single[1], 3),
+                }
+            )
 
 
 def _memory_of(command: list[str], log: Path) -> tuple[float, float]:

@@ -20,7 +20,13 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.scripts.bench.graphs import heavy_tailed
-from parallel_epochs.scripts.bench.measure import four_digits, import_peer, say, seconds_of, write_row
+from parallel_epochs.scripts.bench.measure import (
+    four_digits,
+    import_peer,
+    say,
+    seconds_of,
+    write_row,
+)
 
 CLIENTS, SERVICE = (1, 8, 64), "parallel_epochs.pipeline.serve"
 # A server that answers every request with a short text, on a free port that it prints as our service does.
@@ -42,8 +48,14 @@ uvicorn.Server(uvicorn.Config(app, log_level="error", loop="asyncio", http="h11"
 """
 
 
-def bench_serve(num_nodes: int = 63_436, num_edges: int = 290_000, num_targets: int = 50_000, classes: int = 50,
-                requests: int = 2000, soak: float = 0.0) -> None:
+def bench_serve(
+    num_nodes: int = 63_436,
+    num_edges: int = 290_000,
+    num_targets: int = 50_000,
+    classes: int = 50,
+    requests: int = 2000,
+    soak: float = 0.0,
+) -> None:
     """Measure answers for known rows, new rows and rankings, at 1, 8 and 64 clients, beside a bare Starlette.
 
     Args:
@@ -55,44 +67,96 @@ def bench_serve(num_nodes: int = 63_436, num_edges: int = 290_000, num_targets: 
     import_peer("starlette", "starlette")
     edges = _table(num_nodes, num_edges)
     numbers = torch.randn(num_nodes, 8, generator=torch.manual_seed(0)).numpy()
-    nodes = pd.DataFrame({"id": [f"n{number}" for number in range(num_nodes)],
-                          "label": [f"c{number % classes}" for number in range(num_nodes)],
-                          **{f"x{column}": numbers[:, column] for column in range(8)}})
-    rows = [{"id": f"new{number}", **{f"x{column}": 0.5 for column in range(8)}} for number in range(1000)]
-    joins = [{"source": row["id"], "target": f"n{(7 * number + step) % num_nodes}"}
-             for number, row in enumerate(rows) for step in range(5)]
+    nodes = pd.DataFrame(
+        {
+            "id": [f"n{number}" for number in range(num_nodes)],
+            "label": [f"c{number % classes}" for number in range(num_nodes)],
+            **{f"x{column}": numbers[:, column] for column in range(8)},
+        }
+    )
+    rows = [
+        {"id": f"new{number}", **{f"x{column}": 0.5 for column in range(8)}}
+        for number in range(1000)
+    ]
+    joins = [
+        {"source": row["id"], "target": f"n{(7 * number + step) % num_nodes}"}
+        for number, row in enumerate(rows)
+        for step in range(5)
+    ]
     few = max(1, requests // 10)
     with tempfile.TemporaryDirectory() as scratch:
-        keys: dict[str, Any] = {"num_layers": 2, "hidden_channels": 64, "epochs": 1, "verbose": False,
-                                "partition": "whole", "cache_dir": f"{scratch}/cache"}
-        model = pe.train((nodes, edges), folder=f"{scratch}/nodes", **keys, **{
-            "data.nodes.label": "label", "data.nodes.features": [f"x{column}" for column in range(8)],
-            "task.base": "none", "evaluation": "exact"}).model
-        pe.train((None, _table(num_targets, num_edges)), "task=link", folder=f"{scratch}/links", **keys)
+        keys: dict[str, Any] = {
+            "num_layers": 2,
+            "hidden_channels": 64,
+            "epochs": 1,
+            "verbose": False,
+            "partition": "whole",
+            "cache_dir": f"{scratch}/cache",
+        }
+        model = pe.train(
+            (nodes, edges),
+            folder=f"{scratch}/nodes",
+            **keys,
+            **{
+                "data.nodes.label": "label",
+                "data.nodes.features": [f"x{column}" for column in range(8)],
+                "task.base": "none",
+                "evaluation": "exact",
+            },
+        ).model
+        pe.train(
+            (None, _table(num_targets, num_edges)), "task=link", folder=f"{scratch}/links", **keys
+        )
         one, many, whole = _seconds_alone(model, rows, joins)
-        with _started("-c", BARE) as (_, bare), _started("-m", SERVICE, f"run={scratch}/nodes", "port=0") as (
-                pid, port):
+        with (
+            _started("-c", BARE) as (_, bare),
+            _started("-m", SERVICE, f"run={scratch}/nodes", "port=0") as (pid, port),
+        ):
             for clients in CLIENTS:
                 for name, asked, number, at, alone in (
-                        ("bare", {"ids": ["n1"]}, requests, bare, ""), ("known", {"ids": ["n1"]}, requests, port, ""),
-                        ("new", {"rows": rows[:1], "edges": joins[:5]}, few, port, one)):
+                    ("bare", {"ids": ["n1"]}, requests, bare, ""),
+                    ("known", {"ids": ["n1"]}, requests, port, ""),
+                    ("new", {"rows": rows[:1], "edges": joins[:5]}, few, port, one),
+                ):
                     _measure(name, at, "/predict", asked, clients, number, pid, alone)
-            _measure("new x1000", port, "/predict", {"rows": rows, "edges": joins}, 1, 5, pid, whole)
-            say(f"1,000 new rows alone, in this process: {many:.3f} s; one pass over the graph: {whole:.3f} s")
+            _measure(
+                "new x1000", port, "/predict", {"rows": rows, "edges": joins}, 1, 5, pid, whole
+            )
+            say(
+                f"1,000 new rows alone, in this process: {many:.3f} s; one pass over the graph: {whole:.3f} s"
+            )
             if soak:
                 _measure("soak", port, "/predict", {"ids": ["n1"]}, 64, sys.maxsize, pid, "", soak)
         with _started("-m", SERVICE, f"run={scratch}/links", "port=0") as (pid, port):
             for clients in CLIENTS:
-                _measure(f"top 10 of {num_targets:,}", port, "/top", {"ids": ["n1"]}, clients, few, pid, "")
+                _measure(
+                    f"top 10 of {num_targets:,}",
+                    port,
+                    "/top",
+                    {"ids": ["n1"]},
+                    clients,
+                    few,
+                    pid,
+                    "",
+                )
 
 
 def _table(num_nodes: int, num_edges: int) -> pd.DataFrame:
     """Draw edges between nodes of which each has one at least."""
     source, target = heavy_tailed(num_nodes, num_edges).as_tensor().numpy()
     chain = range(num_nodes)
-    return pd.DataFrame({"source": [f"n{end}" for end in [*source, *chain]],
-                         "target": [f"n{end}" for end in [*target, *((end + 1) % num_nodes for end in chain)]]}
-                        ).query("source != target").drop_duplicates()
+    return (
+        pd.DataFrame(
+            {
+                "source": [f"n{end}" for end in [*source, *chain]],
+                "target": [
+                    f"n{end}" for end in [*target, *((end + 1) % num_nodes for end in chain)]
+                ],
+            }
+        )
+        .query("source != target")
+        .drop_duplicates()
+    )
 
 
 def _seconds_alone(model: pe.Model, rows: list, joins: list) -> tuple[float, float, float]:
@@ -113,7 +177,9 @@ def _median(function: Callable[[], object]) -> float:
 @contextlib.contextmanager
 def _started(*arguments: str) -> Iterator[tuple[int, int]]:
     """Start a server in a process of its own; yields the process's number and the port."""
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             for line in process.stdout:
                 if found := re.search(r"http://127.0.0.1:(\d+)", line):
@@ -124,21 +190,44 @@ def _started(*arguments: str) -> Iterator[tuple[int, int]]:
             process.terminate()
 
 
-def _measure(name: str, port: int, route: str, asked: dict, clients: int, number: int, pid: int, alone: object,
-             seconds: float = 600.0) -> None:
+def _measure(
+    name: str,
+    port: int,
+    route: str,
+    asked: dict,
+    clients: int,
+    number: int,
+    pid: int,
+    alone: object,
+    seconds: float = 600.0,
+) -> None:
     """Ask for the same from several clients, and write a row; stop at the first answer that is an error."""
     body = json.dumps(asked).encode()
     head = f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     before, used, start = _mib(pid), _cpu_seconds(pid), time.perf_counter()
-    taken = asyncio.run(_ask_all(port, head.encode() + b"\r\n\r\n" + body, clients, number, start + seconds))
+    taken = asyncio.run(
+        _ask_all(port, head.encode() + b"\r\n\r\n" + body, clients, number, start + seconds)
+    )
     wall, used = time.perf_counter() - start, _cpu_seconds(pid) - used
     quantiles = statistics.quantiles(taken, n=100) if len(taken) > 1 else taken * 99
-    say(f"{name}, {clients} clients: p50 {quantiles[49] * 1e3:.2f} ms, p99 {quantiles[98] * 1e3:.2f} ms")
-    write_row({"bench": "serve", "what": name, "clients": clients, "requests": len(taken),
-               "p50_ms": four_digits(quantiles[49] * 1e3), "p99_ms": four_digits(quantiles[98] * 1e3),
-               "per_second": four_digits(len(taken) / wall), "cpu_ms": four_digits(used * 1e3 / len(taken)),
-               "alone_ms": alone and four_digits(float(alone) * 1e3),
-               "resident_mib_before": before, "resident_mib": _mib(pid)})
+    say(
+        f"{name}, {clients} clients: p50 {quantiles[49] * 1e3:.2f} ms, p99 {quantiles[98] * 1e3:.2f} ms"
+    )
+    write_row(
+        {
+            "bench": "serve",
+            "what": name,
+            "clients": clients,
+            "requests": len(taken),
+            "p50_ms": four_digits(quantiles[49] * 1e3),
+            "p99_ms": four_digits(quantiles[98] * 1e3),
+            "per_second": four_digits(len(taken) / wall),
+            "cpu_ms": four_digits(used * 1e3 / len(taken)),
+            "alone_ms": alone and four_digits(float(alone) * 1e3),
+            "resident_mib_before": before,
+            "resident_mib": _mib(pid),
+        }
+    )
 
 
 def _mib(pid: int) -> int:
@@ -164,7 +253,9 @@ async def _ask_all(port: int, request: bytes, clients: int, number: int, end: fl
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             answer = await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
             if b" 200 " not in head.partition(b"\r\n")[0]:
-                raise SystemExit(f"the service answers {head[:15]!r} {answer[:200]!r}: nothing is timed")
+                raise SystemExit(
+                    f"the service answers {head[:15]!r} {answer[:200]!r}: nothing is timed"
+                )
             taken.append(time.perf_counter() - start)
         writer.close()
 

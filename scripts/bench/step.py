@@ -28,8 +28,14 @@ from parallel_epochs.scripts.bench.pyg_model import PyGDeeperGCN
 NUM_TASKS = 112
 
 
-def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_layers: int = 14,
-               layers: int = 112, repeat: int = 3, device: str = "cpu") -> None:
+def bench_step(
+    num_nodes: int = CLUSTER[0],
+    num_edges: int = CLUSTER[1],
+    pyg_layers: int = 14,
+    layers: int = 112,
+    repeat: int = 3,
+    device: str = "cpu",
+) -> None:
     """Measure a training step of DyResGEN-112, beside the same model of PyG's modules.
 
     Args:
@@ -41,11 +47,16 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
     x, plain = torch.randn(num_nodes, 8).to(place), data.edge_index.as_tensor()
 
     def build(num_layers: int) -> DeeperGCN:
-        return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused").to(place)
+        return DeeperGCN(
+            8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused"
+        ).to(place)
 
     def stepper(model: torch.nn.Module, edge_index: torch.Tensor, capturable: bool = False):
-        return make_step(model, lambda: binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y),
-                         capturable=capturable)
+        return make_step(
+            model,
+            lambda: binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y),
+            capturable=capturable,
+        )
 
     model = build(pyg_layers)
     pyg = PyGDeeperGCN(model).to(place)
@@ -57,7 +68,13 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
     compared |= extra_of_both(theirs, ours)
     write_row({**row, "layers": pyg_layers, **compared})
     for num_layers in dict.fromkeys((pyg_layers, layers)) if place.type == "cuda" else ():
-        write_row({**row, "layers": num_layers, **_replayed(build(num_layers), stepper, data.edge_index, repeat)})
+        write_row(
+            {
+                **row,
+                "layers": num_layers,
+                **_replayed(build(num_layers), stepper, data.edge_index, repeat),
+            }
+        )
     if layers != pyg_layers:
         say(f"{layers} layers without PyG, whose step would keep 1.1 GiB for every third layer")
         deep = stepper(build(layers), data.edge_index)
@@ -65,7 +82,13 @@ def bench_step(num_nodes: int = CLUSTER[0], num_edges: int = CLUSTER[1], pyg_lay
         alone = spread_of(deep, repeat) | {"ours_extra_mib": round(extra_mib(deep), 1)}
         write_row({**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
     if place.type == "cuda":
-        write_row({**row, "layers": pyg_layers, **_beside_others(build(pyg_layers), stepper, plain, ours, repeat)})
+        write_row(
+            {
+                **row,
+                "layers": pyg_layers,
+                **_beside_others(build(pyg_layers), stepper, plain, ours, repeat),
+            }
+        )
 
 
 def _replayed(model: DeeperGCN, stepper: Callable, edge_index: torch.Tensor, repeat: int) -> dict:
@@ -82,8 +105,13 @@ def _replayed(model: DeeperGCN, stepper: Callable, edge_index: torch.Tensor, rep
     return {f"replayed_{name}": value for name, value in spread_of(replay, 5 * repeat).items()}
 
 
-def _beside_others(model: DeeperGCN, stepper: Callable, edge_index: torch.Tensor, ours: Callable[[], None],
-                   repeat: int) -> dict:
+def _beside_others(
+    model: DeeperGCN,
+    stepper: Callable,
+    edge_index: torch.Tensor,
+    ours: Callable[[], None],
+    repeat: int,
+) -> dict:
     """Compare with PyG's model that keeps all activations, as it is and as torch.compile makes it, where they run."""
     plain = PyGDeeperGCN(model, checkpointing=False).to(edge_index.device)
     columns = dict[str, Any]()

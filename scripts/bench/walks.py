@@ -17,8 +17,14 @@ from parallel_epochs.scripts.bench.measure import import_peer, say, write_row
 TOLERANCE = 0.005
 
 
-def bench_walks(path: str, length: int = 40, num_walks: int = 10, p: float = 0.25, q: float = 4.0,
-                repeat: int = 3) -> None:
+def bench_walks(
+    path: str,
+    length: int = 40,
+    num_walks: int = 10,
+    p: float = 0.25,
+    q: float = 4.0,
+    repeat: int = 3,
+) -> None:
     """Measure steps per second of node2vec's walks, beside PecanPy's.
 
     First, the statistics of the walks are compared.
@@ -41,7 +47,10 @@ def bench_walks(path: str, length: int = 40, num_walks: int = 10, p: float = 0.2
     num_nodes, threads = matrix.shape[0], torch.get_num_threads()
     theirs = pecanpy.SparseOTF(p=p, q=q, workers=threads, verbose=False, random_state=0)
     theirs.set_node_ids([str(node) for node in range(num_nodes)])
-    theirs.indptr, theirs.indices = matrix.indptr.astype(np.uint32), matrix.indices.astype(np.uint32)
+    theirs.indptr, theirs.indices = (
+        matrix.indptr.astype(np.uint32),
+        matrix.indices.astype(np.uint32),
+    )
     theirs.data = np.ones(matrix.nnz, np.float32)
     ours = WalkSampler(edge_index, length=length, p=p, q=q, symmetric=True)
     ours.draw(0, 64, key=1), theirs.simulate_walks(1, 4)  # warm-up
@@ -51,23 +60,41 @@ def bench_walks(path: str, length: int = 40, num_walks: int = 10, p: float = 0.2
         found = {"ours": (time.perf_counter() - start, walks.numpy())}
         start = time.perf_counter()
         texts = theirs.simulate_walks(num_walks, length)
-        found["PecanPy"] = (time.perf_counter() - start,
-                            np.array([walk for walk in texts if len(walk) == length + 1], dtype=np.int64))
+        found["PecanPy"] = (
+            time.perf_counter() - start,
+            np.array([walk for walk in texts if len(walk) == length + 1], dtype=np.int64),
+        )
         if round_ == 0:
             _compare(edge_index, *(walked for _, walked in found.values()))
         for name, (seconds, walked) in found.items():
             steps = int((walked[:, 1:] >= 0).sum())
-            say(f"round {round_ + 1}, {name}: {steps:,} steps in {seconds:.2f} s, {steps / seconds / 1e6:.2f} M "
-                "per second")
-            write_row({"bench": "walks", "what": name, "round": round_, "p": p, "q": q,
-                       "steps": steps, "seconds": round(seconds, 3),
-                       "steps_per_second": round(steps / seconds)})
+            say(
+                f"round {round_ + 1}, {name}: {steps:,} steps in {seconds:.2f} s, {steps / seconds / 1e6:.2f} M "
+                "per second"
+            )
+            write_row(
+                {
+                    "bench": "walks",
+                    "what": name,
+                    "round": round_,
+                    "p": p,
+                    "q": q,
+                    "steps": steps,
+                    "seconds": round(seconds, 3),
+                    "steps_per_second": round(steps / seconds),
+                }
+            )
 
 
 def _compare(edge_index: EdgeIndex, *walked: np.ndarray) -> None:
     """Stop unless both return, and step to a neighbour of the last node, equally often."""
-    edges = sp.csr_array((np.ones(edge_index.size(1), np.int8), *(array.numpy() for array in (
-        edge_index.get_csc()[0][1], edge_index.get_csc()[0][0]))), shape=(edge_index.num_rows,) * 2)
+    edges = sp.csr_array(
+        (
+            np.ones(edge_index.size(1), np.int8),
+            *(array.numpy() for array in (edge_index.get_csc()[0][1], edge_index.get_csc()[0][0])),
+        ),
+        shape=(edge_index.num_rows,) * 2,
+    )
     shares = []
     for walks in walked:
         last, to = walks[:, :-2].ravel(), walks[:, 2:].ravel()
@@ -75,6 +102,9 @@ def _compare(edge_index: EdgeIndex, *walked: np.ndarray) -> None:
         last, to = last[there][:200_000], to[there][:200_000]
         near = np.asarray(edges[last, to]).ravel() > 0
         shares.append((float((last == to).mean()), float(near.mean())))
-    say("returns and steps to a neighbour of the last node: " + ", ".join(f"{a:.4f} {b:.4f}" for a, b in shares))
+    say(
+        "returns and steps to a neighbour of the last node: "
+        + ", ".join(f"{a:.4f} {b:.4f}" for a, b in shares)
+    )
     if np.abs(np.subtract(*shares)).max() > TOLERANCE:
         raise SystemExit("the walks of the two differ in their statistics: nothing is timed")

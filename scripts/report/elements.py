@@ -46,7 +46,9 @@ def text(value: object) -> Cell:
 
 def number(value: float | None, written: str) -> Cell:
     """Build a cell of a number."""
-    return Cell(escape(written) if value is not None else NOTHING, value if value is not None else "")
+    return Cell(
+        escape(written) if value is not None else NOTHING, value if value is not None else ""
+    )
 
 
 def code(value: object) -> str:
@@ -73,7 +75,9 @@ def table(columns: list[Column], rows: list[list[Cell]], *, label: str) -> str:
     return _wide(f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label)
 
 
-def matrix(names: list[str], counts: list[list[int]], *, label: str, hint: Callable[[int, int], str]) -> str:
+def matrix(
+    names: list[str], counts: list[list[int]], *, label: str, hint: Callable[[int, int], str]
+) -> str:
     """Build a table of counts whose rows and columns have the same names. A cell is shaded by its share of the row.
 
     Args:
@@ -82,18 +86,30 @@ def matrix(names: list[str], counts: list[list[int]], *, label: str, hint: Calla
     """
     upright = "" if all(len(name) <= 4 for name in names) else " upright"
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
-    body = "".join(f'<tr><th scope="row">{escape(names[i])}</th>' + "".join(
-        f'<td class="{"right" if i == j else "wrong"}" style="--share:{count / max(sum(row), 1):.3f}" '
-        f'title="{escape(hint(i, j))}">{count:,}</td>'
-        if count else "<td>0</td>" for j, count in enumerate(row)) + "</tr>" for i, row in enumerate(counts))
-    return _wide(f'<table class="matrix{upright}"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>',
-                 label)
+    body = "".join(
+        f'<tr><th scope="row">{escape(names[i])}</th>'
+        + "".join(
+            f'<td class="{"right" if i == j else "wrong"}" style="--share:{count / max(sum(row), 1):.3f}" '
+            f'title="{escape(hint(i, j))}">{count:,}</td>'
+            if count
+            else "<td>0</td>"
+            for j, count in enumerate(row)
+        )
+        + "</tr>"
+        for i, row in enumerate(counts)
+    )
+    return _wide(
+        f'<table class="matrix{upright}"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>',
+        label,
+    )
 
 
 def _wide(content: str, label: str) -> str:
     """Let a table scroll sideways where it is wider than the page. The script of the page shows the hint then."""
-    return (f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>'
-            '<p class="sideways note" hidden>Scroll sideways to see all columns.</p>')
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>'
+        '<p class="sideways note" hidden>Scroll sideways to see all columns.</p>'
+    )
 
 
 def _heading(column: Column, is_sortable: bool) -> str:
@@ -117,14 +133,23 @@ def _row(columns: list[Column], row: list[Cell]) -> str:
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
     """Build a list of names and values. The values are HTML."""
-    return "<dl>" + "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in pairs) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in pairs)
+        + "</dl>"
+    )
 
 
 def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
     """Build the tiles at the top of the page, each with a name, a value and a note."""
-    return '<dl class="tiles">' + "".join(
-        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
-        for name, value, note in entries) + "</dl>"
+    return (
+        '<dl class="tiles">'
+        + "".join(
+            f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
+            for name, value, note in entries
+        )
+        + "</dl>"
+    )
 
 
 def copyable(words: str, name: str) -> str:
@@ -133,8 +158,10 @@ def copyable(words: str, name: str) -> str:
     Args:
         name: name of the text for screen readers.
     """
-    return (f'<div class="copyable"><pre tabindex="0">{escape(words)}</pre><button type="button" class="copy" '
-            f'aria-label="Copy {escape(name)}">Copy</button></div>')
+    return (
+        f'<div class="copyable"><pre tabindex="0">{escape(words)}</pre><button type="button" class="copy" '
+        f'aria-label="Copy {escape(name)}">Copy</button></div>'
+    )
 
 
 def swatch(number: int) -> str:

@@ -35,28 +35,44 @@ def overlay(runs: list[Run], against: list[str] | None = None):
     against = against or list(AXES)
     shown, hidden = _shown(groups(runs))
     quality = next(reversed(qualities(runs)), None) if comparable(runs) and len(shown) > 1 else None
-    rows = [(metric, key) for metric in dict.fromkeys(run.metric for run in runs)
-            for key in ("loss", "valid")]
+    rows = [
+        (metric, key)
+        for metric in dict.fromkeys(run.metric for run in runs)
+        for key in ("loss", "valid")
+    ]
     figure, axes = _figure(len(rows), len(against))
     for row, (metric, key) in zip(axes, rows):
         for axis, x_key in zip(row, against):
             for i, (_, members) in enumerate(shown):
                 members = [run for run in members if run.metric == metric]
-                style = dict(color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--",
-                             linewidth=1.4, alpha=1 if len(members) == 1 else 0.6)
+                style = dict(
+                    color=COLOURS[i % len(COLOURS)],
+                    linestyle="-" if i < len(COLOURS) else "--",
+                    linewidth=1.4,
+                    alpha=1 if len(members) == 1 else 0.6,
+                )
                 for run in members:
                     points = _points(run, x_key, key)
                     if points:
                         axis.plot(*zip(*points), **style, marker="." if len(points) < 3 else None)
                     if key == "valid" and quality is not None and (at := run.reached(quality)):
-                        axis.plot(at[x_key], at[key], "o", markersize=6, markerfacecolor="white", color=style["color"],
-                                  zorder=3)
+                        axis.plot(
+                            at[x_key],
+                            at[key],
+                            "o",
+                            markersize=6,
+                            markerfacecolor="white",
+                            color=style["color"],
+                            zorder=3,
+                        )
             if key == "valid" and quality is not None:
                 axis.axhline(quality, color="#999999", linewidth=0.8, linestyle=":", zorder=0)
             if key != "loss":
                 _leave_out_the_start(axis, [run for run in runs if run.metric == metric])
         of = f" ({metric_name(metric)})" if len(rows) > 2 else ""
-        row[0].set_ylabel(f"validation {metric_name(metric)}" if key == "valid" else f"training loss{of}")
+        row[0].set_ylabel(
+            f"validation {metric_name(metric)}" if key == "valid" else f"training loss{of}"
+        )
     for column, x_key in enumerate(against):
         shared = x_key == "wall_seconds" and any(run.shares_cores for run in runs)
         axes[-1, column].set_xlabel(AXES[x_key] + (", ranks share cores" if shared else ""))
@@ -76,7 +92,12 @@ def save(figure, path: Path) -> None:
     format = path.suffix.removeprefix(".") or "svg"
     if format != "svg":
         picture = io.BytesIO()
-        figure.savefig(picture, format=format, dpi=150, metadata={"Software": CREATOR} if format == "png" else None)
+        figure.savefig(
+            picture,
+            format=format,
+            dpi=150,
+            metadata={"Software": CREATOR} if format == "png" else None,
+        )
         write_atomically(path, lambda file: file.write(picture.getbuffer()))
         return
     text = io.StringIO()
@@ -88,9 +109,15 @@ def save(figure, path: Path) -> None:
 
 def shorten(svg: str) -> str:
     """Leave out the indentation of an SVG, and digits of its places that nobody sees."""
-    return re.sub(r'(?<= d="|\s[xy]=")[^"]*', lambda places: re.sub(
-        r"-?\d+\.\d+(?:e-?\d+)?", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), places[0]
-    ).replace(" \n", "\n"), re.sub(r"\n +<", "\n<", svg))
+    return re.sub(
+        r'(?<= d="|\s[xy]=")[^"]*',
+        lambda places: re.sub(
+            r"-?\d+\.\d+(?:e-?\d+)?",
+            lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."),
+            places[0],
+        ).replace(" \n", "\n"),
+        re.sub(r"\n +<", "\n<", svg),
+    )
 
 
 def is_figure(header: Header) -> bool:
@@ -111,13 +138,17 @@ def _figure(rows: int, columns: int):
 
 
 def _points(run: Run, x_key: str, y_key: str) -> list[tuple[float, float]]:
-    return [(e[x_key], e[y_key]) for e in run.rounds if e.get(y_key) is not None and e.get(x_key) is not None]
+    return [
+        (e[x_key], e[y_key])
+        for e in run.rounds
+        if e.get(y_key) is not None and e.get(x_key) is not None
+    ]
 
 
 def _shown(found: list[tuple[str, list[Run]]]) -> tuple[list[tuple[str, list[Run]]], int]:
     """The groups to draw: the first, with which all are compared, and the best of the others."""
     first, *others = found
-    best = sorted(others, key=lambda group: -max(run.merit() for run in group[1]))[:MAX_GROUPS - 1]
+    best = sorted(others, key=lambda group: -max(run.merit() for run in group[1]))[: MAX_GROUPS - 1]
     return [first, *(group for group in others if group in best)], len(others) - len(best)
 
 
@@ -149,15 +180,24 @@ def _legend(figure, shown: list[tuple[str, list[Run]]]) -> None:
     for i, (label, members) in enumerate(shown):
         if len(members) > 1:
             label = f"{label} ({len(members)} seeds)" if label else f"{len(members)} seeds"
-        entries.append(Line2D([], [], color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else "--",
-                              label=label))
+        entries.append(
+            Line2D(
+                [],
+                [],
+                color=COLOURS[i % len(COLOURS)],
+                linestyle="-" if i < len(COLOURS) else "--",
+                label=label,
+            )
+        )
     # Inches of a line and of a letter at the default size, so that long labels take more rows instead of leaving the
     # figure, and go on in another line if they are longer than it is wide.
     widest = 0.7 + 0.09 * max(len(entry.get_label()) for entry in entries)
     columns = max(1, min(len(entries), int(figure.get_figwidth() / widest)))
     if columns == 1:
         for entry in entries:
-            entry.set_label(textwrap.fill(entry.get_label(), max(10, int((figure.get_figwidth() - 0.7) / 0.09))))
+            entry.set_label(
+                textwrap.fill(entry.get_label(), max(10, int((figure.get_figwidth() - 0.7) / 0.09)))
+            )
         lines = sum(entry.get_label().count("\n") + 1 for entry in entries)
         figure.set_figheight(figure.get_figheight() + 0.2 * lines)
     figure.legend(handles=entries, loc="outside upper center", ncols=columns, frameon=False)

@@ -23,33 +23,65 @@ def _is_score(value: object) -> bool:
 
 def _is_curve(value: object) -> bool:
     """Tell whether a value is what :func:`pipeline.metrics.count_by_score` returns."""
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), list) for key in (
-            "positive", "negative", "probability")):
+    if not isinstance(value, dict) or not all(
+        isinstance(value.get(key), list) for key in ("positive", "negative", "probability")
+    ):
         return False
-    positive, negative, probability = (value[key] for key in ("positive", "negative", "probability"))
-    return (len(positive) == len(negative) == len(probability) and all(map(_is_count, [*positive, *negative]))
-            and sum(positive) > 0 < sum(negative) and all(map(sum, zip(positive, negative)))
-            and all(_is_score(p) and p is not None and 0 <= p <= 1 for p in probability)
-            and all(_is_score(value.get(key)) and value[key] is not None for key in ("rocauc", "ap")))
+    positive, negative, probability = (
+        value[key] for key in ("positive", "negative", "probability")
+    )
+    return (
+        len(positive) == len(negative) == len(probability)
+        and all(map(_is_count, [*positive, *negative]))
+        and sum(positive) > 0 < sum(negative)
+        and all(map(sum, zip(positive, negative)))
+        and all(_is_score(p) and p is not None and 0 <= p <= 1 for p in probability)
+        and all(_is_score(value.get(key)) and value[key] is not None for key in ("rocauc", "ap"))
+    )
 
 
 def _is_typed(value: object) -> bool:
     """Tell whether a value describes the types of nodes and the relations of a graph, and scores by neighbours."""
-    if not (isinstance(value, dict) and isinstance(value.get("labelled"), str | None) and all(
+    if not (
+        isinstance(value, dict)
+        and isinstance(value.get("labelled"), str | None)
+        and all(
             isinstance(value.get(key), list) and all(isinstance(item, dict) for item in value[key])
-            for key in ("types", "relations", "neighbours"))):
+            for key in ("types", "relations", "neighbours")
+        )
+    ):
         return False
-    are_types = all(isinstance(kind.get("name"), str) and _is_count(kind.get("nodes")) and _is_count(
-        kind.get("columns")) for kind in value["types"])
+    are_types = all(
+        isinstance(kind.get("name"), str)
+        and _is_count(kind.get("nodes"))
+        and _is_count(kind.get("columns"))
+        for kind in value["types"]
+    )
     names = {kind.get("name") for kind in value["types"]}
-    are_relations = all(isinstance(relation.get("name"), str) and relation.get("source") in names
-                        and relation.get("target") in names and _is_count(relation.get("edges"))
-                        and isinstance(relation.get("is_reverse"), bool) for relation in value["relations"])
-    return are_types and len(names) == len(value["types"]) > 0 and are_relations and all(
-        _is_count(near.get("relation")) and near["relation"] < len(value["relations"]) and all(
-            isinstance(near.get(which), dict) and _is_count(near[which].get("rows"))
-            and _is_score(near[which].get("score")) for which in ("with", "without"))
-        for near in value["neighbours"])
+    are_relations = all(
+        isinstance(relation.get("name"), str)
+        and relation.get("source") in names
+        and relation.get("target") in names
+        and _is_count(relation.get("edges"))
+        and isinstance(relation.get("is_reverse"), bool)
+        for relation in value["relations"]
+    )
+    return (
+        are_types
+        and len(names) == len(value["types"]) > 0
+        and are_relations
+        and all(
+            _is_count(near.get("relation"))
+            and near["relation"] < len(value["relations"])
+            and all(
+                isinstance(near.get(which), dict)
+                and _is_count(near[which].get("rows"))
+                and _is_score(near[which].get("score"))
+                for which in ("with", "without")
+            )
+            for near in value["neighbours"]
+        )
+    )
 
 
 def read_scores(folder: Path) -> dict | None:
@@ -79,8 +111,13 @@ def _check(record: dict) -> None:
     _need(record, "epoch", _is_count)
     for key in ("metric", "unit"):
         _need(record, key, lambda value: isinstance(value, str))
-    _need(record, "splits", lambda value: isinstance(value, dict) and all(
-        isinstance(value.get(split), dict) for split in SPLITS))
+    _need(
+        record,
+        "splits",
+        lambda value: (
+            isinstance(value, dict) and all(isinstance(value.get(split), dict) for split in SPLITS)
+        ),
+    )
     if "typed" in record:
         _need(record, "typed", _is_typed)
     splits = [record["splits"][split] for split in SPLITS]
@@ -89,7 +126,11 @@ def _check(record: dict) -> None:
         if split.get("curve") is not None:
             _need(split, "curve", _is_curve)
         if "ranking" in split:
-            _need(split, "ranking", lambda value: isinstance(value, dict) and all(map(_is_score, value.values())))
+            _need(
+                split,
+                "ranking",
+                lambda value: isinstance(value, dict) and all(map(_is_score, value.values())),
+            )
             _need(split, "each", lambda value: value is None or _is_count(value))
     if record["kind"] == "links":
         for split in splits[1:]:
@@ -101,7 +142,9 @@ def _check(record: dict) -> None:
         return
 
     def each(is_whole: Callable[[object], bool]) -> Callable[[object], bool]:
-        return lambda value: isinstance(value, list) and len(value) == size and all(map(is_whole, value))
+        return lambda value: (
+            isinstance(value, list) and len(value) == size and all(map(is_whole, value))
+        )
 
     if record.get("names") is not None:
         _need(record, "names", each(lambda name: isinstance(name, str)))
@@ -110,7 +153,9 @@ def _check(record: dict) -> None:
         if record["kind"] == "binary tasks":
             _need(split, "positive", each(_is_count))
     for split in splits[1:]:
-        _need(split, "confusion", each(each(_is_count))) if is_classes else _need(split, "score", each(_is_score))
+        _need(split, "confusion", each(each(_is_count))) if is_classes else _need(
+            split, "score", each(_is_score)
+        )
 
 
 def _need(record: dict, key: str, is_whole: Callable[[object], bool]) -> None:
@@ -135,8 +180,14 @@ def rates(confusion: list[list[int]]) -> list[dict[str, float | None]]:
         confusion: how often each class was predicted for the rows of each class.
     """
     predicted = [sum(column) for column in zip(*confusion)]
-    return [{"precision": _share(row[i], predicted[i]), "recall": _share(row[i], sum(row)),
-             "f1": _share(2 * row[i], predicted[i] + sum(row))} for i, row in enumerate(confusion)]
+    return [
+        {
+            "precision": _share(row[i], predicted[i]),
+            "recall": _share(row[i], sum(row)),
+            "f1": _share(2 * row[i], predicted[i] + sum(row)),
+        }
+        for i, row in enumerate(confusion)
+    ]
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -145,7 +196,12 @@ def _share(part: int, whole: int) -> float | None:
 
 def mistakes(confusion: list[list[int]], most: int) -> list[tuple[int, int, int]]:
     """List the most frequent wrong predictions: class, predicted class, and how often."""
-    found = [(i, j, count) for i, row in enumerate(confusion) for j, count in enumerate(row) if i != j and count]
+    found = [
+        (i, j, count)
+        for i, row in enumerate(confusion)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
     return sorted(found, key=lambda item: -item[2])[:most]
 
 

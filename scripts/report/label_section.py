@@ -2,8 +2,24 @@
 
 from parallel_epochs.scripts.report import words
 from parallel_epochs.scripts.report.curve_section import ranking_table
-from parallel_epochs.scripts.report.elements import Cell, Column, escape, matrix, number, paragraph, table, text
-from parallel_epochs.scripts.report.label_scores import NOUNS, extremes, has_each, mistakes, names_of, rates
+from parallel_epochs.scripts.report.elements import (
+    Cell,
+    Column,
+    escape,
+    matrix,
+    number,
+    paragraph,
+    table,
+    text,
+)
+from parallel_epochs.scripts.report.label_scores import (
+    NOUNS,
+    extremes,
+    has_each,
+    mistakes,
+    names_of,
+    rates,
+)
 
 # A matrix of more classes is a list of the most frequent mistakes instead, and a longer table is closed at first.
 MAX_MATRIX, MAX_OPEN, MAX_MISTAKES = 30, 30, 20
@@ -25,7 +41,8 @@ def label_section(record: dict) -> str:
     noun, size = NOUNS[record["kind"]], record["num_labels"]
     if not has_each(record):
         return told + paragraph(
-            f"{words.count(size, noun, PLURALS[noun])}: the run recorded no scores of each.", "note")
+            f"{words.count(size, noun, PLURALS[noun])}: the run recorded no scores of each.", "note"
+        )
     is_classes = record["kind"] == "classes"
     content = _classes(record) if is_classes else _columns(record)
     told += "" if is_classes else _range(record)
@@ -46,13 +63,19 @@ def confusion_section(record: dict) -> str:
         if not any(map(any, counts)):
             continue
         heading = f"<h3>{words.SPLITS[split]}</h3>"
-        blocks.append(f"<div>{heading}{_matrix(names, counts, record['unit'])}</div>" if size <= MAX_MATRIX else
-                      f"<div>{heading}{_mistakes(names, counts)}</div>")
+        blocks.append(
+            f"<div>{heading}{_matrix(names, counts, record['unit'])}</div>"
+            if size <= MAX_MATRIX
+            else f"<div>{heading}{_mistakes(names, counts)}</div>"
+        )
     if not blocks:
         return ""
-    told = ("Each row is a class, and each column a prediction. Blue cells are right, orange ones wrong; "
-            "the shade is the share of the row."
-            if size <= MAX_MATRIX else f"The most frequent wrong predictions among {size:,} classes.")
+    told = (
+        "Each row is a class, and each column a prediction. Blue cells are right, orange ones wrong; "
+        "the shade is the share of the row."
+        if size <= MAX_MATRIX
+        else f"The most frequent wrong predictions among {size:,} classes."
+    )
     kind = "stack" if MAX_PAIR < size <= MAX_MATRIX else "pair"
     return paragraph(told, "note") + f'<div class="{kind}">{"".join(blocks)}</div>'
 
@@ -75,24 +98,38 @@ def _range(record: dict) -> str:
         return ""
     noun, (low, high, median) = NOUNS[record["kind"]], found
     shown = [f"{words.score(scores[i])} ({noun} {words.shortened(names[i])})" for i in (low, high)]
-    told = (f"Test {words.metric_name(record['metric'])} of a {noun}: from {' to '.join(shown)}, median "
-            f"{words.score(median)}.")
+    told = (
+        f"Test {words.metric_name(record['metric'])} of a {noun}: from {' to '.join(shown)}, median "
+        f"{words.score(median)}."
+    )
     if undefined := scores.count(None):
-        told += (f" It is undefined for {words.count(undefined, noun, PLURALS[noun])}, whose labels are all of one "
-                 "kind or unknown.")
+        told += (
+            f" It is undefined for {words.count(undefined, noun, PLURALS[noun])}, whose labels are all of one "
+            "kind or unknown."
+        )
     return paragraph(told)
 
 
 def _classes(record: dict) -> tuple[list[Column], list[list[Cell]]]:
     splits = record["splits"]
-    columns = [Column("Class"), Column("Test F1", True, "harmonic mean of precision and recall"),
-               Column("Test precision", True, "share of the rows predicted as this class that have it"),
-               Column("Test recall", True, "share of the rows of this class that are predicted so"),
-               Column("Validation F1", True, "harmonic mean of precision and recall"), *_count_columns()]
+    columns = [
+        Column("Class"),
+        Column("Test F1", True, "harmonic mean of precision and recall"),
+        Column("Test precision", True, "share of the rows predicted as this class that have it"),
+        Column("Test recall", True, "share of the rows of this class that are predicted so"),
+        Column("Validation F1", True, "harmonic mean of precision and recall"),
+        *_count_columns(),
+    ]
     valid, test = rates(splits["valid"]["confusion"]), rates(splits["test"]["confusion"])
-    rows = [[_name(name), *(_score(test[i][key]) for key in ("f1", "precision", "recall")), _score(valid[i]["f1"]),
-             *(_count(splits[split]["labels"][i]) for split in SPLITS)]
-            for i, name in enumerate(names_of(record))]
+    rows = [
+        [
+            _name(name),
+            *(_score(test[i][key]) for key in ("f1", "precision", "recall")),
+            _score(valid[i]["f1"]),
+            *(_count(splits[split]["labels"][i]) for split in SPLITS),
+        ]
+        for i, name in enumerate(names_of(record))
+    ]
     return columns, rows
 
 
@@ -100,10 +137,17 @@ def _columns(record: dict) -> tuple[list[Column], list[list[Cell]]]:
     """Build the table of binary tasks or of targets."""
     splits, metric = record["splits"], words.metric_name(record["metric"])
     is_binary = record["kind"] == "binary tasks"
-    columns = [Column(NOUNS[record["kind"]].capitalize()), Column(f"Test {metric}", True),
-               Column(f"Validation {metric}", True),
-               *([Column("Positive", True, "share of the labels of all splits that are 1")] if is_binary else []),
-               *_count_columns()]
+    columns = [
+        Column(NOUNS[record["kind"]].capitalize()),
+        Column(f"Test {metric}", True),
+        Column(f"Validation {metric}", True),
+        *(
+            [Column("Positive", True, "share of the labels of all splits that are 1")]
+            if is_binary
+            else []
+        ),
+        *_count_columns(),
+    ]
     rows = []
     for i, name in enumerate(names_of(record)):
         counts = [splits[split]["labels"][i] for split in SPLITS]
@@ -133,15 +177,33 @@ def _score(value: float | None) -> Cell:
 
 def _matrix(names: list[str], counts: list[list[int]], unit: str) -> str:
     shown = [words.shortened(name) for name in names]
-    return matrix(shown, counts, label="Confusion matrix", hint=lambda i, j: (
-        f"{counts[i][j]:,} of {sum(counts[i]):,} {unit} of {shown[i]} were predicted as {shown[j]}"))
+    return matrix(
+        shown,
+        counts,
+        label="Confusion matrix",
+        hint=lambda i, j: (
+            f"{counts[i][j]:,} of {sum(counts[i]):,} {unit} of {shown[i]} were predicted as {shown[j]}"
+        ),
+    )
 
 
 def _mistakes(names: list[str], counts: list[list[int]]) -> str:
     found = mistakes(counts, MAX_MISTAKES)
     if not found:
         return paragraph("Every prediction is right.")
-    columns = [Column("Class"), Column("Predicted as"), Column("How often", True), Column("Share of the class", True)]
-    rows = [[_name(names[i]), text(words.shortened(names[j])), _count(count),
-             number(count / sum(counts[i]), f"{count / sum(counts[i]):.1%}")] for i, j, count in found]
+    columns = [
+        Column("Class"),
+        Column("Predicted as"),
+        Column("How often", True),
+        Column("Share of the class", True),
+    ]
+    rows = [
+        [
+            _name(names[i]),
+            text(words.shortened(names[j])),
+            _count(count),
+            number(count / sum(counts[i]), f"{count / sum(counts[i]):.1%}"),
+        ]
+        for i, j, count in found
+    ]
     return table(columns, rows, label="Most frequent mistakes")

@@ -35,9 +35,18 @@ def draw_layout(layout: Layout):
     axes.set_axis_off()
     radius, opacity = layout.brush(width, height)
     colours = np.array([*class_colours(counts), grey(counts)])[layout.labels]
-    order = np.argsort(flat[:, 2], kind="stable") if layout.dimensions == 3 else _scattered(len(flat))
-    axes.scatter(flat[order, 0], flat[order, 1], s=4 * radius**2, c=colours[order], alpha=opacity, linewidths=0,
-                 rasterized=len(flat) > VECTORS)
+    order = (
+        np.argsort(flat[:, 2], kind="stable") if layout.dimensions == 3 else _scattered(len(flat))
+    )
+    axes.scatter(
+        flat[order, 0],
+        flat[order, 1],
+        s=4 * radius**2,
+        c=colours[order],
+        alpha=opacity,
+        linewidths=0,
+        rasterized=len(flat) > VECTORS,
+    )
     reach = np.maximum(half, MIN_SIDE * half.max() if half.any() else 1) * 1.03
     axes.set(xlim=(-reach[0], reach[0]), ylim=(-reach[1], reach[1]), aspect="equal")
     if beside:
@@ -58,12 +67,15 @@ def _scattered(num_points: int) -> np.ndarray:
 def _entries(layout: Layout, counts: np.ndarray) -> list[tuple[str, str]]:
     """A colour and a text for each class that has points."""
     colours = [*class_colours(counts), grey(counts)]
-    return [(colours[label], f"{_shorten(name)}  {number:,}") for label, name, number in classes_of(layout)]
+    return [
+        (colours[label], f"{_shorten(name)}  {number:,}")
+        for label, name, number in classes_of(layout)
+    ]
 
 
 def _shorten(name: str) -> str:
     """Without what matplotlib reads as mathematics, without line breaks, and not too long."""
-    name = name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}\u2026"
+    name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\u2026"
     return " ".join(name.split()).replace("$", r"\$")
 
 
@@ -79,10 +91,28 @@ def _draw_legend(figure, layout: Layout, counts: np.ndarray, left: float) -> Non
     from matplotlib.lines import Line2D
 
     entries = _entries(layout, counts)
-    handles = [Line2D([], [], marker="o", linestyle="", markersize=5, markeredgewidth=0, color=colour, label=text)
-               for colour, text in entries]
-    figure.legend(handles=handles, loc="center left", bbox_to_anchor=(left, 0.5), frameon=False, fontsize=8,
-                  handletextpad=0.1, labelspacing=0.35)
+    handles = [
+        Line2D(
+            [],
+            [],
+            marker="o",
+            linestyle="",
+            markersize=5,
+            markeredgewidth=0,
+            color=colour,
+            label=text,
+        )
+        for colour, text in entries
+    ]
+    figure.legend(
+        handles=handles,
+        loc="center left",
+        bbox_to_anchor=(left, 0.5),
+        frameon=False,
+        fontsize=8,
+        handletextpad=0.1,
+        labelspacing=0.35,
+    )
 
 
 def _draw_names(axes, layout: Layout, counts: np.ndarray, unit: float) -> None:
@@ -102,6 +132,14 @@ def _draw_names(axes, layout: Layout, counts: np.ndarray, unit: float) -> None:
         sizes[label] = text, (width + 4) * unit, (LETTERS + 2) * unit
     colours = class_colours(counts)
     for name in place_names(layout.flat()[:, :2], layout.labels, sizes):
-        axes.text(name.x, name.y, name.text, ha="center", va="center", size=LETTERS, weight="bold",
-                  color=0.6 * np.array(to_rgb(colours[name.label])),
-                  path_effects=[withStroke(linewidth=1.8, foreground="white", alpha=0.85)])
+        axes.text(
+            name.x,
+            name.y,
+            name.text,
+            ha="center",
+            va="center",
+            size=LETTERS,
+            weight="bold",
+            color=0.6 * np.array(to_rgb(colours[name.label])),
+            path_effects=[withStroke(linewidth=1.8, foreground="white", alpha=0.85)],
+        )

@@ -5,8 +5,22 @@ from dataclasses import dataclass
 import numpy as np
 
 CELLS = 60  # of the longer side, in which points are counted
-LEAST_SHARE = 0.2  # of the points around a name that are of its class; below, the name would mislead
-AROUND = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 2), (0, -2))
+LEAST_SHARE = (
+    0.2  # of the points around a name that are of its class; below, the name would mislead
+)
+AROUND = (
+    (0, 0),
+    (0, 1),
+    (0, -1),
+    (1, 0),
+    (-1, 0),
+    (1, 1),
+    (-1, 1),
+    (1, -1),
+    (-1, -1),
+    (0, 2),
+    (0, -2),
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +33,9 @@ class Name:
     y: float
 
 
-def place_names(points: np.ndarray, labels: np.ndarray, sizes: dict[int, tuple[str, float, float]]) -> list[Name]:
+def place_names(
+    points: np.ndarray, labels: np.ndarray, sizes: dict[int, tuple[str, float, float]]
+) -> list[Name]:
     """Choose the names that a map shows, and their places.
 
     Args:
@@ -57,7 +73,7 @@ def _count(at: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Count points in each cell and the eight around it."""
     counts = np.zeros((shape[0] + 2, shape[1] + 2))
     np.add.at(counts, tuple(at.T + 1), 1)
-    return sum(counts[i:i + shape[0], j:j + shape[1]] for i in range(3) for j in range(3))
+    return sum(counts[i : i + shape[0], j : j + shape[1]] for i in range(3) for j in range(3))
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> bool:

@@ -34,24 +34,39 @@ def state_of(folder: Path, rounds: list[dict], summary: dict, num_epochs: int | 
         num_epochs: configured number of epochs.
     """
     done = rounds[-1].get("epochs") if rounds else 0
-    progress = f"{done:,} of {num_epochs:,} epochs" if done is not None and num_epochs else f"{len(rounds):,} rounds"
+    progress = (
+        f"{done:,} of {num_epochs:,} epochs"
+        if done is not None and num_epochs
+        else f"{len(rounds):,} rounds"
+    )
     if is_going_on(folder):
-        return RunState("running", "running", f"still running: {progress} so far{_time_left(rounds, num_epochs)}")
+        return RunState(
+            "running",
+            "running",
+            f"still running: {progress} so far{_time_left(rounds, num_epochs)}",
+        )
     # A run that was resumed and has not ended again still has its old summary.
     if summary and summary.get("data_epochs") in (None, done):
         early = num_epochs and done is not None and done < num_epochs
-        return RunState("finished", "finished", f"finished {'early, ' if early else ''}after {progress}")
+        return RunState(
+            "finished", "finished", f"finished {'early, ' if early else ''}after {progress}"
+        )
     if error := last_error(folder):
         diverged = re.search(r"(loss|gradient norm) is -?(nan|inf)", error)
-        return RunState("diverged" if diverged else "failed", "failed",
-                     f"{'diverged' if diverged else 'ended by an error'} after {progress}: {error}")
+        return RunState(
+            "diverged" if diverged else "failed",
+            "failed",
+            f"{'diverged' if diverged else 'ended by an error'} after {progress}: {error}",
+        )
     return RunState("stopped", "stopped", f"stopped after {progress}")
 
 
 def is_going_on(folder: Path) -> bool:
     """Tell whether a process holds the lock of the directory or, for a component, of its parent."""
-    return any(_is_locked(path) for path in ([folder, folder.parent] if folder.name.startswith("component_")
-                                             else [folder]))
+    return any(
+        _is_locked(path)
+        for path in ([folder, folder.parent] if folder.name.startswith("component_") else [folder])
+    )
 
 
 def _is_locked(folder: Path) -> bool:
@@ -68,7 +83,10 @@ def _is_locked(folder: Path) -> bool:
 
 def last_error(folder: Path) -> str | None:
     """Return the error in the log that ended the run after its last start, or None."""
-    logs = sorted((path for path in folder.glob("*.log") if path.is_file()), key=lambda path: path.stat().st_mtime)
+    logs = sorted(
+        (path for path in folder.glob("*.log") if path.is_file()),
+        key=lambda path: path.stat().st_mtime,
+    )
     if not logs:
         return None
     error = None
@@ -79,7 +97,9 @@ def last_error(folder: Path) -> str | None:
                 level, message = match.groups()
                 if level == "ERROR":
                     error = message.removeprefix("error: ")
-                elif re.match(r"epoch +\d|partition: ", message):  # the run went on after an older error
+                elif re.match(
+                    r"epoch +\d|partition: ", message
+                ):  # the run went on after an older error
                     error = None
     return error
 

@@ -25,13 +25,20 @@ def summary_of_sweep(runs: list[Run], left_out: list[str]) -> tuple[str, list[st
     if len(counted) < 2 or not comparable(counted):
         return "", warnings
     keys = differing(counted)
-    return _table(counted, keys) if keys else "\n".join([*_seeds(counted), *_leaderboard(counted)]), warnings
+    return _table(counted, keys) if keys else "\n".join(
+        [*_seeds(counted), *_leaderboard(counted)]
+    ), warnings
 
 
 def leaderboard(runs: list[Run], left_out: list[str]) -> str:
     """Fill in OGB's form from runs that differ only in their seeds; the text is empty for other runs."""
     counted, _ = _counted(runs, left_out)
-    if len(counted) < 2 or not comparable(counted) or differing(counted) or len(scores_of(runs)) == 1:
+    if (
+        len(counted) < 2
+        or not comparable(counted)
+        or differing(counted)
+        or len(scores_of(runs)) == 1
+    ):
         return ""
     return "\n".join([*_seeds(counted), *_leaderboard(counted)])
 
@@ -45,9 +52,13 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
         if run.state.kind != "finished":
             warnings.append(f"left out of means: {run.folder} {run.state.text}")
         elif any(run.summary.get(key) is None for key in run.score_keys):
-            warnings.append(f"left out of means: {run.folder} has no metric, as it is undefined on this split")
+            warnings.append(
+                f"left out of means: {run.folder} has no metric, as it is undefined on this split"
+            )
         elif key in seen:
-            warnings.append(f"left out of means: {run.folder} has the same settings and seed as {seen[key]}")
+            warnings.append(
+                f"left out of means: {run.folder} has the same settings and seed as {seen[key]}"
+            )
         else:
             seen[key] = run.folder
             counted.append(run)
@@ -56,14 +67,23 @@ def _counted(runs: list[Run], left_out: list[str]) -> tuple[list[Run], list[str]
 
 def _seeds(runs: list[Run]) -> list[str]:
     metric, seeds = runs[0].metric, sorted(run.seed for run in runs)
-    lines = [f"{len(runs)} seeds ({', '.join(map(str, seeds))}), mean ± unbiased standard deviation of {metric}",
-             *(f"  {split.lower() or 'all':<10}  {_score(runs, key)}" for key, split in scores_of(runs).items())]
+    lines = [
+        f"{len(runs)} seeds ({', '.join(map(str, seeds))}), mean ± unbiased standard deviation of {metric}",
+        *(
+            f"  {split.lower() or 'all':<10}  {_score(runs, key)}"
+            for key, split in scores_of(runs).items()
+        ),
+    ]
     if len(scores_of(runs)) == 1:
         return lines
     if len(runs) < OGB_SEEDS:
-        lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds: {OGB_SEEDS - len(runs)} are missing.")
+        lines.append(
+            f"  The leaderboard asks for {OGB_SEEDS} seeds: {OGB_SEEDS - len(runs)} are missing."
+        )
     elif seeds != list(range(OGB_SEEDS)):
-        lines.append(f"  The leaderboard asks for {OGB_SEEDS} seeds, either not fixed or 0 to {OGB_SEEDS - 1}.")
+        lines.append(
+            f"  The leaderboard asks for {OGB_SEEDS} seeds, either not fixed or 0 to {OGB_SEEDS - 1}."
+        )
     return lines
 
 
@@ -80,13 +100,19 @@ def _leaderboard(runs: list[Run]) -> list[str]:
     rows = [
         ("Dataset", _dataset(settings)),
         ("OGB version", "; ".join(v.get("ogb", "not recorded") for v in versions) or FILL_IN),
-        ("Method", f"{ {'deepergcn': 'DeeperGCN'}.get(name, name)} {FILL_IN}".strip()),
+        ("Method", f"{ {'deepergcn': 'DeeperGCN'}.get(name, name) } {FILL_IN}".strip()),
         ("External data", f"{FILL_IN} yes or no; if yes, name it in the method"),
         ("Test performance", f"{_score(runs, 'test')} ({len(runs)} seeds)"),
         ("Validation performance", f"{_score(runs, 'best_valid')} ({len(runs)} seeds)"),
         ("#Params", "; ".join(f"{n:,}" for n in _distinct(runs, "num_parameters"))),
-        ("Hardware", "; ".join(_distinct(runs, "hardware")) or f"{FILL_IN} not recorded in these runs"),
-        ("Versions", "; ".join(", ".join(f"{key} {value}" for key, value in v.items()) for v in versions)),
+        (
+            "Hardware",
+            "; ".join(_distinct(runs, "hardware")) or f"{FILL_IN} not recorded in these runs",
+        ),
+        (
+            "Versions",
+            "; ".join(", ".join(f"{key} {value}" for key, value in v.items()) for v in versions),
+        ),
         *(("Command", command) for command in _distinct(runs, "command")),
         ("Code, paper, contact", FILL_IN),
     ]
@@ -103,8 +129,11 @@ def _dataset(settings: dict) -> str:
     name = settings.get("data.name")
     if settings.get("data.source") != "ogb":
         return f"none of OGB's: data={settings.get('data.source')}"
-    return (f"none of OGB's, unless data.folder={settings['data.folder']} holds {name}" if settings.get("data.folder")
-            else name)
+    return (
+        f"none of OGB's, unless data.folder={settings['data.folder']} holds {name}"
+        if settings.get("data.folder")
+        else name
+    )
 
 
 def _distinct(runs: list[Run], key: str) -> list:
@@ -117,17 +146,28 @@ def _distinct(runs: list[Run], key: str) -> list:
 
 def _table(runs: list[Run], keys: list[str]) -> str:
     """Build a table with a line for each setting, the best mean validation metric first (not the test metric)."""
-    members = sorted((group for _, group in groups(runs)), key=lambda group: -merit(group[0].metric, statistics.fmean(
-        run.summary["best_valid"] for run in group)))
+    members = sorted(
+        (group for _, group in groups(runs)),
+        key=lambda group: (
+            -merit(group[0].metric, statistics.fmean(run.summary["best_valid"] for run in group))
+        ),
+    )
     scores = scores_of(runs)
     titles = [f"validation {runs[0].metric}", "test"] if len(scores) > 1 else [runs[0].metric]
     rows = [[*(short(key, keys) for key in keys), "seeds", *titles, "wall s"]]
     for group in members:
-        rows.append([*(setting(key, group[0].settings.get(key)) for key in keys), str(len(group)),
-                     *(_score(group, key) for key in scores),
-                     f"{statistics.fmean(run.summary.get('wall_seconds') or 0 for run in group):,.1f}"])
+        rows.append(
+            [
+                *(setting(key, group[0].settings.get(key)) for key in keys),
+                str(len(group)),
+                *(_score(group, key) for key in scores),
+                f"{statistics.fmean(run.summary.get('wall_seconds') or 0 for run in group):,.1f}",
+            ]
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    ]
     head = f"{len(runs)} runs of {len(members)} settings, by {'validation metric' if len(scores) > 1 else titles[0]}"
     if len(members) < len(runs):
         head += "; mean ± unbiased standard deviation over seeds"

@@ -9,12 +9,27 @@ from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.log import format_score
 
 NOTHING = "–"
-METRICS = {"rocauc": "ROC-AUC", "acc": "accuracy", "balanced_acc": "balanced accuracy", "ap": "average precision",
-           "micro_f1": "micro-F1", "macro_f1": "macro-F1", "mae": "MAE", "rmse": "RMSE", "mrr": "MRR",
-           "mr": "mean rank", "knn_acc": "nearest-neighbour accuracy", "auc": "AUC of links"}
+METRICS = {
+    "rocauc": "ROC-AUC",
+    "acc": "accuracy",
+    "balanced_acc": "balanced accuracy",
+    "ap": "average precision",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "mrr": "MRR",
+    "mr": "mean rank",
+    "knn_acc": "nearest-neighbour accuracy",
+    "auc": "AUC of links",
+}
 SPLITS = {"train": "Training", "valid": "Validation", "test": "Test"}
 # Settings that the report takes from the summary, under the keys that a user types.
-KEYS = {"num_ranks": "parallel.num_ranks", "parallel": "parallel", "lr_scaling": "parallel.lr_scaling"}
+KEYS = {
+    "num_ranks": "parallel.num_ranks",
+    "parallel": "parallel",
+    "lr_scaling": "parallel.lr_scaling",
+}
 _MODES = {"epochs": "parallel epochs", "split": "one partition, split among the ranks"}
 
 
@@ -63,7 +78,10 @@ def memory(num_bytes: float | None) -> str:
 def time_unit(seconds: list[float]) -> tuple[float, str]:
     """Choose a unit for a column of times; return its length in seconds and its name."""
     longest = max(seconds, default=0)
-    return next(((length, name) for length, name in ((3600, "h"), (60, "min")) if longest >= 5 * length), (1, "s"))
+    return next(
+        ((length, name) for length, name in ((3600, "h"), (60, "min")) if longest >= 5 * length),
+        (1, "s"),
+    )
 
 
 def setting(key: str, value: object) -> str:
@@ -84,7 +102,7 @@ def versions(value: dict) -> str:
 
 def shortened(name: str, most: int = 60) -> str:
     """Cut a name that is too long for a table."""
-    return name if len(name) <= most else f"{name[:most - 1]}…"
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 @functools.cache
@@ -96,5 +114,7 @@ def meanings() -> dict[str, str]:
             for entry in keys.entries(config):
                 found.setdefault(entry.name, set()).add(entry.meaning.text.rstrip("."))
     # A key that several datasets or models have, each with a meaning of its own, has none here.
-    return {"parallel": "How the ranks share the work",
-            **{name: min(texts) for name, texts in found.items() if len(texts) == 1}}
+    return {
+        "parallel": "How the ranks share the work",
+        **{name: min(texts) for name, texts in found.items() if len(texts) == 1},
+    }

@@ -9,8 +9,18 @@ import subprocess
 import time
 from pathlib import Path
 
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-sync", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-component-update",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+    "about:blank",
+)
 
 
 class Unanswered(Exception):
@@ -33,11 +43,25 @@ class Browser:
         self._input, their_output = os.pipe()
         # Chromium reads commands from descriptor 3 and answers on 4.
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{their_input} 4>&{their_output}', chromium, f"--user-data-dir={profile}",
-             *FLAGS], pass_fds=(their_input, their_output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                "bash",
+                "-c",
+                f'exec "$0" "$@" 3<&{their_input} 4>&{their_output}',
+                chromium,
+                f"--user-data-dir={profile}",
+                *FLAGS,
+            ],
+            pass_fds=(their_input, their_output),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(their_input), os.close(their_output)
-        (target,) = (t for t in self._send("Target.getTargets")["targetInfos"] if t["type"] == "page")
-        self._session = self._send("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        (target,) = (
+            t for t in self._send("Target.getTargets")["targetInfos"] if t["type"] == "page"
+        )
+        self._session = self._send(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -55,27 +79,46 @@ class Browser:
 
     def run(self, script: str):
         """Evaluate JavaScript, a promise to its end, and return its value."""
-        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True,
-                           userGesture=True)
+        answer = self.call(
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def open(self, page: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
         """Load a file, at a width and with a theme."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", features=[
-            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.call("Page.navigate", url=page.as_uri())
-        self.wait_for("document.readyState == 'complete' && !!document.documentElement.dataset.theme")
+        self.wait_for(
+            "document.readyState == 'complete' && !!document.documentElement.dataset.theme"
+        )
 
     def wait_for(self, condition: str, seconds: float = 30) -> None:
         """Wait until an expression is true, whatever page is loaded meanwhile."""
         end = time.monotonic() + seconds
         while True:
             try:
-                answer = self._send("Runtime.evaluate", session=self._session, seconds=2, expression=condition,
-                                    returnByValue=True)
+                answer = self._send(
+                    "Runtime.evaluate",
+                    session=self._session,
+                    seconds=2,
+                    expression=condition,
+                    returnByValue=True,
+                )
             except Unanswered:  # the page was replaced during the question
                 answer = {}
             if answer.get("result", {}).get("value") is True:
@@ -85,26 +128,42 @@ class Browser:
 
     def click(self, selector: str, *, number: int = 0, times: int = 1) -> None:
         """Click the middle of an element with the mouse."""
-        x, y = self.run(f"""(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{number}];
+        x, y = (
+            self.run(f"""(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{number}];
             e.scrollIntoView({{block: "center"}}); const r = e.getBoundingClientRect();
             return [r.x + r.width / 2, r.y + r.height / 2]; }})()""")
+        )
         for count in range(1, times + 1):
             self.mouse("mousePressed", x, y, count)
             self.mouse("mouseReleased", x, y, count)
 
     def mouse(self, kind: str, x: float, y: float, count: int = 0) -> None:
         """Move or press the mouse."""
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1 if count else 0,
-                  clickCount=count)
+        self.call(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=y,
+            button="left",
+            buttons=1 if count else 0,
+            clickCount=count,
+        )
 
     def screenshot(self) -> bytes:
         """Draw the whole page, as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        )
 
-    def _send(self, method: str, *, session: str | None = None, seconds: float = 60, **parameters) -> dict:
+    def _send(
+        self, method: str, *, session: str | None = None, seconds: float = 60, **parameters
+    ) -> dict:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        os.write(self._output, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
+        os.write(
+            self._output,
+            json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0",
+        )
         end = time.monotonic() + seconds
         while self._number not in self._answers:
             if not select.select([self._input], [], [], max(end - time.monotonic(), 0))[0]:
@@ -125,10 +184,20 @@ class Browser:
             return
         method, event = message["method"], message["params"]
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(event["exceptionDetails"].get("exception", {}).get("description", str(event)))
-        elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert"):
+            self.complaints.append(
+                event["exceptionDetails"].get("exception", {}).get("description", str(event))
+            )
+        elif method == "Runtime.consoleAPICalled" and event["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.complaints.append(str(event["args"]))
         elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
             self.complaints.append(event["entry"]["text"])
-        elif method == "Network.requestWillBeSent" and event["request"]["url"].split(":")[0] in ("http", "https", "ws"):
+        elif method == "Network.requestWillBeSent" and event["request"]["url"].split(":")[0] in (
+            "http",
+            "https",
+            "ws",
+        ):
             self.complaints.append(event["request"]["url"])

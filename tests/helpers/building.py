@@ -48,7 +48,9 @@ def part_of(config: RunConfig, data: Data, device: torch.device = CPU) -> Part:
     return (Setup if config.trainer.name == "gnn" else Part)(config, data, device)
 
 
-def predict_all(config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = Ranks(), **parts) -> torch.Tensor:
+def predict_all(
+    config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = Ranks(), **parts
+) -> torch.Tensor:
     """Predict every row of a graph.
 
     Args:
@@ -60,8 +62,13 @@ def predict_all(config: RunConfig, data: Data, round_: int = 0, ranks: Ranks = R
     return build_predictor(setup, ranks)(round_)
 
 
-def build_trainer(config: RunConfig, data: Data, device: torch.device = CPU, ranks: Ranks = Ranks(),
-                  stop: StopRequest | None = None) -> Trainer:
+def build_trainer(
+    config: RunConfig,
+    data: Data,
+    device: torch.device = CPU,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+) -> Trainer:
     """Build what trains on some data."""
     return product_of(config).build(part_of(config, data, device), ranks=ranks, stop=stop)
 
@@ -129,8 +136,14 @@ def _of_run(options, command: str):
     return cli.saved_run(asked, config), asked
 
 
-def train_one(config: RunConfig, data: Data, folder: Path, device: torch.device = CPU, command: str = "test",
-              **options) -> dict:
+def train_one(
+    config: RunConfig,
+    data: Data,
+    folder: Path,
+    device: torch.device = CPU,
+    command: str = "test",
+    **options,
+) -> dict:
     """Train one model on a graph, as a run does for each of its parts."""
     return training.train_part(part_of(config, data, device), folder, command=command, **options)
 

@@ -34,7 +34,11 @@ def compose_config(overrides: tuple[str, ...], name: str = "config") -> schema.R
 def without_base(overrides: Sequence[str]) -> tuple[str, ...]:
     """Add task.base=none to the overrides of a run of trainer=gnn that say nothing of it."""
     named = ("task.base=", "trainer=", "resume=", "+experiment=", "task=link")
-    return tuple(overrides) if any(text.startswith(named) for text in overrides) else (*overrides, "task.base=none")
+    return (
+        tuple(overrides)
+        if any(text.startswith(named) for text in overrides)
+        else (*overrides, "task.base=none")
+    )
 
 
 @functools.cache
@@ -72,7 +76,10 @@ def thaw(content: bytes):
 
 def remember_choices() -> None:
     """Change Hydra in this process, and in those that are forked from it from now on."""
-    list_defaults, merge = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+    list_defaults, merge = (
+        config_loader_impl.create_defaults_list,
+        ConfigLoaderImpl._compose_config_from_defaults_list,
+    )
     load, structured = ConfigRepository.load_config, OmegaConf.structured
     files, lists, merged, structures = {}, {}, {}, {}
 
@@ -87,7 +94,11 @@ def remember_choices() -> None:
 
     def list_once(repo, config_name, overrides_list, **options):
         others = Overrides(repo, overrides_list).config_overrides
-        choices = [override for override in overrides_list if not any(override is other for other in others)]
+        choices = [
+            override
+            for override in overrides_list
+            if not any(override is other for other in others)
+        ]
         key = places(repo), config_name, repr(options), *(choice.input_line for choice in choices)
         if key not in lists:
             lists[key] = list_defaults(repo, config_name, choices, **options)

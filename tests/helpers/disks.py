@@ -45,6 +45,10 @@ def has_own_mounts() -> bool:
 
     What starts processes for the tests is forked after this, so that they see the disks too.
     """
-    if os.geteuid() or not hasattr(ctypes.CDLL(None), "unshare") or ctypes.CDLL(None).unshare(CLONE_NEWNS):
+    if (
+        os.geteuid()
+        or not hasattr(ctypes.CDLL(None), "unshare")
+        or ctypes.CDLL(None).unshare(CLONE_NEWNS)
+    ):
         return False
     return subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode == 0

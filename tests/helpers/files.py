@@ -24,10 +24,16 @@ def write_csv(path: Path, table) -> None:
 
 def write_triples(folder: Path) -> Path:
     """Write a small knowledge graph: arithmetic modulo 30."""
-    data = read(MathConfig(num_entities=30, num_operands=4, num_train=400, num_valid=40, num_test=40))
+    data = read(
+        MathConfig(num_entities=30, num_operands=4, num_train=400, num_valid=40, num_test=40)
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    for split, triples in zip(("train", "valid", "test"), data.triples.split(data.triple_ptr.diff().tolist())):
-        (folder / f"{split}.txt").write_text("".join(f"{h}\trelation{r}\t{t}\n" for h, r, t in triples.tolist()))
+    for split, triples in zip(
+        ("train", "valid", "test"), data.triples.split(data.triple_ptr.diff().tolist())
+    ):
+        (folder / f"{split}.txt").write_text(
+            "".join(f"{h}\trelation{r}\t{t}\n" for h, r, t in triples.tolist())
+        )
     return folder
 
 
@@ -35,25 +41,47 @@ def write_packages(folder: Path) -> Path:
     """Write packages and their relations as the tables of Debian's are."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"package{number}" for number in range(40)]
-    pd.DataFrame({
-        "name": names, "section": ["libs", "games"] * 20, "split": (["train"] * 3 + ["valid", "test"]) * 8,
-        "installed_size_kib": range(40), "tags": ["role::shared-lib", "role::program|use::gameplaying"] * 20,
-        "description": ["a library", "a game"] * 20}).to_csv(folder / "packages.csv.gz", index=False)
+    pd.DataFrame(
+        {
+            "name": names,
+            "section": ["libs", "games"] * 20,
+            "split": (["train"] * 3 + ["valid", "test"]) * 8,
+            "installed_size_kib": range(40),
+            "tags": ["role::shared-lib", "role::program|use::gameplaying"] * 20,
+            "description": ["a library", "a game"] * 20,
+        }
+    ).to_csv(folder / "packages.csv.gz", index=False)
     pd.DataFrame({"source": names[2:], "relation": "Depends", "target": names[:-2]}).to_csv(
-        folder / "relations.csv.gz", index=False)
+        folder / "relations.csv.gz", index=False
+    )
     return folder
 
 
 def write_typed_packages(folder: Path) -> Path:
     """Write packages, their sources, maintainers and tags in two folders as the tables of Debian's are."""
     names = pd.read_csv(write_packages(folder / "debian") / "packages.csv.gz")["name"]
-    ends = {"built_from": ("source", "s"), "maintained_by": ("maintainer", "m"), "tagged": ("tag", "t")}
+    ends = {
+        "built_from": ("source", "s"),
+        "maintained_by": ("maintainer", "m"),
+        "tagged": ("tag", "t"),
+    }
     (folder / "debian_typed").mkdir()
-    tables = {name: pd.DataFrame({"package": names, column: [f"{letter}{number % 7}" for number in range(40)]})
-              for name, (column, letter) in ends.items()}
-    tables["sources"] = pd.DataFrame({"source": [f"s{number}" for number in range(7)], "homepage_host": "example.org"})
-    tables["maintainers"] = pd.DataFrame({"maintainer": [f"m{number}" for number in range(7)],
-                                          "is_team": [0, 1, 0, 1, 1, 0, 0], "domain": "debian.org"})
+    tables = {
+        name: pd.DataFrame(
+            {"package": names, column: [f"{letter}{number % 7}" for number in range(40)]}
+        )
+        for name, (column, letter) in ends.items()
+    }
+    tables["sources"] = pd.DataFrame(
+        {"source": [f"s{number}" for number in range(7)], "homepage_host": "example.org"}
+    )
+    tables["maintainers"] = pd.DataFrame(
+        {
+            "maintainer": [f"m{number}" for number in range(7)],
+            "is_team": [0, 1, 0, 1, 1, 0, 0],
+            "domain": "debian.org",
+        }
+    )
     for name, table in tables.items():
         table.to_csv(folder / "debian_typed" / f"{name}.csv.gz", index=False)
     return folder
@@ -61,7 +89,9 @@ def write_typed_packages(folder: Path) -> Path:
 
 def write_idx(path: Path, array: np.ndarray) -> Path:
     """Write small numbers as MNIST's files have them."""
-    head = bytes([0, 0, 8, array.ndim]) + b"".join(int(size).to_bytes(4, "big") for size in array.shape)
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(
+        int(size).to_bytes(4, "big") for size in array.shape
+    )
     content = head + array.astype(np.uint8).tobytes()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
@@ -79,7 +109,12 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
-OGB_LINK_SPLITS = {"ogbl-collab": "time", "ogbl-ppa": "throughput", "ogbl-ddi": "target", "ogbl-citation2": "time"}
+OGB_LINK_SPLITS = {
+    "ogbl-collab": "time",
+    "ogbl-ppa": "throughput",
+    "ogbl-ddi": "target",
+    "ogbl-citation2": "time",
+}
 # Negatives of each pair of the toy of ogbl-citation2.
 OWN_NEGATIVES = 20
 
@@ -100,24 +135,31 @@ def write_links(folder: Path, name: str = "ogbl-collab") -> Path:
         if name == "ogbl-citation2":
             arrays = {"source_node": pairs[:, 0], "target_node": pairs[:, 1]}
             if part != "train":
-                drawn = np.random.default_rng(len(part)).integers(60, size=(len(pairs), OWN_NEGATIVES))
+                drawn = np.random.default_rng(len(part)).integers(
+                    60, size=(len(pairs), OWN_NEGATIVES)
+                )
                 arrays["target_node_neg"] = drawn
         elif part != "train":
             # Those of ogbl-ppa twice: its metric, Hits@100, asks for more than a hundred.
-            arrays["edge_neg"] = np.tile(data[f"{part}_negatives"].numpy(), (2 if name == "ogbl-ppa" else 1, 1))
+            arrays["edge_neg"] = np.tile(
+                data[f"{part}_negatives"].numpy(), (2 if name == "ogbl-ppa" else 1, 1)
+            )
         torch.save(arrays, split / f"{part}.pt")
     return folder
 
 
 def needs_shared(name: str):
     folder = SHARED / name
-    return pytest.mark.skipif(not folder.is_dir(), reason=f"the real dataset {name} is not beside this checkout")
+    return pytest.mark.skipif(
+        not folder.is_dir(), reason=f"the real dataset {name} is not beside this checkout"
+    )
 
 
 def write_ogb(folder: Path, name: str) -> Path:
     """Write a small folder in OGB's raw layout, in the manner of one of its datasets."""
     if name.startswith("ogbg"):
         from tests.helpers.graph_toys import write_graphs  # which writes by this file's means
+
         return write_graphs(folder, name)
     rng = np.random.default_rng(0)
     n, pairs = 60, 300

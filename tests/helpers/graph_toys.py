@@ -11,7 +11,9 @@ BONDS = (5, 6, 2)
 SPLITS = {"ogbg-molhiv": "scaffold", "ogbg-molpcba": "scaffold", "ogbg-ppa": "species"}
 
 
-def write_graphs(folder: Path, name: str = "ogbg-molhiv", *, num_graphs: int = 40, seed: int = 0) -> Path:
+def write_graphs(
+    folder: Path, name: str = "ogbg-molhiv", *, num_graphs: int = 40, seed: int = 0
+) -> Path:
     """Write random graphs in the manner of one of the datasets; some have one node and no edge."""
     rng = np.random.default_rng(seed)
     raw, num_nodes = folder / "raw", rng.integers(1, 9, num_graphs)
@@ -34,6 +36,8 @@ def write_graphs(folder: Path, name: str = "ogbg-molhiv", *, num_graphs: int = 4
         else:
             write_csv(raw / "graph-label.csv.gz", labels.astype(int))
     order = rng.permutation(num_graphs)
-    for part, graphs in zip(("train", "valid", "test"), np.split(order, [int(.6 * num_graphs), int(.8 * num_graphs)])):
+    for part, graphs in zip(
+        ("train", "valid", "test"), np.split(order, [int(0.6 * num_graphs), int(0.8 * num_graphs)])
+    ):
         write_csv(folder / "split" / SPLITS[name] / f"{part}.csv.gz", graphs)
     return folder

@@ -16,16 +16,25 @@ def make_graph(edges, num_nodes: int, **attributes) -> Graph:
     edge_index, perm = sort_edges(raw, num_nodes)
     if "edge_attr" in attributes:
         attributes["edge_attr"] = attributes["edge_attr"][perm.long()]
-    masks = dict(train_mask=torch.ones(num_nodes, dtype=torch.bool),
-                 valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
-                 test_mask=torch.zeros(num_nodes, dtype=torch.bool))
+    masks = dict(
+        train_mask=torch.ones(num_nodes, dtype=torch.bool),
+        valid_mask=torch.zeros(num_nodes, dtype=torch.bool),
+        test_mask=torch.zeros(num_nodes, dtype=torch.bool),
+    )
     if "y" in attributes:
         attributes["out_channels"] = attributes["y"].size(1)
-    return Graph(**{**masks, **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"),
-                   **attributes})
+    return Graph(
+        **{
+            **masks,
+            **dict(edge_index=edge_index, num_nodes=num_nodes, num_categories=0, metric="rocauc"),
+            **attributes,
+        }
+    )
 
 
-def random_graph(num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3) -> Graph:
+def random_graph(
+    num_nodes: int, num_pairs: int, seed: int, *, symmetric: bool = True, edge_dim: int = 3
+) -> Graph:
     """A random multigraph with self-loops and, by chance, duplicates."""
     rng = np.random.default_rng(seed)
     pairs = rng.integers(num_nodes, size=(num_pairs, 2))
@@ -60,10 +69,23 @@ def link_graph(num_nodes: int = 40, num_pairs: int = 90, seed: int = 0, **attrib
     rng = np.random.default_rng(seed)
     every = np.array([(u, v) for u in range(num_nodes) for v in range(u)])
     order = torch.from_numpy(every[rng.permutation(len(every))])
-    train, valid, test = order[:num_pairs - 20], order[num_pairs - 20:num_pairs - 10], order[num_pairs - 10:num_pairs]
+    train, valid, test = (
+        order[: num_pairs - 20],
+        order[num_pairs - 20 : num_pairs - 10],
+        order[num_pairs - 10 : num_pairs],
+    )
     x = torch.from_numpy(rng.standard_normal((num_nodes, 8)).astype(np.float32))
-    data = make_graph(torch.cat([train, train.flip(1)]).tolist(), num_nodes, x=x, metric="hits@5", train_pairs=train,
-                      valid_pairs=valid, test_pairs=test, valid_negatives=order[-120:-60], test_negatives=order[-60:])
+    data = make_graph(
+        torch.cat([train, train.flip(1)]).tolist(),
+        num_nodes,
+        x=x,
+        metric="hits@5",
+        train_pairs=train,
+        valid_pairs=valid,
+        test_pairs=test,
+        valid_negatives=order[-120:-60],
+        test_negatives=order[-60:],
+    )
     for key, value in attributes.items():
         data[key] = value
     return data

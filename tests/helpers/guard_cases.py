@@ -22,8 +22,9 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
 
 
-def train_hurt(hurt: Callable | None, ranks: Ranks, stop: StopRequest, config: Config, folder: Path,
-               *args) -> dict | None:
+def train_hurt(
+    hurt: Callable | None, ranks: Ranks, stop: StopRequest, config: Config, folder: Path, *args
+) -> dict | None:
     """Train as a rank, write down what it sees, and let ``hurt(ranks, stop, folder)`` change the program first."""
     watch(folder / f"rank-{ranks.rank}.jsonl")
     if hurt is not None:
@@ -33,6 +34,7 @@ def train_hurt(hurt: Callable | None, ranks: Ranks, stop: StopRequest, config: C
 
 def watch(path: Path) -> None:
     """Write a line for this process, for each step and for each round."""
+
     def note(**seen) -> None:
         with open(path, "a") as file:
             file.write(json.dumps(seen) + "\n")
@@ -44,8 +46,15 @@ def watch(path: Path) -> None:
         return step(self, batch, lr)
 
     def watched_loss(self, model, batch, rng):
-        note(random=digest([torch.get_rng_state(), rng.get_state()]), threads=torch.get_num_threads(),
-             maps=[line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "graphs" in line])
+        note(
+            random=digest([torch.get_rng_state(), rng.get_state()]),
+            threads=torch.get_num_threads(),
+            maps=[
+                line.split()[-1]
+                for line in Path("/proc/self/maps").read_text().splitlines()
+                if "graphs" in line
+            ],
+        )
         return loss(self, model, batch, rng)
 
     def watched_evaluate(self):
@@ -53,7 +62,11 @@ def watch(path: Path) -> None:
         return evaluate(self)
 
     note(pid=os.getpid())
-    GNNTrainer._step, NodeTask.loss, GNNTrainer.evaluate = watched_step, watched_loss, watched_evaluate
+    GNNTrainer._step, NodeTask.loss, GNNTrainer.evaluate = (
+        watched_step,
+        watched_loss,
+        watched_evaluate,
+    )
     footprint.report = lambda *_: None  # it takes steps of its own
 
 
@@ -71,6 +84,7 @@ def before_step(number: int, do: Callable[[GNNTrainer], object]) -> None:
 
 def drift(number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> None:
     """A weight of rank 1 moves by itself."""
+
     def move(trainer: GNNTrainer) -> None:
         with torch.no_grad():
             next(trainer.model.parameters())[0] += 1e-6
@@ -128,7 +142,7 @@ def die_while_saving(point: str, number: int, die: Callable[[], None] = kill_thi
         if saves == number and point == "half-written":
             whole = io.BytesIO()
             save(state, whole)
-            file.write(whole.getvalue()[:whole.tell() // 2])
+            file.write(whole.getvalue()[: whole.tell() // 2])
             file.flush()
             die()
         save(state, file)

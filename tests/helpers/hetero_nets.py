@@ -31,10 +31,13 @@ class Hgt(torch.nn.Module):
     def __init__(self, in_channels, hidden_channels, out_channels, num_layers, schema):
         super().__init__()
         self.labelled = schema.labelled
-        self.lins = torch.nn.ModuleDict({name: torch.nn.Linear(width, hidden_channels)
-                                         for name, width in in_channels.items()})
-        self.convs = torch.nn.ModuleList(HGTConv(hidden_channels, hidden_channels, schema.metadata, heads=2)
-                                         for _ in range(num_layers))
+        self.lins = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(width, hidden_channels) for name, width in in_channels.items()}
+        )
+        self.convs = torch.nn.ModuleList(
+            HGTConv(hidden_channels, hidden_channels, schema.metadata, heads=2)
+            for _ in range(num_layers)
+        )
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
     def forward(self, x_dict, edge_index_dict):
@@ -49,8 +52,14 @@ class Weighted(torch.nn.Module):
 
     def __init__(self, in_channels, out_channels, edge_dim, schema):
         super().__init__()
-        self.conv = HeteroConv({relation: SAGEConv((in_channels[relation[0]], in_channels[relation[2]]), out_channels)
-                                for relation in schema.relations})
+        self.conv = HeteroConv(
+            {
+                relation: SAGEConv(
+                    (in_channels[relation[0]], in_channels[relation[2]]), out_channels
+                )
+                for relation in schema.relations
+            }
+        )
         self.edges = torch.nn.Linear(edge_dim, out_channels)
 
     def forward(self, x_dict, edge_index_dict, edge_attr_dict):

@@ -35,8 +35,10 @@ class Case:
 
 def half(cases: Iterable[Case]) -> list:
     """Leave every other case to the exhaustive suite: neighbours in a list are of one kind. For ``parametrize``."""
-    return [pytest.param(case, id=case.name, marks=[pytest.mark.exhaustive] if place % 2 else [])
-            for place, case in enumerate(cases)]
+    return [
+        pytest.param(case, id=case.name, marks=[pytest.mark.exhaustive] if place % 2 else [])
+        for place, case in enumerate(cases)
+    ]
 
 
 def matches(found: str, message: str) -> bool:
@@ -79,5 +81,8 @@ def check(case: Case, folder: Path) -> subprocess.CompletedProcess:
 
 def digests(folder: Path) -> dict[Path, str]:
     """Digest every regular file below a folder."""
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()}
+    return {
+        path: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }

@@ -23,9 +23,19 @@ def find_tests(source: Path, root: Path = Path()) -> list[Path]:
         return [below]
     beside = sorted((root / below.parent).glob("test_*.py"))
     module = ".".join(source.with_suffix("").parts)
-    found = [path for path in beside if path.stem == f"test_{source.stem}" or imports_of(path, {module: source})]
+    found = [
+        path
+        for path in beside
+        if path.stem == f"test_{source.stem}" or imports_of(path, {module: source})
+    ]
     return [path.relative_to(root) for path in found or beside] or find_tests(source.parent, root)
 
 
 if __name__ == "__main__":
-    print(*find_tests(Path(sys.argv[1]) if len(sys.argv) > 1 else sys.exit("make test-of FILE=pipeline/loop.py")))
+    print(
+        *find_tests(
+            Path(sys.argv[1])
+            if len(sys.argv) > 1
+            else sys.exit("make test-of FILE=pipeline/loop.py")
+        )
+    )

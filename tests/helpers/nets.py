@@ -99,7 +99,10 @@ class Headed(torch.nn.Module):
 
     def __init__(self, in_channels, out_channels, hidden_channels):
         super().__init__()
-        self.first, self.head = GATConv(in_channels, hidden_channels), torch.nn.Linear(hidden_channels, out_channels)
+        self.first, self.head = (
+            GATConv(in_channels, hidden_channels),
+            torch.nn.Linear(hidden_channels, out_channels),
+        )
 
     def forward(self, x, edge_index):
         return self.head(self.first(x, edge_index).relu())

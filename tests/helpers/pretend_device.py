@@ -14,8 +14,14 @@ from torch_geometric import EdgeIndex
 
 DEVICE = torch.device("meta")
 # Operations whose result the CPU needs before it can go on.
-WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-         "aten::masked_select"}
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::masked_select",
+}
 COPIES = {"aten::_to_copy", "aten::copy_"}
 waited: collections.Counter = collections.Counter()
 
@@ -29,8 +35,14 @@ class OnDevice(torch.Tensor):
     @staticmethod
     def __new__(cls, held):
         assert not isinstance(held, OnDevice) and held.device.type == "cpu"
-        out = torch.Tensor._make_wrapper_subclass(cls, held.size(), strides=held.stride(), dtype=held.dtype,
-                                                  device=DEVICE, storage_offset=held.storage_offset())
+        out = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            dtype=held.dtype,
+            device=DEVICE,
+            storage_offset=held.storage_offset(),
+        )
         out.held = held
         return out
 
@@ -67,12 +79,20 @@ def compute(func, args, kwargs):
     if name not in COPIES:
         strangers = [value for value in tensors if not isinstance(value, OnDevice) and value.dim()]
         assert not strangers, f"{name} mixes tensors of the device and of the CPU"
-    if name in WAITS or name in COPIES and ours and (asked or getattr(args[0], "device", None)) != DEVICE:
+    if (
+        name in WAITS
+        or name in COPIES
+        and ours
+        and (asked or getattr(args[0], "device", None)) != DEVICE
+    ):
         waited[name] += 1
     if name in ("aten::index", "aten::index_put", "aten::index_put_") and any(
-            index is not None and index.dtype == torch.bool for index in args[1]):
+        index is not None and index.dtype == torch.bool for index in args[1]
+    ):
         waited["mask"] += 1
-    args, kwargs = tree_map(lambda value: value.held if isinstance(value, OnDevice) else value, (args, kwargs))
+    args, kwargs = tree_map(
+        lambda value: value.held if isinstance(value, OnDevice) else value, (args, kwargs)
+    )
     if asked is not None:
         kwargs["device"] = torch.device("cpu")
     out = func(*args, **kwargs)
@@ -80,7 +100,9 @@ def compute(func, args, kwargs):
         return ours[0] if func._schema.returns else None
     if name == "aten::_local_scalar_dense" or asked not in (None, DEVICE):
         return out
-    return tree_map(lambda value: OnDevice(value) if isinstance(value, torch.Tensor) else value, out)
+    return tree_map(
+        lambda value: OnDevice(value) if isinstance(value, torch.Tensor) else value, out
+    )
 
 
 @contextlib.contextmanager

@@ -7,8 +7,16 @@ from torch.utils import _pytree
 
 GPU = torch.device("cuda", 0)
 # What may move numbers from one device to another.
-MOVES = {Tensor.copy_, Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.__deepcopy__, Tensor.data.__set__,
-         torch._has_compatible_shallow_copy_type, torch.save}
+MOVES = {
+    Tensor.copy_,
+    Tensor.to,
+    Tensor.cpu,
+    Tensor.cuda,
+    Tensor.__deepcopy__,
+    Tensor.data.__set__,
+    torch._has_compatible_shallow_copy_type,
+    torch.save,
+}
 
 
 class PretendGPU(TorchFunctionMode):
@@ -20,14 +28,17 @@ class PretendGPU(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self._kept: dict[int, Tensor] = {}  # by the address of their numbers, which no other tensor gets meanwhile
+        self._kept: dict[
+            int, Tensor
+        ] = {}  # by the address of their numbers, which no other tensor gets meanwhile
 
     def holds(self, tensor: Tensor) -> bool:
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             return False
         with torch._C.DisableTorchFunction():
-            return id(tensor) in self._kept or (tensor.layout == torch.strided
-                                                and tensor.untyped_storage().data_ptr() in self._kept)
+            return id(tensor) in self._kept or (
+                tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in self._kept
+            )
 
     def _keep(self, tensor: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
@@ -38,8 +49,10 @@ class PretendGPU(TorchFunctionMode):
         return tensor
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs, tensors = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}, [
-            leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        kwargs, tensors = (
+            {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"},
+            [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)],
+        )
         there = [self.holds(tensor) for tensor in tensors]
         if function == Tensor.device.__get__:
             return GPU if there[0] else torch.device("cpu")
@@ -47,8 +60,14 @@ class PretendGPU(TorchFunctionMode):
             return there[0]
         if function is Tensor.numpy and there[0]:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        wanted = next((leaf for leaf in (kwargs.get("device"), *(args[1:2] if function is Tensor.to else ()))
-                       if isinstance(leaf, str | torch.device)), None)
+        wanted = next(
+            (
+                leaf
+                for leaf in (kwargs.get("device"), *(args[1:2] if function is Tensor.to else ()))
+                if isinstance(leaf, str | torch.device)
+            ),
+            None,
+        )
         if wanted is not None:
             kwargs.pop("device", None)
             args = args[:1] if function is Tensor.to else args
@@ -58,7 +77,9 @@ class PretendGPU(TorchFunctionMode):
         if function not in MOVES:
             sized = [where for where, tensor in zip(there, tensors, strict=True) if tensor.dim()]
             if any(sized) and not all(sized) or any(there) and wanted is not None and not is_there:
-                raise RuntimeError(f"{function.__name__}: expected all tensors to be on the same device")
+                raise RuntimeError(
+                    f"{function.__name__}: expected all tensors to be on the same device"
+                )
         out = function(*args, **kwargs)
         if function in (Tensor.to, Tensor.cpu) and is_there != there[0]:
             with torch._C.DisableTorchFunction():

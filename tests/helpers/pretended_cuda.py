@@ -26,15 +26,26 @@ FREE = int(float(os.environ.get("PRETENDED_FREE", MEMORY)))
 COUNTS = collections.Counter[str]()
 DEVICE: Any = None  # what :func:`load` has loaded
 # What an extension of torch's needs of it.
-LIBRARIES = "libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so", "libtorch.so", "libtorch_python.so"
+LIBRARIES = (
+    "libtorch_global_deps.so",
+    "libc10.so",
+    "libtorch_cpu.so",
+    "libtorch.so",
+    "libtorch_python.so",
+)
 
 
 def build(folder: Path) -> Path:
     """Compile the device, in half a minute."""
     from torch.utils import cpp_extension
 
-    cpp_extension.load("pretended_cuda", [str(Path(__file__).with_suffix(".cpp"))], build_directory=str(folder),
-                       extra_cflags=["-O1", "-g0"], is_python_module=False)
+    cpp_extension.load(
+        "pretended_cuda",
+        [str(Path(__file__).with_suffix(".cpp"))],
+        build_directory=str(folder),
+        extra_cflags=["-O1", "-g0"],
+        is_python_module=False,
+    )
     return folder / "pretended_cuda.so"
 
 
@@ -137,26 +148,52 @@ def speak_of_it() -> None:
         DEVICE.set_stream(before)
 
     properties = types.SimpleNamespace(
-        name="a pretended GPU", total_memory=MEMORY, major=9, minor=0, multi_processor_count=4, L2_cache_size=2**20,
-        warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=2**16,
-        shared_memory_per_block=48 * 2**10, shared_memory_per_block_optin=227 * 2**10,
-        shared_memory_per_multiprocessor=228 * 2**10)
+        name="a pretended GPU",
+        total_memory=MEMORY,
+        major=9,
+        minor=0,
+        multi_processor_count=4,
+        L2_cache_size=2**20,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=2**16,
+        shared_memory_per_block=48 * 2**10,
+        shared_memory_per_block_optin=227 * 2**10,
+        shared_memory_per_multiprocessor=228 * 2**10,
+    )
     always = {
-        "is_available": True, "device_count": 1, "current_device": 0, "_exchange_device": 0,
-        "_maybe_exchange_device": 0, "set_device": None, "synchronize": None, "empty_cache": None,
-        "get_device_properties": properties, "get_device_capability": (9, 0), "get_device_name": properties.name,
-        "is_bf16_supported": True, "graph_pool_handle": (0, 1)}
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        "set_device": None,
+        "synchronize": None,
+        "empty_cache": None,
+        "get_device_properties": properties,
+        "get_device_capability": (9, 0),
+        "get_device_name": properties.name,
+        "is_bf16_supported": True,
+        "graph_pool_handle": (0, 1),
+    }
     asked = {
-        "_lazy_init": begin, "mem_get_info": lambda of=None: (FREE - DEVICE.allocated(), MEMORY),
-        "memory_allocated": lambda of=None: DEVICE.allocated(), "memory_reserved": lambda of=None: DEVICE.allocated(),
+        "_lazy_init": begin,
+        "mem_get_info": lambda of=None: (FREE - DEVICE.allocated(), MEMORY),
+        "memory_allocated": lambda of=None: DEVICE.allocated(),
+        "memory_reserved": lambda of=None: DEVICE.allocated(),
         "max_memory_allocated": lambda of=None: DEVICE.peak(),
         "reset_peak_memory_stats": lambda of=None: DEVICE.reset_peak(),
         "current_stream": lambda of=None: Stream(number=DEVICE.current_stream()),
         "default_stream": lambda of=None: Stream(number=0),
-        "set_stream": lambda stream: DEVICE.set_stream(stream.stream_id), "stream": on_stream,
-        "is_current_stream_capturing": DEVICE.capturing}
-    answers = asked | {"Stream": Stream, "Event": Event, "CUDAGraph": CUDAGraph} | {
-        name: lambda *args, value=value, **options: value for name, value in always.items()}
+        "set_stream": lambda stream: DEVICE.set_stream(stream.stream_id),
+        "stream": on_stream,
+        "is_current_stream_capturing": DEVICE.capturing,
+    }
+    answers = (
+        asked
+        | {"Stream": Stream, "Event": Event, "CUDAGraph": CUDAGraph}
+        | {name: lambda *args, value=value, **options: value for name, value in always.items()}
+    )
     for place in (cuda, cuda.random, cuda.memory, cuda.graphs):
         for name, answer in answers.items():
             if place is cuda or hasattr(place, name):
@@ -185,7 +222,8 @@ def move_storages() -> None:
 
     torch.storage._to = torch._utils._to = to
     torch.storage._StorageBase.clone = torch.UntypedStorage.clone = lambda self: (
-        allocate(self).copy_(self) if self.device.type == "cuda" else copy(self))
+        allocate(self).copy_(self) if self.device.type == "cuda" else copy(self)
+    )
 
 
 def only_call_kernels() -> None:
@@ -195,11 +233,16 @@ def only_call_kernels() -> None:
 
     def call(self, *args, **kwargs):
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        assert any(tensor.is_cuda for tensor in tensors), f"{self.fn.__name__}: no tensor is on the GPU"
-        assert all(tensor.is_cuda or tensor.is_pinned() or not tensor.numel() for tensor in tensors), (
-            f"{self.fn.__name__}: a tensor of the CPU")
+        assert any(tensor.is_cuda for tensor in tensors), (
+            f"{self.fn.__name__}: no tensor is on the GPU"
+        )
+        assert all(
+            tensor.is_cuda or tensor.is_pinned() or not tensor.numel() for tensor in tensors
+        ), f"{self.fn.__name__}: a tensor of the CPU"
         options = {"num_warps", "num_stages", "enable_fp_fusion"}
-        inspect.signature(self.fn).bind(*args, **{name: kwargs[name] for name in kwargs.keys() - options})
+        inspect.signature(self.fn).bind(
+            *args, **{name: kwargs[name] for name in kwargs.keys() - options}
+        )
         COUNTS["kernels"] += 1
 
     interpreter.GridExecutor.__call__ = call

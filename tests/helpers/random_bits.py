@@ -10,7 +10,7 @@ from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 def draw_row(bits: int, accept: np.ndarray, alias: np.ndarray) -> int:
     """Draw a row of an alias table [num_rows] with the probability that the table gives it."""
     row = (bits >> 32) * len(accept) >> 32
-    return row if ((bits & 0xffffffff) >> 8) / 2**24 < accept[row] else int(alias[row])
+    return row if ((bits & 0xFFFFFFFF) >> 8) / 2**24 < accept[row] else int(alias[row])
 
 
 def random_bits(key: int) -> Iterator[int]:

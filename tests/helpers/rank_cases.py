@@ -21,15 +21,19 @@ from tests.helpers import building as build
 CPU = torch.device("cpu")
 
 
-def compute(ranks: Ranks, stop: StopRequest, gradients: list, predictions: list) -> tuple[list, list]:
+def compute(
+    ranks: Ranks, stop: StopRequest, gradients: list, predictions: list
+) -> tuple[list, list]:
     """What ranks compute of models that do not move, for several pairs of a configuration and data at one start.
 
     Returns:
         Of each of `gradients` every step's averaged gradients, and of each of `predictions` those of every row.
     """
     join(CPU)
-    return ([gradients_of(config, data, ranks) for config, data in gradients],
-            [predict(config, data, ranks) for config, data in predictions])
+    return (
+        [gradients_of(config, data, ranks) for config, data in gradients],
+        [predict(config, data, ranks) for config, data in predictions],
+    )
 
 
 def learn(config: Config, data: Data) -> tuple:
@@ -95,8 +99,15 @@ class Replays:
         return function
 
 
-def train_statically(ranks: Ranks, stop: StopRequest, config: Config, folder, content_hash: str, is_static: bool,
-                     last_step: int) -> dict | None:
+def train_statically(
+    ranks: Ranks,
+    stop: StopRequest,
+    config: Config,
+    folder,
+    content_hash: str,
+    is_static: bool,
+    last_step: int,
+) -> dict | None:
     """Train with the loss of static steps, on static tensors or not; rank 1 is asked to stop after some steps."""
     take, num_steps = GNNTrainer._take_static, itertools.count(1)
 
@@ -105,7 +116,9 @@ def train_statically(ranks: Ranks, stop: StopRequest, config: Config, folder, co
             stop._signum.value = signal.SIGTERM
         return take(self, batches, lr)
 
-    NodeTask.loss = lambda self, model, batch, rng: self.static_loss(model, batch, self.draw(batch, rng))
+    NodeTask.loss = lambda self, model, batch, rng: self.static_loss(
+        model, batch, self.draw(batch, rng)
+    )
     GNNTrainer._take_static = take_and_stop
     of_gnn.choose_static = lambda *args: is_static
     of_gnn.GNNTrainer = partial(GNNTrainer, recorder=Replays())
@@ -124,4 +137,8 @@ def told_by_the_first(ranks: Ranks, stop: StopRequest) -> list:
     """Return what two broadcasts bring, of which nothing may pass a socket."""
     join(CPU)
     dist.broadcast_object_list = None
-    return ranks.gather(torch.tensor([ranks.broadcast(10 + ranks.rank), ranks.broadcast({"a": 20 + ranks.rank})["a"]]))
+    return ranks.gather(
+        torch.tensor(
+            [ranks.broadcast(10 + ranks.rank), ranks.broadcast({"a": 20 + ranks.rank})["a"]]
+        )
+    )

@@ -25,16 +25,54 @@ from tests.helpers.typed_graphs import write_hetero
 DROPPED = ["model.input_dropout=0.2", "model.edge_dropout=0.3"]
 NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=40"]
 TABLE = [*TOY, "features=embedding", "features.channels=6"]
-LINK = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
-        "model.hidden_channels=8", "task.pairs_per_step=60", "train.patience=0"]
-GRAPH = ["+experiment=ogbg_molpcba", "model.num_layers=2", "model.hidden_channels=16", "loader.batch_size=7"]
-KNN = ["data=digits", "data.train_fraction=0.3", "model.num_layers=2", "model.hidden_channels=8", "model.knn=4",
-       "model.knn_dilation=2", "model.knn_epsilon=0.3", "model.norm=batch"]
-TRIPLES = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=800",
-           "data.num_valid=40", "data.num_test=40", "trainer.dim=8", "trainer.batch_size=200", "trainer.chunk_size=50",
-           "trainer.num_negatives=10", "train.eval_every=1"]
+LINK = [
+    "data=ogb_link",
+    "task=link",
+    "partition=random",
+    "partition.num_parts=2",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "task.pairs_per_step=60",
+    "train.patience=0",
+]
+GRAPH = [
+    "+experiment=ogbg_molpcba",
+    "model.num_layers=2",
+    "model.hidden_channels=16",
+    "loader.batch_size=7",
+]
+KNN = [
+    "data=digits",
+    "data.train_fraction=0.3",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "model.knn=4",
+    "model.knn_dilation=2",
+    "model.knn_epsilon=0.3",
+    "model.norm=batch",
+]
+TRIPLES = [
+    "trainer=knowledge",
+    "data=math",
+    "data.num_entities=60",
+    "data.num_operands=6",
+    "data.num_train=800",
+    "data.num_valid=40",
+    "data.num_test=40",
+    "trainer.dim=8",
+    "trainer.batch_size=200",
+    "trainer.chunk_size=50",
+    "trainer.num_negatives=10",
+    "train.eval_every=1",
+]
 DRAWN, ALL = [*TRIPLES, "trainer.loss=negatives"], [*TRIPLES, "trainer.loss=one_vs_all"]
-LAYOUT = ["trainer=layout", "data=vectors", "trainer.num_neighbors=8", "trainer.perplexity=3", "trainer.num_parts=3"]
+LAYOUT = [
+    "trainer=layout",
+    "data=vectors",
+    "trainer.num_neighbors=8",
+    "trainer.perplexity=3",
+    "trainer.num_parts=3",
+]
 
 
 def write_vectors(folder: Path) -> list[str]:
@@ -49,14 +87,35 @@ def write_tables(folder: Path) -> list[str]:
     """Write tables of nodes and edges, and return the overrides that read them."""
     rng, ids = np.random.default_rng(0), np.array([f"node-{number}" for number in range(60)])
     a = np.where(np.arange(60) % 7, rng.normal(size=60).round(3), np.nan)  # some cells are empty
-    pd.DataFrame({"id": ids, "a": a, "b": rng.integers(0, 100, 60), "kind": rng.choice(["libs", "games"], 60),
-                  "country": np.array(["DE", "FR", ""])[np.arange(60) % 3], "even": np.arange(60) % 2,
-                  "split": rng.choice(["train", "val", "test"], 60)}).to_csv(folder / "nodes.csv", index=False)
-    pd.DataFrame({"from": rng.choice(ids, 300), "to": rng.choice(ids, 300)}).to_csv(folder / "edges.csv", index=False)
-    return ["data=tables", f"data.folder={folder}", "data.nodes.path=nodes.csv", "data.nodes.features=[a,b]",
-            "data.nodes.categories=[country]", "data.empty=flag", "data.nodes.label=kind",
-            "data.nodes.split_column=split", "data.edges.path=edges.csv", "data.edges.source=from",
-            "data.edges.target=to", "model.num_layers=2", "model.hidden_channels=8"]
+    pd.DataFrame(
+        {
+            "id": ids,
+            "a": a,
+            "b": rng.integers(0, 100, 60),
+            "kind": rng.choice(["libs", "games"], 60),
+            "country": np.array(["DE", "FR", ""])[np.arange(60) % 3],
+            "even": np.arange(60) % 2,
+            "split": rng.choice(["train", "val", "test"], 60),
+        }
+    ).to_csv(folder / "nodes.csv", index=False)
+    pd.DataFrame({"from": rng.choice(ids, 300), "to": rng.choice(ids, 300)}).to_csv(
+        folder / "edges.csv", index=False
+    )
+    return [
+        "data=tables",
+        f"data.folder={folder}",
+        "data.nodes.path=nodes.csv",
+        "data.nodes.features=[a,b]",
+        "data.nodes.categories=[country]",
+        "data.empty=flag",
+        "data.nodes.label=kind",
+        "data.nodes.split_column=split",
+        "data.edges.path=edges.csv",
+        "data.edges.source=from",
+        "data.edges.target=to",
+        "model.num_layers=2",
+        "model.hidden_channels=8",
+    ]
 
 
 # The data of some rows, written on first use.
@@ -64,17 +123,27 @@ WRITE: dict[str, Callable[[Path], list[str]]] = {
     "link": lambda folder: [*LINK, f"data.folder={write_links(folder)}"],
     "typed links": lambda folder: [*LINK[1:], *write_hetero(folder), "task.relation=buys"],
     "links of edges": lambda folder: [
-        *LINK[1:], "data=edges", f"data.path={write_communities(folder) / 'edges.tsv'}", "data.train_fraction=0.8",
-        "data.valid_fraction=0.1"],
+        *LINK[1:],
+        "data=edges",
+        f"data.path={write_communities(folder) / 'edges.tsv'}",
+        "data.train_fraction=0.8",
+        "data.valid_fraction=0.1",
+    ],
     "graph": lambda folder: [*GRAPH, f"data.folder={write_graphs(folder, 'ogbg-molpcba')}"],
     "tables": write_tables,
     "edges": lambda folder: [*write_payments(folder), "data.edges.label=fraud"],
     "rows": lambda folder: write_purchases(folder),
     "layout": lambda folder: [*LAYOUT, *write_vectors(folder)],
     "layout of a graph": lambda folder: [
-        "trainer=layout", "data=edges", f"data.path={write_communities(folder) / 'edges.tsv'}",
-        "trainer.num_parts=3"],
-    "node embedding": lambda folder: [*small_run(write_communities(folder)), "trainer.episode_size=3000"],
+        "trainer=layout",
+        "data=edges",
+        f"data.path={write_communities(folder) / 'edges.tsv'}",
+        "trainer.num_parts=3",
+    ],
+    "node embedding": lambda folder: [
+        *small_run(write_communities(folder)),
+        "trainer.episode_size=3000",
+    ],
 }
 
 # Each row is a run: the product, whose data may have to be written, and a few overrides.
@@ -83,64 +152,146 @@ ROWS: dict[str, list[str]] = {
     "cluster: epochs without an evaluation": [*TOY, "train.eval_every=2"],
     "cluster: METIS": [*TOY, "partition=metis", "train.schedule=step", "train.step_epochs=2"],
     "cluster: METIS with random weights": [*TOY, "partition=metis_random"],
-    "cluster: two clusters a step": [*TOY, "partition.clusters_per_step=2", "partition.num_parts=8",
-                                     "train.schedule=linear", "train.warmup_steps=3"],
+    "cluster: two clusters a step": [
+        *TOY,
+        "partition.clusters_per_step=2",
+        "partition.num_parts=8",
+        "train.schedule=linear",
+        "train.warmup_steps=3",
+    ],
     "cluster: views": [*TOY, "evaluation=views", "evaluation.num_views=2", "train.schedule=cosine"],
     "cluster: the whole graph": [*TOY, "partition=whole"],
     "cluster: AdamW, warm-up, plateau and clipping": [
-        *TOY, "train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup_steps=3", "train.clip_grad_norm=0.1",
-        "train.schedule=plateau", "train.plateau_factor=0.5", "train.plateau_patience=0", "train.accumulate=2",
-        *DROPPED],
+        *TOY,
+        "train.optimizer=adamw",
+        "train.weight_decay=0.1",
+        "train.warmup_steps=3",
+        "train.clip_grad_norm=0.1",
+        "train.schedule=plateau",
+        "train.plateau_factor=0.5",
+        "train.plateau_patience=0",
+        "train.accumulate=2",
+        *DROPPED,
+    ],
     "cluster: batch norm": [*TOY, "model.norm=batch", "train.ema=0.8"],
-    "cluster: bf16": [*TOY, "train.precision=bf16", "train.optimizer=rmsprop", "train.weight_decay=0.01",
-                      "train.decay_vectors=false", "train.accumulate=3"],
+    "cluster: bf16": [
+        *TOY,
+        "train.precision=bf16",
+        "train.optimizer=rmsprop",
+        "train.weight_decay=0.01",
+        "train.decay_vectors=false",
+        "train.accumulate=3",
+    ],
     "cluster: fp16": [*TOY, "train.precision=fp16", *DROPPED],
     "cluster: label inputs": [*TOY, "train.label_input=0.5"],
-    "cluster: focal loss": [*TOY, "task.focal_gamma=1.5", "task.class_weights=balanced", "train.label_input=0.3"],
-    "cluster: scaled sums": [*TOY, "partition.scale_sums=true", "model.aggr=softmax_sum", "model.learn_y=true",
-                             "model.gradient_checkpointing=true"],
+    "cluster: focal loss": [
+        *TOY,
+        "task.focal_gamma=1.5",
+        "task.class_weights=balanced",
+        "train.label_input=0.3",
+    ],
+    "cluster: scaled sums": [
+        *TOY,
+        "partition.scale_sums=true",
+        "model.aggr=softmax_sum",
+        "model.learn_y=true",
+        "model.gradient_checkpointing=true",
+    ],
     "cluster: on disk": [*TOY, "data.on_disk=true", "data.propagate=2", "evaluation=views"],
-    "cluster: summaries, on disk": [*TOY, "data.on_disk=true", "data.summaries=2", "evaluation=views"],
+    "cluster: summaries, on disk": [
+        *TOY,
+        "data.on_disk=true",
+        "data.summaries=2",
+        "evaluation=views",
+    ],
     "cluster: the reference's kernel": [*TOY, "kernel=reference"],
     "revgnn": [*TOY, "model=revgnn", *DROPPED],
     "equilibrium": [*TOY, "model=equilibrium", *DROPPED],
     "rgcn": [*TOY, "model=rgcn", *DROPPED],
     "hgt": [*TOY, "model=hgt", *DROPPED],
     "pyg": [*TOY, "model=pyg", "model.kwargs.heads=2", "model.norm=batch", *DROPPED],
-    "pyg: AGDN": [*TOY, "model=pyg", "model.conv=AGDNConv", "model.kwargs.heads=2", "model.feed_forward=true",
-                  *DROPPED],
+    "pyg: AGDN": [
+        *TOY,
+        "model=pyg",
+        "model.conv=AGDNConv",
+        "model.kwargs.heads=2",
+        "model.feed_forward=true",
+        *DROPPED,
+    ],
     "custom": [*TOY, "model=custom", "model.path=tests.helpers.nets.Net"],
     "dynamic edges": [*KNN, "partition.num_parts=3"],
     "neighbor": NEIGHBOR,
-    "neighbor: label inputs, sampled evaluation": [*NEIGHBOR, "train.label_input=0.5", "evaluation=neighbor",
-                                                   "train.precision=bf16", *DROPPED],
+    "neighbor: label inputs, sampled evaluation": [
+        *NEIGHBOR,
+        "train.label_input=0.5",
+        "evaluation=neighbor",
+        "train.precision=bf16",
+        *DROPPED,
+    ],
     "table": TABLE,
-    "table: hidden rows": [*TABLE, "features.dropout=0.5", "features.concat=true", "data.propagate=1"],
+    "table: hidden rows": [
+        *TABLE,
+        "features.dropout=0.5",
+        "features.concat=true",
+        "data.propagate=1",
+    ],
     "table: SGD": [*TABLE, "features.optimizer=sgd", "train.accumulate=2"],
-    "table: neighbor": [*TABLE, *NEIGHBOR[len(TOY):]],
+    "table: neighbor": [*TABLE, *NEIGHBOR[len(TOY) :]],
     "link": [],
-    "link: validation edges, MRR": ["task.valid_edges=true", "task.metric=mrr", "task.predictor_layers=1"],
+    "link: validation edges, MRR": [
+        "task.valid_edges=true",
+        "task.metric=mrr",
+        "task.predictor_layers=1",
+    ],
     "link: METIS": ["partition=metis", "train.eval_every=2"],
     "link: METIS with random weights": ["partition=metis_random"],
     "link: the whole graph": ["partition=whole"],
     "link: bf16": ["train.precision=bf16"],
     "link: views": ["evaluation=views"],
     "link: sampled evaluation": ["evaluation=neighbor", "loader.num_neighbors=[3,3]"],
-    "link: hidden pairs, batch norm": ["task.hide_pairs=true", "task.strict_negatives=true", "model.norm=batch"],
+    "link: hidden pairs, batch norm": [
+        "task.hide_pairs=true",
+        "task.strict_negatives=true",
+        "model.norm=batch",
+    ],
     "link: revgnn": ["model=revgnn"],
     "link: GCN autoencoder with common neighbours": [
-        "model=pyg", "model.conv=GCNConv", "model.num_layers=3", "model.tied=true", "model.activation=none",
-        "model.norm_last=false", "model.encode_x=false", "model.residual=false", "features=embedding",
-        "features.channels=8", "features.init=orthogonal", "model.jk=lstm", "task.predictor=residual",
-        "task.common_neighbors=true", "task.valid_edges=true", "task.hide_pairs=true",
-        "task.num_negatives=3", "train.schedule=linear"],
+        "model=pyg",
+        "model.conv=GCNConv",
+        "model.num_layers=3",
+        "model.tied=true",
+        "model.activation=none",
+        "model.norm_last=false",
+        "model.encode_x=false",
+        "model.residual=false",
+        "features=embedding",
+        "features.channels=8",
+        "features.init=orthogonal",
+        "model.jk=lstm",
+        "task.predictor=residual",
+        "task.common_neighbors=true",
+        "task.valid_edges=true",
+        "task.hide_pairs=true",
+        "task.num_negatives=3",
+        "train.schedule=linear",
+    ],
     "links of edges": ["data.propagate=2"],
-    "typed links": ["task.hide_pairs=true", "task.strict_negatives=true", "task.valid_edges=true",
-                    "partition.stratify=true", "evaluation=neighbor",
-                    "evaluation.num_neighbors={buys: [3,2], default: [1,1]}"],
+    "typed links": [
+        "task.hide_pairs=true",
+        "task.strict_negatives=true",
+        "task.valid_edges=true",
+        "partition.stratify=true",
+        "evaluation=neighbor",
+        "evaluation.num_neighbors={buys: [3,2], default: [1,1]}",
+    ],
     "graph": [],
     "graph: focal loss": ["task.focal_gamma=1.5"],
-    "graph: bins of nodes": ["loader.pack=nodes", "data.random_walk=3", "data.laplacian=2", *DROPPED],
+    "graph: bins of nodes": [
+        "loader.pack=nodes",
+        "data.random_walk=3",
+        "data.laplacian=2",
+        *DROPPED,
+    ],
     "tables": [],
     "edges": [],
     "rows": ["partition=random", "partition.num_parts=2", "train.accumulate=2"],
@@ -148,17 +299,37 @@ ROWS: dict[str, list[str]] = {
     "edges: the whole graph, all edges send": ["partition=whole", "task.hide_labelled=false"],
     "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
     "tables: smoothed in two steps, borders of times": [
-        "evaluation.smooth=two_step_propagation", "data.nodes.split_column=null", "data.split=time",
-        "data.time_column=b", "data.train_until=50", "data.valid_until=75"],
-    "tables: logits at the scores": ["data.nodes.text_chars=[id]", "data.nodes.text_features=scores",
-                                     "data.nodes.text_neighbors=true", "task.text_scores=2", "train.label_input=0.5"],
+        "evaluation.smooth=two_step_propagation",
+        "data.nodes.split_column=null",
+        "data.split=time",
+        "data.time_column=b",
+        "data.train_until=50",
+        "data.valid_until=75",
+    ],
+    "tables: logits at the scores": [
+        "data.nodes.text_chars=[id]",
+        "data.nodes.text_features=scores",
+        "data.nodes.text_neighbors=true",
+        "task.text_scores=2",
+        "train.label_input=0.5",
+    ],
     "tables: terms, quantiles, thresholds": [
-        "data.nodes.text_chars=[id]", "data.nodes.text_features=svd", "data.nodes.quantiles=[b]",
-        "data.nodes.label=even", "data.metric=rocauc", "task.threshold=cost:3", "task.base=linear",
-        "task.candidate=offset"],
+        "data.nodes.text_chars=[id]",
+        "data.nodes.text_features=svd",
+        "data.nodes.quantiles=[b]",
+        "data.nodes.label=even",
+        "data.metric=rocauc",
+        "task.threshold=cost:3",
+        "task.base=linear",
+        "task.candidate=offset",
+    ],
     "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],
     "node embedding": [],
-    "node embedding: LINE, Adam": ["trainer.optimizer=adam", "trainer.model=line", "trainer.order=1"],
+    "node embedding: LINE, Adam": [
+        "trainer.optimizer=adam",
+        "trainer.model=line",
+        "trainer.order=1",
+    ],
     "node embedding: AdaGrad": ["trainer.optimizer=adagrad"],
     "node embedding: on disk": ["trainer.optimizer=adagrad", "trainer.tables=disk"],
     "node embedding: links held out": ["trainer.metric=auc", "trainer.holdout=0.2"],
@@ -166,8 +337,13 @@ ROWS: dict[str, list[str]] = {
     "knowledge: sparse AdaGrad": [*DRAWN, "trainer.optimizer=adagrad", "trainer.l3=0.001"],
     "knowledge: AdaGrad": [*ALL, "trainer.n3=0.1", "trainer.relation_weight=2"],
     "knowledge: Adam": [*ALL, "trainer.optimizer=adam", "train.lr=0.01", "trainer.last_lr=0.1"],
-    "knowledge: SGD": [*DRAWN, "trainer.optimizer=sgd", "train.lr=50", "trainer.init_scale=0.1",
-                       "trainer.relation_lr=0.5"],
+    "knowledge: SGD": [
+        *DRAWN,
+        "trainer.optimizer=sgd",
+        "train.lr=50",
+        "trainer.init_scale=0.1",
+        "trainer.relation_lr=0.5",
+    ],
     "layout": [],
     "layout of a graph": [],
 }
@@ -212,9 +388,20 @@ def die_before_a_checkpoint(number: int) -> None:
     checkpoint.save_last = changed
 
 
-def train_interrupted(victim: int, number: int, how: str, ranks: Ranks, stop: StopRequest, config: Config,
-                      folder: Path, *args) -> dict | None:
+def train_interrupted(
+    victim: int,
+    number: int,
+    how: str,
+    ranks: Ranks,
+    stop: StopRequest,
+    config: Config,
+    folder: Path,
+    *args,
+) -> dict | None:
     """Train as a rank; one of the ranks is stopped or killed when it has taken a step."""
     if ranks.rank == victim:
-        after_step(number, kill_this_process if how == "killed" else lambda: stop._note(signal.SIGTERM, None))
+        after_step(
+            number,
+            kill_this_process if how == "killed" else lambda: stop._note(signal.SIGTERM, None),
+        )
     return training._train_launched(ranks, stop, config, folder, *args)

@@ -20,8 +20,18 @@ from tests.helpers.composing import without_base
 from tests.helpers.server import Command, Server
 
 ROOT = Path(__file__).resolve().parents[2]
-TOY = ["data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8", "data.num_tasks=3",
-       "task.base=none", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=4", "train.patience=0"]
+TOY = [
+    "data.num_nodes=240",
+    "data.num_edges=4800",
+    "data.num_species=4",
+    "data.num_groups=8",
+    "data.num_tasks=3",
+    "task.base=none",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=4",
+    "train.patience=0",
+]
 
 
 def train(config: Config, folder: Path) -> dict:
@@ -30,7 +40,9 @@ def train(config: Config, folder: Path) -> dict:
     return run(config, folder, "test")
 
 
-def command(module: str, *arguments: str, cwd: Path, together: bool = False, **environment) -> Command:
+def command(
+    module: str, *arguments: str, cwd: Path, together: bool = False, **environment
+) -> Command:
     """Start `python -m module` in a process of its own, from a folder that need not be the checkout.
 
     Args:
@@ -39,9 +51,15 @@ def command(module: str, *arguments: str, cwd: Path, together: bool = False, **e
     output = Path(tempfile.mkdtemp(prefix="command-"))
     if module == "pipeline.train" and not any(text.startswith("-") for text in arguments):
         arguments = without_base(arguments)
-    return Command(_server(), module, list(arguments), cwd=str(cwd), output=str(output / "output"),
-                   errors=str(output / ("output" if together else "errors")),
-                   env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment})
+    return Command(
+        _server(),
+        module,
+        list(arguments),
+        cwd=str(cwd),
+        output=str(output / "output"),
+        errors=str(output / ("output" if together else "errors")),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+    )
 
 
 def start_server() -> Server:
@@ -65,7 +83,15 @@ def shell(module: str, *arguments: str, cwd: Path, **environment) -> subprocess.
 def start(overrides: list[str], folder: Path, cache: Path, **environment) -> Command:
     """Start `python -m pipeline.train`, or resume what it left."""
     target = f"resume={folder}" if (folder / "config.yaml").exists() else f"hydra.run.dir={folder}"
-    return command("pipeline.train", *overrides, f"cache_dir={cache}", target, cwd=ROOT, together=True, **environment)
+    return command(
+        "pipeline.train",
+        *overrides,
+        f"cache_dir={cache}",
+        target,
+        cwd=ROOT,
+        together=True,
+        **environment,
+    )
 
 
 def finish(overrides: list[str], folder: Path, cache: Path, **environment) -> tuple[int, str]:
@@ -81,7 +107,9 @@ def forked(function, *args) -> int:
     It exits with 0, with EXIT_TRY_AGAIN if it was stopped, or with 1 and a traceback.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forks beside threads: those of this process have ended or do nothing
+        warnings.simplefilter(
+            "ignore"
+        )  # of forks beside threads: those of this process have ended or do nothing
         pid = os.fork()
     if pid == 0:
         try:
@@ -118,7 +146,9 @@ def kill_after_rounds(number: int, arguments: list[str], folder: Path, cache: Pa
     assert len(rounds_of(folder)) >= number and not (folder / "summary.json").exists()
 
 
-def kill_and_finish(overrides: list[str], folder: Path, part: str, number: int) -> tuple[dict, dict]:
+def kill_and_finish(
+    overrides: list[str], folder: Path, part: str, number: int
+) -> tuple[dict, dict]:
     """Train twice, and kill one of both runs when a part of it has recorded so many rounds; returns the summaries.
 
     Args:

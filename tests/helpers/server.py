@@ -22,8 +22,18 @@ import torch
 from tests.helpers import composing
 
 # What commands import when they need it, beside what the tests have imported.
-OURS = ("pipeline.training", "pipeline.gnn.predict", "pipeline.data.readers.ogb_node", "scripts.report.figures")
-PRELOAD = (*(f"parallel_epochs.{name}" for name in OURS), "tools.faults", "sklearn.datasets", "sklearn.neighbors")
+OURS = (
+    "pipeline.training",
+    "pipeline.gnn.predict",
+    "pipeline.data.readers.ogb_node",
+    "scripts.report.figures",
+)
+PRELOAD = (
+    *(f"parallel_epochs.{name}" for name in OURS),
+    "tools.faults",
+    "sklearn.datasets",
+    "sklearn.neighbors",
+)
 
 
 class Server:
@@ -33,7 +43,9 @@ class Server:
         self._lock = threading.Lock()
         (requests, self._requests), (self._replies, replies) = os.pipe(), os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of forks beside threads: those of this process do nothing yet
+            warnings.simplefilter(
+                "ignore"
+            )  # of forks beside threads: those of this process do nothing yet
             pid = os.fork()
         if pid == 0:
             os.close(self._requests), os.close(self._replies)
@@ -61,12 +73,23 @@ class Command(subprocess.Popen):
         output, errors: paths that standard output and standard error go to.
     """
 
-    def __init__(self, server: Server, module: str, arguments: list[str], *, cwd: str, env: dict[str, str], output: str,
-                 errors: str):
+    def __init__(
+        self,
+        server: Server,
+        module: str,
+        arguments: list[str],
+        *,
+        cwd: str,
+        env: dict[str, str],
+        output: str,
+        errors: str,
+    ):
         self._server, self.args, self.returncode = server, [module, *arguments], None
         self.stdin = self.stdout = self.stderr = None
         self._output, self._errors = output, errors
-        self.pid = server.ask(module=module, arguments=arguments, cwd=str(cwd), env=env, output=output, errors=errors)
+        self.pid = server.ask(
+            module=module, arguments=arguments, cwd=str(cwd), env=env, output=output, errors=errors
+        )
 
     def __del__(self):
         pass
@@ -120,14 +143,17 @@ def _serve(requests, replies) -> None:
         print(json.dumps(reply), file=replies, flush=True)
 
 
-def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], output: str, errors: str) -> int:
+def _run(
+    module: str, arguments: list[str], cwd: str, env: dict[str, str], output: str, errors: str
+) -> int:
     """Be `python -m MODULE ...`, or `python -c CODE`; returns its exit status."""
     for fd, path in ((0, os.devnull), (1, output), (2, errors)):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, fd)
         os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False)
-                                         for fd, mode in ((0, "r"), (1, "w"), (2, "w")))
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(fd, mode, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w"))
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.resetwarnings()
     warnings.simplefilter("ignore")

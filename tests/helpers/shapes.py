@@ -38,8 +38,11 @@ def check_packages(*names: str) -> None:
     modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
     for module in modules:
         if any(f"{module.__name__}.".startswith(f"{name}.") for name in names):
-            classes = [value for value in vars(module).values()
-                       if inspect.isclass(value) and value.__module__ == module.__name__]
+            classes = [
+                value
+                for value in vars(module).values()
+                if inspect.isclass(value) and value.__module__ == module.__name__
+            ]
             for owner in (module, *classes):
                 for function in filter(inspect.isfunction, vars(owner).values()):
                     ours = function.__module__ == module.__name__
@@ -69,7 +72,9 @@ def _shapes(annotations) -> list[str]:
 def _check(function):
     """Wrap a function so that arguments and results are checked, once for each way in which their sizes are equal."""
     sizes_of = " ".join(_shapes(function.__annotations__.values())).split()
-    assert all(re.fullmatch(r"\*?[a-z_]\w*|\.\.\.|2", size) for size in sizes_of), f"_form cannot see {sizes_of}"
+    assert all(re.fullmatch(r"\*?[a-z_]\w*|\.\.\.|2", size) for size in sizes_of), (
+        f"_form cannot see {sizes_of}"
+    )
     passed: dict[tuple, set] = {}  # forms of arguments, and those of the results that they gave
     checked = functools.cache(lambda: _typechecked(function))  # made with the first call
 
@@ -99,8 +104,11 @@ def _form(value, sizes: dict[int, int]):
         sizes: numbers of the sizes that have been seen, in the order of their first appearance.
     """
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        return type(value), value.dtype, *(~size if size < 4 else sizes.setdefault(size, len(sizes))
-                                           for size in value.shape)
+        return (
+            type(value),
+            value.dtype,
+            *(~size if size < 4 else sizes.setdefault(size, len(sizes)) for size in value.shape),
+        )
     if isinstance(value, (tuple, list)):
         return type(value), *(_form(item, sizes) for item in value)
     if isinstance(value, dict):

@@ -21,16 +21,29 @@ from tests.helpers.random_bits import draw_row, random_bits
 TILES, LOSS_EVERY = 8, 16
 
 
-def train(heads: Table, tails: Table, tasks: list[list[PairBlock]], *arguments, **options) -> tuple[float, float]:
+def train(
+    heads: Table, tails: Table, tasks: list[list[PairBlock]], *arguments, **options
+) -> tuple[float, float]:
     """Train blocks of pairs in place, see :func:`models.embedding.skipgram.train`."""
-    losses = [train_block(heads, tails, block, *arguments, **options) for task in tasks for block in task]
+    losses = [
+        train_block(heads, tails, block, *arguments, **options) for task in tasks for block in task
+    ]
     return sum(loss for loss, _ in losses), sum(count for _, count in losses)
 
 
-def train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, negatives: Negatives,
-                options: SkipGramOptions, *, lr: float, key: int) -> tuple[float, float]:
+def train_block(
+    heads: Table,
+    tails: Table,
+    block: PairBlock,
+    pairs: Tensor,
+    negatives: Negatives,
+    options: SkipGramOptions,
+    *,
+    lr: float,
+    key: int,
+) -> tuple[float, float]:
     """Train the pairs of a block, see :func:`models.embedding.skipgram.train`."""
-    block_pairs = pairs[block.first_pair:block.last_pair].numpy()
+    block_pairs = pairs[block.first_pair : block.last_pair].numpy()
     block_pairs = block_pairs[block_pairs[:, 0].argsort(kind="stable")]
     if not len(block_pairs):
         return 0.0, 0.0
@@ -38,21 +51,35 @@ def train_block(heads: Table, tails: Table, block: PairBlock, pairs: Tensor, neg
     groups = _shuffled(_groups(block_pairs), bits)
     tails_of_block = slice(block.first_tail, block.first_tail + block.num_tails)
     table = negatives.accept[tails_of_block].numpy(), negatives.alias[tails_of_block].numpy()
-    head_lr, tail_lr = (bound_steps(moves, lr) for moves in count_moves(
-        block_pairs, block.num_heads, *table, negative_weight=options.negative_weight))
+    head_lr, tail_lr = (
+        bound_steps(moves, lr)
+        for moves in count_moves(
+            block_pairs, block.num_heads, *table, negative_weight=options.negative_weight
+        )
+    )
     loss = count = 0.0
     for number, first in enumerate(range(0, len(groups), TILES)):
         drawn = [draw_row(next(bits), *table) for _ in range(options.num_negatives)]
         tile_loss, tile_count = _train_tile(
-            groups[first:first + TILES], drawn, _Rows(heads, block.first_head, options, head_lr),
-            _Rows(tails, block.first_tail, options, tail_lr), options)
+            groups[first : first + TILES],
+            drawn,
+            _Rows(heads, block.first_head, options, head_lr),
+            _Rows(tails, block.first_tail, options, tail_lr),
+            options,
+        )
         if number % LOSS_EVERY == 0:
             loss, count = loss + tile_loss, count + tile_count
     return loss, count
 
 
-def count_moves(pairs: np.ndarray, num_heads: int, accept: np.ndarray, alias: np.ndarray, *,
-                negative_weight: float) -> tuple[np.ndarray, np.ndarray]:
+def count_moves(
+    pairs: np.ndarray,
+    num_heads: int,
+    accept: np.ndarray,
+    alias: np.ndarray,
+    *,
+    negative_weight: float,
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute how many pairs of a tile are expected to move each row, where negatives count by their weight.
 
     Args:
@@ -81,12 +108,18 @@ def bound_steps(moves: np.ndarray, lr: float) -> np.ndarray:
     Returns:
         The learning rate of each row [num_rows], float32.
     """
-    return np.where(moves * lr > MOST_PER_TILE, MOST_PER_TILE / np.maximum(moves, 1e-300), lr).astype(np.float32)
+    return np.where(
+        moves * lr > MOST_PER_TILE, MOST_PER_TILE / np.maximum(moves, 1e-300), lr
+    ).astype(np.float32)
 
 
 def _groups(pairs: np.ndarray) -> list[np.ndarray]:
     ends = np.flatnonzero(np.diff(pairs[:, 0])) + 1
-    return [run[first:first + GROUP] for run in np.split(pairs, ends) for first in range(0, len(run), GROUP)]
+    return [
+        run[first : first + GROUP]
+        for run in np.split(pairs, ends)
+        for first in range(0, len(run), GROUP)
+    ]
 
 
 def _shuffled(groups: list[np.ndarray], bits: Iterator[int]) -> list[np.ndarray]:
@@ -118,11 +151,16 @@ class _Rows:
             mean += (1 - options.beta1) * (gradient - mean)
             square += (1 - options.beta2) * (gradient**2 - square)
             corrected = mean / (1 - options.beta1 ** self._steps[row])
-            x += lr * corrected / (np.sqrt(square / (1 - options.beta2 ** self._steps[row])) + options.eps)
+            x += (
+                lr
+                * corrected
+                / (np.sqrt(square / (1 - options.beta2 ** self._steps[row])) + options.eps)
+            )
 
 
-def _train_tile(groups: list[np.ndarray], drawn: list[int], heads: _Rows, tails: _Rows,
-                options: SkipGramOptions) -> tuple[float, float]:
+def _train_tile(
+    groups: list[np.ndarray], drawn: list[int], heads: _Rows, tails: _Rows, options: SkipGramOptions
+) -> tuple[float, float]:
     u = np.stack([heads.rows[group[0, 0]] for group in groups])
     gradient, loss = np.zeros_like(u), 0.0
     for i, group in enumerate(groups):
@@ -132,7 +170,9 @@ def _train_tile(groups: list[np.ndarray], drawn: list[int], heads: _Rows, tails:
             gradient[i] += pull * tails.rows[row]
             tails.move(row, pull * u[i])
     n = tails.rows[drawn]
-    weight = options.negative_weight * np.array([len(group) for group in groups]) / options.num_negatives
+    weight = (
+        options.negative_weight * np.array([len(group) for group in groups]) / options.num_negatives
+    )
     x = u @ n.T
     loss += float((weight[:, None] * np.logaddexp(0, x)).sum())
     push = -weight[:, None].astype(np.float32) * expit(x)

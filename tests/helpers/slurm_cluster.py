@@ -58,9 +58,16 @@ def free_ports(count: int) -> list[int]:
 def slurm_cluster() -> Iterator[dict[str, str]]:
     """Run the daemons; the value is the environment in which sbatch, srun, squeue ... speak to them."""
     # Of a Slurm job that these tests run in, nothing may be left.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "SBATCH", "SRUN"))
+    }
     # Not in the folder of the test run, which pytest closes to other users; munged refuses that.
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name, contextlib.ExitStack() as daemons:
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name,
+        contextlib.ExitStack() as daemons,
+    ):
         folder = Path(name)
         folder.chmod(0o711)  # munged's clients have to reach its socket
         (folder / "state").mkdir()
@@ -68,37 +75,75 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
         conf = folder / "slurm.conf"
-        conf.write_text(CONF.format(folder=folder, host=socket.gethostname(), user=getpass.getuser(),
-                                    ports=free_ports(3)))
+        conf.write_text(
+            CONF.format(
+                folder=folder,
+                host=socket.gethostname(),
+                user=getpass.getuser(),
+                ports=free_ports(3),
+            )
+        )
         environ["SLURM_CONF"] = str(conf)
 
         def start(*command: str) -> None:
             with open(folder / f"{command[0]}.log", "a") as log:
                 # The system ends the daemon if this process dies.
-                process = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *command], env=environ, stdout=log,
-                                           stderr=log)
+                process = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "TERM", *command],
+                    env=environ,
+                    stdout=log,
+                    stderr=log,
+                )
             daemons.callback(process.wait)
             daemons.callback(process.terminate)
 
-        start("munged", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket",
-              f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed")
+        start(
+            "munged",
+            "--foreground",
+            f"--key-file={key}",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munge.pid",
+            f"--seed-file={folder}/munge.seed",
+        )
         wait_for((folder / "munge.socket").exists, "munged", folder)
         start("slurmctld", "-D")
         for node in ("n1", "n2"):
             start("slurmd", "-D", "-N", node)
         try:
-            wait_for(lambda: slurm(environ, "sinfo", "--noheader", "--Node", "--states=idle", "--format=%N",
-                                   "--partition=main").split() == ["n1", "n2"], "idle nodes", folder)
+            wait_for(
+                lambda: (
+                    slurm(
+                        environ,
+                        "sinfo",
+                        "--noheader",
+                        "--Node",
+                        "--states=idle",
+                        "--format=%N",
+                        "--partition=main",
+                    ).split()
+                    == ["n1", "n2"]
+                ),
+                "idle nodes",
+                folder,
+            )
             yield environ
         finally:
             slurm(environ, "scancel", "--user", getpass.getuser())
-            wait_for(lambda: not slurm(environ, "squeue", "--noheader"), "the end of all jobs", folder)
+            wait_for(
+                lambda: not slurm(environ, "squeue", "--noheader"), "the end of all jobs", folder
+            )
 
 
 def slurm(environ: dict[str, str], *command: str) -> str:
     """What a command prints; nothing if it fails."""
-    return subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                          timeout=30).stdout
+    return subprocess.run(
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=30,
+    ).stdout
 
 
 def wait_for(condition: Callable[[], bool], what: str, logs: Path, seconds: float = 600) -> None:
@@ -110,6 +155,8 @@ def wait_for(condition: Callable[[], bool], what: str, logs: Path, seconds: floa
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            texts = [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(logs.glob("*.log"))]
+            texts = [
+                f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(logs.glob("*.log"))
+            ]
             raise TimeoutError("\n".join([f"waited {seconds:.0f} s in vain for {what}", *texts]))
         time.sleep(0.1)

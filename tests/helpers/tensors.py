@@ -18,7 +18,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **kwargs or {})
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if torch.is_tensor(leaf) and self.counts(leaf)]
+        sizes = [
+            leaf.numel() for leaf in tree_leaves(out) if torch.is_tensor(leaf) and self.counts(leaf)
+        ]
         self.elements = max([self.elements, *sizes])
         return out
 
@@ -34,7 +36,9 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def same_for_any_threads(compute: Callable[[], Any], numbers: tuple[int, ...] = (1, 2, 3, 2)) -> Any:
+def same_for_any_threads(
+    compute: Callable[[], Any], numbers: tuple[int, ...] = (1, 2, 3, 2)
+) -> Any:
     """Check that a call returns the same bits for each number of threads; returns what it returns for the first."""
     results = []
     for number in numbers:

@@ -26,7 +26,10 @@ def small_chunks(monkeypatch):
 def compute(tensors, edge_index, dtype=torch.float32, **options):
     """Return outputs, weights and gradients by name, of the Triton kernels."""
     place = {name: None if value is None else value.to(DEVICE) for name, value in tensors.items()}
-    options = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    options = {
+        name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+        for name, value in options.items()
+    }
     results = run(place, edge_index.to(DEVICE), dtype, kernel="fused", **options)
     return {name: value.cpu() for name, value in results.items()}
 
@@ -39,12 +42,28 @@ def check(tensors, edge_index, **options):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("edge_dim, options", [
-    (3, dict(edge_dropout=0.4, dropout=0.2, negative_slope=-0.5)), (17, dict(num_loops=8, edge_dropout=0.3)),
-    *more((0, {}), (2, dict(num_loops=5)), (0, dict(dropout=1.0, num_loops=3)), (2, dict(edge_dropout=1.0)))])
+@pytest.mark.parametrize(
+    "edge_dim, options",
+    [
+        (3, dict(edge_dropout=0.4, dropout=0.2, negative_slope=-0.5)),
+        (17, dict(num_loops=8, edge_dropout=0.3)),
+        *more(
+            (0, {}),
+            (2, dict(num_loops=5)),
+            (0, dict(dropout=1.0, num_loops=3)),
+            (2, dict(edge_dropout=1.0)),
+        ),
+    ],
+)
 def test_the_kernel_gives_the_references_numbers(score, edge_dim, options):
-    tensors, edge_index = problem(score, num_src=9, num_dst=8, num_edges=20, edge_dim=edge_dim,
-                                  num_loops=options.get("num_loops"))
+    tensors, edge_index = problem(
+        score,
+        num_src=9,
+        num_dst=8,
+        num_edges=20,
+        edge_dim=edge_dim,
+        num_loops=options.get("num_loops"),
+    )
     ours = check(tensors, edge_index, score=score, **options)
     assert not ours["out"][-1].any() or options.get("num_loops") == 8
 
@@ -53,7 +72,9 @@ def test_the_kernel_gives_the_references_numbers(score, edge_dim, options):
 @pytest.mark.parametrize("flip", [False, *more(True)])
 def test_a_row_of_many_chunks(score, flip):
     """A row of either order lies in more chunks than are merged at once, and two runs agree to the bit."""
-    tensors, edge_index = problem(score, 1, num_src=4, num_dst=4, num_edges=150, hub=True, edge_dim=2, num_loops=4)
+    tensors, edge_index = problem(
+        score, 1, num_src=4, num_dst=4, num_edges=150, hub=True, edge_dim=2, num_loops=4
+    )
     options = dict(score=score, num_loops=4, dropout=0.2, seed=torch.tensor([7]))
     edge_index = edge_index.flip(0).int() if flip else edge_index
     first = check(tensors, edge_index, **options)
@@ -70,9 +91,14 @@ def test_self_loops_that_are_removed_fill_chunks_of_their_own():
     check(tensors, edge_index, score="gatv2", num_loops=2)
 
 
-@pytest.mark.parametrize("score, heads, channels", [("gatv2", 3, 20), ("gat", 5, 130), ("dot", 2, 130), ("dot", 1, 1)])
+@pytest.mark.parametrize(
+    "score, heads, channels", [("gatv2", 3, 20), ("gat", 5, 130), ("dot", 2, 130), ("dot", 1, 1)]
+)
 def test_sizes_of_every_kind(score, heads, channels):
-    check(*problem(score, heads, channels, num_src=5, num_dst=4, num_edges=12, edge_dim=1), score=score)
+    check(
+        *problem(score, heads, channels, num_src=5, num_dst=4, num_edges=12, edge_dim=1),
+        score=score,
+    )
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -88,12 +114,16 @@ def test_graphs_without_edges(score, num_src, num_dst):
 @pytest.mark.parametrize("value", [float("nan"), -float("inf"), *more(float("inf"), 300.0)])
 def test_scores_that_are_not_numbers(score, value):
     tensors, edge_index = problem(score, 1, 3, num_src=5, num_dst=5, num_edges=12, edge_dim=0)
-    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][1] = value
+    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][
+        1
+    ] = value
     edge_index[1, 0] = 1
     options = dict(score=score, num_dst=5)
     given = {name: None if value is None else value.to(DEVICE) for name, value in tensors.items()}
-    ours, theirs = (attention(edge_index=edge_index.to(DEVICE), kernel=kernel, **given, **options)
-                    for kernel in ("fused", "reference"))
+    ours, theirs = (
+        attention(edge_index=edge_index.to(DEVICE), kernel=kernel, **given, **options)
+        for kernel in ("fused", "reference")
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
@@ -112,23 +142,48 @@ def test_16_bits_are_read_as_they_are(score, dtype):
     results = []
     for kind in (dtype, torch.float32):
         message, source, target, attr, _, weight, att = (
-            None if value is None else value.to(DEVICE, dtype).to(torch.float32 if name in ("weight", "att") else kind)
-            for name, value in tensors.items())
-        rest = (attr, None, weight, att, torch.zeros(1, dtype=torch.int64, device=DEVICE), score, 0.2, 0.0, 0.0, 12)
+            None
+            if value is None
+            else value.to(DEVICE, dtype).to(torch.float32 if name in ("weight", "att") else kind)
+            for name, value in tensors.items()
+        )
+        rest = (
+            attr,
+            None,
+            weight,
+            att,
+            torch.zeros(1, dtype=torch.int64, device=DEVICE),
+            score,
+            0.2,
+            0.0,
+            0.0,
+            12,
+        )
         out, lse, _ = attention_ops.forward(message, source, target, order, *rest, False)
-        grads = attention_ops.backward(out.cos(), out, lse, message, source, target, order, *rest, True)
-        assert grads[0].dtype == grads[3].dtype == kind and out.dtype == grads[5].dtype == torch.float32
+        grads = attention_ops.backward(
+            out.cos(), out, lse, message, source, target, order, *rest, True
+        )
+        assert (
+            grads[0].dtype == grads[3].dtype == kind
+            and out.dtype == grads[5].dtype == torch.float32
+        )
         results.append([out, *grads])
     for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs.to(ours.dtype), rtol=2 * torch.finfo(ours.dtype).eps, atol=1e-6)
+        torch.testing.assert_close(
+            ours, theirs.to(ours.dtype), rtol=2 * torch.finfo(ours.dtype).eps, atol=1e-6
+        )
 
 
 def test_operators():
     tensors, edge_index = problem("gat", 1, num_src=5, num_dst=4, num_edges=8, edge_dim=1)
-    given = [None if value is None else value.to(DEVICE).requires_grad_() for value in tensors.values()]
+    given = [
+        None if value is None else value.to(DEVICE).requires_grad_() for value in tensors.values()
+    ]
     order = structure.find_structure(edge_index.to(DEVICE), 5, 4, by_source=True)
     seed = torch.tensor([3], device=DEVICE)
-    opcheck(attention_ops.forward, (*given[:3], order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False))
+    opcheck(
+        attention_ops.forward, (*given[:3], order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False)
+    )
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")
@@ -136,12 +191,21 @@ def test_operators():
 def test_tensors_on_a_gpu_choose_these_kernels(dtype, monkeypatch):
     """They are read as they are, and backward will need both orders of the edges."""
     fused, seen = attention_fused.attention, []
-    monkeypatch.setattr(attention_fused, "attention", lambda message, *args, **options: (
-        seen.append(message.dtype), fused(message, *args, **options))[1])
+    monkeypatch.setattr(
+        attention_fused,
+        "attention",
+        lambda message, *args, **options: (
+            seen.append(message.dtype),
+            fused(message, *args, **options),
+        )[1],
+    )
     with FakeTensorMode():
-        tensors = dict(message=torch.ones(5, 2, 3, device="cuda", dtype=dtype), source=None,
-                       target=torch.ones(4, 2, 3, device="cuda", dtype=dtype),
-                       att=torch.ones(2, 3, device="cuda", dtype=dtype))
+        tensors = dict(
+            message=torch.ones(5, 2, 3, device="cuda", dtype=dtype),
+            source=None,
+            target=torch.ones(4, 2, 3, device="cuda", dtype=dtype),
+            att=torch.ones(2, 3, device="cuda", dtype=dtype),
+        )
         edge_index = torch.zeros(2, 6, dtype=torch.int64, device="cuda")
         out = attention(**tensors, edge_index=edge_index, score="gatv2", kernel="fused")
         assert seen == [dtype] and attention_ops.needs_sources("gatv2", tensors["message"], None)

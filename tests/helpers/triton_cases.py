@@ -27,6 +27,7 @@ def small_chunks(monkeypatch):
 
 def compute(edge_index, inputs, grad, *, aggr, dtype=torch.float32, exact=False):
     """The output and every gradient by name: of the Triton kernels, or of the reference in float64."""
+
     def aggregate(*args, kernel, **options):
         options = dict(t=1.0, p=1.0, y=0.0, eps=1e-7) | options
         return (reference if exact else fused).aggregate(*args, **options)
@@ -35,19 +36,40 @@ def compute(edge_index, inputs, grad, *, aggr, dtype=torch.float32, exact=False)
     place = {name: None if value is None else value.to(device) for name, value in inputs.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.models.aggregate.test_fused.aggregate", aggregate)
-        results = run(edge_index.to(device), place, grad.to(device), aggr=aggr, kernel="",
-                      dtype=torch.float64 if exact else dtype)
+        results = run(
+            edge_index.to(device),
+            place,
+            grad.to(device),
+            aggr=aggr,
+            kernel="",
+            dtype=torch.float64 if exact else dtype,
+        )
     return {name: None if value is None else value.cpu() for name, value in results.items()}
 
 
 def problem(aggr, features, channels, num_relations=None, *, num_edges=60, **options):
-    draw = graph if num_relations is None else functools.partial(related_graph, num_relations=num_relations)
-    edge_index, inputs, grad = draw(12, 9, num_edges, channels=channels, encoded=features == "encoded",
-                                    edge_dim=features if isinstance(features, int) else None, **options)
+    draw = (
+        graph
+        if num_relations is None
+        else functools.partial(related_graph, num_relations=num_relations)
+    )
+    edge_index, inputs, grad = draw(
+        12,
+        9,
+        num_edges,
+        channels=channels,
+        encoded=features == "encoded",
+        edge_dim=features if isinstance(features, int) else None,
+        **options,
+    )
     if aggr.startswith("power"):  # whose slope is steepest at 0
         inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
         inputs["x"] += 0.125
-    return edge_index, inputs | dict(t=torch.tensor([-1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2])), grad
+    return (
+        edge_index,
+        inputs | dict(t=torch.tensor([-1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2])),
+        grad,
+    )
 
 
 def check(aggr, features, channels, **options):
@@ -56,13 +78,32 @@ def check(aggr, features, channels, **options):
     nothing = 1e-4 ** (1 / inputs["p"].item()) if aggr == "powermean" else 0.0
     assert ours["out"][-1].tolist() == pytest.approx([nothing] * channels)  # nodes without edges
     assert (ours["x"][-1] == 0).all()
-    assert_close(ours, compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
+    assert_close(
+        ours,
+        compute(edge_index, inputs, grad, aggr=aggr, exact=True),
+        grad=grad,
+        exponent=inputs["p"],
+    )
 
 
-@pytest.mark.parametrize("aggr", ["softmax", "power", "max", *more(*(
-    aggr for aggr in AGGREGATIONS if aggr not in ("softmax", "power", "max")))])
-@pytest.mark.parametrize("features, channels, dtype", [
-    (None, 5, torch.int64), (3, 20, torch.int32), ("encoded", 17, torch.int32), (17, 12, torch.int64)])
+@pytest.mark.parametrize(
+    "aggr",
+    [
+        "softmax",
+        "power",
+        "max",
+        *more(*(aggr for aggr in AGGREGATIONS if aggr not in ("softmax", "power", "max"))),
+    ],
+)
+@pytest.mark.parametrize(
+    "features, channels, dtype",
+    [
+        (None, 5, torch.int64),
+        (3, 20, torch.int32),
+        ("encoded", 17, torch.int32),
+        (17, 12, torch.int64),
+    ],
+)
 def test_against_the_reference(aggr, features, channels, dtype):
     check(aggr, features, channels, dtype=dtype)
 
@@ -71,8 +112,12 @@ def test_against_the_reference(aggr, features, channels, dtype):
 @pytest.mark.parametrize("p", [-2.0, 3.0, *more(0.5, 1.0)])
 def test_power_means_clamp_messages_and_mean(p, aggr):
     edge_index, inputs, grad = wide_graph(p, aggr)
-    assert_close(compute(edge_index, inputs, grad, aggr=aggr),
-                 compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=abs(p))
+    assert_close(
+        compute(edge_index, inputs, grad, aggr=aggr),
+        compute(edge_index, inputs, grad, aggr=aggr, exact=True),
+        grad=grad,
+        exponent=abs(p),
+    )
 
 
 @pytest.mark.parametrize("edge_dim", [0, 1, 3, 8, 9, 65, *more(2, 4, 5, 6, 7, 15, 16, 33, 64)])
@@ -80,36 +125,78 @@ def test_any_edge_dim(edge_dim):
     check("softmax", edge_dim, 8, num_edges=20)
 
 
-@pytest.mark.parametrize("features, channels", [
-    (None, 1), (2, 130), (18, 16), ("encoded", 130), *more((2, 1), (2, 64), (18, 130), ("encoded", 64))])
+@pytest.mark.parametrize(
+    "features, channels",
+    [
+        (None, 1),
+        (2, 130),
+        (18, 16),
+        ("encoded", 130),
+        *more((2, 1), (2, 64), (18, 130), ("encoded", 64)),
+    ],
+)
 def test_any_number_of_channels(features, channels):
     check("softmax", features, channels, num_edges=30)
 
 
-@pytest.mark.parametrize("aggr, features", [
-    ("softmax", 2), ("max", 2), ("add", 2),
-    *more(*((aggr, 2) for aggr in ops.KINDS if aggr not in ("softmax", "max", "add")), ("softmax", 16), ("max", 16))])
+@pytest.mark.parametrize(
+    "aggr, features",
+    [
+        ("softmax", 2),
+        ("max", 2),
+        ("add", 2),
+        *more(
+            *((aggr, 2) for aggr in ops.KINDS if aggr not in ("softmax", "max", "add")),
+            ("softmax", 16),
+            ("max", 16),
+        ),
+    ],
+)
 def test_a_row_of_many_chunks(aggr, features):
     check(aggr, features, 8, num_edges=320, hub=300)
     edge_index, inputs, grad = problem(aggr, features, 8, num_edges=320, hub=300)
     edge_index = edge_index.flip(0)
     inputs["x"], grad = inputs["x"][:9], grad.repeat(2, 1)[:12]
-    assert_close(compute(edge_index, inputs, grad, aggr=aggr),
-                 compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
+    assert_close(
+        compute(edge_index, inputs, grad, aggr=aggr),
+        compute(edge_index, inputs, grad, aggr=aggr, exact=True),
+        grad=grad,
+        exponent=inputs["p"],
+    )
 
 
 def check_relations(aggr, *sizes, dtype=torch.float32, **options):
     edge_index, inputs, grad = problem(aggr, *sizes, **options)
     ours = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
-    assert_close(ours, compute(edge_index, inputs, grad, aggr=aggr, exact=True), grad=grad, exponent=inputs["p"])
+    assert_close(
+        ours,
+        compute(edge_index, inputs, grad, aggr=aggr, exact=True),
+        grad=grad,
+        exponent=inputs["p"],
+    )
     again = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
-    assert not [name for name, value in ours.items() if value is not None and not torch.equal(value, again[name])]
+    assert not [
+        name
+        for name, value in ours.items()
+        if value is not None and not torch.equal(value, again[name])
+    ]
 
 
-@pytest.mark.parametrize("aggr, features, channels, num_relations", [
-    ("softmax", None, 20, 5), ("max", 3, 130, 1), ("add", 17, 8, 300), *more(
-        ("softmax_sg", 2, 8, 5), ("power", None, 17, 4), ("power", 16, 8, 4), ("softmax", 65, 8, 5), ("mean", 0, 8, 5),
-    )])
+@pytest.mark.parametrize(
+    "aggr, features, channels, num_relations",
+    [
+        ("softmax", None, 20, 5),
+        ("max", 3, 130, 1),
+        ("add", 17, 8, 300),
+        *more(
+            ("softmax_sg", 2, 8, 5),
+            ("power", None, 17, 4),
+            ("power", 16, 8, 4),
+            ("softmax", 65, 8, 5),
+            ("mean", 0, 8, 5),
+        ),
+    ],
+)
 def test_relations(aggr, features, channels, num_relations):
     check_relations(aggr, features, channels, num_relations)
 
@@ -119,11 +206,15 @@ def test_a_relation_of_many_chunks():
 
 
 def test_wrong_relations():
-    if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
+    if (
+        DEVICE == "cpu"
+    ):  # on a GPU this is an assertion of the device, after which nothing else runs
         for wrong in (-1.0, 5.0, 0.5, float("nan")):
             edge_index, inputs, grad = problem("add", 2, 8, 5)
             inputs["edge_attr"][3, 0] = wrong
-            with pytest.raises(IndexError, match="at edge 3, but relations are the whole numbers 0 to 4"):
+            with pytest.raises(
+                IndexError, match="at edge 3, but relations are the whole numbers 0 to 4"
+            ):
                 compute(edge_index, inputs, grad, aggr="add")
 
 
@@ -133,12 +224,18 @@ def test_offsets_of_64_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("aggr, features", [("softmax", 3), ("max", "encoded"), *more(("softmax", 16), ("add", None))])
+@pytest.mark.parametrize(
+    "aggr, features", [("softmax", 3), ("max", "encoded"), *more(("softmax", 16), ("add", None))]
+)
 def test_16_bits(aggr, features, dtype):
     edge_index, inputs, grad = problem(aggr, features, 20)
     # Small enough numbers that 16 bits hold them exactly.
-    inputs = {name: value if value is None or len(name) == 1 and name != "x" else (value * 8).round().clamp(-16, 16) / 8
-              for name, value in inputs.items()}
+    inputs = {
+        name: value
+        if value is None or len(name) == 1 and name != "x"
+        else (value * 8).round().clamp(-16, 16) / 8
+        for name, value in inputs.items()
+    }
     grad = (grad * 32).round() / 32
     ours = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
     assert ours["out"].dtype == ours["x"].dtype == dtype
@@ -146,7 +243,9 @@ def test_16_bits(aggr, features, dtype):
     assert_close(ours, exact, 2e-3 if dtype == torch.float16 else 1e-2, grad=grad)
 
 
-@pytest.mark.parametrize("aggr", ["softmax", *more(*(aggr for aggr in ops.KINDS if aggr != "softmax"))])
+@pytest.mark.parametrize(
+    "aggr", ["softmax", *more(*(aggr for aggr in ops.KINDS if aggr != "softmax"))]
+)
 def test_runs_agree_to_the_bit(aggr):
     arguments = problem(aggr, 3, 20, hub=40)
     first, second = (compute(*arguments, aggr=aggr) for _ in range(2))
@@ -159,7 +258,9 @@ def test_edge_index_is_used_as_it_is(order):
     edge_index, inputs, grad = graph(12, 12, 60, channels=8, edge_dim=2)
     exact = compute(edge_index, inputs, grad, aggr="mean", exact=True)
     sorted_index, perm = EdgeIndex(edge_index, sparse_size=(12, 12)).sort_by(order)
-    ours = compute(sorted_index, inputs | {"edge_attr": inputs["edge_attr"][perm]}, grad, aggr="mean")
+    ours = compute(
+        sorted_index, inputs | {"edge_attr": inputs["edge_attr"][perm]}, grad, aggr="mean"
+    )
     ours["edge_attr"] = torch.empty_like(ours["edge_attr"]).index_copy_(0, perm, ours["edge_attr"])
     assert_close(ours, exact)
 
@@ -167,8 +268,10 @@ def test_edge_index_is_used_as_it_is(order):
 def test_max_finds_ties_in_all_chunks_of_a_row():
     edge_index, inputs, grad = problem("max", None, 8, num_edges=320, hub=300)
     inputs["x"] = inputs["x"].sign().relu()
-    assert_close(compute(edge_index, inputs, grad, aggr="max"),
-                 compute(edge_index, inputs, grad, aggr="max", exact=True))
+    assert_close(
+        compute(edge_index, inputs, grad, aggr="max"),
+        compute(edge_index, inputs, grad, aggr="max", exact=True),
+    )
 
 
 @pytest.mark.parametrize("t", [-1e4, 0.0, 1e4])
@@ -187,7 +290,10 @@ def test_nan_reaches_its_destinations_and_only_these(aggr):
     inputs["x"][3, 5] = float("nan")
     expected = torch.zeros(9, 8, dtype=torch.bool)
     expected[edge_index[1, edge_index[0] == 3], 5] = True
-    assert torch.equal(compute(edge_index, inputs, grad, aggr=aggr)["out"].isnan(), expected) and expected.any()
+    assert (
+        torch.equal(compute(edge_index, inputs, grad, aggr=aggr)["out"].isnan(), expected)
+        and expected.any()
+    )
 
 
 def test_nothing_to_aggregate():
@@ -195,7 +301,9 @@ def test_nothing_to_aggregate():
     for aggr in ops.KINDS:
         for num_src, num_dst in ((0, 4), (2, 3), (2, 0)):
             inputs = dict.fromkeys(("edge_attr", "weight", "bias", "p", "y")) | {
-                "x": torch.ones(num_src, 3), "t": torch.ones(1)}
+                "x": torch.ones(num_src, 3),
+                "t": torch.ones(1),
+            }
             ours = compute(none, inputs, torch.ones(num_dst, 3), aggr=aggr)
             assert torch.equal(ours["out"], torch.zeros(num_dst, 3))
             assert torch.equal(ours["x"], torch.zeros(num_src, 3))
@@ -205,29 +313,69 @@ def test_edges_outside_of_the_graph():
     edge_index, inputs, grad = problem("add", None, 4)
     with pytest.raises(IndexError, match="but there are 9 such nodes"):
         compute(edge_index + 9, inputs, grad, aggr="add")
-    if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
+    if (
+        DEVICE == "cpu"
+    ):  # on a GPU this is an assertion of the device, after which nothing else runs
         structure = sorting.sort_edges(edge_index, 12, 9)
-        with pytest.raises(RuntimeError, match="an edge has an end or a row of features that does not exist"):
-            ops.forward(inputs["x"][:5], structure, None, None, None, None, torch.ones(1), "add", 1e-7, *LIMITS, False)
+        with pytest.raises(
+            RuntimeError, match="an edge has an end or a row of features that does not exist"
+        ):
+            ops.forward(
+                inputs["x"][:5],
+                structure,
+                None,
+                None,
+                None,
+                None,
+                torch.ones(1),
+                "add",
+                1e-7,
+                *LIMITS,
+                False,
+            )
 
 
-@pytest.mark.parametrize("aggr, features, dtype", [
-    ("softmax", 2, torch.bfloat16), ("power", "encoded", torch.float32), ("max", None, torch.float16)])
+@pytest.mark.parametrize(
+    "aggr, features, dtype",
+    [
+        ("softmax", 2, torch.bfloat16),
+        ("power", "encoded", torch.float32),
+        ("max", None, torch.float16),
+    ],
+)
 def test_operators(aggr, features, dtype):
     edge_index, inputs, grad = problem(aggr, features, 4, num_edges=20)
     dtypes = dict(x=dtype, edge_attr=dtype, weight=torch.float32, bias=torch.float32)
-    x, attr, weight, bias = (None if inputs[name] is None else inputs[name].to(DEVICE, kind).requires_grad_()
-                             for name, kind in dtypes.items())
+    x, attr, weight, bias = (
+        None if inputs[name] is None else inputs[name].to(DEVICE, kind).requires_grad_()
+        for name, kind in dtypes.items()
+    )
     structure = sorting.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
     opcheck(ops.forward, (x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True))
     opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
-        outputs = ops.forward(x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True)
+        outputs = ops.forward(
+            x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True
+        )
     inputs = attr, weight, bias, None, param
     given = (None if value is None else value.detach() for value in inputs)
-    opcheck(ops.backward, (grad.to(DEVICE), *outputs, x.detach(), structure, *given, aggr, 1e-7, *LIMITS,
-                           attr is not None, weight is not None, False))
+    opcheck(
+        ops.backward,
+        (
+            grad.to(DEVICE),
+            *outputs,
+            x.detach(),
+            structure,
+            *given,
+            aggr,
+            1e-7,
+            *LIMITS,
+            attr is not None,
+            weight is not None,
+            False,
+        ),
+    )
 
 
 def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):
@@ -236,14 +384,17 @@ def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):
     monkeypatch.setattr(gpu, "_plan", lambda *args: made.append(1) or make(*args))
     edge_index, x = edge_index.to(DEVICE), inputs["x"].to(DEVICE).requires_grad_()
     for _ in range(3):
-        fused.aggregate(x, edge_index, None, None, None, aggr="softmax", t=1.0, p=1.0, y=0.0, eps=0.0,
-                        num_dst=9).sum().backward()
+        fused.aggregate(
+            x, edge_index, None, None, None, aggr="softmax", t=1.0, p=1.0, y=0.0, eps=0.0, num_dst=9
+        ).sum().backward()
     assert len(made) == 2 and len(gpu._plans) == before + 2  # by destination and by source
     del edge_index
     assert len(gpu._plans) == before
 
 
-@pytest.mark.parametrize("degrees", [[0], [5], [0, 0, 0], [100], [3, 0, 200, 0, 1, 24, 23, 25], [1] * 99 + [0] * 99])
+@pytest.mark.parametrize(
+    "degrees", [[0], [5], [0, 0, 0], [100], [3, 0, 200, 0, 1, 24, 23, 25], [1] * 99 + [0] * 99]
+)
 def test_chunks_cover_every_row_and_edge_once(degrees):
     ptr = torch.tensor([0, *degrees]).cumsum(0)
     other = torch.zeros(int(ptr[-1]), dtype=torch.int64)
@@ -264,13 +415,24 @@ def test_chunks_cover_every_row_and_edge_once(degrees):
 def test_steep_weights_are_right_forward_and_refused_backward(t):
     edge_index, inputs, _grad = problem("softmax", None, 8, hub=40)
     x = inputs["x"].to(DEVICE)
-    options = dict(aggr="softmax", t=torch.tensor([t], device=DEVICE), p=1.0, y=0.0, eps=1e-7, num_dst=9)
+    options = dict(
+        aggr="softmax", t=torch.tensor([t], device=DEVICE), p=1.0, y=0.0, eps=1e-7, num_dst=9
+    )
     ours = fused.aggregate(x, edge_index.to(DEVICE), None, None, None, **options)
     exact = reference.aggregate(x.double(), edge_index.to(DEVICE), **options)
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
-    if DEVICE == "cpu":  # on a GPU this is an assertion of the device, after which nothing else runs
+    if (
+        DEVICE == "cpu"
+    ):  # on a GPU this is an assertion of the device, after which nothing else runs
         out = fused.aggregate(x.requires_grad_(), edge_index, None, None, None, **options)
         with pytest.raises(RuntimeError, match="t times a message is too large"):
             out.sum().backward()
         with pytest.raises(RuntimeError, match="p is beyond 64"):
-            fused.aggregate(x, edge_index, None, None, None, **options | dict(aggr="power", p=torch.tensor([65.0])))
+            fused.aggregate(
+                x,
+                edge_index,
+                None,
+                None,
+                None,
+                **options | dict(aggr="power", p=torch.tensor([65.0])),
+            )

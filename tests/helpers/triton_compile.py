@@ -30,8 +30,14 @@ from parallel_epochs.models.structure import Structure
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
-         torch.float64: "*fp64"}
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+    torch.float64: "*fp64",
+}
 
 
 def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
@@ -43,7 +49,9 @@ def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
             signature[name], aligned[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
-    source = triton.compiler.ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    source = triton.compiler.ASTSource(
+        kernel, signature=signature, constexprs=constants, attrs=aligned
+    )
     options = dict(num_warps=num_warps, enable_fp_fusion=True)
     compiled = triton.compile(source, target=HOPPER, options=options)
     print(f"{kernel.fn.__name__}: {usage(compiled.asm['cubin'])}")
@@ -57,12 +65,25 @@ def usage(cubin: bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(cubin)
     report = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True).stdout
-    return ", ".join(f"{count} {what}" for what, count in re.findall(r"(REG|STACK|SHARED):(\d+)", report))
+    return ", ".join(
+        f"{count} {what}" for what, count in re.findall(r"(REG|STACK|SHARED):(\d+)", report)
+    )
 
 
-def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.float32, index=torch.int32,
-                    need_attr=False, num_relations=0):
-    print(f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}")
+def compile_problem(
+    aggr,
+    channels,
+    edge_dim,
+    *,
+    encoded=False,
+    dtype=torch.float32,
+    index=torch.int32,
+    need_attr=False,
+    num_relations=0,
+):
+    print(
+        f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}"
+    )
     edge_index = torch.randint(100, (2, 2000)).to(index)
     structure = sorting.sort_edges(edge_index, 100, 100)
     x, attr, weight, bias = torch.zeros(100, channels, dtype=dtype), None, None, None
@@ -75,9 +96,28 @@ def compile_problem(aggr, channels, edge_dim, *, encoded=False, dtype=torch.floa
     if num_relations:
         attr = torch.zeros(2000, 1 + edge_dim, dtype=dtype)
     param = torch.zeros(1)
-    out, stat, stat2 = gpu.forward(x, structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS, True)
-    gpu.backward(out, out, stat, stat2, x, structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS,
-                 need_attr, weight is not None, table is not None)
+    out, stat, stat2 = gpu.forward(
+        x, structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS, True
+    )
+    gpu.backward(
+        out,
+        out,
+        stat,
+        stat2,
+        x,
+        structure,
+        attr,
+        weight,
+        bias,
+        table,
+        param,
+        aggr,
+        1e-7,
+        *LIMITS,
+        need_attr,
+        weight is not None,
+        table is not None,
+    )
 
 
 def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=False, dropout=0.0):
@@ -86,27 +126,50 @@ def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=F
     narrow, rows = ((100, 4), 4) if score == "gat" else (wide, 4 * channels)
     message, target = torch.zeros(wide, dtype=dtype), torch.zeros(narrow, dtype=dtype)
     source = None if score == "gatv2" else torch.zeros(narrow, dtype=dtype)
-    attr, weight = (torch.zeros(1900, edge_dim), torch.zeros(rows, edge_dim)) if edge_dim else (None, None)
-    rest = (attr, torch.zeros(100, edge_dim) if loops else None, weight,
-            torch.zeros(4, channels) if score == "gatv2" else None, torch.zeros(1, dtype=torch.int64), score, 0.2,
-            dropout, dropout, 2000)
+    attr, weight = (
+        (torch.zeros(1900, edge_dim), torch.zeros(rows, edge_dim)) if edge_dim else (None, None)
+    )
+    rest = (
+        attr,
+        torch.zeros(100, edge_dim) if loops else None,
+        weight,
+        torch.zeros(4, channels) if score == "gatv2" else None,
+        torch.zeros(1, dtype=torch.int64),
+        score,
+        0.2,
+        dropout,
+        dropout,
+        2000,
+    )
     out, lse, _ = gpu_attention.forward(message, source, target, edges, *rest, True)
     gpu_attention.backward(out, out, lse, message, source, target, edges, *rest, attr is not None)
 
 
 def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index=torch.int32):
     print(f"{message} {reduce}, {left} and {right}, {dtype} of edges")
-    edges, parsed = sorting.sort_edges(torch.randint(100, (2, 2000)).to(index), 100, 100), MESSAGES[message]
-    operands = {name: torch.zeros(2000 if name == "e" else 100, *shape, dtype=dtype if name == "e" else torch.float32)
-                for name, shape in zip(parsed.names, (left, right), strict=False)}
+    edges, parsed = (
+        sorting.sort_edges(torch.randint(100, (2, 2000)).to(index), 100, 100),
+        MESSAGES[message],
+    )
+    operands = {
+        name: torch.zeros(
+            2000 if name == "e" else 100, *shape, dtype=dtype if name == "e" else torch.float32
+        )
+        for name, shape in zip(parsed.names, (left, right), strict=False)
+    }
     given = [operands.get(name) for name in "uve"]
     results = gpu_messages.update_all(*given, edges, 100, message, reduce, True)
-    gpu_messages.backward(results[0], *results, *given, edges, 100, message, reduce, "".join(operands))
+    gpu_messages.backward(
+        results[0], *results, *given, edges, 100, message, reduce, "".join(operands)
+    )
 
 
 def compile_several(parts, channels):
     print(f"several reductions, {parts}, {channels} channels")
-    edges, values = sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100), torch.zeros(100, channels)
+    edges, values = (
+        sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100),
+        torch.zeros(100, channels),
+    )
     results, ties = gpu_messages.reduce_several(values, edges, parts, True)
     gpu_messages.differentiate_several(results, results, ties, values, edges, parts)
 
@@ -114,35 +177,64 @@ def compile_several(parts, channels):
 def compile_gated(channels, edge_dim):
     print(f"gated sums, {channels} channels, {edge_dim} edge features")
     edges = Structure(*sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100))
-    features = (torch.zeros(2000, edge_dim), torch.zeros(2 * channels, edge_dim)) if edge_dim else (None, None)
+    features = (
+        (torch.zeros(2000, edge_dim), torch.zeros(2 * channels, edge_dim))
+        if edge_dim
+        else (None, None)
+    )
     given = torch.zeros(100, channels), torch.zeros(100, 2 * channels), *features
-    for name, order, written in (("forward", edges.by_destination, given[0]), ("source", edges.by_source, given[1]),
-                                 ("destination", edges.by_destination, given[0])):
-        gpu_gated.run_on_gpu(name, given, order, 100, written, given[0],
-                             torch.zeros(2000, edge_dim) if edge_dim and name == "destination" else None)
+    for name, order, written in (
+        ("forward", edges.by_destination, given[0]),
+        ("source", edges.by_source, given[1]),
+        ("destination", edges.by_destination, given[0]),
+    ):
+        gpu_gated.run_on_gpu(
+            name,
+            given,
+            order,
+            100,
+            written,
+            given[0],
+            torch.zeros(2000, edge_dim) if edge_dim and name == "destination" else None,
+        )
 
 
 def compile_gather(columns, dtype, *, num_near):
     print(f"gather, {columns} columns, {dtype}, {num_near} near rows")
-    near, slot = (torch.zeros(num_near, columns, dtype=dtype), torch.zeros(9, dtype=torch.int32)) if num_near else (
-        None, None)
+    near, slot = (
+        (torch.zeros(num_near, columns, dtype=dtype), torch.zeros(9, dtype=torch.int32))
+        if num_near
+        else (None, None)
+    )
     kernel = gather.gather
     with mock.patch.object(gather, "gather", mock.MagicMock()) as launched:
         launched.__getitem__ = lambda _, grid: partial(compile_launch, kernel, grid, num_warps=4)
-        gather.gather_rows(torch.zeros(9, columns, dtype=dtype), near, slot, torch.zeros(5, dtype=torch.int64))
+        gather.gather_rows(
+            torch.zeros(9, columns, dtype=dtype), near, slot, torch.zeros(5, dtype=torch.int64)
+        )
 
 
 def compile_skipgram(dim, num_negatives, optimizer):
     print(f"skip-gram, {dim} numbers, {num_negatives} negatives, {optimizer}")
     none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
     tables = [Table.zeros(8, dim, optimizer) for _ in range(2)]
-    skipgram_gpu.train(*tables, Tiles(ends, ends, none, none, 2), 0, SkipGramOptions(optimizer=optimizer),
-                       torch.zeros(2, dtype=torch.float64), lr=0.05)
+    skipgram_gpu.train(
+        *tables,
+        Tiles(ends, ends, none, none, 2),
+        0,
+        SkipGramOptions(optimizer=optimizer),
+        torch.zeros(2, dtype=torch.float64),
+        lr=0.05,
+    )
 
 
 def compile_norm(channels, dropout):
     print(f"norm, {channels} channels, dropout {dropout}")
-    x, weight, seed = torch.zeros(99, channels), torch.zeros(channels), torch.zeros(1, dtype=torch.int64)
+    x, weight, seed = (
+        torch.zeros(99, channels),
+        torch.zeros(channels),
+        torch.zeros(1, dtype=torch.int64),
+    )
     _, mean, scale = gpu_norm.forward(x, weight, weight, seed, 1e-5, dropout)
     gpu_norm.backward(x, x, mean, scale, weight, weight, seed, 1e-5, dropout)
 
@@ -150,12 +242,21 @@ def compile_norm(channels, dropout):
 def compile_layout(dim, num_negatives):
     print(f"layout, {dim} dimensions, {num_negatives} negatives")
     none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
-    layout_gpu.train(torch.zeros(8, dim), Tiles(ends, ends, none, none, 2), 0, LayoutOptions(),
-                     torch.zeros(2, dtype=torch.float64), lr=0.05, attraction=1.0)
+    layout_gpu.train(
+        torch.zeros(8, dim),
+        Tiles(ends, ends, none, none, 2),
+        0,
+        LayoutOptions(),
+        torch.zeros(2, dtype=torch.float64),
+        lr=0.05,
+        attraction=1.0,
+    )
 
 
 if __name__ == "__main__":
-    gpu.register("cpu")  # only registers the functions for CPU tensors; their launches go to compile_launch
+    gpu.register(
+        "cpu"
+    )  # only registers the functions for CPU tensors; their launches go to compile_launch
     gpu.launch = gpu_norm.run = skipgram_gpu.run = gpu_norm.run = compile_launch
     chosen = sys.argv[1] if len(sys.argv) > 1 else "all"
     if len(sys.argv) > 2:

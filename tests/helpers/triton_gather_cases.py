@@ -27,4 +27,6 @@ def test_rows(columns, dtype, num_near):
 
 def test_no_rows():
     values = torch.ones(3, 2)
-    assert gather_rows(values, None, None, torch.empty(0, dtype=torch.int64, device=DEVICE)).shape == (0, 2)
+    assert gather_rows(
+        values, None, None, torch.empty(0, dtype=torch.int64, device=DEVICE)
+    ).shape == (0, 2)

@@ -36,13 +36,19 @@ def small_chunks(monkeypatch):
 def make(message, left, right, num_edges=12, *, hub=0, num_src=5, num_dst=4, seed=0):
     """Draw edges, of which `hub` share a destination, and positive operands; the last destination has no edges."""
     g = torch.Generator().manual_seed(seed)
-    edge_index = torch.stack([torch.randint(num_src, (num_edges,), generator=g),
-                              torch.randint(num_dst - 1, (num_edges,), generator=g)])
+    edge_index = torch.stack(
+        [
+            torch.randint(num_src, (num_edges,), generator=g),
+            torch.randint(num_dst - 1, (num_edges,), generator=g),
+        ]
+    )
     edge_index[1, :hub] = 1
     names = [name for name in message.split("_") if name in "uve"]
     rows = dict(u=num_src, v=num_dst, e=num_edges)
-    return edge_index.to(DEVICE), {name: torch.rand(rows[name], *shape, generator=g).to(DEVICE) + 0.5
-                                   for name, shape in zip(names, (left, right), strict=False)}
+    return edge_index.to(DEVICE), {
+        name: torch.rand(rows[name], *shape, generator=g).to(DEVICE) + 0.5
+        for name, shape in zip(names, (left, right), strict=False)
+    }
 
 
 def check_case(message, reduce, left, right=(), *, num_src=5, num_dst=4, **options):
@@ -50,7 +56,9 @@ def check_case(message, reduce, left, right=(), *, num_src=5, num_dst=4, **optio
     check(edge_index, message, reduce, operands, num_src=num_src, num_dst=num_dst)
 
 
-@pytest.mark.parametrize("num_rows, channels, dropout", [(37, 20, 0.3), (70, 64, 0.0), (3, 130, 0.5), (0, 8, 0.1)])
+@pytest.mark.parametrize(
+    "num_rows, channels, dropout", [(37, 20, 0.3), (70, 64, 0.0), (3, 130, 0.5), (0, 8, 0.1)]
+)
 def test_norms_drop_what_the_cpu_drops(num_rows, channels, dropout):
     draw = torch.Generator().manual_seed(num_rows)
     x, grad = torch.randn(2, num_rows, channels, generator=draw)
@@ -64,20 +72,38 @@ def test_norms_drop_what_the_cpu_drops(num_rows, channels, dropout):
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
     assert torch.equal(found[0].cpu() == 0, expected[0] == 0)
-    assert len({tensor.untyped_storage()._cdata for tensor in found}) == 6  # torch refuses results that share memory
+    assert (
+        len({tensor.untyped_storage()._cdata for tensor in found}) == 6
+    )  # torch refuses results that share memory
 
 
-@pytest.mark.parametrize("message, reduce, left, right", [
-    ("copy_u", "sum", (3, 4), ()), ("copy_e", "mean", (5,), ()), ("u_mul_e", "sum", (3, 4), (3, 1)),
-    ("e_sub_u", "min", (1,), (6,)), ("u_div_v", "sum", (1, 4), (3, 1)), ("u_dot_v", "sum", (2, 3), (2, 3)),
-    ("v_mul_e", "max", (140,), (1,)), ("copy_u", "max", (), ()), *more(
-        ("u_mul_e", "sum", (3, 4), ()), ("u_add_e", "max", (6,), (6,)), ("v_div_e", "mean", (20,), (20,)),
-        ("e_div_u", "max", (2, 3), (3,)), ("u_sub_v", "min", (3,), (3,)))])
+@pytest.mark.parametrize(
+    "message, reduce, left, right",
+    [
+        ("copy_u", "sum", (3, 4), ()),
+        ("copy_e", "mean", (5,), ()),
+        ("u_mul_e", "sum", (3, 4), (3, 1)),
+        ("e_sub_u", "min", (1,), (6,)),
+        ("u_div_v", "sum", (1, 4), (3, 1)),
+        ("u_dot_v", "sum", (2, 3), (2, 3)),
+        ("v_mul_e", "max", (140,), (1,)),
+        ("copy_u", "max", (), ()),
+        *more(
+            ("u_mul_e", "sum", (3, 4), ()),
+            ("u_add_e", "max", (6,), (6,)),
+            ("v_div_e", "mean", (20,), (20,)),
+            ("e_div_u", "max", (2, 3), (3,)),
+            ("u_sub_v", "min", (3,), (3,)),
+        ),
+    ],
+)
 def test_messages(message, reduce, left, right):
     check_case(message, reduce, left, right)
 
 
-@pytest.mark.parametrize("message, reduce", [("u_mul_e", "sum"), ("u_add_e", "max"), ("copy_u", "min")])
+@pytest.mark.parametrize(
+    "message, reduce", [("u_mul_e", "sum"), ("u_add_e", "max"), ("copy_u", "min")]
+)
 @pytest.mark.parametrize("flip", [False, *more(True)])
 def test_a_row_of_many_chunks(message, reduce, flip):
     """A row of either order lies in more chunks than are merged at once, and two runs agree to the bit."""
@@ -86,35 +112,71 @@ def test_a_row_of_many_chunks(message, reduce, flip):
     sizes = dict(num_src=4, num_dst=4)
     check(edge_index, message, reduce, operands, **sizes)
     if reduce == "sum" and not flip:
-        first, second = (run(edge_index, message, reduce, operands, kernel="fused", **sizes) for _ in range(2))
+        first, second = (
+            run(edge_index, message, reduce, operands, kernel="fused", **sizes) for _ in range(2)
+        )
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("parts, num_edges, channels", [
-    (cpu.PARTS, 0, 3), (cpu.PARTS, 200, 20), (("sum",), 40, 3), (("square", "min"), 40, 130), *more(
-        *((parts, 40, 3) for parts in reductions.EVERY))])
+@pytest.mark.parametrize(
+    "parts, num_edges, channels",
+    [
+        (cpu.PARTS, 0, 3),
+        (cpu.PARTS, 200, 20),
+        (("sum",), 40, 3),
+        (("square", "min"), 40, 130),
+        *more(*((parts, 40, 3) for parts in reductions.EVERY)),
+    ],
+)
 def test_several_reductions(parts, num_edges, channels):
     """Small whole numbers have many ties. A destination and a source lie in more chunks than are merged at once."""
-    values = torch.randint(-3, 4, (reductions.NUM_SRC, 1, channels), generator=torch.Generator().manual_seed(3))
-    edges, values = reductions.graph(num_edges, num_edges * 2 // 5).to(DEVICE), values.float().to(DEVICE)
+    values = torch.randint(
+        -3, 4, (reductions.NUM_SRC, 1, channels), generator=torch.Generator().manual_seed(3)
+    )
+    edges, values = (
+        reductions.graph(num_edges, num_edges * 2 // 5).to(DEVICE),
+        values.float().to(DEVICE),
+    )
     reductions.check(edges, values, parts, atol=1e-4, rtol=1e-5)
-    first, second = (several.reduce_several(edges, values * 0.1, reductions.NUM_DST, parts) for _ in range(2))
+    first, second = (
+        several.reduce_several(edges, values * 0.1, reductions.NUM_DST, parts) for _ in range(2)
+    )
     assert all(torch.equal(first[name], second[name]) for name in parts)
 
 
-@pytest.mark.parametrize("edge_dim, channels, num_edges, hub", [
-    (None, 20, 150, 70), (3, 20, 150, 70), (18, 12, 40, 0), (2, 130, 20, 0), (2, 3, 0, 0), *more((0, 5, 40, 0),
-                                                                                                (32, 70, 60, 30))])
+@pytest.mark.parametrize(
+    "edge_dim, channels, num_edges, hub",
+    [
+        (None, 20, 150, 70),
+        (3, 20, 150, 70),
+        (18, 12, 40, 0),
+        (2, 130, 20, 0),
+        (2, 3, 0, 0),
+        *more((0, 5, 40, 0), (32, 70, 60, 30)),
+    ],
+)
 def test_gated_sums(edge_dim, channels, num_edges, hub):
     """A destination and a source lie in more chunks than are merged at once, and two runs agree to the bit.
 
     Behind the edges that the pointers count there are others, as in a static batch.
     """
     g = torch.Generator().manual_seed(4)
-    structure = sorting.sort_edges(reductions.graph(num_edges, hub).to(DEVICE), reductions.NUM_SRC, reductions.NUM_DST)
-    structure = [part if k % 3 == 0 else torch.cat([part, part[:3]]) for k, part in enumerate(structure)]
-    features = () if edge_dim is None else ((num_edges, edge_dim), (channels, edge_dim), (channels, edge_dim))
-    rows = (reductions.NUM_DST, channels), (reductions.NUM_SRC, channels), (reductions.NUM_SRC, channels)
+    structure = sorting.sort_edges(
+        reductions.graph(num_edges, hub).to(DEVICE), reductions.NUM_SRC, reductions.NUM_DST
+    )
+    structure = [
+        part if k % 3 == 0 else torch.cat([part, part[:3]]) for k, part in enumerate(structure)
+    ]
+    features = (
+        ()
+        if edge_dim is None
+        else ((num_edges, edge_dim), (channels, edge_dim), (channels, edge_dim))
+    )
+    rows = (
+        (reductions.NUM_DST, channels),
+        (reductions.NUM_SRC, channels),
+        (reductions.NUM_SRC, channels),
+    )
     inputs = [torch.randn(shape, generator=g).to(DEVICE) for shape in (*rows, *features)]
     weights = torch.randn(rows[0], generator=g).to(DEVICE)
     missing = [None] * (6 - len(inputs))
@@ -135,7 +197,9 @@ def test_gated_sums(edge_dim, channels, num_edges, hub):
         return gated.sum_gated(*given, Structure(*structure))
 
     found = compute(ours, torch.float32)
-    for one, again, other in zip(found, compute(ours, torch.float32), compute(exact, torch.float64), strict=True):
+    for one, again, other in zip(
+        found, compute(ours, torch.float32), compute(exact, torch.float64), strict=True
+    ):
         assert torch.equal(one, again)
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5 * max(1, hub))
 
@@ -152,8 +216,10 @@ def test_nan_and_infinity_are_those_of_the_reference(reduce):
     edge_index, operands = make("copy_u", (2,), (), 40, hub=30)
     for value in (float("nan"), float("inf"), -float("inf")):
         operands["u"][2, 0] = value
-        ours, theirs = (update_all(edge_index, "copy_u", reduce, num_dst=4, kernel=kernel, **operands)
-                        for kernel in ("fused", "reference"))
+        ours, theirs = (
+            update_all(edge_index, "copy_u", reduce, num_dst=4, kernel=kernel, **operands)
+            for kernel in ("fused", "reference")
+        )
         torch.testing.assert_close(ours, theirs, equal_nan=True)
         several_results = several.reduce_several(edge_index, operands["u"], 4, (reduce,))[reduce]
         torch.testing.assert_close(several_results, theirs, equal_nan=True)
@@ -163,8 +229,14 @@ def test_nan_and_infinity_are_those_of_the_reference(reduce):
 def test_graphs_without_edges(num_src, num_dst):
     for reduce in ("sum", "max"):
         operands = dict(u=torch.ones(num_src, 3, device=DEVICE), e=torch.ones(0, 1, device=DEVICE))
-        check(torch.empty(2, 0, dtype=torch.int64, device=DEVICE), "u_mul_e", reduce, operands, num_src=num_src,
-              num_dst=num_dst)
+        check(
+            torch.empty(2, 0, dtype=torch.int64, device=DEVICE),
+            "u_mul_e",
+            reduce,
+            operands,
+            num_src=num_src,
+            num_dst=num_dst,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -173,8 +245,15 @@ def test_16_bits_of_edges_are_read_as_they_are(dtype):
     operands["e"] = operands["e"].to(dtype).requires_grad_()
     ours = update_all(edge_index, "u_mul_e", "sum", num_dst=4, kernel="fused", **operands)
     ours.sum().backward()
-    exact = update_all(edge_index, "u_mul_e", "sum", num_dst=4, kernel="reference", u=operands["u"],
-                       e=operands["e"].detach().float())
+    exact = update_all(
+        edge_index,
+        "u_mul_e",
+        "sum",
+        num_dst=4,
+        kernel="reference",
+        u=operands["u"],
+        e=operands["e"].detach().float(),
+    )
     torch.testing.assert_close(ours, exact)
     expected = operands["u"][edge_index[0]].sum(2, keepdim=True)
     torch.testing.assert_close(operands["e"].grad, expected.to(dtype))
@@ -192,9 +271,14 @@ def test_tensors_on_a_gpu_choose_these_kernels(caplog):
     caplog.set_level("INFO")
     fused.KERNEL._announce.cache_clear()
     with FakeTensorMode():
-        edge_index, u = torch.zeros(2, 6, dtype=torch.int64, device="cuda"), torch.ones(5, 3, device="cuda")
+        edge_index, u = (
+            torch.zeros(2, 6, dtype=torch.int64, device="cuda"),
+            torch.ones(5, 3, device="cuda"),
+        )
         out = update_all(edge_index, "copy_u", "sum", u=u, num_dst=4, kernel="fused")
         assert out.is_cuda and out.shape == (4, 3)
-        with pytest.raises(ValueError, match="there is no GPU kernel of copy_u with prod. Use kernel=auto"):
+        with pytest.raises(
+            ValueError, match="there is no GPU kernel of copy_u with prod. Use kernel=auto"
+        ):
             update_all(edge_index, "copy_u", "prod", u=u, num_dst=4, kernel="fused")
     assert caplog.messages[0].startswith("messages: fused-gpu (triton ")

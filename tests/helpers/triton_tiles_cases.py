@@ -15,12 +15,23 @@ skipgram_gpu.PRECISION = "ieee"
 
 
 def move(tiles):
-    return type(tiles)(*(part.to(DEVICE) if isinstance(part, torch.Tensor) else part for part in vars(tiles).values()))
+    return type(tiles)(
+        *(
+            part.to(DEVICE) if isinstance(part, torch.Tensor) else part
+            for part in vars(tiles).values()
+        )
+    )
 
 
-@pytest.mark.parametrize("optimizer, tied, dim, num_negatives", [
-    ("sgd", False, 20, 16), ("adam", True, 16, 5), ("adagrad", False, 40, 20), *more(
-        ("sgd", True, 128, 16), ("adam", False, 70, 16))])
+@pytest.mark.parametrize(
+    "optimizer, tied, dim, num_negatives",
+    [
+        ("sgd", False, 20, 16),
+        ("adam", True, 16, 5),
+        ("adagrad", False, 40, 20),
+        *more(("sgd", True, 128, 16), ("adam", False, 70, 16)),
+    ],
+)
 def test_a_round_is_that_of_torch(optimizer, tied, dim, num_negatives, rounds=1e-4):
     tiles = random_tiles(num_negatives=num_negatives, tied=tied)
     options = SkipGramOptions(optimizer=optimizer, weight_decay=0.01)
@@ -37,7 +48,9 @@ def test_a_round_is_that_of_torch(optimizer, tied, dim, num_negatives, rounds=1e
     assert torch.equal(losses[1], losses[2])
     for reference, first, second in zip(*found, strict=True):
         for name, tensor in first.tensors().items():
-            torch.testing.assert_close(tensor, reference.tensors()[name], rtol=rounds, atol=rounds / 10)
+            torch.testing.assert_close(
+                tensor, reference.tensors()[name], rtol=rounds, atol=rounds / 10
+            )
             assert torch.equal(tensor, second.tensors()[name])
     assert not torch.equal(found[0][0].rows.cpu(), heads.rows)
 
@@ -52,7 +65,10 @@ def test_factors_of_eleven_bits_change_the_last_digits_alone(optimizer, monkeypa
 def test_rows_stay_apart():
     """A table of zeros: no gradient moves a row that no pair names."""
     tiles, table = random_tiles(num_rows=40, num_pairs=3, num_parts=2), Table.zeros(40, 16)
-    heads, tails = table.to(DEVICE), Table(torch.ones(40, 16), table.moments, table.steps).to(DEVICE)
+    heads, tails = (
+        table.to(DEVICE),
+        Table(torch.ones(40, 16), table.moments, table.steps).to(DEVICE),
+    )
     there = move(tiles)
     loss = torch.zeros(2, dtype=torch.float64, device=DEVICE)
     for launch in range(tiles.num_launches):
@@ -67,7 +83,10 @@ def test_a_layout_is_that_of_torch(dim, num_negatives):
     start = torch.randn(90, dim, generator=torch.Generator().manual_seed(0))
     options, found = LayoutOptions(num_negatives=num_negatives, smooth=0.1, clip=2.0), []
     for function in (layout_tiles.train, layout_gpu.train, layout_gpu.train):
-        positions, loss = start.to(DEVICE, copy=True), torch.zeros(tiles.num_parts, dtype=torch.float64, device=DEVICE)
+        positions, loss = (
+            start.to(DEVICE, copy=True),
+            torch.zeros(tiles.num_parts, dtype=torch.float64, device=DEVICE),
+        )
         for launch in range(tiles.num_launches):
             function(positions, move(tiles), launch, options, loss, lr=0.05, attraction=4.0)
         found.append((positions, loss))

@@ -23,19 +23,33 @@ FAULTS = (TypeError, AttributeError, LookupError, RuntimeError, UnicodeError, Me
 
 
 def tables(num_nodes=40):
-    nodes = pd.DataFrame({"id": range(num_nodes), "size": [node % 7 for node in range(num_nodes)],
-                          "town": [f"t{node % 4}" for node in range(num_nodes)],
-                          "text": [f"word{node % 5} other{node % 3}" for node in range(num_nodes)],
-                          "kind": [f"k{node % 3}" for node in range(num_nodes)]})
-    ends = [(node, (node * 7 + step) % num_nodes) for node in range(num_nodes) for step in (1, 2, 3)]
+    nodes = pd.DataFrame(
+        {
+            "id": range(num_nodes),
+            "size": [node % 7 for node in range(num_nodes)],
+            "town": [f"t{node % 4}" for node in range(num_nodes)],
+            "text": [f"word{node % 5} other{node % 3}" for node in range(num_nodes)],
+            "kind": [f"k{node % 3}" for node in range(num_nodes)],
+        }
+    )
+    ends = [
+        (node, (node * 7 + step) % num_nodes) for node in range(num_nodes) for step in (1, 2, 3)
+    ]
     return nodes, pd.DataFrame(ends, columns=["source", "target"])
 
 
 KINDS = {
     "file": (graph, {"propagate": 1}),
     "degree": (lambda: graph(x=0), {}),
-    "tables": (tables, {"data.nodes.features": ["size"], "data.nodes.categories": ["town"],
-                        "data.nodes.text": ["text"], "data.nodes.label": "kind"}),
+    "tables": (
+        tables,
+        {
+            "data.nodes.features": ["size"],
+            "data.nodes.categories": ["town"],
+            "data.nodes.text": ["text"],
+            "data.nodes.label": "kind",
+        },
+    ),
 }
 
 
@@ -43,7 +57,9 @@ KINDS = {
 def models(tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("models"), {}
     for kind, (data, keys) in KINDS.items():
-        result = pe.train(data(), folder=folder / kind, cache_dir=folder / "cache", **OPTIONS, **keys)
+        result = pe.train(
+            data(), folder=folder / kind, cache_dir=folder / "cache", **OPTIONS, **keys
+        )
         result.model.export(folder / f"{kind}.pe")
         found[kind] = (data(), dict(checkpoint.load(folder / f"{kind}.pe")))
     return found
@@ -71,12 +87,22 @@ def refuses(content, data, folder) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind, key, value", [
-    ("file", ("learned", "out_channels"), 10**9), ("file", ("learned", "metric"), "odd"),
-    ("file", ("learned", "hops"), torch.ones(0, 2, 4, dtype=torch.float64)), ("file", ("learned", "tables"), None),
-    ("degree", ("learned", "edges"), torch.ones(3)), ("tables", ("learned", "label_names", "label_names"),
-                                                      torch.full((6,), 255, dtype=torch.uint8)),
-    ("tables", ("learned", "fitted"), torch.zeros(9, dtype=torch.uint8))])
+@pytest.mark.parametrize(
+    "kind, key, value",
+    [
+        ("file", ("learned", "out_channels"), 10**9),
+        ("file", ("learned", "metric"), "odd"),
+        ("file", ("learned", "hops"), torch.ones(0, 2, 4, dtype=torch.float64)),
+        ("file", ("learned", "tables"), None),
+        ("degree", ("learned", "edges"), torch.ones(3)),
+        (
+            "tables",
+            ("learned", "label_names", "label_names"),
+            torch.full((6,), 255, dtype=torch.uint8),
+        ),
+        ("tables", ("learned", "fitted"), torch.zeros(9, dtype=torch.uint8)),
+    ],
+)
 def test_an_odd_value_of_a_model_is_refused(models, tmp_path, kind, key, value):
     data, content = models[kind]
     assert refuses(content, data, tmp_path) == ""
@@ -85,17 +111,31 @@ def test_an_odd_value_of_a_model_is_refused(models, tmp_path, kind, key, value):
 
 
 def test_a_layout_that_has_no_checksum_is_damage(models, tmp_path):
-    torch.save({**models["file"][1], "x": torch.ones(2, 2).to_sparse(), "sha256": "0" * 64}, tmp_path / "odd.pe")
+    torch.save(
+        {**models["file"][1], "x": torch.ones(2, 2).to_sparse(), "sha256": "0" * 64},
+        tmp_path / "odd.pe",
+    )
     with pytest.raises(ValueError, match="is damaged: its content does not have the checksum"):
         pe.load(tmp_path / "odd.pe")
 
 
 BUYS = ("user", "buys", "item")
-STORES = {"_global_store": {}, "item": {"num_nodes": 4}, BUYS: {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]])},
-          "user": {"x": torch.ones(6, 3), "y": torch.arange(6) % 2, "train_mask": torch.arange(6) < 2,
-                   "valid_mask": torch.arange(6) == 2, "test_mask": torch.arange(6) > 2}}
-ENTRIES = {"file": lambda data, path: torch.save(data, path) or path,
-           "memory": lambda data, path: keys_of(data, path.parent, {})["data.path"]}
+STORES = {
+    "_global_store": {},
+    "item": {"num_nodes": 4},
+    BUYS: {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]])},
+    "user": {
+        "x": torch.ones(6, 3),
+        "y": torch.arange(6) % 2,
+        "train_mask": torch.arange(6) < 2,
+        "valid_mask": torch.arange(6) == 2,
+        "test_mask": torch.arange(6) > 2,
+    },
+}
+ENTRIES = {
+    "file": lambda data, path: torch.save(data, path) or path,
+    "memory": lambda data, path: keys_of(data, path.parent, {})["data.path"],
+}
 
 
 def refuses_graph(data, entry, folder) -> str:
@@ -111,15 +151,36 @@ def refuses_graph(data, entry, folder) -> str:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_odd_names_stores_and_counts_of_a_hetero_data_are_refused(tmp_path, entry):
     assert refuses_graph(STORES, entry, tmp_path) == ""
-    for name in (0, 1.5, True, b"a", (), ("a", "b"), (0, 1, 2), ("user", 1, "item"), ("user", "to", 1), "a\nb",
-                 "\ud800", 2**70):
+    for name in (
+        0,
+        1.5,
+        True,
+        b"a",
+        (),
+        ("a", "b"),
+        (0, 1, 2),
+        ("user", 1, "item"),
+        ("user", "to", 1),
+        "a\nb",
+        "\ud800",
+        2**70,
+    ):
         for old in ("item", BUYS):
             changed_name = {name if key == old else key: store for key, store in STORES.items()}
-            assert "is neither the name of a type" in refuses_graph(changed_name, entry, tmp_path), name
+            assert "is neither the name of a type" in refuses_graph(
+                changed_name, entry, tmp_path
+            ), name
     for store in ODD:
         found = refuses_graph(changed(STORES, ("item",), store), entry, tmp_path)
-        assert ("must hold the attributes" if not isinstance(store, dict) else "neither x nor num_nodes") in found
-    for number in (*(value for value in ODD if value is not None), 2**31, 2**31 - 1, torch.tensor(2**31)):
+        assert (
+            "must hold the attributes" if not isinstance(store, dict) else "neither x nor num_nodes"
+        ) in found
+    for number in (
+        *(value for value in ODD if value is not None),
+        2**31,
+        2**31 - 1,
+        torch.tensor(2**31),
+    ):
         found = refuses_graph(changed(STORES, ("item", "num_nodes"), number), entry, tmp_path)
         assert "below 2^31" in found or "nodes" in found, number
 
@@ -127,7 +188,12 @@ def test_odd_names_stores_and_counts_of_a_hetero_data_are_refused(tmp_path, entr
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_no_odd_value_of_a_hetero_data_ends_in_a_traceback(tmp_path, entry):
-    for value in (*ODD, torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"), torch.ones(3, 3) * 1j):
+    for value in (
+        *ODD,
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.ones(3, 3) * 1j,
+    ):
         for place in ("x", "y", "train_mask", "num_nodes", "metric", "names", "species"):
             refuses_graph(changed(STORES, ("user", place), value), entry, tmp_path)
         for place in ("edge_index", "edge_attr", "edge_weight", "adj_t"):
@@ -148,20 +214,37 @@ def test_no_odd_value_of_a_model_ends_in_a_traceback(models, tmp_path, kind, val
         refuses(changed(content, ("state", name), value), data, tmp_path)
     if content["learned"]["fitted"] is None:
         return
-    fitted = torch.load(io.BytesIO(content["learned"]["fitted"].numpy().tobytes()), weights_only=True)
+    fitted = torch.load(
+        io.BytesIO(content["learned"]["fitted"].numpy().tobytes()), weights_only=True
+    )
     for key in [(name,) for name in fitted] + [("columns", name) for name in fitted["columns"]]:
         torch.save(changed(fitted, key, value), packed := io.BytesIO())
         odd = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8).clone()
         refuses(changed(content, ("learned", "fitted"), odd), data, tmp_path)
 
 
-ODD = (None, "odd", -1, 2**62, [], {}, torch.ones(2, 3, 4), torch.tensor(float("nan"), dtype=torch.float64))
+ODD = (
+    None,
+    "odd",
+    -1,
+    2**62,
+    [],
+    {},
+    torch.ones(2, 3, 4),
+    torch.tensor(float("nan"), dtype=torch.float64),
+)
 
 
 def leaves(tree, path=()):
     """Yield the path of everything that nested dicts and lists hold, and of themselves."""
     yield path
-    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+    for name, value in (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    ):
         yield from leaves(value, (*path, name))
 
 
@@ -172,9 +255,20 @@ def ended(tmp_path_factory):
     torch.save(graph().to_dict(), folder / "graph.pt")
 
     def configure(*overrides: str):
-        return cli.compose_config(["data=file", f"data.path={folder / 'graph.pt'}", f"cache_dir={folder / 'cache'}",
-                                   "model.num_layers=2", "model.hidden_channels=8", "train.ema=0.9", "task.base=linear",
-                                   "task.candidate=offset", "train.patience=0", *overrides])
+        return cli.compose_config(
+            [
+                "data=file",
+                f"data.path={folder / 'graph.pt'}",
+                f"cache_dir={folder / 'cache'}",
+                "model.num_layers=2",
+                "model.hidden_channels=8",
+                "train.ema=0.9",
+                "task.base=linear",
+                "task.candidate=offset",
+                "train.patience=0",
+                *overrides,
+            ]
+        )
 
     train(configure("train.epochs=2"), folder / "run")
     return folder / "run", configure
@@ -193,15 +287,21 @@ def predict_other(folder, configure) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, command, most", [
-    ("checkpoints/last.pt", continue_, 60), ("checkpoints/best.pt", predict_, 60), ("base.pt", predict_other, 60),
-    ("preprocessing.pt", predict_other, 40)])
+@pytest.mark.parametrize(
+    "name, command, most",
+    [
+        ("checkpoints/last.pt", continue_, 60),
+        ("checkpoints/best.pt", predict_, 60),
+        ("base.pt", predict_other, 60),
+        ("preprocessing.pt", predict_other, 40),
+    ],
+)
 def test_odd_values_of_a_run_are_refused_or_used(ended, tmp_path, name, command, most):
     folder, configure = ended
     content = dict(checkpoint.load(folder / name))
     paths = [path for path in leaves(content) if path]
     refused, bad = 0, []
-    for number, path in enumerate(paths[::max(1, len(paths) // most)]):
+    for number, path in enumerate(paths[:: max(1, len(paths) // most)]):
         value, run = ODD[number % len(ODD)], tmp_path / str(number)
         shutil.copytree(folder, run)
         checkpoint.save(run / name, changed(content, path, value))

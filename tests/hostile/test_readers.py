@@ -37,12 +37,16 @@ pytestmark = pytest.mark.slow
 NUM_NODES = 40
 ENDS = [(node, (node * 7 + step) % NUM_NODES) for node in range(NUM_NODES) for step in (1, 2, 3)]
 SMALL = "model.num_layers=2 model.hidden_channels=8 train.epochs=1 cache_dir=cache"
-TABLES = (f"pipeline.train data=tables data.nodes.path=nodes.csv data.edges.path=edges.csv data.nodes.features=[size] "
-          f"data.nodes.label=kind partition.num_parts=1 {SMALL}")
+TABLES = (
+    f"pipeline.train data=tables data.nodes.path=nodes.csv data.edges.path=edges.csv data.nodes.features=[size] "
+    f"data.nodes.label=kind partition.num_parts=1 {SMALL}"
+)
 GRAPH = f"pipeline.train data=file data.path=graph.pt partition.num_parts=1 {SMALL}"
 STORE = f"pipeline.train data=store data.path=stored partition.num_parts=1 {SMALL}"
-MANY = ("pipeline.train data=graph_files data.folder=graphs task=graph loader=graph evaluation=exact model.norm=batch "
-        f"{SMALL}")
+MANY = (
+    "pipeline.train data=graph_files data.folder=graphs task=graph loader=graph evaluation=exact model.norm=batch "
+    f"{SMALL}"
+)
 SMILES = MANY.replace("graph_files data.folder=graphs", "smiles data.path=molecules.csv")
 EDGES = "pipeline.train trainer=node_embedding data=edges trainer.dim=4 train.epochs=1 cache_dir=cache data.path="
 LINKS = f"pipeline.train task=link data=edges data.path=edges.tsv partition.num_parts=1 {SMALL}"
@@ -56,15 +60,25 @@ Write = Callable[[Path], object]
 
 def graph_of(num_nodes: int) -> dict[str, Any]:
     """Make a graph with features, labels and masks."""
-    edges = torch.tensor([(node, (node * 7 + step) % num_nodes) for node in range(num_nodes) for step in (1, 2, 3)]).T
+    edges = torch.tensor(
+        [(node, (node * 7 + step) % num_nodes) for node in range(num_nodes) for step in (1, 2, 3)]
+    ).T
     part = torch.arange(num_nodes) % 3
-    return {"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": torch.arange(3. * num_nodes).view(-1, 3) / 100,
-            "y": torch.arange(num_nodes) % 2, "train_mask": part == 0, "valid_mask": part == 1, "test_mask": part == 2}
+    return {
+        "edge_index": torch.cat([edges, edges.flip(0)], 1),
+        "x": torch.arange(3.0 * num_nodes).view(-1, 3) / 100,
+        "y": torch.arange(num_nodes) % 2,
+        "train_mask": part == 0,
+        "valid_mask": part == 1,
+        "test_mask": part == 2,
+    }
 
 
 def write_data(folder: Path) -> None:
     """Write data of every kind, all of which train."""
-    nodes = pd.DataFrame({"id": range(NUM_NODES), "size": range(NUM_NODES), "kind": np.arange(NUM_NODES) % 2})
+    nodes = pd.DataFrame(
+        {"id": range(NUM_NODES), "size": range(NUM_NODES), "kind": np.arange(NUM_NODES) % 2}
+    )
     nodes.to_csv(folder / "nodes.csv", index=False)
     nodes.to_parquet(folder / "nodes.parquet")
     with sqlite3.connect(folder / "nodes.db") as db:
@@ -79,12 +93,17 @@ def write_data(folder: Path) -> None:
     torch.save(graph_of(NUM_NODES), folder / "graph.pt")
     x = np.random.default_rng(0).normal(size=(60, 4))
     np.save(folder / "x.npy", x), np.savez_compressed(folder / "x.npz", x=x)
-    torch.save(torch.from_numpy(x), folder / "x.pt"), torch.save(torch.tensor([[0, 1]]), folder / "pairs.pt")
+    (
+        torch.save(torch.from_numpy(x), folder / "x.pt"),
+        torch.save(torch.tensor([[0, 1]]), folder / "pairs.pt"),
+    )
     pd.DataFrame(x, columns=list("abcd")).to_parquet(folder / "x.parquet")
     (folder / "x.csv").write_text("".join(f"{n % 7},{n % 5},{n}\n" for n in range(60)))
     (folder / "kg").mkdir(), (folder / "graphs").mkdir()
     for number, split in enumerate(("train", "valid", "test")):
-        (folder / "kg" / f"{split}.txt").write_text("".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ENDS[number::3]))
+        (folder / "kg" / f"{split}.txt").write_text(
+            "".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ENDS[number::3])
+        )
     with tarfile.open(folder / "kg.tar.gz", "w:gz") as archive:
         archive.add(folder / "kg", "kg")
     for number in range(12):
@@ -92,7 +111,9 @@ def write_data(folder: Path) -> None:
         torch.save({**one, "y": number % 2}, folder / "graphs" / f"{number}.pt")
     graph = {**graph_of(NUM_NODES), "y": (torch.arange(NUM_NODES) % 2).unsqueeze(1)}
     with store.StoreWriter(folder / "stored") as writer:
-        write_graph(writer, prepare(Graph(**graph, metric="acc", num_nodes=NUM_NODES), origin="toy"))
+        write_graph(
+            writer, prepare(Graph(**graph, metric="acc", num_nodes=NUM_NODES), origin="toy")
+        )
 
 
 def molecules(line: Callable[[int], str], head: str = "smiles,active") -> str:
@@ -113,6 +134,7 @@ def written(tmp_path_factory) -> Path:
 
 def special(name: str, kind: str) -> Write:
     """Replace a file by what is no regular file."""
+
     def write(folder: Path) -> None:
         path = folder / name
         path.unlink(missing_ok=True)
@@ -128,6 +150,7 @@ def special(name: str, kind: str) -> Write:
             with socket.socket(socket.AF_UNIX) as opened:
                 opened.bind(path.name)
             os.fchdir(here), os.close(here)
+
     return write
 
 
@@ -141,10 +164,12 @@ def array(name: str, value: np.ndarray) -> Write:
 
 def halved(name: str, source: str | None = None, pack: Callable[[bytes], bytes] = bytes) -> Write:
     """Pack a file, perhaps under another name, and leave half of it."""
+
     def write(folder: Path) -> None:
         content = pack((folder / (source or name)).read_bytes())
         (folder / (source or name)).unlink()
-        (folder / name).write_bytes(content[:len(content) // 2])
+        (folder / name).write_bytes(content[: len(content) // 2])
+
     return write
 
 
@@ -164,6 +189,7 @@ def sqlite_of(sql: str) -> Write:
         db = sqlite3.connect(folder / "edges.db")
         db.executescript(sql)
         db.close()
+
     return write
 
 
@@ -173,6 +199,7 @@ def duckdb_of(sql: str) -> Write:
 
         with duckdb.connect(str(folder / "edges.duckdb")) as db:
             db.execute(sql)
+
     return write
 
 
@@ -182,20 +209,28 @@ def mat_of(**values: object) -> Write:
 
 def changed(name: str, **values: object) -> Write:
     """Change the keys of a dict that torch.save wrote; None deletes a key."""
+
     def write(folder: Path) -> None:
         saved = {**torch.load(folder / name), **values}
-        saved = {key: value for key, value in saved.items() if value is not None and key != "sha256"}
-        checkpoint.save(folder / name, saved) if "checkpoints" in name else torch.save(saved, folder / name)
+        saved = {
+            key: value for key, value in saved.items() if value is not None and key != "sha256"
+        }
+        checkpoint.save(folder / name, saved) if "checkpoints" in name else torch.save(
+            saved, folder / name
+        )
+
     return write
 
 
 def manifest(edit: Callable[[dict], object]) -> Write:
     """Edit the manifest of the store."""
+
     def write(folder: Path) -> None:
         path = folder / "stored" / "manifest.json"
         content = json.loads(path.read_text())
         edit(content)
         path.write_text(json.dumps(content))
+
     return write
 
 
@@ -219,164 +254,449 @@ def database(file: str) -> str:
     return f"{TABLES.replace('edges.csv', file)} data.edges.table=edges"
 
 
-ENDLESS = ("CREATE VIEW edges AS WITH RECURSIVE c(source) AS (SELECT 1 UNION ALL SELECT source + 1 FROM c) "
-           "SELECT source, source + 1 AS target FROM c")
-A_VIEW = ("data.edges.table=edges: this is a view of {}. A view can read other files or yield rows without end, so "
-          "only tables are read: save its rows by CREATE TABLE rows_of_edges AS SELECT * FROM edges")
-CUT_SHORT = "{} is damaged or cut short: Compressed file ended before the end-of-stream marker was reached"
-TOO_MANY = ("{} names node {} and has {}: every number below is a node too, and {} nodes take at least {}. Number the "
-            "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be any")
+ENDLESS = (
+    "CREATE VIEW edges AS WITH RECURSIVE c(source) AS (SELECT 1 UNION ALL SELECT source + 1 FROM c) "
+    "SELECT source, source + 1 AS target FROM c"
+)
+A_VIEW = (
+    "data.edges.table=edges: this is a view of {}. A view can read other files or yield rows without end, so "
+    "only tables are read: save its rows by CREATE TABLE rows_of_edges AS SELECT * FROM edges"
+)
+CUT_SHORT = (
+    "{} is damaged or cut short: Compressed file ended before the end-of-stream marker was reached"
+)
+TOO_MANY = (
+    "{} names node {} and has {}: every number below is a node too, and {} nodes take at least {}. Number the "
+    "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be any"
+)
 MANIFEST = "stored/manifest.json"
-NO_METRIC = "the metric is {}; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae, rmse"
+NO_METRIC = (
+    "the metric is {}; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae, rmse"
+)
 NO_FIT = "<*>{} is damaged, or of another run: its content does not fit (<*>)"
 
 SPECIAL = [
-    ("nodes.csv", "pipe", TABLES), ("edges.csv", "device", TABLES), ("nodes.csv", "socket", TABLES),
-    ("graph.pt", "pipe", GRAPH), ("graph.pt", "device", GRAPH), ("edges.tsv", "pipe", on("edges.tsv")),
-    ("edges.npy", "device", on("edges.npy")), ("edges.mat", "pipe", on("edges.mat")),
-    ("edges.npz", "directory", on("edges.npz")), ("edges.tsv", "socket", on("edges.tsv")),
-    ("kinds.txt", "pipe", on("edges.tsv data.labels=kinds.txt")), ("kg/train.txt", "pipe", TRIPLES + "kg"),
-    ("kg/valid.txt", "device", TRIPLES + "kg"), ("kg/test.txt", "directory", TRIPLES + "kg"),
-    ("kg.tar.gz", "device", TRIPLES + "kg.tar.gz"), ("x.npy", "pipe", on("x.npy", VECTORS)),
-    ("x.csv", "device", on("x.csv", VECTORS)), ("x.parquet", "pipe", on("x.parquet", VECTORS)),
-    ("x.pt", "device", on("x.pt", VECTORS)), ("names.txt", "pipe", on("x.npy data.labels=names.txt", VECTORS)),
-    ("graphs/3.pt", "pipe", MANY), ("graphs/0.pt", "device", MANY), ("molecules.csv", "pipe", SMILES),
-    ("stored/manifest.json", "pipe", STORE), ("stored/edges.bin", "device", STORE),
+    ("nodes.csv", "pipe", TABLES),
+    ("edges.csv", "device", TABLES),
+    ("nodes.csv", "socket", TABLES),
+    ("graph.pt", "pipe", GRAPH),
+    ("graph.pt", "device", GRAPH),
+    ("edges.tsv", "pipe", on("edges.tsv")),
+    ("edges.npy", "device", on("edges.npy")),
+    ("edges.mat", "pipe", on("edges.mat")),
+    ("edges.npz", "directory", on("edges.npz")),
+    ("edges.tsv", "socket", on("edges.tsv")),
+    ("kinds.txt", "pipe", on("edges.tsv data.labels=kinds.txt")),
+    ("kg/train.txt", "pipe", TRIPLES + "kg"),
+    ("kg/valid.txt", "device", TRIPLES + "kg"),
+    ("kg/test.txt", "directory", TRIPLES + "kg"),
+    ("kg.tar.gz", "device", TRIPLES + "kg.tar.gz"),
+    ("x.npy", "pipe", on("x.npy", VECTORS)),
+    ("x.csv", "device", on("x.csv", VECTORS)),
+    ("x.parquet", "pipe", on("x.parquet", VECTORS)),
+    ("x.pt", "device", on("x.pt", VECTORS)),
+    ("names.txt", "pipe", on("x.npy data.labels=names.txt", VECTORS)),
+    ("graphs/3.pt", "pipe", MANY),
+    ("graphs/0.pt", "device", MANY),
+    ("molecules.csv", "pipe", SMILES),
+    ("stored/manifest.json", "pipe", STORE),
+    ("stored/edges.bin", "device", STORE),
     ("pairs.csv", "pipe", PREDICT + "link pairs=pairs.csv output=o.csv"),
     ("pairs.pt", "device", PREDICT + "link pairs=pairs.pt predictions=o.pt"),
     ("ids.csv", "pipe", PREDICT + "graph output_nodes=ids.csv output=o.csv"),
     ("asked.txt", "pipe", PREDICT + "kg triples=asked.txt predictions=o.tsv"),
-    ("runs/graph/config.yaml", "device", EVALUATE), (BEST, "pipe", EVALUATE)]
+    ("runs/graph/config.yaml", "device", EVALUATE),
+    (BEST, "pipe", EVALUATE),
+]
 
 CASES = [
-    *(Case(f"a {kind} as {name}", typed, nothing_of(name, kind), special(name, kind), 60)
-      for name, kind, typed in SPECIAL),
-    *(Case(f"an endless view of {kind}, {rows}", database(f"edges.{kind}"), A_VIEW.format(f"edges.{kind}"),
-           write(ENDLESS + where), 60)
-      for kind, write in (("db", sqlite_of), ("duckdb", duckdb_of))
-      for rows, where in (("with rows", ""), ("without", " WHERE source < 0"))),
-    Case("an array of a node too far", on("edges.npy"), TOO_MANY.format(
-        "edges.npy", "2,147,483,646", "2 edges", "2,147,483,647", "25.8 GB"),
-        array("edges.npy", np.array([[0, 1], [1, 2**31 - 2]])), 60),
-    Case("a matrix of too many rows", on("edges.npz"), TOO_MANY.format(
-        "edges.npz", "2,147,483,645", "1 edge", "2,147,483,646", "25.8 GB"),
-        lambda folder: sp.save_npz(folder / "edges.npz", sp.coo_array(([1.0], ([0], [1])), (2**31 - 2, 2**31 - 2))),
-        60),
-    Case("a graph of a node too far", on("graph.pt", EDGES.replace("data=edges", "data=file")), TOO_MANY.format(
-        "graph.pt: edge_index", "2,147,483,645", "2 edges", "2,147,483,646", "25.8 GB"),
-        lambda folder: torch.save({"edge_index": torch.tensor([[0, 1], [1, 2**31 - 3]])}, folder / "graph.pt"), 60),
-    Case("one of many graphs with a node too far", MANY, TOO_MANY.format(
-        "graphs/3.pt: edge_index", "1,099,511,627,776", "1 edge", "1,099,511,627,777", "13.2 TB"),
-        changed("graphs/3.pt", edge_index=torch.tensor([[0], [2**40]]), x=None), 60),
-
-    *(Case(f"half of {source} by {ending}", typed.replace(source, source + ending), CUT_SHORT.format(source + ending),
-           halved(source + ending, source, pack))
-      for ending, pack, source, typed in (
-        (".gz", gzip.compress, "nodes.csv", TABLES), (".gz", gzip.compress, "edges.tsv", on("edges.tsv")),
-        (".gz", gzip.compress, "kg/train.txt", TRIPLES + "kg"), (".gz", gzip.compress, "x.csv", on("x.csv", VECTORS)),
-        (".gz", gzip.compress, "molecules.csv", SMILES), (".bz2", bz2.compress, "edges.tsv", on("edges.tsv")),
-        (".bz2", bz2.compress, "kinds.txt", on("edges.tsv data.labels=kinds.txt")),
-        (".xz", lzma.compress, "edges.tsv", on("edges.tsv")))),
-    *(Case(f"half of {source} by {ending}", typed.replace(source, source + ending),
-           f"{source}{ending} is {kind}: unpack it", halved(source + ending, source, pack))
-      for ending, pack, kind in ((".zip", zipped, "a zip archive"), (".zst", zstd, "packed by zstd"))
-      for source, typed in (("edges.tsv", on("edges.tsv")), ("molecules.csv", SMILES))),
-    *(Case(f"half of {name}", typed, message, halved(name)) for name, typed, message in (
-        ("graph.pt", GRAPH, "graph.pt is not a saved torch_geometric Data: it is damaged or cut short; save one with "
-         "torch.save"),
-        ("graphs/3.pt", MANY, "graphs/3.pt is not a saved torch_geometric Data: it is damaged or cut short; save one "
-         "with torch.save"),
-        ("x.pt", on("x.pt", VECTORS), "x.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
-        ("pairs.pt", PREDICT + "link pairs=pairs.pt predictions=o.pt",
-         "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short"),
-        ("x.npy", on("x.npy", VECTORS), "x.npy is not an array that numpy.save wrote: <*>"),
-        ("x.npz", on("x.npz", VECTORS), "x.npz is not a file that numpy.savez wrote: File is not a zip file"),
-        ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
-        ("edges.npy", on("edges.npy"), "edges.npy is not an array that numpy.save wrote: <*>"),
-        ("edges.npz", on("edges.npz"), "edges.npz is not a matrix that scipy.sparse.save_npz wrote: <*>"),
-        ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
-        ("nodes.parquet", TABLES.replace("nodes.csv", "nodes.parquet"),
-         "nodes.parquet is no Parquet file that can be read: <*>"),
-        ("nodes.db", TABLES.replace("nodes.csv", "nodes.db data.nodes.table=nodes"),
-         "nodes.db cannot be read: database disk image is malformed"),
-        ("kg.tar.gz", TRIPLES + "kg.tar.gz", CUT_SHORT.format("kg.tar.gz")),
-        ("stored/x.bin", STORE, "stored/x.bin is damaged: it has 240 bytes, the manifest says 480"),
-        ("stored/manifest.json", STORE, "stored/manifest.json is damaged: it is not JSON (<*>)"),
-        (BEST, EVALUATE, f"{BEST} is damaged: it cannot be read (<*>)"))),
-
-    *(Case(f"a best checkpoint without {key}", EVALUATE, f"{BEST} is damaged: it has no {key}",
-           changed(BEST, **{key: None})) for key in ("model", "round", "epoch")),
+    *(
+        Case(f"a {kind} as {name}", typed, nothing_of(name, kind), special(name, kind), 60)
+        for name, kind, typed in SPECIAL
+    ),
+    *(
+        Case(
+            f"an endless view of {kind}, {rows}",
+            database(f"edges.{kind}"),
+            A_VIEW.format(f"edges.{kind}"),
+            write(ENDLESS + where),
+            60,
+        )
+        for kind, write in (("db", sqlite_of), ("duckdb", duckdb_of))
+        for rows, where in (("with rows", ""), ("without", " WHERE source < 0"))
+    ),
+    Case(
+        "an array of a node too far",
+        on("edges.npy"),
+        TOO_MANY.format("edges.npy", "2,147,483,646", "2 edges", "2,147,483,647", "25.8 GB"),
+        array("edges.npy", np.array([[0, 1], [1, 2**31 - 2]])),
+        60,
+    ),
+    Case(
+        "a matrix of too many rows",
+        on("edges.npz"),
+        TOO_MANY.format("edges.npz", "2,147,483,645", "1 edge", "2,147,483,646", "25.8 GB"),
+        lambda folder: sp.save_npz(
+            folder / "edges.npz", sp.coo_array(([1.0], ([0], [1])), (2**31 - 2, 2**31 - 2))
+        ),
+        60,
+    ),
+    Case(
+        "a graph of a node too far",
+        on("graph.pt", EDGES.replace("data=edges", "data=file")),
+        TOO_MANY.format(
+            "graph.pt: edge_index", "2,147,483,645", "2 edges", "2,147,483,646", "25.8 GB"
+        ),
+        lambda folder: torch.save(
+            {"edge_index": torch.tensor([[0, 1], [1, 2**31 - 3]])}, folder / "graph.pt"
+        ),
+        60,
+    ),
+    Case(
+        "one of many graphs with a node too far",
+        MANY,
+        TOO_MANY.format(
+            "graphs/3.pt: edge_index", "1,099,511,627,776", "1 edge", "1,099,511,627,777", "13.2 TB"
+        ),
+        changed("graphs/3.pt", edge_index=torch.tensor([[0], [2**40]]), x=None),
+        60,
+    ),
+    *(
+        Case(
+            f"half of {source} by {ending}",
+            typed.replace(source, source + ending),
+            CUT_SHORT.format(source + ending),
+            halved(source + ending, source, pack),
+        )
+        for ending, pack, source, typed in (
+            (".gz", gzip.compress, "nodes.csv", TABLES),
+            (".gz", gzip.compress, "edges.tsv", on("edges.tsv")),
+            (".gz", gzip.compress, "kg/train.txt", TRIPLES + "kg"),
+            (".gz", gzip.compress, "x.csv", on("x.csv", VECTORS)),
+            (".gz", gzip.compress, "molecules.csv", SMILES),
+            (".bz2", bz2.compress, "edges.tsv", on("edges.tsv")),
+            (".bz2", bz2.compress, "kinds.txt", on("edges.tsv data.labels=kinds.txt")),
+            (".xz", lzma.compress, "edges.tsv", on("edges.tsv")),
+        )
+    ),
+    *(
+        Case(
+            f"half of {source} by {ending}",
+            typed.replace(source, source + ending),
+            f"{source}{ending} is {kind}: unpack it",
+            halved(source + ending, source, pack),
+        )
+        for ending, pack, kind in (
+            (".zip", zipped, "a zip archive"),
+            (".zst", zstd, "packed by zstd"),
+        )
+        for source, typed in (("edges.tsv", on("edges.tsv")), ("molecules.csv", SMILES))
+    ),
+    *(
+        Case(f"half of {name}", typed, message, halved(name))
+        for name, typed, message in (
+            (
+                "graph.pt",
+                GRAPH,
+                "graph.pt is not a saved torch_geometric Data: it is damaged or cut short; save one with "
+                "torch.save",
+            ),
+            (
+                "graphs/3.pt",
+                MANY,
+                "graphs/3.pt is not a saved torch_geometric Data: it is damaged or cut short; save one "
+                "with torch.save",
+            ),
+            (
+                "x.pt",
+                on("x.pt", VECTORS),
+                "x.pt holds no tensors that torch.save wrote: it is damaged or cut short",
+            ),
+            (
+                "pairs.pt",
+                PREDICT + "link pairs=pairs.pt predictions=o.pt",
+                "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short",
+            ),
+            ("x.npy", on("x.npy", VECTORS), "x.npy is not an array that numpy.save wrote: <*>"),
+            (
+                "x.npz",
+                on("x.npz", VECTORS),
+                "x.npz is not a file that numpy.savez wrote: File is not a zip file",
+            ),
+            ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
+            ("edges.npy", on("edges.npy"), "edges.npy is not an array that numpy.save wrote: <*>"),
+            (
+                "edges.npz",
+                on("edges.npz"),
+                "edges.npz is not a matrix that scipy.sparse.save_npz wrote: <*>",
+            ),
+            ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
+            (
+                "nodes.parquet",
+                TABLES.replace("nodes.csv", "nodes.parquet"),
+                "nodes.parquet is no Parquet file that can be read: <*>",
+            ),
+            (
+                "nodes.db",
+                TABLES.replace("nodes.csv", "nodes.db data.nodes.table=nodes"),
+                "nodes.db cannot be read: database disk image is malformed",
+            ),
+            ("kg.tar.gz", TRIPLES + "kg.tar.gz", CUT_SHORT.format("kg.tar.gz")),
+            (
+                "stored/x.bin",
+                STORE,
+                "stored/x.bin is damaged: it has 240 bytes, the manifest says 480",
+            ),
+            (
+                "stored/manifest.json",
+                STORE,
+                "stored/manifest.json is damaged: it is not JSON (<*>)",
+            ),
+            (BEST, EVALUATE, f"{BEST} is damaged: it cannot be read (<*>)"),
+        )
+    ),
+    *(
+        Case(
+            f"a best checkpoint without {key}",
+            EVALUATE,
+            f"{BEST} is damaged: it has no {key}",
+            changed(BEST, **{key: None}),
+        )
+        for key in ("model", "round", "epoch")
+    ),
     Case("a best checkpoint of a list", EVALUATE, NO_FIT.format(BEST), changed(BEST, model=[1])),
-    Case("a best checkpoint of text", EVALUATE, NO_FIT.format(BEST), changed(BEST, settings="train.lr")),
-    Case("a best checkpoint of knowledge without model", "pipeline.evaluate run=runs/kg",
-         "runs/kg/checkpoints/best.pt is damaged: it has no model", changed("runs/kg/checkpoints/best.pt", model=None)),
-    *(Case(f"a last checkpoint without {key}", RESUME, f"<*>{LAST} is damaged: it has no {key}",
-           changed(LAST, **{key: None})) for key in ("model", "progress", "num_ranks", "arithmetic", "optimizer")),
-    Case("a last checkpoint with odd progress", RESUME, NO_FIT.format(LAST), changed(LAST, progress={"steps": 3})),
-
-    *(Case(f"a store with {name}={new!r}"[:60], STORE, message, value(name, new)) for name, new, message in (
-        ("metric", 3, f"stored: {NO_METRIC.format('3')}"), ("metric", ["acc"], f"stored: {NO_METRIC.format(['acc'])}"),
-        ("out_channels", -1, f"{MANIFEST}: out_channels is -1; it must be a whole number from 1 to 40"),
-        ("out_channels", "two", f"{MANIFEST}: out_channels is 'two'; it must be a whole number from 1 to 40"),
-        ("out_channels", 2**60, f"{MANIFEST}: out_channels is {2**60}; it must be a whole number from 1 to 40"),
-        ("out_channels", 1, f"{MANIFEST}: y holds the class 1, and out_channels=1 numbers them from 0 to 0"),
-        ("num_categories", -3, f"{MANIFEST}: num_categories is -3; it must be a whole number from 0 to 3"),
-        ("num_categories", "x", f"{MANIFEST}: num_categories is 'x'; it must be a whole number from 0 to 3"),
-        ("text_scores", "x", f"{MANIFEST}: text_scores is 'x'; it must be a whole number from 0 to 1"),
-        ("text_scores", 2, f"{MANIFEST}: text_scores is 2; it must be a whole number from 0 to 1"),
-        ("structure", {"a": 1}, f"{MANIFEST}: structure is {{'a': 1}}; it must hold counts under the names of "
-         "Structure"),
-        ("train_mask", 3, f"{MANIFEST} is damaged: train_mask is both an array and a value"),
-        ("edge_index", 3, f"{MANIFEST} is damaged: 'edge_index' is not the name of an array or a value"),
-        ("ptr", 3, f"{MANIFEST}: ptr belongs to a store of many graphs, and data=store is one graph: leave it out"))),
-    *(Case(f"a store whose {name} has {new}"[:60], STORE, message, entry(name, **new)) for name, new, message in (
-        ("x", {"dtype": "int32"}, f"{MANIFEST}: x must have 2 dimensions of float32, not torch.int32 of [40, 3]"),
-        ("x", {"shape": [120]}, "stored: x has 120 rows, but there are 40 nodes"),
-        ("y", {"shape": [40]}, f"{MANIFEST}: y must have 2 dimensions of float32 or int64, not torch.int64 of [40]"),
-        ("train_mask", {"dtype": "uint8"}, f"{MANIFEST}: train_mask must have 1 dimension of bool, not torch.uint8 of "
-         "[40]"),
-        ("x", {"dtype": "float3"}, f"{MANIFEST} is damaged: <*>"), ("x", {"dtype": 3}, f"{MANIFEST} is damaged: <*>"),
-        ("x", {"shape": None}, f"{MANIFEST} is damaged: <*>"), ("x", {"size": "big"}, f"{MANIFEST} is damaged: <*>"),
-        ("x", {"shape": [2**70, 0], "size": 0}, "<*>stored/x.bin is damaged: <*>"))),
-    *(Case(f"a store with {key} {new!r}", STORE, f"{MANIFEST} is damaged: <*>",
-           manifest(lambda content, key=key, new=new: content.update({key: new})))
-      for key, new in (("arrays", []), ("arrays", {"x": 3}), ("values", 3), ("values", [1]))),
-    *(Case(f"a store without {name}", STORE, message, manifest(lambda content, name=name: content["arrays"].pop(name)))
-      for name, message in (
-        ("x", "stored: there is no x in manifest.json"), ("y", "stored: there is no y in manifest.json"),
-        ("edges", "stored: there is no edges in manifest.json"),
-        ("indptr", "stored/indptr.bin is damaged: it must hold int32 or int64 in 1 dimension, not nothing"))),
-
-    Case("a complex matrix", on("edges.mat"), "edges.mat: network holds complex128; weights are real numbers",
-         mat_of(network=np.eye(4) * 1j)),
-    Case("a matrix of text", on("edges.mat"), "edges.mat: network holds <U5; weights are numbers",
-         mat_of(network="hello")),
-    Case("complex labels", on("edges.mat"), "edges.mat: group holds complex128; labels are 0 and 1",
-         mat_of(network=np.eye(4), group=np.eye(4) * 1j)),
-    Case("molecules without a bond", SMILES, None, text("molecules.csv", molecules(lambda n: f"C,{n % 2}"))),
-    Case("a molecule without a bond", SMILES, None,
-         text("molecules.csv", molecules(lambda n: f"{'C' * (n + 1)},{n % 2}"))),
-    *(Case(f"huge numbers in {key}", typed, f"loss is nan in round 1, step 1, batch 1 (<*> nodes); the weights have "
-           f"not moved. Probably, column 0 of {key} holds 3e+38, and the square of a number beyond 1.8e+19 overflows "
-           "float32: divide the column by a constant", write)
-      for key, typed, write in (
-        ("x", GRAPH, changed("graph.pt", x=torch.full((NUM_NODES, 3), 3e38))),
-        ("edge_attr", LINKS, text("edges.tsv", "".join(f"{a}\t{b}\t3e38\n" for a, b in ENDS))))),
-    Case("huge vectors", on("x.npy", VECTORS), "x.npy: column 0 of the vectors holds 3e+38, and the square of a number "
-         "beyond 1.8e+19 overflows float32: divide the column by a constant",
-         array("x.npy", np.full((60, 4), 3e38))),
-    *(Case(f"columns that differ by case in {name}", TABLES, f"{name}: the columns {one!r} and {other!r} differ only "
-           "by case, and data=tables reads them as one: rename one of them", text(name, content))
-      for name, one, other, content in (("nodes.csv", "size", "Size", "id,size,Size,kind\n1,2,3,4\n"),
-                                        ("edges.csv", "source", "SOURCE", "source,target,SOURCE\n1,2,3\n"))),
-    Case("no row for training", f"{TABLES} data.nodes.split_column=part", "nodes.csv: the train split is empty: no row "
-         "with a label has train in the column part (data.nodes.split_column)",
-         text("nodes.csv", "id,size,kind,part\n" + "".join(f"{n},{n},{n % 2},valid\n" for n in range(NUM_NODES)))),
-    Case("a fraction of nothing", f"{TABLES} data.train_fraction=0.001",
-         "data.train_fraction=0.001 of 40 labels is none. Raise it, or give more labels"),
-    Case("no molecule for training", f"{SMILES} data.split_column=part", "molecules.csv: the train split is empty: no "
-         "row has train in the column part (data.split_column)",
-         text("molecules.csv", molecules(lambda n: f"{'C' * (n + 1)},{n % 2},valid", "smiles,active,part"))),
+    Case(
+        "a best checkpoint of text",
+        EVALUATE,
+        NO_FIT.format(BEST),
+        changed(BEST, settings="train.lr"),
+    ),
+    Case(
+        "a best checkpoint of knowledge without model",
+        "pipeline.evaluate run=runs/kg",
+        "runs/kg/checkpoints/best.pt is damaged: it has no model",
+        changed("runs/kg/checkpoints/best.pt", model=None),
+    ),
+    *(
+        Case(
+            f"a last checkpoint without {key}",
+            RESUME,
+            f"<*>{LAST} is damaged: it has no {key}",
+            changed(LAST, **{key: None}),
+        )
+        for key in ("model", "progress", "num_ranks", "arithmetic", "optimizer")
+    ),
+    Case(
+        "a last checkpoint with odd progress",
+        RESUME,
+        NO_FIT.format(LAST),
+        changed(LAST, progress={"steps": 3}),
+    ),
+    *(
+        Case(f"a store with {name}={new!r}"[:60], STORE, message, value(name, new))
+        for name, new, message in (
+            ("metric", 3, f"stored: {NO_METRIC.format('3')}"),
+            ("metric", ["acc"], f"stored: {NO_METRIC.format(['acc'])}"),
+            (
+                "out_channels",
+                -1,
+                f"{MANIFEST}: out_channels is -1; it must be a whole number from 1 to 40",
+            ),
+            (
+                "out_channels",
+                "two",
+                f"{MANIFEST}: out_channels is 'two'; it must be a whole number from 1 to 40",
+            ),
+            (
+                "out_channels",
+                2**60,
+                f"{MANIFEST}: out_channels is {2**60}; it must be a whole number from 1 to 40",
+            ),
+            (
+                "out_channels",
+                1,
+                f"{MANIFEST}: y holds the class 1, and out_channels=1 numbers them from 0 to 0",
+            ),
+            (
+                "num_categories",
+                -3,
+                f"{MANIFEST}: num_categories is -3; it must be a whole number from 0 to 3",
+            ),
+            (
+                "num_categories",
+                "x",
+                f"{MANIFEST}: num_categories is 'x'; it must be a whole number from 0 to 3",
+            ),
+            (
+                "text_scores",
+                "x",
+                f"{MANIFEST}: text_scores is 'x'; it must be a whole number from 0 to 1",
+            ),
+            (
+                "text_scores",
+                2,
+                f"{MANIFEST}: text_scores is 2; it must be a whole number from 0 to 1",
+            ),
+            (
+                "structure",
+                {"a": 1},
+                f"{MANIFEST}: structure is {{'a': 1}}; it must hold counts under the names of "
+                "Structure",
+            ),
+            ("train_mask", 3, f"{MANIFEST} is damaged: train_mask is both an array and a value"),
+            (
+                "edge_index",
+                3,
+                f"{MANIFEST} is damaged: 'edge_index' is not the name of an array or a value",
+            ),
+            (
+                "ptr",
+                3,
+                f"{MANIFEST}: ptr belongs to a store of many graphs, and data=store is one graph: leave it out",
+            ),
+        )
+    ),
+    *(
+        Case(f"a store whose {name} has {new}"[:60], STORE, message, entry(name, **new))
+        for name, new, message in (
+            (
+                "x",
+                {"dtype": "int32"},
+                f"{MANIFEST}: x must have 2 dimensions of float32, not torch.int32 of [40, 3]",
+            ),
+            ("x", {"shape": [120]}, "stored: x has 120 rows, but there are 40 nodes"),
+            (
+                "y",
+                {"shape": [40]},
+                f"{MANIFEST}: y must have 2 dimensions of float32 or int64, not torch.int64 of [40]",
+            ),
+            (
+                "train_mask",
+                {"dtype": "uint8"},
+                f"{MANIFEST}: train_mask must have 1 dimension of bool, not torch.uint8 of [40]",
+            ),
+            ("x", {"dtype": "float3"}, f"{MANIFEST} is damaged: <*>"),
+            ("x", {"dtype": 3}, f"{MANIFEST} is damaged: <*>"),
+            ("x", {"shape": None}, f"{MANIFEST} is damaged: <*>"),
+            ("x", {"size": "big"}, f"{MANIFEST} is damaged: <*>"),
+            ("x", {"shape": [2**70, 0], "size": 0}, "<*>stored/x.bin is damaged: <*>"),
+        )
+    ),
+    *(
+        Case(
+            f"a store with {key} {new!r}",
+            STORE,
+            f"{MANIFEST} is damaged: <*>",
+            manifest(lambda content, key=key, new=new: content.update({key: new})),
+        )
+        for key, new in (("arrays", []), ("arrays", {"x": 3}), ("values", 3), ("values", [1]))
+    ),
+    *(
+        Case(
+            f"a store without {name}",
+            STORE,
+            message,
+            manifest(lambda content, name=name: content["arrays"].pop(name)),
+        )
+        for name, message in (
+            ("x", "stored: there is no x in manifest.json"),
+            ("y", "stored: there is no y in manifest.json"),
+            ("edges", "stored: there is no edges in manifest.json"),
+            (
+                "indptr",
+                "stored/indptr.bin is damaged: it must hold int32 or int64 in 1 dimension, not nothing",
+            ),
+        )
+    ),
+    Case(
+        "a complex matrix",
+        on("edges.mat"),
+        "edges.mat: network holds complex128; weights are real numbers",
+        mat_of(network=np.eye(4) * 1j),
+    ),
+    Case(
+        "a matrix of text",
+        on("edges.mat"),
+        "edges.mat: network holds <U5; weights are numbers",
+        mat_of(network="hello"),
+    ),
+    Case(
+        "complex labels",
+        on("edges.mat"),
+        "edges.mat: group holds complex128; labels are 0 and 1",
+        mat_of(network=np.eye(4), group=np.eye(4) * 1j),
+    ),
+    Case(
+        "molecules without a bond",
+        SMILES,
+        None,
+        text("molecules.csv", molecules(lambda n: f"C,{n % 2}")),
+    ),
+    Case(
+        "a molecule without a bond",
+        SMILES,
+        None,
+        text("molecules.csv", molecules(lambda n: f"{'C' * (n + 1)},{n % 2}")),
+    ),
+    *(
+        Case(
+            f"huge numbers in {key}",
+            typed,
+            f"loss is nan in round 1, step 1, batch 1 (<*> nodes); the weights have "
+            f"not moved. Probably, column 0 of {key} holds 3e+38, and the square of a number beyond 1.8e+19 overflows "
+            "float32: divide the column by a constant",
+            write,
+        )
+        for key, typed, write in (
+            ("x", GRAPH, changed("graph.pt", x=torch.full((NUM_NODES, 3), 3e38))),
+            ("edge_attr", LINKS, text("edges.tsv", "".join(f"{a}\t{b}\t3e38\n" for a, b in ENDS))),
+        )
+    ),
+    Case(
+        "huge vectors",
+        on("x.npy", VECTORS),
+        "x.npy: column 0 of the vectors holds 3e+38, and the square of a number "
+        "beyond 1.8e+19 overflows float32: divide the column by a constant",
+        array("x.npy", np.full((60, 4), 3e38)),
+    ),
+    *(
+        Case(
+            f"columns that differ by case in {name}",
+            TABLES,
+            f"{name}: the columns {one!r} and {other!r} differ only "
+            "by case, and data=tables reads them as one: rename one of them",
+            text(name, content),
+        )
+        for name, one, other, content in (
+            ("nodes.csv", "size", "Size", "id,size,Size,kind\n1,2,3,4\n"),
+            ("edges.csv", "source", "SOURCE", "source,target,SOURCE\n1,2,3\n"),
+        )
+    ),
+    Case(
+        "no row for training",
+        f"{TABLES} data.nodes.split_column=part",
+        "nodes.csv: the train split is empty: no row "
+        "with a label has train in the column part (data.nodes.split_column)",
+        text(
+            "nodes.csv",
+            "id,size,kind,part\n" + "".join(f"{n},{n},{n % 2},valid\n" for n in range(NUM_NODES)),
+        ),
+    ),
+    Case(
+        "a fraction of nothing",
+        f"{TABLES} data.train_fraction=0.001",
+        "data.train_fraction=0.001 of 40 labels is none. Raise it, or give more labels",
+    ),
+    Case(
+        "no molecule for training",
+        f"{SMILES} data.split_column=part",
+        "molecules.csv: the train split is empty: no "
+        "row has train in the column part (data.split_column)",
+        text(
+            "molecules.csv",
+            molecules(lambda n: f"{'C' * (n + 1)},{n % 2},valid", "smiles,active,part"),
+        ),
+    ),
 ]
 
 
@@ -391,10 +711,18 @@ def test_a_zipped_table_has_a_limit_of_size(written, tmp_path, monkeypatch):
     monkeypatch.setenv("PARALLEL_EPOCHS_MAX_UNPACKED", "1MB")
     folder = tmp_path / "here"
     shutil.copytree(written, folder)
-    check(Case("zipped", TABLES.replace("edges.csv", "edges.csv.gz"), "edges.csv.gz unpacks to more than 1 MB: if that "
-               "is right, raise the limit PARALLEL_EPOCHS_MAX_UNPACKED",
-               lambda folder: (folder / "edges.csv.gz").write_bytes(gzip.compress(
-                   b"source,target\n" + b"1,2\n" * 500_000))), folder)
+    check(
+        Case(
+            "zipped",
+            TABLES.replace("edges.csv", "edges.csv.gz"),
+            "edges.csv.gz unpacks to more than 1 MB: if that "
+            "is right, raise the limit PARALLEL_EPOCHS_MAX_UNPACKED",
+            lambda folder: (folder / "edges.csv.gz").write_bytes(
+                gzip.compress(b"source,target\n" + b"1,2\n" * 500_000)
+            ),
+        ),
+        folder,
+    )
 
 
 def test_full_shared_memory_is_named(written, tmp_path):
@@ -403,8 +731,15 @@ def test_full_shared_memory_is_named(written, tmp_path):
     disks.mount("-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm")
     try:
         Path("/dev/shm/full").write_bytes(bytes(4096))
-        check(Case("full", GRAPH, "/dev/shm has no space left for board, 0 B are free; delete something, or choose "
-                   "another directory"), folder)
+        check(
+            Case(
+                "full",
+                GRAPH,
+                "/dev/shm has no space left for board, 0 B are free; delete something, or choose "
+                "another directory",
+            ),
+            folder,
+        )
     finally:
         disks.unmount(Path("/dev/shm"))
 
@@ -412,8 +747,17 @@ def test_full_shared_memory_is_named(written, tmp_path):
 @pytest.mark.parametrize("module", ["pipeline.train", "pipeline.check"])
 def test_a_current_folder_that_was_deleted(module, tmp_path):
     (tmp_path / "gone").mkdir()
-    done = subprocess.run(["bash", "-c", f"rmdir ../gone; exec {sys.executable} -m parallel_epochs.{module}"],
-                          cwd=tmp_path / "gone", capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 1 and done.stderr == "error: the current folder has been deleted: change to one that " \
-        "exists, and run the command again\n", done.stderr
+    done = subprocess.run(
+        ["bash", "-c", f"rmdir ../gone; exec {sys.executable} -m parallel_epochs.{module}"],
+        cwd=tmp_path / "gone",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (
+        done.returncode == 1
+        and done.stderr
+        == "error: the current folder has been deleted: change to one that "
+        "exists, and run the command again\n"
+    ), done.stderr

@@ -33,21 +33,31 @@ pytestmark = pytest.mark.slow
 ATTACK = {"name": "custom", "path": "os.system", "kwargs": {"command": "touch pwned"}}
 
 
-def their_run(edit: Callable[[str], str] = lambda text: text, *overrides: str) -> Callable[[Path], None]:
+def their_run(
+    edit: Callable[[str], str] = lambda text: text, *overrides: str
+) -> Callable[[Path], None]:
     """Write the folder of a run, its config.yaml edited, with a checkpoint that has no settings."""
+
     def write(folder: Path) -> None:
         (folder / "theirs" / "checkpoints").mkdir(parents=True)
         text = keys.to_yaml(compose_config([*TOY, *overrides]))
         (folder / "theirs" / "config.yaml").write_text(edit(text))
-        checkpoint.save(folder / "theirs" / "checkpoints" / "best.pt", {"model": {}, "round": 0, "epoch": 1})
+        checkpoint.save(
+            folder / "theirs" / "checkpoints" / "best.pt", {"model": {}, "round": 0, "epoch": 1}
+        )
 
     return write
 
 
 def custom(path: str, **kwargs: object) -> Callable[[Path], None]:
     """Write a run of model=custom."""
-    return their_run(lambda text: text.replace("path: a.B", f"path: {path}").replace(
-        "kwargs: {}", f"kwargs: {json.dumps(kwargs)}"), "model=custom", "model.path=a.B")
+    return their_run(
+        lambda text: text.replace("path: a.B", f"path: {path}").replace(
+            "kwargs: {}", f"kwargs: {json.dumps(kwargs)}"
+        ),
+        "model=custom",
+        "model.path=a.B",
+    )
 
 
 OS_SYSTEM = custom("os.system", command="touch pwned")
@@ -64,9 +74,11 @@ def named(value: str) -> Callable[[Path], None]:
 
 
 def untrusted(origin: str, path: str, key: str = "model.path") -> str:
-    return (f"{origin} names the class {path} ({key}). You have not named it in a command"
-            f"{' with these model.kwargs' * (key == 'model.path')}, and importing it would run code that the author "
-            "of this file chose. If you trust the author, add trust=true, once for each class")
+    return (
+        f"{origin} names the class {path} ({key}). You have not named it in a command"
+        f"{' with these model.kwargs' * (key == 'model.path')}, and importing it would run code that the author "
+        "of this file chose. If you trust the author, add trust=true, once for each class"
+    )
 
 
 TABLES = "data=tables cache_dir=cache data.nodes.path={} data.edges.path={}"
@@ -81,6 +93,7 @@ def tables(folder: Path) -> None:
 
 def duck(view: str) -> Callable[[Path], None]:
     """Write a DuckDB file whose table of edges is a view."""
+
     def write(folder: Path) -> None:
         import duckdb
 
@@ -94,12 +107,15 @@ def duck(view: str) -> Callable[[Path], None]:
     return write
 
 
-A_VIEW = ("data.edges.table=seen: this is a view of edges.duckdb. A view can read other files or yield rows without "
-          "end, so only tables are read: save its rows by CREATE TABLE rows_of_seen AS SELECT * FROM seen")
+A_VIEW = (
+    "data.edges.table=seen: this is a view of edges.duckdb. A view can read other files or yield rows without "
+    "end, so only tables are read: save its rows by CREATE TABLE rows_of_seen AS SELECT * FROM seen"
+)
 
 
 def their_store(edit: Callable[[dict, Path], Any]) -> Callable[[Path], None]:
     """Write a store of an array, its manifest edited."""
+
     def write(folder: Path) -> None:
         with store.StoreWriter(folder / "theirs") as writer:
             writer.put("x", torch.zeros(4, 2))
@@ -113,7 +129,9 @@ def their_store(edit: Callable[[dict, Path], Any]) -> Callable[[Path], None]:
 
 
 def renamed(name: str) -> Callable[[Path], None]:
-    return their_store(lambda manifest, folder: manifest["arrays"].update({name: manifest["arrays"]["x"]}))
+    return their_store(
+        lambda manifest, folder: manifest["arrays"].update({name: manifest["arrays"]["x"]})
+    )
 
 
 def linked(manifest: dict, folder: Path) -> None:
@@ -133,7 +151,9 @@ class Reduced:
         return os.system, ("touch pwned",)
 
 
-def pickled(name: str, dump: Callable[[object, Any], object] = pickle.dump) -> Callable[[Path], None]:
+def pickled(
+    name: str, dump: Callable[[object, Any], object] = pickle.dump
+) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         if "theirs" in name:
             their_run()(folder)
@@ -145,6 +165,7 @@ def pickled(name: str, dump: Callable[[object, Any], object] = pickle.dump) -> C
 
 def linked_file(name: str) -> Callable[[Path], None]:
     """Write a run in which a file is a link to one of the user's."""
+
     def write(folder: Path) -> None:
         their_run()(folder)
         (folder / "diary.txt").write_text("Dear diary\n")
@@ -183,14 +204,18 @@ def npz_of(array: np.ndarray) -> bytes:
 def repacked(folder: Path) -> None:
     """Write a graph of torch.save with its zeros compressed."""
     torch.save({"x": torch.zeros(1_000_000)}, folder / "stored.pt")
-    with zipfile.ZipFile(folder / "stored.pt") as stored, \
-            zipfile.ZipFile(folder / "graph.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        zipfile.ZipFile(folder / "stored.pt") as stored,
+        zipfile.ZipFile(folder / "graph.pt", "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         for name in stored.namelist():
             archive.writestr(name, stored.read(name))
 
 
 def parquet_of(folder: Path) -> None:
-    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int32)), pa.array([1.0]))
+    column = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(1_000_000, np.int32)), pa.array([1.0])
+    )
     parquet.write_table(pa.table({"a": column}), folder / "x.parquet")
 
 
@@ -204,9 +229,13 @@ def unpacks(name: str) -> str:
     return f"{name} unpacks to more than 1 MB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_UNPACKED"
 
 
-ALIASES = "bomb:\n" + "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 9 if n else ['lol'] * 9)}]\n" for n in range(9))
-TOO_MANY = ("stands for more than 1,000,000 values by its aliases: if that is right, raise the limit "
-            "PARALLEL_EPOCHS_MAX_CONFIG")
+ALIASES = "bomb:\n" + "".join(
+    f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 9 if n else ['lol'] * 9)}]\n" for n in range(9)
+)
+TOO_MANY = (
+    "stands for more than 1,000,000 values by its aliases: if that is right, raise the limit "
+    "PARALLEL_EPOCHS_MAX_CONFIG"
+)
 NOT_A_RUN = "theirs/config.yaml is not the configuration of a run: "
 PREPARE = f"pipeline.prepare trainer=node_embedding {TABLES}"
 NODE2VEC = "pipeline.train trainer=node_embedding data=edges cache_dir=cache data.path="
@@ -214,118 +243,299 @@ LAYOUT = "pipeline.train trainer=layout data=vectors cache_dir=cache data.path="
 ESCAPES = "\x1b]0;owned\x07\x1b[31mred"
 
 CASES = [
-    Case("evaluate a run that calls os.system", "pipeline.evaluate run=theirs",
-         untrusted("theirs/config.yaml", "os.system"), OS_SYSTEM),
-    Case("predict of a run that calls os.system", "pipeline.predict run=theirs predictions=p.pt",
-         untrusted("theirs/config.yaml", "os.system"), OS_SYSTEM),
-    Case("resume a run that calls os.system", "pipeline.train resume=theirs",
-         untrusted("<*>theirs/config.yaml", "os.system"), OS_SYSTEM),
-    Case("trust a run that calls os.system", "pipeline.evaluate run=theirs trust=true",
-         "model.path=os.system is not a torch.nn.Module: give the path of a class that extends it", OS_SYSTEM),
-    Case("trust a run that calls a class", "pipeline.train resume=theirs trust=true",
-         "model.path=subprocess.Popen is not a torch.nn.Module: give the path of a class that extends it",
-         custom("subprocess.Popen", args="touch pwned", shell=True)),
-    Case("a class that could be imported", "pipeline.evaluate run=theirs",
-         untrusted("theirs/config.yaml", "tests.helpers.nets.Net"), custom("tests.helpers.nets.Net")),
-    Case("a class with codes of the terminal", "pipeline.evaluate run=theirs",
-         untrusted("theirs/config.yaml", r"\x1b[31mevil.Net"), custom('"\\e[31mevil.Net"')),
-    Case("resume a run whose tracker is a class", "pipeline.train resume=theirs",
-         untrusted("<*>theirs/config.yaml", "tests.helpers.nets.Net", "tracker.path"), their_run(
-             lambda config: re.sub(r"tracker:\n  name: none\n(.*)\n  path: null",
-                                   r"tracker:\n  name: custom\n\1\n  path: tests.helpers.nets.Net", config))),
-    Case("trust in the configuration itself", "pipeline.evaluate run=theirs",
-         untrusted("theirs/config.yaml", "os.system"), lambda folder: (OS_SYSTEM(folder), (
-             folder / "theirs/config.yaml").write_text((folder / "theirs/config.yaml").read_text().replace(
-                 "trust: false", "trust: true")))),
-    Case("a variable of the environment", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "name=${oc.env:HOME} is an interpolation, and interpolations in a saved run are not resolved. "
-                     "Write its value instead", named("${oc.env:HOME}")),
-    Case("a variable of the environment, resumed", "pipeline.train resume=theirs",
-         "<*>" + NOT_A_RUN + "name=x-${oc.env:HOME} is an interpolation, and interpolations in a saved run are not "
-                             "resolved. Write its value instead",
-                             named("x-${oc.env:HOME}")),
-    Case("a resolver of Hydra's", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "more=${hydra:runtime.cwd} is an interpolation, and interpolations in a saved run are not "
-                     "resolved. Write its value instead", added("more: ['${hydra:runtime.cwd}']")),
-    Case("a variable in the name of the product", "pipeline.predict run=theirs output=t.csv",
-         NOT_A_RUN + "trainer.name=${oc.env:USER} is an interpolation, and interpolations in a saved run are not "
-                     "resolved. Write its value instead",
-                     their_run(lambda text: text.replace("name: gnn", "name: ${oc.env:USER}"))),
-    Case("a target of Hydra's", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "Key '_target_' not in 'GNNConfig'", added("_target_: os.system")),
-    Case("keys of Hydra's", "pipeline.train resume=theirs",
-         "<*>" + NOT_A_RUN + "Key 'hydra' not in 'GNNConfig'", added("hydra: {callbacks: {a: {_target_: os.system}}}")),
-    Case("an object of YAML", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:<*>",
-         added("more: !!python/object/apply:os.system ['touch pwned']")),
-    Case("an object of YAML in a report", "scripts.report theirs",
-         "theirs/config.yaml is not a configuration: could not determine a constructor for the tag "
-         "'tag:yaml.org,2002:python/object/apply:os.system'<*>",
-         added("more: !!python/object/apply:os.system ['touch pwned']")),
-    Case("a bomb of aliases", "pipeline.evaluate run=theirs", NOT_A_RUN + "config.yaml " + TOO_MANY, added(ALIASES)),
-    Case("a bomb of aliases in a report", "scripts.report theirs",
-         "theirs/config.yaml is not a configuration: config.yaml " + TOO_MANY, added(ALIASES)),
-    Case("an alias of itself", "pipeline.train resume=theirs",
-         "config.yaml is damaged: an alias in it stands within itself", added("more: &a [*a]")),
-    Case("a configuration of 2 MB", "pipeline.evaluate run=theirs",
-         NOT_A_RUN + "config.yaml has more than 1 MB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_CONFIG",
-         added("# " + "x" * 2_000_000)),
-    Case("a lock that is a link", "pipeline.train resume=theirs",
-         "<*>theirs/.lock is a symbolic link, which is not written to: delete it", linked_file(".lock")),
-    Case("a log that is a link", "pipeline.train resume=theirs",
-         "<*>theirs/train.log is a symbolic link, which is not written to: delete it", linked_file("train.log")),
-    Case("a checkpoint that is a pickle", "pipeline.evaluate run=theirs",
-         "theirs/checkpoints/best.pt is damaged: it cannot be read (UnpicklingError)",
-         pickled("theirs/checkpoints/best.pt")),
-    Case("a checkpoint of torch.save with a call", "pipeline.evaluate run=theirs",
-         "theirs/checkpoints/best.pt is damaged: it cannot be read (UnpicklingError)",
-         pickled("theirs/checkpoints/best.pt", torch.save)),
-    Case("an array of objects", LAYOUT + "x.npy",
-         "x.npy is not an array that numpy.save wrote: Object arrays cannot be loaded when allow_pickle=False",
-         lambda folder: np.save(folder / "x.npy", np.array([Reduced()], object), allow_pickle=True)),
-
-    *(Case(f"a view that reads {what}", PREPARE.format("nodes.csv", "edges.duckdb") + " data.edges.table=seen", A_VIEW,
-           duck(view)) for what, view in (
-        ("a table", "SELECT * FROM read_csv('FOLDER/secret.csv')"),
-        ("a table by its name", "SELECT * FROM 'FOLDER/secret.csv'"),
-        ("a text", "SELECT content AS source, content AS target FROM read_text('/etc/passwd')"),
-        ("bytes", "SELECT filename AS source, filename AS target FROM read_blob('/etc/passwd')"),
-        ("a folder", "SELECT file AS source, file AS target FROM glob('FOLDER/*')"))),
-    Case("an array outside of the store", "pipeline.train data=store data.path=theirs", no_name("../secret"),
-         renamed("../secret")),
-    Case("an array with an absolute path", "pipeline.train data=store data.path=theirs", no_name("/etc/passwd"),
-         renamed("/etc/passwd")),
-    Case("an array that is a link", "pipeline.train data=store data.path=theirs",
-         "theirs/x.bin is a link to <*>/secret.bin, outside of the store: put the file itself there",
-         their_store(linked)),
-    Case("columns with codes of the terminal", PREPARE.format("nodes.csv", "edges.csv"),
-         r"data.edges.source=source: edges.csv has no such column; there are \x1b]0;owned\x07\x1b[31mred, target",
-         packed("edges.csv", f"{ESCAPES},target\na,b\n".encode())),
-
-    Case("a bomb of gzip", NODE2VEC + "x.tsv.gz", unpacks("x.tsv.gz"), packed("x.tsv.gz", gzip.compress(BOMB))),
-    Case("a bomb of bzip2", NODE2VEC + "x.tsv.bz2", unpacks("x.tsv.bz2"), packed("x.tsv.bz2", bz2.compress(BOMB))),
-    Case("a bomb of xz", NODE2VEC + "x.tsv.xz", unpacks("x.tsv.xz"), packed("x.tsv.xz", lzma.compress(BOMB))),
-    Case("a bomb of tar", "pipeline.train trainer=knowledge data=triples data.folder=x.tar.gz cache_dir=cache",
-         unpacks("x.tar.gz"), packed("x.tar.gz", tar_of(BOMB))),
-    Case("a bomb of numpy", LAYOUT + "x.npz", unpacks("x.npz"), packed("x.npz", npz_of(np.zeros((1000, 1000))))),
-    Case("a bomb of torch", "pipeline.train data=file data.path=graph.pt cache_dir=cache", unpacks("graph.pt"),
-         repacked),
+    Case(
+        "evaluate a run that calls os.system",
+        "pipeline.evaluate run=theirs",
+        untrusted("theirs/config.yaml", "os.system"),
+        OS_SYSTEM,
+    ),
+    Case(
+        "predict of a run that calls os.system",
+        "pipeline.predict run=theirs predictions=p.pt",
+        untrusted("theirs/config.yaml", "os.system"),
+        OS_SYSTEM,
+    ),
+    Case(
+        "resume a run that calls os.system",
+        "pipeline.train resume=theirs",
+        untrusted("<*>theirs/config.yaml", "os.system"),
+        OS_SYSTEM,
+    ),
+    Case(
+        "trust a run that calls os.system",
+        "pipeline.evaluate run=theirs trust=true",
+        "model.path=os.system is not a torch.nn.Module: give the path of a class that extends it",
+        OS_SYSTEM,
+    ),
+    Case(
+        "trust a run that calls a class",
+        "pipeline.train resume=theirs trust=true",
+        "model.path=subprocess.Popen is not a torch.nn.Module: give the path of a class that extends it",
+        custom("subprocess.Popen", args="touch pwned", shell=True),
+    ),
+    Case(
+        "a class that could be imported",
+        "pipeline.evaluate run=theirs",
+        untrusted("theirs/config.yaml", "tests.helpers.nets.Net"),
+        custom("tests.helpers.nets.Net"),
+    ),
+    Case(
+        "a class with codes of the terminal",
+        "pipeline.evaluate run=theirs",
+        untrusted("theirs/config.yaml", r"\x1b[31mevil.Net"),
+        custom('"\\e[31mevil.Net"'),
+    ),
+    Case(
+        "resume a run whose tracker is a class",
+        "pipeline.train resume=theirs",
+        untrusted("<*>theirs/config.yaml", "tests.helpers.nets.Net", "tracker.path"),
+        their_run(
+            lambda config: re.sub(
+                r"tracker:\n  name: none\n(.*)\n  path: null",
+                r"tracker:\n  name: custom\n\1\n  path: tests.helpers.nets.Net",
+                config,
+            )
+        ),
+    ),
+    Case(
+        "trust in the configuration itself",
+        "pipeline.evaluate run=theirs",
+        untrusted("theirs/config.yaml", "os.system"),
+        lambda folder: (
+            OS_SYSTEM(folder),
+            (folder / "theirs/config.yaml").write_text(
+                (folder / "theirs/config.yaml").read_text().replace("trust: false", "trust: true")
+            ),
+        ),
+    ),
+    Case(
+        "a variable of the environment",
+        "pipeline.evaluate run=theirs",
+        NOT_A_RUN
+        + "name=${oc.env:HOME} is an interpolation, and interpolations in a saved run are not resolved. "
+        "Write its value instead",
+        named("${oc.env:HOME}"),
+    ),
+    Case(
+        "a variable of the environment, resumed",
+        "pipeline.train resume=theirs",
+        "<*>"
+        + NOT_A_RUN
+        + "name=x-${oc.env:HOME} is an interpolation, and interpolations in a saved run are not "
+        "resolved. Write its value instead",
+        named("x-${oc.env:HOME}"),
+    ),
+    Case(
+        "a resolver of Hydra's",
+        "pipeline.evaluate run=theirs",
+        NOT_A_RUN
+        + "more=${hydra:runtime.cwd} is an interpolation, and interpolations in a saved run are not "
+        "resolved. Write its value instead",
+        added("more: ['${hydra:runtime.cwd}']"),
+    ),
+    Case(
+        "a variable in the name of the product",
+        "pipeline.predict run=theirs output=t.csv",
+        NOT_A_RUN
+        + "trainer.name=${oc.env:USER} is an interpolation, and interpolations in a saved run are not "
+        "resolved. Write its value instead",
+        their_run(lambda text: text.replace("name: gnn", "name: ${oc.env:USER}")),
+    ),
+    Case(
+        "a target of Hydra's",
+        "pipeline.evaluate run=theirs",
+        NOT_A_RUN + "Key '_target_' not in 'GNNConfig'",
+        added("_target_: os.system"),
+    ),
+    Case(
+        "keys of Hydra's",
+        "pipeline.train resume=theirs",
+        "<*>" + NOT_A_RUN + "Key 'hydra' not in 'GNNConfig'",
+        added("hydra: {callbacks: {a: {_target_: os.system}}}"),
+    ),
+    Case(
+        "an object of YAML",
+        "pipeline.evaluate run=theirs",
+        NOT_A_RUN
+        + "could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:<*>",
+        added("more: !!python/object/apply:os.system ['touch pwned']"),
+    ),
+    Case(
+        "an object of YAML in a report",
+        "scripts.report theirs",
+        "theirs/config.yaml is not a configuration: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/object/apply:os.system'<*>",
+        added("more: !!python/object/apply:os.system ['touch pwned']"),
+    ),
+    Case(
+        "a bomb of aliases",
+        "pipeline.evaluate run=theirs",
+        NOT_A_RUN + "config.yaml " + TOO_MANY,
+        added(ALIASES),
+    ),
+    Case(
+        "a bomb of aliases in a report",
+        "scripts.report theirs",
+        "theirs/config.yaml is not a configuration: config.yaml " + TOO_MANY,
+        added(ALIASES),
+    ),
+    Case(
+        "an alias of itself",
+        "pipeline.train resume=theirs",
+        "config.yaml is damaged: an alias in it stands within itself",
+        added("more: &a [*a]"),
+    ),
+    Case(
+        "a configuration of 2 MB",
+        "pipeline.evaluate run=theirs",
+        NOT_A_RUN
+        + "config.yaml has more than 1 MB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_CONFIG",
+        added("# " + "x" * 2_000_000),
+    ),
+    Case(
+        "a lock that is a link",
+        "pipeline.train resume=theirs",
+        "<*>theirs/.lock is a symbolic link, which is not written to: delete it",
+        linked_file(".lock"),
+    ),
+    Case(
+        "a log that is a link",
+        "pipeline.train resume=theirs",
+        "<*>theirs/train.log is a symbolic link, which is not written to: delete it",
+        linked_file("train.log"),
+    ),
+    Case(
+        "a checkpoint that is a pickle",
+        "pipeline.evaluate run=theirs",
+        "theirs/checkpoints/best.pt is damaged: it cannot be read (UnpicklingError)",
+        pickled("theirs/checkpoints/best.pt"),
+    ),
+    Case(
+        "a checkpoint of torch.save with a call",
+        "pipeline.evaluate run=theirs",
+        "theirs/checkpoints/best.pt is damaged: it cannot be read (UnpicklingError)",
+        pickled("theirs/checkpoints/best.pt", torch.save),
+    ),
+    Case(
+        "an array of objects",
+        LAYOUT + "x.npy",
+        "x.npy is not an array that numpy.save wrote: Object arrays cannot be loaded when allow_pickle=False",
+        lambda folder: np.save(folder / "x.npy", np.array([Reduced()], object), allow_pickle=True),
+    ),
+    *(
+        Case(
+            f"a view that reads {what}",
+            PREPARE.format("nodes.csv", "edges.duckdb") + " data.edges.table=seen",
+            A_VIEW,
+            duck(view),
+        )
+        for what, view in (
+            ("a table", "SELECT * FROM read_csv('FOLDER/secret.csv')"),
+            ("a table by its name", "SELECT * FROM 'FOLDER/secret.csv'"),
+            ("a text", "SELECT content AS source, content AS target FROM read_text('/etc/passwd')"),
+            (
+                "bytes",
+                "SELECT filename AS source, filename AS target FROM read_blob('/etc/passwd')",
+            ),
+            ("a folder", "SELECT file AS source, file AS target FROM glob('FOLDER/*')"),
+        )
+    ),
+    Case(
+        "an array outside of the store",
+        "pipeline.train data=store data.path=theirs",
+        no_name("../secret"),
+        renamed("../secret"),
+    ),
+    Case(
+        "an array with an absolute path",
+        "pipeline.train data=store data.path=theirs",
+        no_name("/etc/passwd"),
+        renamed("/etc/passwd"),
+    ),
+    Case(
+        "an array that is a link",
+        "pipeline.train data=store data.path=theirs",
+        "theirs/x.bin is a link to <*>/secret.bin, outside of the store: put the file itself there",
+        their_store(linked),
+    ),
+    Case(
+        "columns with codes of the terminal",
+        PREPARE.format("nodes.csv", "edges.csv"),
+        r"data.edges.source=source: edges.csv has no such column; there are \x1b]0;owned\x07\x1b[31mred, target",
+        packed("edges.csv", f"{ESCAPES},target\na,b\n".encode()),
+    ),
+    Case(
+        "a bomb of gzip",
+        NODE2VEC + "x.tsv.gz",
+        unpacks("x.tsv.gz"),
+        packed("x.tsv.gz", gzip.compress(BOMB)),
+    ),
+    Case(
+        "a bomb of bzip2",
+        NODE2VEC + "x.tsv.bz2",
+        unpacks("x.tsv.bz2"),
+        packed("x.tsv.bz2", bz2.compress(BOMB)),
+    ),
+    Case(
+        "a bomb of xz",
+        NODE2VEC + "x.tsv.xz",
+        unpacks("x.tsv.xz"),
+        packed("x.tsv.xz", lzma.compress(BOMB)),
+    ),
+    Case(
+        "a bomb of tar",
+        "pipeline.train trainer=knowledge data=triples data.folder=x.tar.gz cache_dir=cache",
+        unpacks("x.tar.gz"),
+        packed("x.tar.gz", tar_of(BOMB)),
+    ),
+    Case(
+        "a bomb of numpy",
+        LAYOUT + "x.npz",
+        unpacks("x.npz"),
+        packed("x.npz", npz_of(np.zeros((1000, 1000)))),
+    ),
+    Case(
+        "a bomb of torch",
+        "pipeline.train data=file data.path=graph.pt cache_dir=cache",
+        unpacks("graph.pt"),
+        repacked,
+    ),
     Case("a bomb of Parquet", LAYOUT + "x.parquet", unpacks("x.parquet"), parquet_of),
-    Case("an array of any size", LAYOUT + "x.npy", "x.npy is not an array that numpy.save wrote: <*>",
-         packed("x.npy", b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': "
-                b"(1000000000000, 8), }".ljust(117) + b"\n")),
-    Case("a line without end", NODE2VEC + "x.tsv",
-         "x.tsv: line 1 has more than 1 kB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_LINE",
-         packed("x.tsv", b"a" * 5000)),
-    Case("a head without end", PREPARE.format("nodes.csv", "x.csv"),
-         "x.csv: line 1 has more than 1 kB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_LINE",
-         packed("x.csv", b"a," * 5000)),
-    Case("more columns than a table has", PREPARE.format("nodes.csv", "wide.csv"),
-         "wide.csv has 300 columns, more than 200: if that is right, raise the limit PARALLEL_EPOCHS_MAX_COLUMNS",
-         wide),
-    Case("more columns than a vector has", LAYOUT + "x.csv",
-         "x.csv has 300 columns, more than 200: if that is right, raise the limit PARALLEL_EPOCHS_MAX_COLUMNS",
-         wide),
+    Case(
+        "an array of any size",
+        LAYOUT + "x.npy",
+        "x.npy is not an array that numpy.save wrote: <*>",
+        packed(
+            "x.npy",
+            b"\x93NUMPY\x01\x00v\x00"
+            + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 8), }".ljust(117)
+            + b"\n",
+        ),
+    ),
+    Case(
+        "a line without end",
+        NODE2VEC + "x.tsv",
+        "x.tsv: line 1 has more than 1 kB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_LINE",
+        packed("x.tsv", b"a" * 5000),
+    ),
+    Case(
+        "a head without end",
+        PREPARE.format("nodes.csv", "x.csv"),
+        "x.csv: line 1 has more than 1 kB: if that is right, raise the limit PARALLEL_EPOCHS_MAX_LINE",
+        packed("x.csv", b"a," * 5000),
+    ),
+    Case(
+        "more columns than a table has",
+        PREPARE.format("nodes.csv", "wide.csv"),
+        "wide.csv has 300 columns, more than 200: if that is right, raise the limit PARALLEL_EPOCHS_MAX_COLUMNS",
+        wide,
+    ),
+    Case(
+        "more columns than a vector has",
+        LAYOUT + "x.csv",
+        "x.csv has 300 columns, more than 200: if that is right, raise the limit PARALLEL_EPOCHS_MAX_COLUMNS",
+        wide,
+    ),
 ]
 # Small enough for a test.
 LIMITS = {"PARALLEL_EPOCHS_MAX_UNPACKED": "1MB", "PARALLEL_EPOCHS_MAX_COLUMNS": "200"}

@@ -15,7 +15,11 @@ from tests.helpers.running import ROOT, TOY
 pytestmark = pytest.mark.slow
 
 TABLES = "pipeline.check data=tables data.nodes.path=nodes.{0} data.nodes.label=kind data.edges.path=edges.{0}"
-CSV, PARQUET, SCHEMA = TABLES.format("csv"), TABLES.format("parquet"), "pipeline.check data=tables data.schema=s.yaml"
+CSV, PARQUET, SCHEMA = (
+    TABLES.format("csv"),
+    TABLES.format("parquet"),
+    "pipeline.check data=tables data.schema=s.yaml",
+)
 NODES = "id,kind,text\n" + "".join(f"n{place},{place % 2},t\n" for place in range(40))
 EDGES = "source,target,w\n" + "".join(f"n{place},n{(place + 1) % 40},1\n" for place in range(40))
 ENDS = "Give all the same end: sed -i 's/\\r$//' FILE"
@@ -25,32 +29,49 @@ DAMAGED = "<*>edges.parquet<*>"
 
 def tables(nodes: str = NODES, edges: str = EDGES):
     """Write two tables of text, whose line ends are those of the texts."""
+
     def write(folder: Path) -> None:
         (folder / "nodes.csv").write_bytes(nodes.encode())
         (folder / "edges.csv").write_bytes(edges.encode())
+
     return write
 
 
 def cut(first: int, last: int | None = None, *, by: bytes = b""):
     """Write two Parquet files, and replace some bytes of that of the edges."""
+
     def write(folder: Path) -> None:
         tables()(folder)
         for name in ("nodes", "edges"):
             pd.read_csv(folder / f"{name}.csv", dtype=str).to_parquet(folder / f"{name}.parquet")
         whole = (folder / "edges.parquet").read_bytes()
-        (folder / "edges.parquet").write_bytes(whole[:first] + by + (b"" if last is None else whole[last:]))
+        (folder / "edges.parquet").write_bytes(
+            whole[:first] + by + (b"" if last is None else whole[last:])
+        )
+
     return write
 
 
 def schema(nodes: object = None, edges: object = None):
     """Write two tables and a schema of them with some other values."""
-    usual = {"path": "edges.csv", "source": {"type": "a", "column": "source"}, "target": {"type": "a",
-                                                                                         "column": "target"}}
+    usual = {
+        "path": "edges.csv",
+        "source": {"type": "a", "column": "source"},
+        "target": {"type": "a", "column": "target"},
+    }
+
     def write(folder: Path) -> None:
         tables()(folder)
-        parts = {"nodes": {"a": {"path": "nodes.csv", "label": "kind"} | nodes if isinstance(nodes, dict) else nodes},
-                 "edges": {"e": usual | edges if isinstance(edges, dict) else edges}}
+        parts = {
+            "nodes": {
+                "a": {"path": "nodes.csv", "label": "kind"} | nodes
+                if isinstance(nodes, dict)
+                else nodes
+            },
+            "edges": {"e": usual | edges if isinstance(edges, dict) else edges},
+        }
         (folder / "s.yaml").write_text(yaml.safe_dump(parts))
+
     return write
 
 
@@ -58,54 +79,123 @@ def wrong(part: str, key: str, value: object, must: str, shown: str | None = Non
     """A key of a schema whose value is of the wrong kind."""
     keys = {key: value}
     files = schema(keys, {}) if part == "nodes.a" else schema({}, keys)
-    return Case(f"{part}.{key}={value}", SCHEMA, f"data.schema: {part}.{key}={shown or value} must be {must}", files)
+    return Case(
+        f"{part}.{key}={value}",
+        SCHEMA,
+        f"data.schema: {part}.{key}={shown or value} must be {must}",
+        files,
+    )
 
 
 HALF = EDGES[:200].rpartition("\n")[0] + "\n"
 FILES = [
-    Case("CRLF after LF", CSV, f"<*>edges.csv: some lines end in LF and others in CRLF. {ENDS}",
-         tables(edges=HALF + EDGES[len(HALF):].replace("\n", "\r\n"))),
-    Case("CRLF after LF in the nodes", CSV, f"<*>nodes.csv: some lines end in LF and others in CRLF. {ENDS}",
-         tables(NODES[:100].rpartition("\n")[0] + "\n" + NODES[len(NODES[:100].rpartition("\n")[0]) + 1:].replace(
-             "\n", "\r\n"))),
-    Case("CRLF everywhere", CSV, None, tables(NODES.replace("\n", "\r\n"), EDGES.replace("\n", "\r\n"))),
+    Case(
+        "CRLF after LF",
+        CSV,
+        f"<*>edges.csv: some lines end in LF and others in CRLF. {ENDS}",
+        tables(edges=HALF + EDGES[len(HALF) :].replace("\n", "\r\n")),
+    ),
+    Case(
+        "CRLF after LF in the nodes",
+        CSV,
+        f"<*>nodes.csv: some lines end in LF and others in CRLF. {ENDS}",
+        tables(
+            NODES[:100].rpartition("\n")[0]
+            + "\n"
+            + NODES[len(NODES[:100].rpartition("\n")[0]) + 1 :].replace("\n", "\r\n")
+        ),
+    ),
+    Case(
+        "CRLF everywhere",
+        CSV,
+        None,
+        tables(NODES.replace("\n", "\r\n"), EDGES.replace("\n", "\r\n")),
+    ),
     Case("a line of 3 MB", CSV, None, tables(NODES.replace("n5,1,t", f"n5,1,{'word ' * 600_000}"))),
-    Case("a line of 70 MB", CSV, f"<*>nodes.csv: line 7: {LONG}",
-         tables(NODES.replace("n5,1,t", f"n5,1,{'word ' * 14_000_000}"))),
-    Case("a damaged page", PARQUET, f"{DAMAGED} is damaged: <*>. Write or copy the file again",
-         cut(30, 90, by=bytes(60))),
+    Case(
+        "a line of 70 MB",
+        CSV,
+        f"<*>nodes.csv: line 7: {LONG}",
+        tables(NODES.replace("n5,1,t", f"n5,1,{'word ' * 14_000_000}")),
+    ),
+    Case(
+        "a damaged page",
+        PARQUET,
+        f"{DAMAGED} is damaged: <*>. Write or copy the file again",
+        cut(30, 90, by=bytes(60)),
+    ),
     Case("a Parquet file cut short", PARQUET, DAMAGED, cut(400)),
     Case("an empty Parquet file", PARQUET, DAMAGED, cut(0)),
     Case("a Parquet file without its end", PARQUET, DAMAGED, cut(4, 900)),
-    Case("a row with a cell more", CSV, "<*>edges.csv: line 3: <*>", tables(edges=EDGES.replace("n1,n2,1",
-                                                                                              "n1,n2,1,1"))),
-    Case("a row with a cell less", CSV, "<*>edges.csv: line 3: <*>", tables(edges=EDGES.replace("n1,n2,1", "n1"))),
-    Case("a quote that is not closed", CSV, "<*>edges.csv: line 3: <*>",
-         tables(edges=EDGES.replace("n1,n2", '"n1,n2'))),
+    Case(
+        "a row with a cell more",
+        CSV,
+        "<*>edges.csv: line 3: <*>",
+        tables(edges=EDGES.replace("n1,n2,1", "n1,n2,1,1")),
+    ),
+    Case(
+        "a row with a cell less",
+        CSV,
+        "<*>edges.csv: line 3: <*>",
+        tables(edges=EDGES.replace("n1,n2,1", "n1")),
+    ),
+    Case(
+        "a quote that is not closed",
+        CSV,
+        "<*>edges.csv: line 3: <*>",
+        tables(edges=EDGES.replace("n1,n2", '"n1,n2')),
+    ),
 ]
 A_LIST, A_TEXT, A_BOOL, A_NUMBER = "a list of names", "a text", "true or false", "a whole number"
 SCHEMAS = [
-    wrong("nodes.a", "features", "w", A_LIST), wrong("nodes.a", "features", {"x": 1}, A_LIST),
-    wrong("nodes.a", "features", 3, A_LIST), wrong("nodes.a", "features", None, A_LIST),
-    wrong("nodes.a", "log1p", "w", A_LIST), wrong("nodes.a", "categories", True, A_LIST),
-    wrong("nodes.a", "text", "text", A_LIST), wrong("nodes.a", "text_tags", {"a": "b"}, A_LIST),
-    wrong("nodes.a", "labels", "kind", A_LIST), wrong("nodes.a", "char_lengths", 3, "a list of whole numbers"),
+    wrong("nodes.a", "features", "w", A_LIST),
+    wrong("nodes.a", "features", {"x": 1}, A_LIST),
+    wrong("nodes.a", "features", 3, A_LIST),
+    wrong("nodes.a", "features", None, A_LIST),
+    wrong("nodes.a", "log1p", "w", A_LIST),
+    wrong("nodes.a", "categories", True, A_LIST),
+    wrong("nodes.a", "text", "text", A_LIST),
+    wrong("nodes.a", "text_tags", {"a": "b"}, A_LIST),
+    wrong("nodes.a", "labels", "kind", A_LIST),
+    wrong("nodes.a", "char_lengths", 3, "a list of whole numbers"),
     wrong("nodes.a", "char_lengths", ["a", 4], "a list of whole numbers"),
-    wrong("nodes.a", "path", ["nodes.csv"], A_TEXT), wrong("nodes.a", "id", {"x": 1}, A_TEXT),
-    wrong("nodes.a", "label", ["kind"], A_TEXT), wrong("nodes.a", "id", None, A_TEXT),
-    wrong("nodes.a", "standardize", "maybe", A_BOOL), wrong("nodes.a", "standardize", [True], A_BOOL),
-    wrong("nodes.a", "text_words", "two", A_NUMBER), wrong("nodes.a", "text_words", 1.5, A_NUMBER),
+    wrong("nodes.a", "path", ["nodes.csv"], A_TEXT),
+    wrong("nodes.a", "id", {"x": 1}, A_TEXT),
+    wrong("nodes.a", "label", ["kind"], A_TEXT),
+    wrong("nodes.a", "id", None, A_TEXT),
+    wrong("nodes.a", "standardize", "maybe", A_BOOL),
+    wrong("nodes.a", "standardize", [True], A_BOOL),
+    wrong("nodes.a", "text_words", "two", A_NUMBER),
+    wrong("nodes.a", "text_words", 1.5, A_NUMBER),
     wrong("nodes.a", "max_categories", [3], A_NUMBER),
-    wrong("edges.e", "features", "w", A_LIST), wrong("edges.e", "weight", ["w"], A_TEXT),
-    wrong("edges.e", "relation", {"x": "y"}, A_TEXT), wrong("edges.e", "path", {"x": "y"}, A_TEXT),
-    Case("a column of an end that is a list", SCHEMA, "data.schema: edges.e.source.column=['id'] must be a text",
-         schema({}, {"source": {"type": "a", "column": ["id"]}})),
-    Case("a key of no table", SCHEMA, "data.schema: nodes.a.feature is unknown; choose among path, table, id, <*>",
-         schema({"feature": ["x"]}, {})),
-    Case("a list in place of a table", SCHEMA, "data.schema: nodes.a must be a mapping of keys, not list",
-         schema([1, 2], {})),
-    Case("a number in place of edges", SCHEMA, "data.schema: edges.e must be a mapping of keys, not int",
-         schema({}, 3)),
+    wrong("edges.e", "features", "w", A_LIST),
+    wrong("edges.e", "weight", ["w"], A_TEXT),
+    wrong("edges.e", "relation", {"x": "y"}, A_TEXT),
+    wrong("edges.e", "path", {"x": "y"}, A_TEXT),
+    Case(
+        "a column of an end that is a list",
+        SCHEMA,
+        "data.schema: edges.e.source.column=['id'] must be a text",
+        schema({}, {"source": {"type": "a", "column": ["id"]}}),
+    ),
+    Case(
+        "a key of no table",
+        SCHEMA,
+        "data.schema: nodes.a.feature is unknown; choose among path, table, id, <*>",
+        schema({"feature": ["x"]}, {}),
+    ),
+    Case(
+        "a list in place of a table",
+        SCHEMA,
+        "data.schema: nodes.a must be a mapping of keys, not list",
+        schema([1, 2], {}),
+    ),
+    Case(
+        "a number in place of edges",
+        SCHEMA,
+        "data.schema: edges.e must be a mapping of keys, not int",
+        schema({}, 3),
+    ),
 ]
 
 
@@ -114,30 +204,73 @@ def test_hostile(case, tmp_path):
     check(case, tmp_path)
 
 
-@pytest.mark.parametrize("limit, most, message", [
-    (resource.RLIMIT_NOFILE, 12, "this process may have 12 files open, and that is not enough: raise the limit by <*>"),
-    (resource.RLIMIT_FSIZE, 4096, "<*> would be larger than the disk or your limit on file sizes (ulimit -f) allows")])
+@pytest.mark.parametrize(
+    "limit, most, message",
+    [
+        (
+            resource.RLIMIT_NOFILE,
+            12,
+            "this process may have 12 files open, and that is not enough: raise the limit by <*>",
+        ),
+        (
+            resource.RLIMIT_FSIZE,
+            4096,
+            "<*> would be larger than the disk or your limit on file sizes (ulimit -f) allows",
+        ),
+    ],
+)
 def test_limits_of_the_shell_are_named(limit, most, message, tmp_path):
-    typed = [sys.executable, "-m", "pipeline.train", *TOY, f"cache_dir={tmp_path}/cache", f"hydra.run.dir={tmp_path}/r"]
+    typed = [
+        sys.executable,
+        "-m",
+        "pipeline.train",
+        *TOY,
+        f"cache_dir={tmp_path}/cache",
+        f"hydra.run.dir={tmp_path}/r",
+    ]
     done = subprocess.run(
-        typed, cwd=ROOT, text=True, capture_output=True, preexec_fn=lambda: resource.setrlimit(limit, (most, most)))
+        typed,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        preexec_fn=lambda: resource.setrlimit(limit, (most, most)),
+    )
     assert done.returncode == 1 and matches(done.stderr.strip(), f"error: {message}"), done.stderr
 
 
 def test_a_limit_of_addresses_is_named():
     """What imports do when they meet it is up to the libraries, so the limit leaves them room."""
-    code = ("import sys, torch\nfrom parallel_epochs.pipeline.command.cli import explain\n"
-            "try:\n    torch.empty(10**13)\nexcept RuntimeError as error:\n    sys.exit(f'error: {explain(error)}')")
+    code = (
+        "import sys, torch\nfrom parallel_epochs.pipeline.command.cli import explain\n"
+        "try:\n    torch.empty(10**13)\nexcept RuntimeError as error:\n    sys.exit(f'error: {explain(error)}')"
+    )
     most = 1 << 33
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+    )
     assert done.returncode == 1 and matches(
-        done.stderr.strip(), "error: out of memory: this process may take 8.59 GB of addresses (ulimit -v). <*>")
+        done.stderr.strip(),
+        "error: out of memory: this process may take 8.59 GB of addresses (ulimit -v). <*>",
+    )
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full", ">&- 2>&-"])
 def test_a_run_ends_well_whose_output_cannot_be_written(redirection, tmp_path):
-    typed = " ".join([*TOY, f"cache_dir={tmp_path}/cache", f"hydra.run.dir={tmp_path}/r", redirection])
-    done = subprocess.run(["bash", "-c", f"exec {sys.executable} -m pipeline.train {typed}"], cwd=ROOT,
-                          text=True, capture_output=True)
-    assert done.returncode == 0 and (tmp_path / "r" / "summary.json").exists() and "Traceback" not in done.stderr
+    typed = " ".join(
+        [*TOY, f"cache_dir={tmp_path}/cache", f"hydra.run.dir={tmp_path}/r", redirection]
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"exec {sys.executable} -m pipeline.train {typed}"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
+    assert (
+        done.returncode == 0
+        and (tmp_path / "r" / "summary.json").exists()
+        and "Traceback" not in done.stderr
+    )

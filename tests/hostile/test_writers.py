@@ -12,9 +12,23 @@ from tests.helpers.running import shell
 pytestmark = pytest.mark.slow
 
 SMALL = ["train.epochs=1", "cache_dir=cache", "hydra.run.dir={}"]
-TABLES = ["data=tables", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv", "data.nodes.features=[size]",
-          "data.nodes.label=kind", "model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=1"]
-GRAPH = ["data=file", "data.path=graph.pt", "model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=1"]
+TABLES = [
+    "data=tables",
+    "data.nodes.path=nodes.csv",
+    "data.edges.path=edges.csv",
+    "data.nodes.features=[size]",
+    "data.nodes.label=kind",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "partition.num_parts=1",
+]
+GRAPH = [
+    "data=file",
+    "data.path=graph.pt",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "partition.num_parts=1",
+]
 TRIPLES = ["trainer=knowledge", "data=triples", "data.folder=kg", "trainer.dim=4"]
 VECTORS = ["trainer=node_embedding", "data=edges", "data.path=edges.tsv", "trainer.dim=4"]
 
@@ -22,16 +36,29 @@ VECTORS = ["trainer=node_embedding", "data=edges", "data.path=edges.tsv", "train
 def write_data(folder: Path) -> None:
     """Write tables, a graph, triples and an edge list of 40 nodes."""
     ends = [(node, (node * 7 + step) % 40) for node in range(40) for step in (1, 2, 3)]
-    (folder / "nodes.csv").write_text("id,size,kind\n" + "".join(f"{n},{n % 5},{n % 2}\n" for n in range(40)))
+    (folder / "nodes.csv").write_text(
+        "id,size,kind\n" + "".join(f"{n},{n % 5},{n % 2}\n" for n in range(40))
+    )
     (folder / "edges.csv").write_text("source,target\n" + "".join(f"{a},{b}\n" for a, b in ends))
     (folder / "edges.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in ends))
     edges = torch.tensor(ends).T
     part = torch.arange(40) % 3
-    torch.save({"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": torch.randn(40, 3), "y": torch.arange(40) % 2,
-                "train_mask": part == 0, "valid_mask": part == 1, "test_mask": part == 2}, folder / "graph.pt")
+    torch.save(
+        {
+            "edge_index": torch.cat([edges, edges.flip(0)], 1),
+            "x": torch.randn(40, 3),
+            "y": torch.arange(40) % 2,
+            "train_mask": part == 0,
+            "valid_mask": part == 1,
+            "test_mask": part == 2,
+        },
+        folder / "graph.pt",
+    )
     (folder / "kg").mkdir()
     for number, split in enumerate(("train", "valid", "test")):
-        (folder / "kg" / f"{split}.txt").write_text("".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ends[number::3]))
+        (folder / "kg" / f"{split}.txt").write_text(
+            "".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ends[number::3])
+        )
     (folder / "asked.txt").write_text("1\tr0\t?\n")
     (folder / "wanted.csv").write_text("id\n3\n4\n")
     (folder / "mine.csv").write_text("id,split,class\n1,train,2\n")
@@ -44,10 +71,23 @@ def trained(tmp_path_factory) -> Path:
     """A folder with data and four runs."""
     folder = tmp_path_factory.mktemp("trained")
     write_data(folder)
-    for name, overrides in (("tables", TABLES), ("graph", GRAPH), ("kg", TRIPLES), ("walks", VECTORS)):
-        done = shell("pipeline.train", *overrides, *[text.format(f"runs/{name}") for text in SMALL], cwd=folder)
+    for name, overrides in (
+        ("tables", TABLES),
+        ("graph", GRAPH),
+        ("kg", TRIPLES),
+        ("walks", VECTORS),
+    ):
+        done = shell(
+            "pipeline.train",
+            *overrides,
+            *[text.format(f"runs/{name}") for text in SMALL],
+            cwd=folder,
+        )
         assert done.returncode == 0, done.stderr
-    assert shell("pipeline.predict", "run=runs/tables", "output=before.csv", cwd=folder).returncode == 0
+    assert (
+        shell("pipeline.predict", "run=runs/tables", "output=before.csv", cwd=folder).returncode
+        == 0
+    )
     return folder
 
 
@@ -60,76 +100,173 @@ def belongs(written: str, owner: str) -> str:
 
 
 def others(written: str, what: str, way_out: str = "overwrite=true") -> str:
-    return f"{written} exists, and this command did not write it: it is {what}. Give another name, or {way_out} to " \
-           "replace it"
+    return (
+        f"{written} exists, and this command did not write it: it is {what}. Give another name, or {way_out} to "
+        "replace it"
+    )
 
 
-P, E, R, T = "pipeline.predict run=runs/", "pipeline.evaluate run=runs/", "scripts.report ", "pipeline.train "
+P, E, R, T = (
+    "pipeline.predict run=runs/",
+    "pipeline.evaluate run=runs/",
+    "scripts.report ",
+    "pipeline.train ",
+)
 NODES = "data.nodes.path=nodes.csv"
 KINDS = "a table with the columns id, size, kind"
 RUN = "the run <*>/runs/"
 CASES = [
-    Case("output on the table of nodes", P + "tables output=nodes.csv", reads("output=nodes.csv", NODES)),
-    Case("predictions on the table of edges", P + "tables predictions=edges.csv overwrite=true",
-         reads("predictions=edges.csv", "data.edges.path=edges.csv")),
-    Case("output on its output_nodes", P + "tables output=wanted.csv output_nodes=wanted.csv overwrite=true",
-         reads("output=wanted.csv", "output_nodes=wanted.csv")),
-    Case("output on output_nodes that are predictions", P + "tables output=before.csv output_nodes=before.csv",
-         reads("output=before.csv", "output_nodes=before.csv")),
-    Case("output on a table of the user", P + "tables output=mine.csv",
-         others("output=mine.csv", "a table with the columns id, split, class")),
-    Case("predictions on the graph", P + "graph predictions=graph.pt overwrite=true",
-         reads("predictions=graph.pt", "data.path=graph.pt")),
-    Case("predictions of evaluate on the graph", E + "graph predictions=graph.pt overwrite=true",
-         reads("predictions=graph.pt", "data.path=graph.pt")),
-    Case("predictions on the checkpoint", P + "graph predictions=runs/graph/checkpoints/best.pt overwrite=true",
-         belongs("predictions=runs/graph/checkpoints/best.pt", RUN + "graph")),
-    Case("predictions on a checkpoint of another run", P + "graph predictions=runs/kg/checkpoints/last.pt "
-         "overwrite=true", belongs("predictions=runs/kg/checkpoints/last.pt", RUN + "kg")),
-    Case("predictions of evaluate on the metrics", E + "tables predictions=runs/tables/metrics.jsonl overwrite=true",
-         belongs("predictions=runs/tables/metrics.jsonl", RUN + "tables")),
-    Case("predictions on a lock of a run", P + "tables predictions=runs/tables/.lock overwrite=true",
-         belongs("predictions=runs/tables/.lock", RUN + "tables")),
-    Case("vectors on the edge list", P + "walks predictions=edges.tsv", "predictions=edges.tsv is a file that this "
-         "command reads (data.path=edges.tsv). Give another name"),
-    Case("vectors on a text of the user", P + "walks predictions=diary.txt",
-         others("predictions=diary.txt", "a text that begins with 'Dear diary'")),
-    Case("cosines on the pairs", P + "walks pairs=pairs.pt predictions=pairs.pt overwrite=true",
-         reads("predictions=pairs.pt", "pairs=pairs.pt")),
-    Case("answers on the questions", P + "kg triples=asked.txt predictions=asked.txt overwrite=true",
-         reads("predictions=asked.txt", "triples=asked.txt")),
-    Case("vectors on the triples", P + "kg predictions=kg/test.txt overwrite=true",
-         belongs("predictions=kg/test.txt", "the folder kg that this command reads")),
-    Case("vectors of relations on a file of the user", P + "kg predictions=v.txt",
-         others("predictions=v.relations.txt", "a text that begins with 'mine'"),
-         lambda folder: (folder / "v.relations.txt").write_text("mine")),
-    Case("predictions on the cache", P + "tables predictions=cache/notes overwrite=true",
-         belongs("predictions=cache/notes", "the cache cache"),
-         lambda folder: (folder / "cache/notes").write_text("mine")),
-    Case("page on a checkpoint", R + "runs/graph --output runs/graph/checkpoints/best.pt --overwrite",
-         belongs("--output=runs/graph/checkpoints/best.pt", RUN + "graph")),
-    Case("page on the records", R + "runs/graph --output runs/graph/metrics.jsonl",
-         belongs("--output=runs/graph/metrics.jsonl", RUN + "graph")),
-    Case("page on a table of the user", R + "runs/tables --output nodes.csv",
-         others("--output=nodes.csv", KINDS, "--overwrite")),
-    Case("page on the table of rounds that it shows", R + "rounds.csv --output rounds.csv --overwrite",
-         reads("--output=rounds.csv", "the runs=rounds.csv"),
-         lambda folder: (folder / "rounds.csv").write_text("run,round,loss\n")),
-    Case("the usual page on a page of the user", R + "runs",
-         others("--output=runs/report.html", "a text that begins with '<html>mine'", "--overwrite"),
-         lambda folder: (folder / "runs/report.html").write_text("<html>mine")),
-    Case("figure on a graph", R + "runs/graph --figure graph.pt",
-         others("--figure=graph.pt", "a file with the keys edge_index, x, y, train_mask, valid_mask, ...",
-                "--overwrite")),
-    Case("figure on the page", R + "runs/graph --figure a.svg --output a.svg",
-         "--figure=a.svg and --output=a.svg name the same file. Give one of them another name"),
-    Case("reference runs on a table", "tools.reference_runs record nodes.csv",
-         others("FILE=nodes.csv", KINDS, "--overwrite")),
-    Case("reference of keys on a text", "tools.keys diary.txt",
-         others("FILE=diary.txt", "a text that begins with 'Dear diary'", "--overwrite")),
-    Case("a run onto a folder with a config.yaml of the user", T + "hydra.run.dir=app",
-         "<*>app/config.yaml is not the configuration of a run: <*>. A run would replace this file: choose another "
-         "directory", lambda folder: _write(folder / "app/config.yaml", "port: 80\n")),
+    Case(
+        "output on the table of nodes",
+        P + "tables output=nodes.csv",
+        reads("output=nodes.csv", NODES),
+    ),
+    Case(
+        "predictions on the table of edges",
+        P + "tables predictions=edges.csv overwrite=true",
+        reads("predictions=edges.csv", "data.edges.path=edges.csv"),
+    ),
+    Case(
+        "output on its output_nodes",
+        P + "tables output=wanted.csv output_nodes=wanted.csv overwrite=true",
+        reads("output=wanted.csv", "output_nodes=wanted.csv"),
+    ),
+    Case(
+        "output on output_nodes that are predictions",
+        P + "tables output=before.csv output_nodes=before.csv",
+        reads("output=before.csv", "output_nodes=before.csv"),
+    ),
+    Case(
+        "output on a table of the user",
+        P + "tables output=mine.csv",
+        others("output=mine.csv", "a table with the columns id, split, class"),
+    ),
+    Case(
+        "predictions on the graph",
+        P + "graph predictions=graph.pt overwrite=true",
+        reads("predictions=graph.pt", "data.path=graph.pt"),
+    ),
+    Case(
+        "predictions of evaluate on the graph",
+        E + "graph predictions=graph.pt overwrite=true",
+        reads("predictions=graph.pt", "data.path=graph.pt"),
+    ),
+    Case(
+        "predictions on the checkpoint",
+        P + "graph predictions=runs/graph/checkpoints/best.pt overwrite=true",
+        belongs("predictions=runs/graph/checkpoints/best.pt", RUN + "graph"),
+    ),
+    Case(
+        "predictions on a checkpoint of another run",
+        P + "graph predictions=runs/kg/checkpoints/last.pt overwrite=true",
+        belongs("predictions=runs/kg/checkpoints/last.pt", RUN + "kg"),
+    ),
+    Case(
+        "predictions of evaluate on the metrics",
+        E + "tables predictions=runs/tables/metrics.jsonl overwrite=true",
+        belongs("predictions=runs/tables/metrics.jsonl", RUN + "tables"),
+    ),
+    Case(
+        "predictions on a lock of a run",
+        P + "tables predictions=runs/tables/.lock overwrite=true",
+        belongs("predictions=runs/tables/.lock", RUN + "tables"),
+    ),
+    Case(
+        "vectors on the edge list",
+        P + "walks predictions=edges.tsv",
+        "predictions=edges.tsv is a file that this "
+        "command reads (data.path=edges.tsv). Give another name",
+    ),
+    Case(
+        "vectors on a text of the user",
+        P + "walks predictions=diary.txt",
+        others("predictions=diary.txt", "a text that begins with 'Dear diary'"),
+    ),
+    Case(
+        "cosines on the pairs",
+        P + "walks pairs=pairs.pt predictions=pairs.pt overwrite=true",
+        reads("predictions=pairs.pt", "pairs=pairs.pt"),
+    ),
+    Case(
+        "answers on the questions",
+        P + "kg triples=asked.txt predictions=asked.txt overwrite=true",
+        reads("predictions=asked.txt", "triples=asked.txt"),
+    ),
+    Case(
+        "vectors on the triples",
+        P + "kg predictions=kg/test.txt overwrite=true",
+        belongs("predictions=kg/test.txt", "the folder kg that this command reads"),
+    ),
+    Case(
+        "vectors of relations on a file of the user",
+        P + "kg predictions=v.txt",
+        others("predictions=v.relations.txt", "a text that begins with 'mine'"),
+        lambda folder: (folder / "v.relations.txt").write_text("mine"),
+    ),
+    Case(
+        "predictions on the cache",
+        P + "tables predictions=cache/notes overwrite=true",
+        belongs("predictions=cache/notes", "the cache cache"),
+        lambda folder: (folder / "cache/notes").write_text("mine"),
+    ),
+    Case(
+        "page on a checkpoint",
+        R + "runs/graph --output runs/graph/checkpoints/best.pt --overwrite",
+        belongs("--output=runs/graph/checkpoints/best.pt", RUN + "graph"),
+    ),
+    Case(
+        "page on the records",
+        R + "runs/graph --output runs/graph/metrics.jsonl",
+        belongs("--output=runs/graph/metrics.jsonl", RUN + "graph"),
+    ),
+    Case(
+        "page on a table of the user",
+        R + "runs/tables --output nodes.csv",
+        others("--output=nodes.csv", KINDS, "--overwrite"),
+    ),
+    Case(
+        "page on the table of rounds that it shows",
+        R + "rounds.csv --output rounds.csv --overwrite",
+        reads("--output=rounds.csv", "the runs=rounds.csv"),
+        lambda folder: (folder / "rounds.csv").write_text("run,round,loss\n"),
+    ),
+    Case(
+        "the usual page on a page of the user",
+        R + "runs",
+        others("--output=runs/report.html", "a text that begins with '<html>mine'", "--overwrite"),
+        lambda folder: (folder / "runs/report.html").write_text("<html>mine"),
+    ),
+    Case(
+        "figure on a graph",
+        R + "runs/graph --figure graph.pt",
+        others(
+            "--figure=graph.pt",
+            "a file with the keys edge_index, x, y, train_mask, valid_mask, ...",
+            "--overwrite",
+        ),
+    ),
+    Case(
+        "figure on the page",
+        R + "runs/graph --figure a.svg --output a.svg",
+        "--figure=a.svg and --output=a.svg name the same file. Give one of them another name",
+    ),
+    Case(
+        "reference runs on a table",
+        "tools.reference_runs record nodes.csv",
+        others("FILE=nodes.csv", KINDS, "--overwrite"),
+    ),
+    Case(
+        "reference of keys on a text",
+        "tools.keys diary.txt",
+        others("FILE=diary.txt", "a text that begins with 'Dear diary'", "--overwrite"),
+    ),
+    Case(
+        "a run onto a folder with a config.yaml of the user",
+        T + "hydra.run.dir=app",
+        "<*>app/config.yaml is not the configuration of a run: <*>. A run would replace this file: choose another "
+        "directory",
+        lambda folder: _write(folder / "app/config.yaml", "port: 80\n"),
+    ),
 ]
 
 
@@ -147,4 +284,6 @@ def test_no_file_is_destroyed(trained, tmp_path, case):
 def test_predictions_replace_predictions_and_what_the_user_allows(trained):
     for name, allows in (("before.csv", []), ("mine.csv", ["overwrite=true"])):
         shell("pipeline.predict", "run=runs/tables", f"output={name}", *allows, cwd=trained)
-        assert (trained / name).read_text().startswith("id,split,class,probability_0,probability_1\n")
+        assert (
+            (trained / name).read_text().startswith("id,split,class,probability_0,probability_1\n")
+        )

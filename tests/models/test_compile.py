@@ -12,14 +12,28 @@ from tests.helpers.graphs import random_graph
 from tests.models.aggregate.test_fused import graph
 from tests.models.networks.test_deepgcn import count_saved_elements
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+)
 
 
-@pytest.mark.parametrize("edges, precision", [
-    pytest.param("filled col", "bf16", marks=pytest.mark.slow),
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
-        ("plain", "fp32"), ("row", "fp32"), ("plain", "bf16"), ("col", "fp32"), ("filled col", "fp32"),
-        ("filled row", "fp32")))])
+@pytest.mark.parametrize(
+    "edges, precision",
+    [
+        pytest.param("filled col", "bf16", marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ("plain", "fp32"),
+                ("row", "fp32"),
+                ("plain", "bf16"),
+                ("col", "fp32"),
+                ("filled col", "fp32"),
+                ("filled row", "fp32"),
+            )
+        ),
+    ],
+)
 def test_compile_without_a_graph_break(edges, precision):
     torch._dynamo.reset()
     model = DeeperGCN(8, 16, 3, 2, edge_dim=8, dropout=0.0)
@@ -48,9 +62,20 @@ def test_compile_without_a_graph_break(edges, precision):
         assert error <= (0.1 if precision == "bf16" else 1e-5) * gradient.norm(), name
 
 
-@pytest.mark.parametrize("norm, kernel", [
-    pytest.param(norm, kernel, marks=pytest.mark.slow if (norm, kernel) == ("batch", "auto") else
-                 pytest.mark.exhaustive) for norm in ("layer", "batch") for kernel in ("auto", "reference")])
+@pytest.mark.parametrize(
+    "norm, kernel",
+    [
+        pytest.param(
+            norm,
+            kernel,
+            marks=pytest.mark.slow
+            if (norm, kernel) == ("batch", "auto")
+            else pytest.mark.exhaustive,
+        )
+        for norm in ("layer", "batch")
+        for kernel in ("auto", "reference")
+    ],
+)
 def test_compiled_gradient_checkpointing_changes_nothing(norm, kernel):
     data = random_graph(40, 200, 0)
     arguments = data.x, data.edge_index.as_tensor().long(), data.edge_attr
@@ -58,19 +83,37 @@ def test_compiled_gradient_checkpointing_changes_nothing(norm, kernel):
     for compiled, checkpointing in ((False, False), (True, False), (True, True)):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, norm=norm, dropout=0.5, gradient_checkpointing=checkpointing,
-                          kernel=kernel)
+        model = DeeperGCN(
+            5,
+            8,
+            2,
+            4,
+            edge_dim=3,
+            norm=norm,
+            dropout=0.5,
+            gradient_checkpointing=checkpointing,
+            kernel=kernel,
+        )
         function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
         torch.manual_seed(1)
         outputs = []
-        kept.append(count_saved_elements(lambda *args, call=function, outputs=outputs: outputs.append(call(*args)),
-                                         *arguments))
+        kept.append(
+            count_saved_elements(
+                lambda *args, call=function, outputs=outputs: outputs.append(call(*args)),
+                *arguments,
+            )
+        )
         out = outputs[0]
         out.square().sum().backward()
         # The same elements are dropped, in backward too, and no batch is counted twice.
-        results.append({"out": out.detach()} | {name: p.grad for name, p in model.named_parameters()}
-                       | dict(model.named_buffers()))
+        results.append(
+            {"out": out.detach()}
+            | {name: p.grad for name, p in model.named_parameters()}
+            | dict(model.named_buffers())
+        )
     for name, expected in results[0].items():
         for result in results[1:]:
-            torch.testing.assert_close(result[name], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+            torch.testing.assert_close(
+                result[name], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+            )
     assert kept[-1] < 0.5 * kept[-2]

@@ -20,7 +20,9 @@ def test_filled_orders_are_pygs(dtype):
     edge_index.validate()
     theirs = EdgeIndex(EDGES.to(dtype), sparse_size=(4, 3), sort_order="col")
     for by in ("col", "row"):
-        pairs = zip(_flatten(compress(edge_index, by=by)), _flatten(compress(theirs, by=by)), strict=True)
+        pairs = zip(
+            _flatten(compress(edge_index, by=by)), _flatten(compress(theirs, by=by)), strict=True
+        )
         for ours, expected in pairs:
             assert expected is None and ours is None or torch.equal(ours, expected.to(ours.dtype))
         assert compress(edge_index, by=by)[0][0].dtype == dtype
@@ -38,7 +40,9 @@ def test_flipped_edges_keep_their_orders(filled):
         ours.validate()
         assert torch.equal(ours.as_tensor(), theirs.as_tensor()) and ours.sparse_size() == (3, 4)
         for by in ("col", "row"):
-            for mine, expected in zip(_flatten(compress(ours, by=by)), _flatten(compress(theirs, by=by)), strict=True):
+            for mine, expected in zip(
+                _flatten(compress(ours, by=by)), _flatten(compress(theirs, by=by)), strict=True
+            ):
                 assert expected is None and mine is None or torch.equal(mine, expected)
     assert torch.equal(flip(EDGES), EDGES.flip(0))
 
@@ -52,7 +56,10 @@ def _flatten(compressed):
 def test_ends_that_are_not_in_the_graph_are_refused_before_pointers_are_made(order, by):
     edges = torch.tensor([[0, 1, 9_000_000], [0, 1, 9_000_000]])
     side = 1 if by == "col" else 0
-    with pytest.raises(IndexError, match=rf"edge_index\[{side}\] has values from 0 to 9000000, but there are 3 such"):
+    with pytest.raises(
+        IndexError,
+        match=rf"edge_index\[{side}\] has values from 0 to 9000000, but there are 3 such",
+    ):
         compress(EdgeIndex(edges, sparse_size=(3, 3), sort_order=order), by=by)
 
 
@@ -62,5 +69,7 @@ def test_as_many_sources_as_destinations_by_default():
 
 def test_one_file_knows_the_private_fields_of_edge_index():
     private = re.compile(r"\._(indptr|T_perm|T_index|T_indptr)\b")
-    files = [file.name for file in (ROOT / "models").rglob("*.py") if private.search(file.read_text())]
+    files = [
+        file.name for file in (ROOT / "models").rglob("*.py") if private.search(file.read_text())
+    ]
     assert files == ["edge_index.py"]

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.parametrize("square", [True, False])
-@pytest.mark.parametrize("options", [dict(learn_t=True), dict(aggr="powermean", p=2.0, learn_p=True)])
+@pytest.mark.parametrize(
+    "options", [dict(learn_t=True), dict(aggr="powermean", p=2.0, learn_p=True)]
+)
 def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
     from torch_sparse import SparseTensor
 
@@ -32,21 +34,33 @@ def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
     num_dst = data.num_nodes if square else int(dst.max()) + 7
     for conv in (ours, theirs.double()):
         dtype = conv.mlp[0].weight.dtype
-        x, value = (tensor.to(dtype, copy=True).requires_grad_() for tensor in (data.x, data.edge_attr))
+        x, value = (
+            tensor.to(dtype, copy=True).requires_grad_() for tensor in (data.x, data.edge_attr)
+        )
         adj_t = SparseTensor(row=dst, col=src, value=value, sparse_sizes=(num_dst, data.num_nodes))
         x_dst = x if square else None
         out = conv((x, x_dst), adj_t)
         out.square().sum().backward()
         assert torch.equal(conv((x, x_dst), adj_t), out)
-        assert torch.equal(conv((x, x_dst), adj_t.set_value(None, layout=None), adj_t.storage.value()), out)
+        assert torch.equal(
+            conv((x, x_dst), adj_t.set_value(None, layout=None), adj_t.storage.value()), out
+        )
         if square:
             index = EdgeIndex(torch.stack([src, dst]), sparse_size=(data.num_nodes, data.num_nodes))
             torch.testing.assert_close(conv(x, index, value), out, rtol=1e-4, atol=1e-5)
-        results.append({"out": out, "x": x.grad, "value": value.grad} | {
-            name: parameter.grad for name, parameter in conv.named_parameters() if parameter.grad is not None})
+        results.append(
+            {"out": out, "x": x.grad, "value": value.grad}
+            | {
+                name: parameter.grad
+                for name, parameter in conv.named_parameters()
+                if parameter.grad is not None
+            }
+        )
     for name, expected in results[1].items():
         error = (results[0][name].double() - expected).norm()
-        assert error <= 1e-4 * expected.norm() + 1e-5, f"{name}: {error:.1e} of {expected.norm():.1e}"
+        assert error <= 1e-4 * expected.norm() + 1e-5, (
+            f"{name}: {error:.1e} of {expected.norm():.1e}"
+        )
 
 
 def test_messages_take_a_sparse_tensor():
@@ -55,8 +69,10 @@ def test_messages_take_a_sparse_tensor():
     src, dst = torch.randint(30, (200,)), torch.randint(20, (200,)).sort()[0]
     u, e = torch.randn(30, 4), torch.randn(200)
     adj_t = SparseTensor(row=dst, col=src, sparse_sizes=(20, 30), is_sorted=True, trust_data=True)
-    torch.testing.assert_close(update_all(adj_t, "u_mul_e", "sum", u=u, e=e),
-                               update_all(torch.stack([src, dst]), "u_mul_e", "sum", u=u, e=e, num_dst=20))
+    torch.testing.assert_close(
+        update_all(adj_t, "u_mul_e", "sum", u=u, e=e),
+        update_all(torch.stack([src, dst]), "u_mul_e", "sum", u=u, e=e, num_dst=20),
+    )
 
 
 def test_what_a_sparse_tensor_has_sorted_is_not_sorted_again(monkeypatch):
@@ -88,8 +104,13 @@ def test_a_prepared_graph_feeds_pygs_neighbor_loader(configure, tmp_path):
     from torch_geometric.loader import NeighborLoader
 
     data = load(configure(*TOY).data, tmp_path)
-    plain = Data(x=data.x, y=data.y, edge_index=data.edge_index.as_tensor().long(), num_nodes=data.num_nodes)
-    seen = [batch.n_id[:batch.batch_size] for batch in NeighborLoader(plain, [5, 5], batch_size=50, shuffle=True)]
+    plain = Data(
+        x=data.x, y=data.y, edge_index=data.edge_index.as_tensor().long(), num_nodes=data.num_nodes
+    )
+    seen = [
+        batch.n_id[: batch.batch_size]
+        for batch in NeighborLoader(plain, [5, 5], batch_size=50, shuffle=True)
+    ]
     assert sorted(torch.cat(seen).tolist()) == list(range(data.num_nodes))
 
 
@@ -102,7 +123,9 @@ def test_neighbours_are_those_of_pygs_loader_where_all_are_drawn():
         assert sorted(ours[1].tolist()) == sorted(theirs[1].tolist())
         assert sorted(ours[2].tolist()) == sorted(theirs[2].tolist())
         for edges, nodes, position in (ours, theirs):
-            assert torch.equal(nodes[edges.as_tensor()], data.edge_index.as_tensor()[:, position].long())
+            assert torch.equal(
+                nodes[edges.as_tensor()], data.edge_index.as_tensor()[:, position].long()
+            )
 
 
 def chances(degree: int, count: int, beyond: int) -> dict[tuple[int, ...], float]:
@@ -128,17 +151,41 @@ def test_sets_of_neighbours_are_drawn_as_often_as_pygs_loader_means_to():
     assert set(round(chance, 9) for chance in fair.values()) == {0.1}
     # torch_sparse 0.6.18 never draws the last index (rusty1s/pytorch_sparse#385); pyg-lib does.
     theirs = fair if torch_geometric.typing.WITH_PYG_LIB else chances(degree, count, 0)
-    for sample, expected in ((NeighborSampler(whole, [count]).sample, fair), (pyg_sampler(whole, [count]), theirs)):
-        sets = [tuple(row) for row in (sample(centres, 0)[2].view(times, count) % degree).sort().values.tolist()]
+    for sample, expected in (
+        (NeighborSampler(whole, [count]).sample, fair),
+        (pyg_sampler(whole, [count]), theirs),
+    ):
+        sets = [
+            tuple(row)
+            for row in (sample(centres, 0)[2].view(times, count) % degree).sort().values.tolist()
+        ]
         assert set(sets) == set(expected)
-        assert chisquare([sets.count(key) for key in expected],
-                         [times * chance for chance in expected.values()]).pvalue > 0.001
+        assert (
+            chisquare(
+                [sets.count(key) for key in expected],
+                [times * chance for chance in expected.values()],
+            ).pvalue
+            > 0.001
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
 def test_a_run_whose_neighbours_pyg_draws(configure, tmp_path, caplog):
     caplog.set_level("INFO")
-    summary = train(configure(*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=64",
-                              "loader.backend=pyg"), tmp_path / "run")
-    assert 0 <= summary["test"] <= 1 and "sampling: PyG's NeighborLoader, num_neighbors=[4, 3]" in caplog.text
-    assert "only loader.backend=native is reproducible and resumes with the same bits" in caplog.text
+    summary = train(
+        configure(
+            *TOY,
+            "loader=neighbor",
+            "loader.num_neighbors=[4,3]",
+            "loader.batch_size=64",
+            "loader.backend=pyg",
+        ),
+        tmp_path / "run",
+    )
+    assert (
+        0 <= summary["test"] <= 1
+        and "sampling: PyG's NeighborLoader, num_neighbors=[4, 3]" in caplog.text
+    )
+    assert (
+        "only loader.backend=native is reproducible and resumes with the same bits" in caplog.text
+    )

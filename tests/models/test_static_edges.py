@@ -12,12 +12,15 @@ from parallel_epochs.models.structure import StaticEdges, as_edge_index, find_st
 
 NUM_NODES, ROOM, WIDTH = 40, 300, 8
 LAYERS = {
-    "GENConv": lambda: GENConv(WIDTH, WIDTH, learn_t=True, edge_dim=3), "GCNConv": lambda: GCNConv(WIDTH, WIDTH),
-    "SAGEConv": lambda: SAGEConv(WIDTH, WIDTH), "GATConv": lambda: GATConv(WIDTH, WIDTH, heads=2, dropout=0.5),
+    "GENConv": lambda: GENConv(WIDTH, WIDTH, learn_t=True, edge_dim=3),
+    "GCNConv": lambda: GCNConv(WIDTH, WIDTH),
+    "SAGEConv": lambda: SAGEConv(WIDTH, WIDTH),
+    "GATConv": lambda: GATConv(WIDTH, WIDTH, heads=2, dropout=0.5),
     "GATv2Conv": lambda: GATv2Conv(WIDTH, WIDTH, heads=2),
     "GINConv": lambda: GINConv(torch.nn.Linear(WIDTH, WIDTH)),
     "GINEConv": lambda: GINEConv(torch.nn.Linear(WIDTH, WIDTH), edge_dim=3),
-    "TransformerConv": lambda: TransformerConv(WIDTH, WIDTH, heads=2, edge_dim=3)}
+    "TransformerConv": lambda: TransformerConv(WIDTH, WIDTH, heads=2, edge_dim=3),
+}
 FEATURES = {"GENConv", "GINEConv", "TransformerConv"}
 
 
@@ -25,8 +28,14 @@ def draw(num_edges: int, seed: int, loops: bool = False):
     """Draw edges in both orders, and their features in that order."""
     rng = torch.Generator().manual_seed(seed)
     source = torch.randint(NUM_NODES, (num_edges,), generator=rng)
-    target = source if loops else (source + torch.randint(1, NUM_NODES, (num_edges,), generator=rng)) % NUM_NODES
-    edge_index = as_edge_index(find_structure(torch.stack([source, target]), NUM_NODES, NUM_NODES, by_source=True))
+    target = (
+        source
+        if loops
+        else (source + torch.randint(1, NUM_NODES, (num_edges,), generator=rng)) % NUM_NODES
+    )
+    edge_index = as_edge_index(
+        find_structure(torch.stack([source, target]), NUM_NODES, NUM_NODES, by_source=True)
+    )
     return edge_index, torch.randn(num_edges, 3, generator=rng)
 
 
@@ -49,7 +58,10 @@ def test_layers_do_not_see_the_padding(name):
         else:
             static.load(edge_index)
         assert static.edge_index.size(1) == ROOM
-        found, expected = run(conv, static.edge_index, room, name), run(conv, edge_index, attr, name)
+        found, expected = (
+            run(conv, static.edge_index, room, name),
+            run(conv, edge_index, attr, name),
+        )
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other)
 
@@ -58,10 +70,19 @@ def test_what_would_see_the_padding_is_refused():
     (edge_index, _), static = draw(200, 0), StaticEdges(draw(200, 0)[0], ROOM)
     attr, x = torch.zeros(ROOM, 3), torch.zeros(NUM_NODES, WIDTH)
     for conv, features, reason in (
-            (GENConv(WIDTH, WIDTH), torch.zeros(ROOM, WIDTH, requires_grad=True), "the gradient of edge features"),
-            (GATConv(WIDTH, WIDTH, edge_dim=3), attr, "the features of new self-loops"),
-            (PNAConv(WIDTH, WIDTH, ["mean"], ["identity"], torch.ones(3), edge_dim=3), attr, "the reference in blocks"),
-            (SAGEConv(WIDTH, WIDTH, aggr="std", kernel="auto"), None, "PyG's own code")):
+        (
+            GENConv(WIDTH, WIDTH),
+            torch.zeros(ROOM, WIDTH, requires_grad=True),
+            "the gradient of edge features",
+        ),
+        (GATConv(WIDTH, WIDTH, edge_dim=3), attr, "the features of new self-loops"),
+        (
+            PNAConv(WIDTH, WIDTH, ["mean"], ["identity"], torch.ones(3), edge_dim=3),
+            attr,
+            "the reference in blocks",
+        ),
+        (SAGEConv(WIDTH, WIDTH, aggr="std", kernel="auto"), None, "PyG's own code"),
+    ):
         with pytest.raises(ShapeVaries, match=f"{reason} would read the padding"):
             conv(x, static.edge_index, *(() if features is None else (features,)))
     with pytest.raises(ShapeVaries, match="not sorted by both ends"):
@@ -69,7 +90,11 @@ def test_what_would_see_the_padding_is_refused():
 
 
 def test_self_loops_among_the_edges_are_refused_by_layers_that_weigh_them():
-    static, conv, x = StaticEdges(draw(200, 0)[0], ROOM), GCNConv(WIDTH, WIDTH), torch.ones(NUM_NODES, WIDTH)
+    static, conv, x = (
+        StaticEdges(draw(200, 0)[0], ROOM),
+        GCNConv(WIDTH, WIDTH),
+        torch.ones(NUM_NODES, WIDTH),
+    )
     conv(x, static.edge_index)
     with pytest.raises(ShapeVaries, match="a layer weighs self-loops, of which a batch has 50"):
         static.load(draw(50, 1, loops=True)[0])

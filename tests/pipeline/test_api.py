@@ -1,4 +1,3 @@
-
 """Training and prediction from Python."""
 
 import ast
@@ -30,7 +29,13 @@ from tests.helpers.typed_tables import SCHEMA, write_tables as write_typed
 from tests.pipeline.gnn.test_new_data import graph
 from tests.pipeline.gnn.test_new_tables import write
 
-OPTIONS = {"num_layers": 2, "hidden_channels": 8, "epochs": 2, "verbose": False, "task.base": "none"}
+OPTIONS = {
+    "num_layers": 2,
+    "hidden_channels": 8,
+    "epochs": 2,
+    "verbose": False,
+    "task.base": "none",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,43 +46,78 @@ def result(tmp_path_factory):
 
 def test_a_call_trains_the_weights_of_the_command(result, tmp_path):
     torch.save(graph().to_dict(), tmp_path / "graph.pt")
-    status, output = finish(["data=file", f"data.path={tmp_path / 'graph.pt'}", "model.num_layers=2",
-                             "model.hidden_channels=8", "train.epochs=2"], tmp_path / "run", tmp_path / "cache")
+    status, output = finish(
+        [
+            "data=file",
+            f"data.path={tmp_path / 'graph.pt'}",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+            "train.epochs=2",
+        ],
+        tmp_path / "run",
+        tmp_path / "cache",
+    )
     assert status == 0, output
     assert summary_of(tmp_path / "run")["weights_sha256"] == result.summary["weights_sha256"]
     assert "python -m pipeline.train data=file" in result.summary["command"]
 
 
 def test_a_result_has_what_the_run_wrote(result):
-    assert result.scores["valid"] == result.summary["best_valid"] and set(result.scores) == {"train", "valid", "test"}
-    assert [record["epochs"] for record in result.history] == [1, 2] and result.history[1]["loss"] > 0
+    assert result.scores["valid"] == result.summary["best_valid"] and set(result.scores) == {
+        "train",
+        "valid",
+        "test",
+    }
+    assert [record["epochs"] for record in result.history] == [1, 2] and result.history[1][
+        "loss"
+    ] > 0
     assert (result.folder / "train.log").read_text().count("epoch ") >= 2
     found = result.model.predict()
     assert found.shape == (60, 3) and torch.allclose(found.sum(1), torch.ones(60))
-    assert torch.equal(found, result.model.predict(graph())) and not torch.equal(found, result.model.logits())
+    assert torch.equal(found, result.model.predict(graph())) and not torch.equal(
+        found, result.model.logits()
+    )
 
 
 def test_a_model_in_one_file(result, tmp_path):
     result.model.export(tmp_path / "model.pe")
     model, new = pe.load(tmp_path / "model.pe"), graph(20, 90, seed=3, masks=False)
     assert torch.equal(model.predict(new), result.model.predict(new))
-    with pytest.raises(ValueError, match=r"model.pe has no data of its own: give those to predict, as predict\(data\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"model.pe has no data of its own: give those to predict, as predict\(data\)",
+    ):
         model.predict()
-    assert torch.equal(torch.from_numpy(model.vectors(new)), torch.from_numpy(result.model.vectors(new)))
+    assert torch.equal(
+        torch.from_numpy(model.vectors(new)), torch.from_numpy(result.model.vectors(new))
+    )
     inputs = model.prepare(new)
-    torch.testing.assert_close(model.module(new)(inputs.x, inputs.edge_index, inputs.edge_attr), model.logits(new))
+    torch.testing.assert_close(
+        model.module(new)(inputs.x, inputs.edge_index, inputs.edge_attr), model.logits(new)
+    )
     (tmp_path / "model.pe").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is no run directory, and no model that export=FILE wrote"):
+    with pytest.raises(
+        ValueError, match="is no run directory, and no model that export=FILE wrote"
+    ):
         pe.load(tmp_path / "model.pe")
     torch.save({"a": 1}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="is no run directory, and no model that export=FILE wrote"):
+    with pytest.raises(
+        ValueError, match="is no run directory, and no model that export=FILE wrote"
+    ):
         pe.load(tmp_path / "other.pt")
 
 
-@pytest.mark.parametrize("data", [
-    scipy.sparse.random(50, 50, 0.2, random_state=0, format="csr"), networkx.gnm_random_graph(50, 200, seed=0)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        scipy.sparse.random(50, 50, 0.2, random_state=0, format="csr"),
+        networkx.gnm_random_graph(50, 200, seed=0),
+    ],
+)
 def test_graphs_of_other_libraries(data, tmp_path):
-    vectors = pe.embed(data, dim=8, folder=tmp_path / "run", cache_dir=tmp_path / "cache", epochs=1, verbose=False)
+    vectors = pe.embed(
+        data, dim=8, folder=tmp_path / "run", cache_dir=tmp_path / "cache", epochs=1, verbose=False
+    )
     assert vectors.shape == (50, 8) and vectors.dtype == np.float32 and np.isfinite(vectors).all()
 
 
@@ -88,12 +128,23 @@ def test_names_and_weights_of_networkx_are_kept(tmp_path):
     torch.save(given, tmp_path / "graph.pt")
     data = saved_graph.read(tmp_path / "graph.pt")
     names = unpack_names(data)
-    assert {(names[a], names[b]): weight for (a, b), weight in zip(
-        data.edge_index.t().tolist(), data.edge_attr[:, 0].tolist())} == {
-        ("a", "b"): 2.5, ("b", "a"): 2.5, ("b", "c"): 1, ("c", "b"): 1} and names == ["b", "a", "c"]
-    assert set(objects.attributes_of(networkx.path_graph(3))) == {"edge_index", "num_nodes"}  # names are the numbers
-    for key, wrong in (("names", given["names"][1:]), ("names_ptr", given["names_ptr"].flip(0)),
-                       ("names", torch.zeros_like(given["names"]))):
+    assert {
+        (names[a], names[b]): weight
+        for (a, b), weight in zip(data.edge_index.t().tolist(), data.edge_attr[:, 0].tolist())
+    } == {("a", "b"): 2.5, ("b", "a"): 2.5, ("b", "c"): 1, ("c", "b"): 1} and names == [
+        "b",
+        "a",
+        "c",
+    ]
+    assert set(objects.attributes_of(networkx.path_graph(3))) == {
+        "edge_index",
+        "num_nodes",
+    }  # names are the numbers
+    for key, wrong in (
+        ("names", given["names"][1:]),
+        ("names_ptr", given["names_ptr"].flip(0)),
+        ("names", torch.zeros_like(given["names"])),
+    ):
         torch.save(given | {key: wrong}, tmp_path / "wrong.pt")
         with pytest.raises(ValueError, match="are not 3 different names in UTF-8"):
             saved_graph.read(tmp_path / "wrong.pt")
@@ -114,34 +165,72 @@ def test_several_types_in_memory_train_what_their_files_train(kind, tmp_path):
         write_typed(tmp_path)
         path = {"data.schema": SCHEMA, "data.folder": tmp_path}
         by_files = pe.train("tables", folder=tmp_path / "files", **path, **keys)
-        data = {part: {name: {**columns, **({"path": pd.read_csv(tmp_path / columns["path"], dtype=str)} if columns.get(
-            "path") else {})} for name, columns in SCHEMA[part].items()} for part in SCHEMA}
+        data = {
+            part: {
+                name: {
+                    **columns,
+                    **(
+                        {"path": pd.read_csv(tmp_path / columns["path"], dtype=str)}
+                        if columns.get("path")
+                        else {}
+                    ),
+                }
+                for name, columns in SCHEMA[part].items()
+            }
+            for part in SCHEMA
+        }
     found = pe.train(data, folder=tmp_path / "memory", **keys)
     assert found.summary["weights_sha256"] == by_files.summary["weights_sha256"]
     assert torch.equal(found.model.predict(data), by_files.model.predict())
 
 
 def test_links(tmp_path):
-    result = pe.train(graph(masks=False), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS)
+    result = pe.train(
+        graph(masks=False),
+        "task=link",
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **OPTIONS,
+    )
     found = result.model.predict(pairs=torch.tensor([[0, 1], [2, 3]]))
     assert found.shape == (2,) and ((found > 0) & (found < 1)).all()
     with pytest.raises(ValueError, match="name the pairs of nodes by pairs="):
         result.model.predict()
 
 
-@pytest.mark.parametrize("keys, message", [
-    (dict(lr=0.1), "lr means features.lr or train.lr: name one in full"), (dict(nun_layers=2), "nun_layers is unknown"),
-    (dict(model="deepergcnn"), "did you mean deepergcn"), ({"train.lr": -1}, "train.lr must be more than 0, not -1"),
-    (dict(model=torch.nn.Linear(1, 1)), "not an object of Linear: each rank builds its own"),
-    (dict(model=type("Local", (torch.nn.Module,), {"__module__": "__main__"})), "write the class into a module"),
-    (dict(num_layers="two"), "model.num_layers must be"), (dict(epochs=[1, 2]), "train.epochs"),
-    (dict(callbacks=[print]), "^callbacks is unknown; see --help"), (dict(on_epoch=print), "^on_epoch is unknown; did"),
-    (dict(num_layers=object()), "^model.num_layers is of type object: give a number, a text, a list or a dict of"),
-    ({"model.kwargs": {"heads": print}}, "^model.kwargs is of type builtin_function_or_method: give a number"),
-    ({"train.lr": pd.DataFrame({"lr": [1]})}, "^train.lr is of type DataFrame: give a number"),
-    (dict(folder=3), "^folder is of type int: give the path of a run directory"),
-    (dict(cache_dir=None), "^cache_dir is of type NoneType: give the path of a folder"),
-    ({"hydra.run.dir": "x"}, "^hydra.run.dir is for the command. Name the run directory by folder=")])
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        (dict(lr=0.1), "lr means features.lr or train.lr: name one in full"),
+        (dict(nun_layers=2), "nun_layers is unknown"),
+        (dict(model="deepergcnn"), "did you mean deepergcn"),
+        ({"train.lr": -1}, "train.lr must be more than 0, not -1"),
+        (dict(model=torch.nn.Linear(1, 1)), "not an object of Linear: each rank builds its own"),
+        (
+            dict(model=type("Local", (torch.nn.Module,), {"__module__": "__main__"})),
+            "write the class into a module",
+        ),
+        (dict(num_layers="two"), "model.num_layers must be"),
+        (dict(epochs=[1, 2]), "train.epochs"),
+        (dict(callbacks=[print]), "^callbacks is unknown; see --help"),
+        (dict(on_epoch=print), "^on_epoch is unknown; did"),
+        (
+            dict(num_layers=object()),
+            "^model.num_layers is of type object: give a number, a text, a list or a dict of",
+        ),
+        (
+            {"model.kwargs": {"heads": print}},
+            "^model.kwargs is of type builtin_function_or_method: give a number",
+        ),
+        ({"train.lr": pd.DataFrame({"lr": [1]})}, "^train.lr is of type DataFrame: give a number"),
+        (dict(folder=3), "^folder is of type int: give the path of a run directory"),
+        (dict(cache_dir=None), "^cache_dir is of type NoneType: give the path of a folder"),
+        (
+            {"hydra.run.dir": "x"},
+            "^hydra.run.dir is for the command. Name the run directory by folder=",
+        ),
+    ],
+)
 def test_keys_are_refused_as_on_the_command_line(keys, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         pe.train(graph(), **{"folder": tmp_path / "run", "cache_dir": tmp_path / "cache", **keys})
@@ -151,32 +240,64 @@ def test_keys_are_refused_as_on_the_command_line(keys, message, tmp_path):
 def test_tables_in_memory_train_what_their_files_train(tmp_path):
     pa = pytest.importorskip("pyarrow")
     write(tmp_path / "tables")
-    nodes, edges = (pd.read_parquet(tmp_path / "tables" / f"{name}.parquet") for name in ("nodes", "edges"))
-    keys = {"data.nodes.features": ["size", "age"], "data.nodes.categories": ["color"], "data.nodes.label": "label",
-            "cache_dir": tmp_path / "cache", **OPTIONS}
-    found = pe.train((nodes.astype({"color": "category"}), edges), folder=tmp_path / "memory", **keys)
-    paths = {f"data.{name}.path": tmp_path / "tables" / f"{name}.parquet" for name in ("nodes", "edges")}
+    nodes, edges = (
+        pd.read_parquet(tmp_path / "tables" / f"{name}.parquet") for name in ("nodes", "edges")
+    )
+    keys = {
+        "data.nodes.features": ["size", "age"],
+        "data.nodes.categories": ["color"],
+        "data.nodes.label": "label",
+        "cache_dir": tmp_path / "cache",
+        **OPTIONS,
+    }
+    found = pe.train(
+        (nodes.astype({"color": "category"}), edges), folder=tmp_path / "memory", **keys
+    )
+    paths = {
+        f"data.{name}.path": tmp_path / "tables" / f"{name}.parquet" for name in ("nodes", "edges")
+    }
     by_files = pe.train("tables", folder=tmp_path / "files", **paths, **keys)
     assert found.summary["weights_sha256"] == by_files.summary["weights_sha256"]
     log = (tmp_path / "memory" / "train.log").read_text()
-    assert "the table of nodes: 60 nodes" in log and "the table of edges: " in log and "given" not in log
+    assert (
+        "the table of nodes: 60 nodes" in log
+        and "the table of edges: " in log
+        and "given" not in log
+    )
     new = nodes.assign(size="1"), pa.Table.from_pandas(edges.iloc[:50])
     assert found.model.predict(new).shape == (60, 3)
     assert torch.equal(found.model.predict((nodes, edges)), found.model.predict())
-    only_edges = pe.train((None, edges), "trainer=node_embedding", folder=tmp_path / "edges", dim=4, epochs=1,
-                          cache_dir=tmp_path / "cache", verbose=False)
+    only_edges = pe.train(
+        (None, edges),
+        "trainer=node_embedding",
+        folder=tmp_path / "edges",
+        dim=4,
+        epochs=1,
+        cache_dir=tmp_path / "cache",
+        verbose=False,
+    )
     assert only_edges.model.vectors().shape == (60, 4)
 
 
-@pytest.mark.parametrize("data, message", [
-    (pd.DataFrame({"source": [1]}), r"data is one table: give a pair \(nodes, edges\) of tables"),
-    (scipy.sparse.coo_array(np.array([[0, -1.0], [1, 0]])), "edge 1 has the weight -1"),
-    (networkx.Graph([(1, "1")]), "two nodes that are called '1' as text"),
-    ({"user": pd.DataFrame({"id": [1]})}, "several tables are given as data.schema is"),
-    ((None, pd.DataFrame({"source": [1, "a"]})), "the table of edges cannot be written as Parquet: "),
-    (3, "data is of type int; give a torch_geometric Data"),
-    (HeteroData(), "the HeteroData holds a HeteroData without types of nodes"),
-    ("none.pt", "^none.pt does not exist")])
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (
+            pd.DataFrame({"source": [1]}),
+            r"data is one table: give a pair \(nodes, edges\) of tables",
+        ),
+        (scipy.sparse.coo_array(np.array([[0, -1.0], [1, 0]])), "edge 1 has the weight -1"),
+        (networkx.Graph([(1, "1")]), "two nodes that are called '1' as text"),
+        ({"user": pd.DataFrame({"id": [1]})}, "several tables are given as data.schema is"),
+        (
+            (None, pd.DataFrame({"source": [1, "a"]})),
+            "the table of edges cannot be written as Parquet: ",
+        ),
+        (3, "data is of type int; give a torch_geometric Data"),
+        (HeteroData(), "the HeteroData holds a HeteroData without types of nodes"),
+        ("none.pt", "^none.pt does not exist"),
+    ],
+)
 def test_data_of_no_kind_are_refused(data, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         pe.train(data, folder=tmp_path / "run", cache_dir=tmp_path / "cache")
@@ -190,45 +311,112 @@ LABEL = {"data.nodes.label": "kind"}
 def schema(**edges) -> dict:
     """A schema with tables in place of paths."""
     ends = {end: {"type": "item", "column": end} for end in ("source", "target")}
-    return {"nodes": {"item": {"path": NODES, "id": "id", "label": "kind"}},
-            "edges": {"next": {"path": EDGES, **ends, **edges}}}
+    return {
+        "nodes": {"item": {"path": NODES, "id": "id", "label": "kind"}},
+        "edges": {"next": {"path": EDGES, **ends, **edges}},
+    }
 
 
 # What is given to pe.train, the keys, and how the message begins.
 WRONG = {
-    "an end that is no node": ({"edge_index": torch.tensor([[0], [99]])}, {}, "the Data: edge_index is out of range"),
-    "edges of one row": ({"edge_index": torch.tensor([0, 1])}, {}, "the Data: edge_index must be integers of shape"),
-    "edges of floats": ({"edge_index": torch.rand(2, 3)}, {}, "the Data: edge_index must be integers of shape"),
-    "no masks": ({f"{split}_mask": None for split in ("train", "val", "test")}, {}, "the Data: there is no train_mask"),
-    "short mask": ({"train_mask": torch.ones(3, dtype=torch.bool)}, {}, "the Data: train_mask has 3 rows"),
+    "an end that is no node": (
+        {"edge_index": torch.tensor([[0], [99]])},
+        {},
+        "the Data: edge_index is out of range",
+    ),
+    "edges of one row": (
+        {"edge_index": torch.tensor([0, 1])},
+        {},
+        "the Data: edge_index must be integers of shape",
+    ),
+    "edges of floats": (
+        {"edge_index": torch.rand(2, 3)},
+        {},
+        "the Data: edge_index must be integers of shape",
+    ),
+    "no masks": (
+        {f"{split}_mask": None for split in ("train", "val", "test")},
+        {},
+        "the Data: there is no train_mask",
+    ),
+    "short mask": (
+        {"train_mask": torch.ones(3, dtype=torch.bool)},
+        {},
+        "the Data: train_mask has 3 rows",
+    ),
     "short labels": ({"y": torch.zeros(3, dtype=torch.int64)}, {}, "the Data: y has 3 rows"),
     "no labels": ({"y": None}, {}, "the Data: there is no y; it has x, "),
     "features of NaN": ({"x": torch.full((60, 4), torch.nan)}, {}, "the Data: x is not finite"),
     "a class below 0": ({"y": torch.full((60,), -5)}, {}, "the Data: y holds the class -5"),
     "no edges": ({"edge_index": None}, {}, "the Data: there is no edge_index"),
-    "an empty split": ({"train_mask": torch.zeros(60, dtype=torch.bool)}, {}, "the Data: the train split is empty"),
+    "an empty split": (
+        {"train_mask": torch.zeros(60, dtype=torch.bool)},
+        {},
+        "the Data: the train split is empty",
+    ),
     "a text": ({"x": "abc"}, {}, "the Data: x must be a tensor, not a str"),
     "an object": ({"extra": object()}, {}, "the Data names object, which is not loaded"),
     "an empty dict": (dict(), {}, "the dict: there is no edge_index; it has nothing"),
-    "a matrix without labels": (scipy.sparse.eye_array(4), {}, "the SciPy matrix has no labels to learn: add y"),
-    "a NetworkX graph without labels": (networkx.path_graph(4), {}, "the NetworkX graph has no labels to learn"),
+    "a matrix without labels": (
+        scipy.sparse.eye_array(4),
+        {},
+        "the SciPy matrix has no labels to learn: add y",
+    ),
+    "a NetworkX graph without labels": (
+        networkx.path_graph(4),
+        {},
+        "the NetworkX graph has no labels to learn",
+    ),
     "tables without labels": ((NODES, EDGES), {}, "the table of nodes has no labels to learn"),
-    "a label that is no column": ((NODES, EDGES), {"data.nodes.label": "knd"},
-                                  "data.nodes.label=knd: the table of nodes has no such column"),
-    "no ids": ((NODES.drop(columns="id"), EDGES), LABEL, "data.nodes.id=id: the table of nodes has no such column"),
-    "no sources": ((NODES, NODES), LABEL, "data.edges.source=source: the table of edges has no such column"),
-    "an id twice": ((pd.concat([NODES, NODES]), EDGES), LABEL, "the table of nodes: the id 'a' of row 1 is there"),
+    "a label that is no column": (
+        (NODES, EDGES),
+        {"data.nodes.label": "knd"},
+        "data.nodes.label=knd: the table of nodes has no such column",
+    ),
+    "no ids": (
+        (NODES.drop(columns="id"), EDGES),
+        LABEL,
+        "data.nodes.id=id: the table of nodes has no such column",
+    ),
+    "no sources": (
+        (NODES, NODES),
+        LABEL,
+        "data.edges.source=source: the table of edges has no such column",
+    ),
+    "an id twice": (
+        (pd.concat([NODES, NODES]), EDGES),
+        LABEL,
+        "the table of nodes: the id 'a' of row 1 is there",
+    ),
     "no rows": ((NODES[:0], EDGES[:0]), LABEL, "the table of nodes holds no rows"),
-    "an id is missing": ((NODES.assign(id=None), EDGES), LABEL, "the table of nodes: row 1, column id is empty"),
-    "mixed values": ((NODES.assign(size=[1, "x", 2]), EDGES), LABEL,
-                     "the table of nodes cannot be written as Parquet: Could not convert 'x'"),
-    "a schema's column": (schema(weight="no"), {},
-                          "data.schema: the edges next: data.edges.weight=no: the table of next has"),
+    "an id is missing": (
+        (NODES.assign(id=None), EDGES),
+        LABEL,
+        "the table of nodes: row 1, column id is empty",
+    ),
+    "mixed values": (
+        (NODES.assign(size=[1, "x", 2]), EDGES),
+        LABEL,
+        "the table of nodes cannot be written as Parquet: Could not convert 'x'",
+    ),
+    "a schema's column": (
+        schema(weight="no"),
+        {},
+        "data.schema: the edges next: data.edges.weight=no: the table of next has",
+    ),
     "a schema's key": (schema(colour="no"), {}, "data.schema: edges.next.colour is unknown"),
     "a file that is missing": ("nowhere.pt", {}, "nowhere.pt does not exist"),
-    "a dataset that is none": ("digit", {}, "data='digit' is no file here, and no dataset; these are "),
+    "a dataset that is none": (
+        "digit",
+        {},
+        "data='digit' is no file here, and no dataset; these are ",
+    ),
     "a key of data, too": ({}, {"data.path": "x.pt"}, "data.path is given, and data too"),
-    "a folder that is a file": ({}, {"folder": __file__}, f"folder={__file__} cannot be a run directory: File exists"),
+    "a folder that is a file": (
+        {},
+        {"folder": __file__},
+        f"folder={__file__} cannot be a run directory: File exists",
+    ),
 }
 
 
@@ -239,20 +427,48 @@ def test_wrong_calls_speak_of_what_was_given(name, tmp_path):
         changed = {**graph().to_dict(), **data}
         data = Data(**{key: value for key, value in changed.items() if value is not None})
     with pytest.raises(ValueError) as error:
-        pe.train(data, **{"folder": tmp_path / "run", "cache_dir": tmp_path / "cache", **OPTIONS, **keys})
+        pe.train(
+            data, **{"folder": tmp_path / "run", "cache_dir": tmp_path / "cache", **OPTIONS, **keys}
+        )
     assert str(error.value).startswith(message)
     assert ".cache" not in str(error.value) and str(tmp_path) not in str(error.value)
 
 
-@pytest.mark.parametrize("data, message", [
-    (Data(x=torch.zeros(2, 9), edge_index=torch.tensor([[0], [1]])), "the Data: the features of the edges have no"),
-    (Data(x=torch.zeros(2, 4), edge_index=torch.tensor([[0], [7]])), "the Data: edge_index is out of range"),
-    ({"edge_index": torch.tensor([[0], [1]]), "num_nodes": 2}, "the dict: there is no x, and the model reads"),
-    (["CCO"], "RUN was trained on data=file, and a list of SMILES is given: give one graph, or a path"),
-    ([Data()], "RUN was trained on data=file, and a list of graphs is given: give one graph, or a path"),
-    ((NODES, EDGES), "RUN was trained on data=file, and a pair of tables is given: give one graph, or a path"),
-    (schema(), "RUN was trained on data=file, and a schema is given: give one graph, or a path"),
-    ("nowhere.pt", "nowhere.pt does not exist"), (7, "data is of type int; give")])
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (
+            Data(x=torch.zeros(2, 9), edge_index=torch.tensor([[0], [1]])),
+            "the Data: the features of the edges have no",
+        ),
+        (
+            Data(x=torch.zeros(2, 4), edge_index=torch.tensor([[0], [7]])),
+            "the Data: edge_index is out of range",
+        ),
+        (
+            {"edge_index": torch.tensor([[0], [1]]), "num_nodes": 2},
+            "the dict: there is no x, and the model reads",
+        ),
+        (
+            ["CCO"],
+            "RUN was trained on data=file, and a list of SMILES is given: give one graph, or a path",
+        ),
+        (
+            [Data()],
+            "RUN was trained on data=file, and a list of graphs is given: give one graph, or a path",
+        ),
+        (
+            (NODES, EDGES),
+            "RUN was trained on data=file, and a pair of tables is given: give one graph, or a path",
+        ),
+        (
+            schema(),
+            "RUN was trained on data=file, and a schema is given: give one graph, or a path",
+        ),
+        ("nowhere.pt", "nowhere.pt does not exist"),
+        (7, "data is of type int; give"),
+    ],
+)
 def test_wrong_predictions_speak_of_what_was_given(result, data, message):
     with pytest.raises(ValueError) as error:
         result.model.predict(data)
@@ -260,10 +476,14 @@ def test_wrong_predictions_speak_of_what_was_given(result, data, message):
     assert "data.path=/" not in str(error.value) and "/tmp/tmp" not in str(error.value)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"checkpoint": "worst"}, "checkpoint=worst is unknown; choose one of best, last"),
-    ({"device": "gpu"}, "device=gpu is unknown; choose auto, cpu, cuda"),
-    ({"device": 0}, "device=0 is unknown; choose auto, cpu, cuda")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"checkpoint": "worst"}, "checkpoint=worst is unknown; choose one of best, last"),
+        ({"device": "gpu"}, "device=gpu is unknown; choose auto, cpu, cuda"),
+        ({"device": 0}, "device=0 is unknown; choose auto, cpu, cuda"),
+    ],
+)
 def test_wrong_options_of_a_model_are_refused_when_it_is_opened(result, options, message):
     with pytest.raises(ValueError, match=message):
         pe.load(result.folder, **options)
@@ -271,7 +491,10 @@ def test_wrong_options_of_a_model_are_refused_when_it_is_opened(result, options,
 
 @pytest.mark.parametrize("path", [3, None, [], b"run", {"a": 1}, ["run", 3]])
 def test_what_is_no_path_is_no_run(path):
-    with pytest.raises(ValueError, match=r"path=.* names no run: give the directory of one, a file that export wrote"):
+    with pytest.raises(
+        ValueError,
+        match=r"path=.* names no run: give the directory of one, a file that export wrote",
+    ):
         pe.load(path)
 
 
@@ -285,20 +508,43 @@ def test_a_finished_run_is_not_overwritten(result):
 
 def test_values_of_every_kind_reach_their_keys(tmp_path):
     from parallel_epochs.pipeline.api import _configure
+
     path = tmp_path / "a 'quoted\", file.pt"
     torch.save(graph().to_dict(), path)
-    config, told = _configure(path, ["partition=metis", "data.to_undirected=true"], {
-        "model": "pyg", "conv": "GATv2Conv", "model.kwargs": {"heads": 2}, "patience": 3, "train.clip_grad_norm": 0.5,
-        "memory": None, "loader.num_neighbors": [5, np.int64(5)]} | {"num_layers": torch.tensor(2)})
-    assert config.data.path == str(path) and config.partition.name == "metis" and config.model.kwargs == {"heads": 2}
-    assert config.loader.num_neighbors == [5, 5] and config.train.patience == 3 and config.memory is None
+    config, told = _configure(
+        path,
+        ["partition=metis", "data.to_undirected=true"],
+        {
+            "model": "pyg",
+            "conv": "GATv2Conv",
+            "model.kwargs": {"heads": 2},
+            "patience": 3,
+            "train.clip_grad_norm": 0.5,
+            "memory": None,
+            "loader.num_neighbors": [5, np.int64(5)],
+        }
+        | {"num_layers": torch.tensor(2)},
+    )
+    assert (
+        config.data.path == str(path)
+        and config.partition.name == "metis"
+        and config.model.kwargs == {"heads": 2}
+    )
+    assert (
+        config.loader.num_neighbors == [5, 5]
+        and config.train.patience == 3
+        and config.memory is None
+    )
     assert told[0] == "data=file" and "model.num_layers=2" in told
 
 
-@pytest.mark.parametrize("text", [
-    "2024_01", "größe", "a\\b", "a\\\\b", 'quo"te', "back\\", "tr ue", "-1", "a,b=c", "null?"])
+@pytest.mark.parametrize(
+    "text",
+    ["2024_01", "größe", "a\\b", "a\\\\b", 'quo"te', "back\\", "tr ue", "-1", "a,b=c", "null?"],
+)
 def test_a_text_reaches_its_key_unchanged(text, tmp_path):
     from parallel_epochs.pipeline.api import _configure
+
     config, _ = _configure("digits", (), {"name": text})
     assert config.name == text
 
@@ -315,7 +561,9 @@ def test_the_users_random_numbers_go_on(result):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_server_calls_without_gradients(mode, tmp_path):
     with mode():
-        result = pe.train(graph(), "model=pyg", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS)
+        result = pe.train(
+            graph(), "model=pyg", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS
+        )
         found = pe.load(tmp_path / "run").predict()
     assert torch.equal(found, result.model.predict())
 
@@ -349,7 +597,10 @@ def test_torchrun_starts_no_ranks_of_its_own(tmp_path, monkeypatch):
 
 def test_calls_within_a_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = {pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS | {"epochs": 1}).folder for _ in range(3)}
+    folders = {
+        pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS | {"epochs": 1}).folder
+        for _ in range(3)
+    }
     assert len(folders) == 3
 
 
@@ -383,9 +634,15 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_call_goes_on(num_ranks, tmp
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def start(name):
-        return subprocess.Popen([sys.executable, "program.py", name, "cache", str(num_ranks)], cwd=tmp_path, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            [sys.executable, "program.py", name, "cache", str(num_ranks)],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
 
     process, deadline = start("run"), time.monotonic() + 200
     while not (tmp_path / "run/checkpoints/last.pt").exists():
@@ -393,7 +650,11 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_call_goes_on(num_ranks, tmp
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=100)
-    assert "Stopped" in output and process.returncode != 0 and not (tmp_path / "run/summary.json").exists()
+    assert (
+        "Stopped" in output
+        and process.returncode != 0
+        and not (tmp_path / "run/summary.json").exists()
+    )
     weights = []
     for name in ("run", "undisturbed"):
         output, _ = start(name).communicate(timeout=300)
@@ -404,10 +665,22 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_call_goes_on(num_ranks, tmp
 
 def test_new_graphs_and_molecules_in_memory(tmp_path):
     pytest.importorskip("rdkit")
-    (tmp_path / "molecules.csv").write_text("smiles,y\n" + "".join(f"{'C' * n}O,{n % 2}\n" for n in range(1, 13)))
-    options = dict(num_layers=2, hidden_channels=8, epochs=1, verbose=False, cache_dir=tmp_path / "cache")
-    result = pe.train(None, "data=smiles", f"data.path={tmp_path / 'molecules.csv'}", "task=graph", "loader=graph",
-                      "evaluation=exact", folder=tmp_path / "molecules", **options)
+    (tmp_path / "molecules.csv").write_text(
+        "smiles,y\n" + "".join(f"{'C' * n}O,{n % 2}\n" for n in range(1, 13))
+    )
+    options = dict(
+        num_layers=2, hidden_channels=8, epochs=1, verbose=False, cache_dir=tmp_path / "cache"
+    )
+    result = pe.train(
+        None,
+        "data=smiles",
+        f"data.path={tmp_path / 'molecules.csv'}",
+        "task=graph",
+        "loader=graph",
+        "evaluation=exact",
+        folder=tmp_path / "molecules",
+        **options,
+    )
     assert result.model.predict(["CCO", "c1ccccc1"]).shape == (2, 1)
     with pytest.raises(ValueError, match="RDKit reads no molecule in ''"):
         result.model.predict(["CCO", "", "CCN"])
@@ -416,10 +689,23 @@ def test_new_graphs_and_molecules_in_memory(tmp_path):
         one = graph(10, 30, seed=number, masks=False)
         one.y = torch.tensor([number % 2])
         torch.save(one.to_dict(), tmp_path / "graphs" / f"{number}.pt")
-    result = pe.train(None, "data=graph_files", f"data.folder={tmp_path / 'graphs'}", "task=graph", "loader=graph",
-                      "evaluation=exact", folder=tmp_path / "files", **options)
-    assert result.model.predict([graph(7, 9, seed=9, masks=False), graph(4, 5, seed=8, masks=False)]).shape == (2, 1)
-    with pytest.raises(ValueError, match="trained on data=graph_files, and the Data is given: give a list of graphs"):
+    result = pe.train(
+        None,
+        "data=graph_files",
+        f"data.folder={tmp_path / 'graphs'}",
+        "task=graph",
+        "loader=graph",
+        "evaluation=exact",
+        folder=tmp_path / "files",
+        **options,
+    )
+    assert result.model.predict(
+        [graph(7, 9, seed=9, masks=False), graph(4, 5, seed=8, masks=False)]
+    ).shape == (2, 1)
+    with pytest.raises(
+        ValueError,
+        match="trained on data=graph_files, and the Data is given: give a list of graphs",
+    ):
         result.model.predict(Data(edge_index=torch.empty(2, 0, dtype=torch.int64)))
 
 
@@ -427,7 +713,11 @@ def test_calls_in_threads_wait_for_each_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main = sys.modules["__main__"]
     with ThreadPoolExecutor(3) as pool:
-        runs = list(pool.map(lambda number: pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS), range(3)))
+        runs = list(
+            pool.map(
+                lambda number: pe.train(graph(), cache_dir=tmp_path / "cache", **OPTIONS), range(3)
+            )
+        )
         predicted = list(pool.map(lambda run: run.model.predict(), runs))
     assert len({run.folder for run in runs}) == 3
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
@@ -435,10 +725,14 @@ def test_calls_in_threads_wait_for_each_other(tmp_path, monkeypatch):
     assert sys.modules["__main__"] is main
 
 
-@pytest.mark.parametrize("exits, call, says", [
-    ("os._exit", "train()", "os._exit(0) was called before there was a result"),
-    ("sys.exit", "train()", "ValueError: sys.exit() was called before there was a result"),
-    ("os._exit", "train().model.predict()", "os._exit(0) was called before there was a result")])
+@pytest.mark.parametrize(
+    "exits, call, says",
+    [
+        ("os._exit", "train()", "os._exit(0) was called before there was a result"),
+        ("sys.exit", "train()", "ValueError: sys.exit() was called before there was a result"),
+        ("os._exit", "train().model.predict()", "os._exit(0) was called before there was a result"),
+    ],
+)
 def test_a_class_cannot_end_the_program_as_if_all_were_well(exits, call, says, tmp_path):
     (tmp_path / "mine.py").write_text(f"""import os, sys, torch
 class Net(torch.nn.Module):
@@ -463,7 +757,9 @@ def train():
 print("went on")
 """
     done = shell("-c", program, cwd=tmp_path)
-    assert done.returncode == 1 and says in done.stdout + done.stderr and "went on" not in done.stdout, done.stderr
+    assert (
+        done.returncode == 1 and says in done.stdout + done.stderr and "went on" not in done.stdout
+    ), done.stderr
 
 
 def test_a_prediction_waits_for_no_training_and_a_child_for_no_thread_of_its_parent(result):
@@ -479,8 +775,10 @@ def test_a_prediction_waits_for_no_training_and_a_child_for_no_thread_of_its_par
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("code, module, raises", [(0, "mine", ValueError), (1, "mine", SystemExit),
-                                                  (0, "other", SystemExit)])
+@pytest.mark.parametrize(
+    "code, module, raises",
+    [(0, "mine", ValueError), (1, "mine", SystemExit), (0, "other", SystemExit)],
+)
 def test_the_exit_of_a_program_is_not_that_of_a_class(code, module, raises, result):
     config = SimpleNamespace(model=SimpleNamespace(path="mine.Net"))
     with pytest.raises(raises), apart.apart_from_the_caller(config):
@@ -489,7 +787,9 @@ def test_the_exit_of_a_program_is_not_that_of_a_class(code, module, raises, resu
 
 def test_the_program_is_seen_while_its_data_are_written(tmp_path, monkeypatch):
     main, seen = sys.modules["__main__"], []
-    monkeypatch.setattr(api, "_configure", lambda *args: seen.append(sys.modules["__main__"]) or 1 / 0)
+    monkeypatch.setattr(
+        api, "_configure", lambda *args: seen.append(sys.modules["__main__"]) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         pe.train()
     assert seen == [main]
@@ -499,7 +799,9 @@ def test_a_run_writes_through_no_link_in_its_folder(result, tmp_path):
     theirs = shutil.copytree(result.folder, tmp_path / "theirs")
     shutil.rmtree(theirs / "checkpoints")
     (theirs / "checkpoints").symlink_to(result.folder / "checkpoints")
-    with pytest.raises(OSError, match=f"theirs/checkpoints is a symbolic link to {result.folder}/checkpoints, and"):
+    with pytest.raises(
+        OSError, match=f"theirs/checkpoints is a symbolic link to {result.folder}/checkpoints, and"
+    ):
         pe.train(resume=theirs, epochs=4)
 
 
@@ -513,7 +815,9 @@ def test_a_run_finds_its_data_from_another_folder(tmp_path, monkeypatch, caplog)
     expected = trained.model.predict()
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path / "sub")  # where another file has this name
-    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+    with pytest.raises(
+        ValueError, match="the dataset is not the one that this run was started with"
+    ):
         pe.load("../run").predict()
     (tmp_path / "sub" / "g.pt").unlink()
     assert torch.equal(pe.load("../run").predict(), expected)

@@ -5,9 +5,15 @@ import pytest
 from parallel_epochs.scripts.bench.measure import configure
 
 
-@pytest.mark.parametrize("overrides, expected", [
-    ([], "auto"), (["trainer=node_embedding", "data=digits"], "cpu"),
-    (["trainer=node_embedding", "data=digits", "device=cuda"], "cuda"), (["trainer=layout", "data=digits"], "cpu"),
-    (["trainer=knowledge", "data=math"], "cpu")])
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        ([], "auto"),
+        (["trainer=node_embedding", "data=digits"], "cpu"),
+        (["trainer=node_embedding", "data=digits", "device=cuda"], "cuda"),
+        (["trainer=layout", "data=digits"], "cpu"),
+        (["trainer=knowledge", "data=math"], "cpu"),
+    ],
+)
 def test_only_graph_neural_networks_choose_a_gpu_by_themselves(overrides, expected):
     assert configure(*overrides).device_name == expected

@@ -34,9 +34,16 @@ def call(monkeypatch, *arguments: str) -> None:
 
 def test_a_schema_is_written_and_never_replaced_unless_told(shop, monkeypatch, capsys):
     call(monkeypatch, "shop", "label=customers.tier")
-    assert yaml.safe_load((shop / "schema.yaml").read_text())["nodes"]["customers"]["label"] == "tier"
-    assert "data=tables data.schema=shop/schema.yaml hydra.run.dir=runs/shop" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="error: output=shop/schema.yaml exists, .* or overwrite=true"):
+    assert (
+        yaml.safe_load((shop / "schema.yaml").read_text())["nodes"]["customers"]["label"] == "tier"
+    )
+    assert (
+        "data=tables data.schema=shop/schema.yaml hydra.run.dir=runs/shop"
+        in capsys.readouterr().out
+    )
+    with pytest.raises(
+        SystemExit, match="error: output=shop/schema.yaml exists, .* or overwrite=true"
+    ):
         call(monkeypatch, "shop", "label=orders.gift")
     call(monkeypatch, "shop", "label=orders.gift", "overwrite=true")
     assert "orders" in yaml.safe_load((shop / "schema.yaml").read_text())["nodes"]
@@ -44,24 +51,43 @@ def test_a_schema_is_written_and_never_replaced_unless_told(shop, monkeypatch, c
     assert "data.folder=shop task=link" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("answer, label", [("1", "tier"), ("customers.country", "country"), ("", None)])
+@pytest.mark.parametrize(
+    "answer, label", [("1", "tier"), ("customers.country", "country"), ("", None)]
+)
 def test_the_label_is_asked_for_on_a_terminal(shop, monkeypatch, capsys, answer, label):
     terminal = io.StringIO(f"{answer}\n")
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", terminal)
     call(monkeypatch, "shop")
     assert "   1  customers.tier" in capsys.readouterr().out
-    assert yaml.safe_load((shop / "schema.yaml").read_text())["nodes"]["customers"].get("label") == label
+    assert (
+        yaml.safe_load((shop / "schema.yaml").read_text())["nodes"]["customers"].get("label")
+        == label
+    )
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ([], "error: name one folder of tables"), (["shop", "more"], "error: name one folder of tables"),
-    (["shop", "lable=x"], "error: lable is no argument of init; choose among label, output, overwrite"),
-    (["shop"], "error: which column is to be predicted. Give label=TABLE.COLUMN, as in customers.tier"),
-    (["nowhere"], "error: nowhere is not a folder with tables"),
-    (["shop", "label=customers.teir"], "error: label=customers.teir is no column to predict"),
-    (["shop", "output=nowhere/x.yaml"], "error: output=nowhere/x.yaml: the directory nowhere does not exist"),
-    (["shop", "output=shop/orders.csv"], "error: output=shop/orders.csv exists")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "error: name one folder of tables"),
+        (["shop", "more"], "error: name one folder of tables"),
+        (
+            ["shop", "lable=x"],
+            "error: lable is no argument of init; choose among label, output, overwrite",
+        ),
+        (
+            ["shop"],
+            "error: which column is to be predicted. Give label=TABLE.COLUMN, as in customers.tier",
+        ),
+        (["nowhere"], "error: nowhere is not a folder with tables"),
+        (["shop", "label=customers.teir"], "error: label=customers.teir is no column to predict"),
+        (
+            ["shop", "output=nowhere/x.yaml"],
+            "error: output=nowhere/x.yaml: the directory nowhere does not exist",
+        ),
+        (["shop", "output=shop/orders.csv"], "error: output=shop/orders.csv exists"),
+    ],
+)
 def test_wrong_arguments_are_one_line(shop, monkeypatch, arguments, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(SystemExit, match=message) as error:
@@ -87,15 +113,26 @@ def test_the_commands_that_it_names_run(tmp_path, label):
         small = ["train.epochs=2", "model.num_layers=2", "task.base=none"] * (name == "train")
         found = shell(f"pipeline.{name}", *arguments, *small, cwd=tmp_path)
         assert found.returncode == 0, found.stderr
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == len(LINES[label.partition(".")[0]])
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == len(
+        LINES[label.partition(".")[0]]
+    )
 
 
 @pytest.mark.slow
 def test_a_folder_and_a_label_train_and_predict_other_tables(tmp_path):
     write(tmp_path / "shop", LINES)
-    found = shell("pipeline.train", "data=tables", "data.folder=shop", "data.label=customers.tier", "train.epochs=2",
-                  "hydra.run.dir=runs/shop", cwd=tmp_path)
+    found = shell(
+        "pipeline.train",
+        "data=tables",
+        "data.folder=shop",
+        "data.label=customers.tier",
+        "train.epochs=2",
+        "hydra.run.dir=runs/shop",
+        cwd=tmp_path,
+    )
     assert found.returncode == 0, found.stderr
     write(tmp_path / "tomorrow", LINES)
-    found = shell("pipeline.predict", "run=runs/shop", "data.folder=tomorrow", "output=p.csv", cwd=tmp_path)
+    found = shell(
+        "pipeline.predict", "run=runs/shop", "data.folder=tomorrow", "output=p.csv", cwd=tmp_path
+    )
     assert found.returncode == 0 and "60 nodes" in found.stdout, found.stderr

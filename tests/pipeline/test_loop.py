@@ -35,16 +35,32 @@ RNG = torch.Generator()
 def trained(tmp_path_factory):
     """A run of four epochs: its configuration, its summary and its folder, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    config = cli.compose_config([f"cache_dir={folder / 'cache'}", *TOY, "tracker=tensorboard",
-                                 "task.base=none"])
+    config = cli.compose_config(
+        [f"cache_dir={folder / 'cache'}", *TOY, "tracker=tensorboard", "task.base=none"]
+    )
     return config, train(config, folder / "run"), folder / "run"
 
 
 def test_a_run_directory_is_complete(trained):
     _, summary, folder = trained
     assert json.loads((folder / "summary.json").read_text()) == summary
-    assert {"experiment", "metric", "best_epoch", "best_valid", "test", "num_parameters", "data_epochs", "wall_seconds",
-            "peak_memory_bytes", "num_ranks", "kernel", "seed", "weights_sha256", "versions", "command"} <= set(summary)
+    assert {
+        "experiment",
+        "metric",
+        "best_epoch",
+        "best_valid",
+        "test",
+        "num_parameters",
+        "data_epochs",
+        "wall_seconds",
+        "peak_memory_bytes",
+        "num_ranks",
+        "kernel",
+        "seed",
+        "weights_sha256",
+        "versions",
+        "command",
+    } <= set(summary)
     assert sorted(os.listdir(folder / "checkpoints")) == ["best.pt", "last.pt", "previous.pt"]
     assert list((folder / "tensorboard").glob("events*")) and (folder / "config.yaml").exists()
     best = rounds_of(folder)[summary["best_epoch"] - 1]
@@ -63,7 +79,9 @@ def weights_after_a_round(config, data) -> str:
 def test_seeds_differ_and_the_same_seed_repeats(configure):
     config = configure(*TOY)
     data = build.open_graph(config).data
-    hashes = [weights_after_a_round(dataclasses.replace(config, seed=seed), data) for seed in (0, 0, 1)]
+    hashes = [
+        weights_after_a_round(dataclasses.replace(config, seed=seed), data) for seed in (0, 0, 1)
+    ]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -73,7 +91,9 @@ def random_states(monkeypatch) -> list[tuple[str, str]]:
     states, loss = [], NodeTask.loss
 
     def watched(self, model, batch, rng):
-        states.append((checkpoint.digest(torch.get_rng_state()), checkpoint.digest(rng.get_state())))
+        states.append(
+            (checkpoint.digest(torch.get_rng_state()), checkpoint.digest(rng.get_state()))
+        )
         return loss(self, model, batch, rng)
 
     monkeypatch.setattr(NodeTask, "loss", watched)
@@ -82,7 +102,9 @@ def random_states(monkeypatch) -> list[tuple[str, str]]:
 
 def test_every_step_of_every_round_has_random_numbers_of_its_own(configure, random_states):
     config, states = configure(*TOY), random_states
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, CPU)
+    ) as trainer:
         for _ in range(2):
             list(trainer.steps())
             trainer.evaluate()
@@ -91,7 +113,9 @@ def test_every_step_of_every_round_has_random_numbers_of_its_own(configure, rand
 
 def test_every_rank_has_random_numbers_of_its_own(configure, random_states, monkeypatch):
     config, states = configure(*TOY), random_states
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, CPU)
+    ) as trainer:
         batch = next(trainer.loader.batches(0, Share()))
         for rank in (0, 0, 1):
             monkeypatch.setattr(trainer, "_ranks", Ranks(rank, 2))
@@ -101,14 +125,26 @@ def test_every_rank_has_random_numbers_of_its_own(configure, random_states, monk
 
 
 def test_training_learns(configure, tmp_path):
-    train(configure(*TOY, "data.num_nodes=300", "data.num_edges=9000", "train.epochs=30", "train.eval_every=30",
-                    "train.lr=0.03", "model.hidden_channels=32"), tmp_path / "run")
+    train(
+        configure(
+            *TOY,
+            "data.num_nodes=300",
+            "data.num_edges=9000",
+            "train.epochs=30",
+            "train.eval_every=30",
+            "train.lr=0.03",
+            "model.hidden_channels=32",
+        ),
+        tmp_path / "run",
+    )
     losses = [e["loss"] for e in rounds_of(tmp_path / "run")]
     assert losses[-1] < 0.75 * losses[0] and rounds_of(tmp_path / "run")[-1]["train"] > 0.85
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
-def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(what, configure, tmp_path, monkeypatch):
+def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(
+    what, configure, tmp_path, monkeypatch
+):
     config = configure(*TOY)
     original, calls, models = NodeTask.loss, [], []
 
@@ -131,7 +167,9 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_optimizer_moves(
 
     monkeypatch.setattr(NodeTask, "loss", poisoned)
     monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
-    with pytest.raises(FloatingPointError, match=f"{what} is (nan|inf) in round 2, step 2, batch 2 .60 nodes."):
+    with pytest.raises(
+        FloatingPointError, match=f"{what} is (nan|inf) in round 2, step 2, batch 2 .60 nodes."
+    ):
         train(config, tmp_path / "run")
     assert checkpoint.digest(models[0].state_dict()) == calls[-1] != calls[-2]
     assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["round"] == 1
@@ -154,8 +192,13 @@ def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
     config = configure("partition.num_parts=8", "train.epochs=2", "model.num_layers=2")
     summary = train_one(config, data, tmp_path, CPU, "test")
     assert math.isfinite(rounds_of(tmp_path)[0]["loss"]) and summary["num_rounds"] == 2
-    batch = next(b for b in ClusterLoader(data).batches_of(
-        Partitioner(data.edge_index, name="random", num_parts=8).draw(0)) if not b.train_mask.any())
+    batch = next(
+        b
+        for b in ClusterLoader(data).batches_of(
+            Partitioner(data.edge_index, name="random", num_parts=8).draw(0)
+        )
+        if not b.train_mask.any()
+    )
     model = Given(torch.randn(batch.num_nodes, 2))
     total, count = NodeTask(data).loss(model, batch, RNG)
     total.backward()
@@ -174,7 +217,9 @@ def test_isolated_nodes_are_predicted(configure, tmp_path):
     train_one(config, lonely, tmp_path, CPU, "test")
     task = NodeTask(lonely)
     model = build.build_model(config, lonely, task)
-    assert torch.isfinite(build.predict_all(config, lonely, model=model, task=task, loader=ClusterLoader(lonely))).all()
+    assert torch.isfinite(
+        build.predict_all(config, lonely, model=model, task=task, loader=ClusterLoader(lonely))
+    ).all()
 
 
 def test_missing_labels_are_left_out_of_the_loss():
@@ -204,11 +249,19 @@ def test_labels_as_inputs_are_never_those_that_are_learned(metric):
     learned = (model.logits.grad != 0).any(1)
     shown = model.x[:, columns] == 1
     assert not bool((learned & shown).any()) and torch.equal(learned | shown, data.train_mask)
-    assert 5 < int(shown.sum()) < 25 and int(count) == int(learned.sum()) * (2 if metric == "rocauc" else 1)
-    assert bool((model.x[~shown, :columns] == 0).all()) and torch.equal(model.x[:, columns + 1:], data.x)
+    assert 5 < int(shown.sum()) < 25 and int(count) == int(learned.sum()) * (
+        2 if metric == "rocauc" else 1
+    )
+    assert bool((model.x[~shown, :columns] == 0).all()) and torch.equal(
+        model.x[:, columns + 1 :], data.x
+    )
     task.predict(model, data)
     assert torch.equal(model.x[:, columns] == 1, data.train_mask)
-    labels = data.y[:30] if metric == "rocauc" else torch.nn.functional.one_hot(data.y[:30, 0], 3).float()
+    labels = (
+        data.y[:30]
+        if metric == "rocauc"
+        else torch.nn.functional.one_hot(data.y[:30, 0], 3).float()
+    )
     expected = (labels - labels.mean(0)) / labels.std(0, correction=0)
     torch.testing.assert_close(model.x[:30, :columns], expected)
 
@@ -216,21 +269,37 @@ def test_labels_as_inputs_are_never_those_that_are_learned(metric):
 def test_every_choice_of_the_optimizer_changes_the_result(configure):
     config = configure(*TOY)
     data = build.open_graph(config).data
-    choices = [{}, {"train.clip_grad_norm": 0.01}, {"train.weight_decay": 0.1},
-               {"train.weight_decay": 0.1, "train.optimizer": "adamw"}, {"train.optimizer": "rmsprop"},
-               {"train.weight_decay": 0.1, "train.decay_vectors": False}, {"train.accumulate": 2}, {"train.ema": 0.5},
-               {"model.dropout": 0.5},
-               {"model.input_dropout": 0.5}, {"model.edge_dropout": 0.5}, {"train.precision": "bf16"}]
+    choices = [
+        {},
+        {"train.clip_grad_norm": 0.01},
+        {"train.weight_decay": 0.1},
+        {"train.weight_decay": 0.1, "train.optimizer": "adamw"},
+        {"train.optimizer": "rmsprop"},
+        {"train.weight_decay": 0.1, "train.decay_vectors": False},
+        {"train.accumulate": 2},
+        {"train.ema": 0.5},
+        {"model.dropout": 0.5},
+        {"model.input_dropout": 0.5},
+        {"model.edge_dropout": 0.5},
+        {"train.precision": "bf16"},
+    ]
     hashes = {weights_after_a_round(keys.replaced(config, choice), data) for choice in choices}
     assert len(hashes) == len(choices)
 
 
 @pytest.mark.parametrize("accumulate, steps", [(1, 4), (3, 2), (9, 1)])
-def test_a_step_has_the_gradient_of_all_labels_of_its_batches(configure, monkeypatch, accumulate, steps):
+def test_a_step_has_the_gradient_of_all_labels_of_its_batches(
+    configure, monkeypatch, accumulate, steps
+):
     config, found = configure(*TOY, "model.dropout=0", f"train.accumulate={accumulate}"), []
     data = build.open_graph(config).data
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: found.append(
-        [weight.grad.clone() for weight in self.param_groups[0]["params"]]))
+    monkeypatch.setattr(
+        torch.optim.Adam,
+        "step",
+        lambda self: found.append(
+            [weight.grad.clone() for weight in self.param_groups[0]["params"]]
+        ),
+    )
     with contextlib.closing(build.build_trainer(config, data, CPU)) as trainer:
         taken = list(trainer.steps())
         assert len(taken) == trainer.about.num_steps == steps == len(found) and taken[-1].is_last
@@ -239,7 +308,7 @@ def test_a_step_has_the_gradient_of_all_labels_of_its_batches(configure, monkeyp
     for first, grads in zip(range(0, 4, accumulate), found, strict=True):
         model.zero_grad()
         total = sum_counts = 0
-        for batch in batches[first:first + accumulate]:
+        for batch in batches[first : first + accumulate]:
             loss, count = task.loss(model, batch, RNG)
             total, sum_counts = total + loss, sum_counts + count
         (total / sum_counts).backward()
@@ -248,8 +317,12 @@ def test_a_step_has_the_gradient_of_all_labels_of_its_batches(configure, monkeyp
 
 
 def test_weight_decay_of_matrices_leaves_vectors_alone(configure):
-    config = configure(*TOY, "train.optimizer=adamw", "train.weight_decay=0.5", "train.decay_vectors=false")
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
+    config = configure(
+        *TOY, "train.optimizer=adamw", "train.weight_decay=0.5", "train.decay_vectors=false"
+    )
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, CPU)
+    ) as trainer:
         before = {name: value.clone() for name, value in trainer.model.named_parameters()}
         for weight in trainer.model.parameters():
             weight.grad = torch.zeros_like(weight)
@@ -260,28 +333,48 @@ def test_weight_decay_of_matrices_leaves_vectors_alone(configure):
             torch.testing.assert_close(value, before[name] * factor, rtol=1e-6, atol=0)
 
 
-def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(configure, tmp_path, monkeypatch):
+def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(
+    configure, tmp_path, monkeypatch
+):
     norms, observed = [], []
     step, observe = torch.optim.Adam.step, Plateau.observe
 
     def watched(self, *args, **kwargs):
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        grads = [
+            p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         norms.append(float(torch.nn.utils.get_total_norm(grads)))
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", watched)
-    monkeypatch.setattr(Plateau, "observe", lambda self, score: (observed.append(score), observe(self, score)))
-    train(configure(*TOY, "train.clip_grad_norm=0.01", "train.warmup_steps=8", "train.lr=0.3", "train.epochs=6",
-                    "train.schedule=plateau", "train.plateau_patience=0"), tmp_path / "run")
+    monkeypatch.setattr(
+        Plateau, "observe", lambda self, score: (observed.append(score), observe(self, score))
+    )
+    train(
+        configure(
+            *TOY,
+            "train.clip_grad_norm=0.01",
+            "train.warmup_steps=8",
+            "train.lr=0.3",
+            "train.epochs=6",
+            "train.schedule=plateau",
+            "train.plateau_patience=0",
+        ),
+        tmp_path / "run",
+    )
     assert len(norms) == 24 and max(norms) == pytest.approx(0.01, rel=1e-3)
     rounds, expected = rounds_of(tmp_path / "run"), [0.15, 0.3]
-    assert observed == [record["valid"] for record in rounds[1:]], "the first evaluation lies in the warm-up"
+    assert observed == [record["valid"] for record in rounds[1:]], (
+        "the first evaluation lies in the warm-up"
+    )
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=0.1, patience=0)
     for score in observed[:-1]:
         scheduler.step(score)
         expected.append(scheduler.get_last_lr()[0])
-    assert [record["lr"] for record in rounds] == pytest.approx(expected) and min(expected) < 0.3 / 2
+    assert [record["lr"] for record in rounds] == pytest.approx(expected) and min(
+        expected
+    ) < 0.3 / 2
 
 
 def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):
@@ -291,7 +384,9 @@ def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):
     train_one(config, data, tmp_path, CPU, "test")
     train_one(config, data, tmp_path, CPU, "test")
     data.content_hash = "other"
-    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+    with pytest.raises(
+        ValueError, match="the dataset is not the one that this run was started with"
+    ):
         train_one(config, data, tmp_path, CPU, "test")
 
 
@@ -299,8 +394,12 @@ def test_a_checkpoint_of_another_version_is_refused(trained, tmp_path):
     config, _, folder = trained
     shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "last.pt"
-    checkpoint.save(path, {key: value for key, value in checkpoint.load(path).items() if key != "format"})
-    with pytest.raises(ValueError, match="run was trained by another version of this program.* start a new run"):
+    checkpoint.save(
+        path, {key: value for key, value in checkpoint.load(path).items() if key != "format"}
+    )
+    with pytest.raises(
+        ValueError, match="run was trained by another version of this program.* start a new run"
+    ):
         train(config, tmp_path / "run")
 
 
@@ -314,7 +413,9 @@ def test_patience_stops_the_run_and_stays_stopped(configure, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["exact", pytest.param("views", marks=pytest.mark.slow)])
-def test_components_separate_trains_each_and_reports_the_whole(method, configure, tmp_path, monkeypatch, caplog):
+def test_components_separate_trains_each_and_reports_the_whole(
+    method, configure, tmp_path, monkeypatch, caplog
+):
     data = random_graph(90, 400, 0)
     left = data.edge_index.as_tensor()
     keep = ((left < 50).all(0)) | (((left >= 50) & (left < 85)).all(0))
@@ -324,18 +425,30 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
     part = torch.randint(3, (90,), generator=generator)
     data.train_mask, data.valid_mask, data.test_mask = part == 0, part == 1, part == 2
     data.content_hash = "generated"
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data)
-    separate = ["data.min_component_size=30", "train.epochs=2", "model.num_layers=2", "partition.num_parts=2"]
+    monkeypatch.setattr(
+        "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data
+    )
+    separate = [
+        "data.min_component_size=30",
+        "train.epochs=2",
+        "model.num_layers=2",
+        "partition.num_parts=2",
+    ]
     config = configure("data.components=separate", *separate, f"evaluation={method}")
     caplog.set_level("INFO")
     seen = []
     scores = NodeTask.scores
-    monkeypatch.setattr(NodeTask, "scores", lambda self, model, rows: seen.append((rows, self._data))
-                        or scores(self, model, rows))
+    monkeypatch.setattr(
+        NodeTask,
+        "scores",
+        lambda self, model, rows: seen.append((rows, self._data)) or scores(self, model, rows),
+    )
     summary = train(config, tmp_path / "run")
     logits = next(logits for logits, of in reversed(seen) if of is data)
     assert len(logits) == 90 and bool((logits != 0).all()) and torch.isfinite(logits).all()
-    assert list(summary["components"]) == ["1", "2"] and "5 nodes of small components" in caplog.text
+    assert (
+        list(summary["components"]) == ["1", "2"] and "5 nodes of small components" in caplog.text
+    )
     assert 0 <= summary["test"] <= 1
     for rank in "12":
         own = json.loads((tmp_path / "run" / f"component_{rank}" / "summary.json").read_text())
@@ -354,10 +467,14 @@ def test_components_separate_trains_each_and_reports_the_whole(method, configure
 
     components = find_components(data)
     assert select_component(data, components, "all") is data
-    assert select_component(data, components, "largest").num_nodes == 50 \
+    assert (
+        select_component(data, components, "largest").num_nodes == 50
         and select_component(data, components, "2").num_nodes == 35
+    )
     with pytest.raises(ValueError, match="data.components=9 does not exist: .* from 1 to 7$"):
         select_component(data, components, "9")
     data.train_mask[50:] = False
-    with pytest.raises(ValueError, match="data.components=2: none of its 35 nodes is in the training split"):
+    with pytest.raises(
+        ValueError, match="data.components=2: none of its 35 nodes is in the training split"
+    ):
         select_component(data, find_components(data), "2")

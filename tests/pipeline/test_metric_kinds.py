@@ -35,25 +35,43 @@ MODEL = ["model.num_layers=2", "model.hidden_channels=8", "partition.num_parts=2
 
 def labels_and_logits(seed, num_rows, num_tasks, unlabelled, ties):
     g = torch.Generator().manual_seed(seed)
-    y, logits = (torch.rand(num_rows, num_tasks, generator=g) > 0.5).float(), torch.randn(num_rows, num_tasks,
-                                                                                         generator=g)
+    y, logits = (
+        (torch.rand(num_rows, num_tasks, generator=g) > 0.5).float(),
+        torch.randn(num_rows, num_tasks, generator=g),
+    )
     y = y.where(torch.rand(num_rows, num_tasks, generator=g) >= unlabelled, math.nan)
     return y, logits.round() if ties else logits
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 4), st.sampled_from([0, 0.4]), st.booleans())
-def test_average_precision_is_that_of_scikit_learn_and_of_ogb(seed, num_rows, num_tasks, unlabelled, ties):
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 30),
+    st.integers(1, 4),
+    st.sampled_from([0, 0.4]),
+    st.booleans(),
+)
+def test_average_precision_is_that_of_scikit_learn_and_of_ogb(
+    seed, num_rows, num_tasks, unlabelled, ties
+):
     y, logits = labels_and_logits(seed, num_rows, num_tasks, unlabelled, ties)
     known = ~y.isnan()
-    each = [theirs.average_precision_score(y[known[:, i], i], logits[known[:, i], i]) for i in range(num_tasks)
-            if {0.0, 1.0} <= set(y[:, i].tolist())]
-    assert average_precision(y, logits) == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
+    each = [
+        theirs.average_precision_score(y[known[:, i], i], logits[known[:, i], i])
+        for i in range(num_tasks)
+        if {0.0, 1.0} <= set(y[:, i].tolist())
+    ]
+    assert average_precision(y, logits) == pytest.approx(
+        np.mean(each) if each else math.nan, nan_ok=True
+    )
     if each:
         from ogb.graphproppred import Evaluator
+
         evaluator = Evaluator("ogbg-molpcba")
         evaluator.num_tasks = num_tasks
-        assert average_precision(y, logits) == pytest.approx(evaluator.eval({"y_true": y, "y_pred": logits})["ap"])
+        assert average_precision(y, logits) == pytest.approx(
+            evaluator.eval({"y_true": y, "y_pred": logits})["ap"]
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,18 +80,33 @@ def test_the_other_metrics_are_those_of_scikit_learn(seed, num_rows, num_tasks, 
     y, logits = labels_and_logits(seed, num_rows, num_tasks, 0.4 * unlabelled, False)
     known = ~y.isnan()
     if known.any():
-        expected = theirs.f1_score(y[known].reshape(-1), (logits[known] > 0).reshape(-1), zero_division=0.0)
+        expected = theirs.f1_score(
+            y[known].reshape(-1), (logits[known] > 0).reshape(-1), zero_division=0.0
+        )
         assert micro_f1(y, logits) == pytest.approx(expected)
-        each = [theirs.f1_score(y[known[:, i], i], logits[known[:, i], i] > 0, zero_division=0.0)
-                for i in range(num_tasks) if known[:, i].any()]
+        each = [
+            theirs.f1_score(y[known[:, i], i], logits[known[:, i], i] > 0, zero_division=0.0)
+            for i in range(num_tasks)
+            if known[:, i].any()
+        ]
         assert macro_f1_of_tasks(y, logits) == pytest.approx(np.mean(each))
     else:
         assert math.isnan(micro_f1(y, logits)) and math.isnan(macro_f1_of_tasks(y, logits))
-    values = torch.where(known, 100 * torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)), math.nan)
-    for ours, other in ((mean_absolute_error, theirs.mean_absolute_error),
-                        (root_mean_squared_error, theirs.root_mean_squared_error)):
-        each = [other(values[known[:, i], i], logits[known[:, i], i]) for i in range(num_tasks) if known[:, i].any()]
-        assert ours(values, logits) == pytest.approx(np.mean(each) if each else math.nan, rel=1e-5, nan_ok=True)
+    values = torch.where(
+        known, 100 * torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)), math.nan
+    )
+    for ours, other in (
+        (mean_absolute_error, theirs.mean_absolute_error),
+        (root_mean_squared_error, theirs.root_mean_squared_error),
+    ):
+        each = [
+            other(values[known[:, i], i], logits[known[:, i], i])
+            for i in range(num_tasks)
+            if known[:, i].any()
+        ]
+        assert ours(values, logits) == pytest.approx(
+            np.mean(each) if each else math.nan, rel=1e-5, nan_ok=True
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,17 +114,26 @@ def test_the_other_metrics_are_those_of_scikit_learn(seed, num_rows, num_tasks, 
 def test_metrics_of_rare_classes_are_those_of_scikit_learn(seed, num_rows, num_classes):
     """Also where a class is only in the labels or only predicted, or nowhere."""
     g = torch.Generator().manual_seed(seed)
-    y, logits = torch.randint(num_classes, (num_rows, 1), generator=g), torch.randn(num_rows, num_classes, generator=g)
+    y, logits = (
+        torch.randint(num_classes, (num_rows, 1), generator=g),
+        torch.randn(num_rows, num_classes, generator=g),
+    )
     true, predicted = y[:, 0].numpy(), logits.argmax(1).numpy()
-    assert macro_f1(y, logits) == pytest.approx(theirs.f1_score(true, predicted, average="macro", zero_division=0.0))
+    assert macro_f1(y, logits) == pytest.approx(
+        theirs.f1_score(true, predicted, average="macro", zero_division=0.0)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that are only predicted
-        assert balanced_accuracy(y, logits) == pytest.approx(theirs.balanced_accuracy_score(true, predicted))
+        assert balanced_accuracy(y, logits) == pytest.approx(
+            theirs.balanced_accuracy_score(true, predicted)
+        )
 
 
 def test_every_metric_of_real_values_is_one_of_which_less_is_better():
     assert set(VALUE_METRICS) == set(LOWER_IS_BETTER)
-    assert all(merit(name, merit(name, 0.5)) == 0.5 for name in METRICS) and merit("mae", 1.0) > merit("mae", 2.0)
+    assert all(merit(name, merit(name, 0.5)) == 0.5 for name in METRICS) and merit(
+        "mae", 1.0
+    ) > merit("mae", 2.0)
 
 
 def value_graph(path, metric="rmse", *, scale=1e5, unknown=0.2, num_nodes=120):
@@ -111,11 +153,20 @@ def value_graph(path, metric="rmse", *, scale=1e5, unknown=0.2, num_nodes=120):
 def test_a_run_on_real_values_reports_them_in_their_own_unit(metric, configure, tmp_path, caplog):
     caplog.set_level("INFO")
     path, y = value_graph(tmp_path / "graph.pt", metric)
-    config = configure("data=file", f"data.path={path}", *MODEL, "train.lr=0.05", "train.epochs=30", "train.patience=0")
+    config = configure(
+        "data=file",
+        f"data.path={path}",
+        *MODEL,
+        "train.lr=0.05",
+        "train.epochs=30",
+        "train.patience=0",
+    )
     summary = train(config, tmp_path / "run")
     valid = [record["valid"] for record in rounds_of(tmp_path / "run")]
     # The spread of the first target is 1e5, that of the second 1e3: means of the training nodes would give half of it.
-    assert summary["metric"] == metric and summary["best_valid"] == min(valid) < 0.75 * valid[0] < 1e5
+    assert (
+        summary["metric"] == metric and summary["best_valid"] == min(valid) < 0.75 * valid[0] < 1e5
+    )
     assert summary["test"] < 3e4
     read = read_run(tmp_path / "run")
     assert read.best() == min(valid) and read.best_round()["epochs"] == summary["best_epoch"]
@@ -131,21 +182,34 @@ def test_a_run_on_real_values_reports_them_in_their_own_unit(metric, configure, 
 
 def test_early_stopping_takes_the_lowest_error(configure, tmp_path):
     path, _ = value_graph(tmp_path / "graph.pt")
-    config = configure("data=file", f"data.path={path}", *MODEL, "train.lr=0.05", "train.epochs=400",
-                       "train.patience=5")
+    config = configure(
+        "data=file",
+        f"data.path={path}",
+        *MODEL,
+        "train.lr=0.05",
+        "train.epochs=400",
+        "train.patience=5",
+    )
     summary = train(config, tmp_path / "run")
     valid = [record["valid"] for record in rounds_of(tmp_path / "run")]
-    assert 6 < len(valid) < 400 and valid.index(min(valid)) == len(valid) - 6 == summary["best_epoch"] - 1
+    assert (
+        6 < len(valid) < 400
+        and valid.index(min(valid)) == len(valid) - 6 == summary["best_epoch"] - 1
+    )
 
 
 @pytest.mark.slow
 def test_errors_of_runs_are_compared_downwards(configure, tmp_path):
     path, _ = value_graph(tmp_path / "graph.pt", "mae")
     for name, rate in (("good", 0.02), ("bad", 1e-5)):
-        train(configure("data=file", f"data.path={path}", *MODEL, f"train.lr={rate}"), tmp_path / name)
+        train(
+            configure("data=file", f"data.path={path}", *MODEL, f"train.lr={rate}"), tmp_path / name
+        )
     good, bad = (read_run(tmp_path / name) for name in ("good", "bad"))
     assert good.merit() > bad.merit() and good.best() < bad.best()
-    assert qualities([good, bad]) == [good.best(), bad.best()] and good.reached(bad.best()) is not None
+    assert (
+        qualities([good, bad]) == [good.best(), bad.best()] and good.reached(bad.best()) is not None
+    )
     assert bad.reached(good.best()) is None
 
 
@@ -184,10 +248,18 @@ def test_one_class_in_validation_is_said_and_does_not_crash(metric, configure, t
     path = tmp_path / "graph.pt"
     value_graph(path, metric)
     saved = torch.load(path)
-    saved["y"] = (torch.arange(120) % 2).float().unsqueeze(1).where(~saved["val_mask"].unsqueeze(1), 1.0)
+    saved["y"] = (
+        (torch.arange(120) % 2).float().unsqueeze(1).where(~saved["val_mask"].unsqueeze(1), 1.0)
+    )
     torch.save(saved, path)
-    with pytest.raises(ValueError, match=f"schedule=plateau follows the validation metric, but {metric} is undefined"):
-        train(configure("data=file", f"data.path={path}", *MODEL, "train.schedule=plateau"), tmp_path / "refused")
+    with pytest.raises(
+        ValueError,
+        match=f"schedule=plateau follows the validation metric, but {metric} is undefined",
+    ):
+        train(
+            configure("data=file", f"data.path={path}", *MODEL, "train.schedule=plateau"),
+            tmp_path / "refused",
+        )
     summary = train(configure("data=file", f"data.path={path}", *MODEL), tmp_path / "run")
     line = f"{metric} is undefined on the valid split, with no rows to score or rows of one kind alone: the last"
     assert caplog.text.count(line) == 1
@@ -202,16 +274,24 @@ def test_a_metric_may_be_chosen_among_those_of_the_labels(configure, tmp_path):
         assert task.metric == metric and data.metric == "rocauc"
         assert task.scores(None, data.y.clone() - 0.5) == {"train": 1.0, "valid": 1.0, "test": 1.0}
         assert task.scores(None, data.y - 0.5, official=True)["test"] == 1.0
-    with pytest.raises(ValueError, match=r"task.metric=mae is .* real values, and the dataset \(rocauc\) has binary "
-                                         "tasks. Choose one of rocauc, ap, micro_f1, macro_f1"):
+    with pytest.raises(
+        ValueError,
+        match=r"task.metric=mae is .* real values, and the dataset \(rocauc\) has binary "
+        "tasks. Choose one of rocauc, ap, micro_f1, macro_f1",
+    ):
         build.check_metric("mae", "rocauc")
-    with pytest.raises(ValueError, match="task.metric=f7 is unknown; choose one of rocauc, ap, micro_f1, macro_f1, "
-                                         "acc, balanced_acc, mae"):
+    with pytest.raises(
+        ValueError,
+        match="task.metric=f7 is unknown; choose one of rocauc, ap, micro_f1, macro_f1, "
+        "acc, balanced_acc, mae",
+    ):
         build.check(configure("task.metric=f7"))
 
 
 @pytest.mark.parametrize("metric, expected", [("macro_f1", 5 / 9), ("balanced_acc", 2 / 3)])
-def test_a_run_of_classes_is_judged_by_the_metric_of_rare_ones(metric, expected, configure, tmp_path):
+def test_a_run_of_classes_is_judged_by_the_metric_of_rare_ones(
+    metric, expected, configure, tmp_path
+):
     data = class_graph(list(range(20)))
     data.y = torch.arange(40).unsqueeze(1) % 3
     task = build.build_task(configure(f"task.metric={metric}"), data)
@@ -227,15 +307,23 @@ def test_a_run_of_classes_is_judged_by_the_metric_of_rare_ones(metric, expected,
 def test_macro_f1_of_a_dataset_means_classes(configure, tmp_path):
     """Binary tasks have it by task.metric."""
     path, _ = value_graph(tmp_path / "graph.pt", "macro_f1")
-    with pytest.raises(ValueError, match="one column of classes for the metric macro_f1, not 2. Of binary tasks save"):
+    with pytest.raises(
+        ValueError,
+        match="one column of classes for the metric macro_f1, not 2. Of binary tasks save",
+    ):
         build.open_graph(configure("data=file", f"data.path={path}"))
 
 
 def test_values_that_are_no_labels_are_refused_by_name(configure, tmp_path):
     for metric, value, message in (
-            ("rocauc", 0.5, 'for real values any with metric="rmse" or "mae"'),
-            ("rmse", math.inf, "y is infinite in float32: row 3, column 0 holds inf"),
-            ("f7", 0.5, "the metric is 'f7'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae")):
+        ("rocauc", 0.5, 'for real values any with metric="rmse" or "mae"'),
+        ("rmse", math.inf, "y is infinite in float32: row 3, column 0 holds inf"),
+        (
+            "f7",
+            0.5,
+            "the metric is 'f7'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae",
+        ),
+    ):
         path, _y = value_graph(tmp_path / f"{metric}.pt", metric)
         saved = torch.load(path)
         saved["y"][3, 0] = value
@@ -251,8 +339,14 @@ def test_a_search_looks_for_the_lowest_error(caplog):
     worker._study = optuna.create_study(direction="maximize")
     for error in (2.0, 1.0, 3.0):
         worker._tell(worker._study.ask(), "rmse", error, 1.0)
-    assert worker._study.best_trial.number == 1 and "valid 3.0000, 1 s; best 1.0000 of trial 1" in caplog.text
-    assert [line.split()[1:3] for line in tabulate(worker._study).splitlines()[1:]] == \
-        [["1", "1.0000"], ["0", "2.0000"], ["2", "3.0000"]]
+    assert (
+        worker._study.best_trial.number == 1
+        and "valid 3.0000, 1 s; best 1.0000 of trial 1" in caplog.text
+    )
+    assert [line.split()[1:3] for line in tabulate(worker._study).splitlines()[1:]] == [
+        ["1", "1.0000"],
+        ["0", "2.0000"],
+        ["2", "3.0000"],
+    ]
     with pytest.raises(ValueError, match="ap is undefined on the validation split of trial 3"):
         worker._tell(worker._study.ask(), "ap", None, 1.0)

@@ -10,7 +10,14 @@ from parallel_epochs.models.aggregate import reference
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import RANKS, check_finite, count_by_score, link_metric, link_ranking, rocauc
+from parallel_epochs.pipeline.metrics import (
+    RANKS,
+    check_finite,
+    count_by_score,
+    link_metric,
+    link_ranking,
+    rocauc,
+)
 from parallel_epochs.scripts.report.curve_section import precision_recall, reliability, roc
 from tests.helpers import building as build
 from tests.helpers.graphs import random_graph, task_graph
@@ -29,15 +36,29 @@ def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
     predict = partial(task.predict, model)
 
     def views(num_views, num_parts, round_=0):
-        return predict_views(predict, loader, num_rows=40, out_channels=2, num_views=num_views, num_parts=num_parts,
-                             seed=0, round_=round_)
+        return predict_views(
+            predict,
+            loader,
+            num_rows=40,
+            out_channels=2,
+            num_views=num_views,
+            num_parts=num_parts,
+            seed=0,
+            round_=round_,
+        )
 
     exact = predict_exact(predict, data, num_rows=40, out_channels=2, device=CPU)
     torch.testing.assert_close(views(1, 1), exact)
     torch.testing.assert_close(views(3, 1), exact)
-    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(views(2, 4), views(2, 4, round_=1))
-    assert not torch.equal(views(2, 4), views(1, 4)) and not torch.allclose(views(2, 4), views(3, 4))
-    other = predict_views(predict, loader, num_rows=40, out_channels=2, num_views=1, num_parts=4, seed=1, round_=0)
+    assert torch.equal(views(2, 4), views(2, 4)) and not torch.equal(
+        views(2, 4), views(2, 4, round_=1)
+    )
+    assert not torch.equal(views(2, 4), views(1, 4)) and not torch.allclose(
+        views(2, 4), views(3, 4)
+    )
+    other = predict_views(
+        predict, loader, num_rows=40, out_channels=2, num_views=1, num_parts=4, seed=1, round_=0
+    )
     assert not torch.equal(other, views(1, 4))
     # An average over many views predicts every node in each: no row is left at zero or counted twice.
     single = views(1, 4)
@@ -50,14 +71,21 @@ def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, 
     model = build.build_model(config, data, NodeTask(data)).eval()
     most = []
     one_block = reference.aggregate_edges
-    monkeypatch.setattr(reference, "aggregate_edges", lambda x_j, *args, **options: most.append(len(x_j))
-                        or one_block(x_j, *args, **options))
+    monkeypatch.setattr(
+        reference,
+        "aggregate_edges",
+        lambda x_j, *args, **options: most.append(len(x_j)) or one_block(x_j, *args, **options),
+    )
     monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 500)
-    whole = predict_exact(partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU)
+    whole = predict_exact(
+        partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU
+    )
     assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
     monkeypatch.undo()
     with torch.no_grad():
-        torch.testing.assert_close(model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole)
+        torch.testing.assert_close(
+            model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole
+        )
 
 
 CASES = given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from([0, 0.3]), st.booleans())
@@ -85,7 +113,9 @@ def check_scores(seed, num_test, unlabelled, ties):
     data.y = y.where(torch.rand(40, 3, generator=g) >= unlabelled, math.nan)
     data.test_mask = torch.arange(40) < num_test
     task = NodeTask(data)
-    assert task.scores(None, logits) == pytest.approx(task.scores(None, logits, official=True), abs=1e-12, nan_ok=True)
+    assert task.scores(None, logits) == pytest.approx(
+        task.scores(None, logits, official=True), abs=1e-12, nan_ok=True
+    )
 
 
 def test_scores_of_perfect_predictions_and_of_splits_without_any():
@@ -110,13 +140,18 @@ def test_predictions_that_are_not_finite_are_errors(wrong):
     check_finite(rows)
     check_finite(rows[:0])
     rows[2, 1] = wrong
-    with pytest.raises(FloatingPointError, match="^the model's predictions are not finite; no table is written$"):
+    with pytest.raises(
+        FloatingPointError, match="^the model's predictions are not finite; no table is written$"
+    ):
         check_finite(rows, "no table is written")
 
 
 def test_every_task_counts_however_many_there_are():
     rng = torch.Generator().manual_seed(0)
-    truth, predicted = (torch.rand(30, 40, generator=rng) < 0.5).float(), torch.rand(30, 40, generator=rng)
+    truth, predicted = (
+        (torch.rand(30, 40, generator=rng) < 0.5).float(),
+        torch.rand(30, 40, generator=rng),
+    )
     each = [rocauc(truth[:, [task]], predicted[:, [task]]) for task in range(40)]
     assert rocauc(truth, predicted) == pytest.approx(sum(each) / 40, abs=1e-12)
 
@@ -136,15 +171,25 @@ def test_curves_are_exact_at_each_threshold(share):
     exact = set(zip(fpr.round(9), tpr.round(9)))
     points = roc(curve)
     assert len(points) > 40 and {(round(x, 9), round(y, 9)) for x, y, _ in points} <= exact
-    assert sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:])) == pytest.approx(
-        curve["rocauc"], abs=2e-3)
+    assert sum(
+        (b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:])
+    ) == pytest.approx(curve["rocauc"], abs=2e-3)
     steps = [(0.0, 1.0, 0), *precision_recall(curve)]
-    assert sum((b[0] - a[0]) * b[1] for a, b in zip(steps, steps[1:])) == pytest.approx(curve["ap"], abs=0.02)
+    assert sum((b[0] - a[0]) * b[1] for a, b in zip(steps, steps[1:])) == pytest.approx(
+        curve["ap"], abs=0.02
+    )
     for low, (mean, positive, size) in enumerate(reliability(curve)):
         assert size > 0 and 0 <= positive <= 1 and low / 10 <= mean <= 1
-    assert sum(size * positive for _, positive, size in reliability(curve)) == pytest.approx(truth.sum())
-    assert sum(size * mean for mean, _, size in reliability(curve)) == pytest.approx(scores.sum(), rel=1e-5)
-    assert count_by_score(y[y == 1], logits[y == 1]) is None and count_by_score(y[:0], logits[:0]) is None
+    assert sum(size * positive for _, positive, size in reliability(curve)) == pytest.approx(
+        truth.sum()
+    )
+    assert sum(size * mean for mean, _, size in reliability(curve)) == pytest.approx(
+        scores.sum(), rel=1e-5
+    )
+    assert (
+        count_by_score(y[y == 1], logits[y == 1]) is None
+        and count_by_score(y[:0], logits[:0]) is None
+    )
 
 
 def test_links_are_ranked_as_by_counting():
@@ -152,6 +197,8 @@ def test_links_are_ranked_as_by_counting():
     positive, negative = (torch.randn(size, generator=rng).round(decimals=1) for size in (40, 60))
     found = link_ranking(positive, negative)
     assert list(found) == ["mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50"]
-    assert all(found[f"hits@{k}"] == link_metric(f"hits@{k}", positive, negative) for k in RANKS if k <= 60)
+    assert all(
+        found[f"hits@{k}"] == link_metric(f"hits@{k}", positive, negative) for k in RANKS if k <= 60
+    )
     own = link_ranking(positive, negative.repeat(40, 1))  # each has its own, which are the same
     assert own == pytest.approx(found)

@@ -13,17 +13,34 @@ from tests.helpers.building import EvaluateConfig, predict
 from tests.helpers.purchases import KEYS, SCHEMA, make_labels, make_orders
 from tests.pipeline.gnn.test_new_data import graph
 
-SMALL = {"num_layers": 2, "hidden_channels": 8, "epochs": 2, "verbose": False, "partition": "whole",
-         "evaluation": "exact"}
+SMALL = {
+    "num_layers": 2,
+    "hidden_channels": 8,
+    "epochs": 2,
+    "verbose": False,
+    "partition": "whole",
+    "evaluation": "exact",
+}
 
 
 def people() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return sixty people of three towns, and who knows whom and pays how."""
     rng = np.random.default_rng(0)
-    nodes = pd.DataFrame({"id": [f"p{number}" for number in range(60)], "age": rng.integers(18, 80, 60),
-                          "town": rng.choice(["Ulm", "Bonn", "Jena"], 60)})
-    edges = pd.DataFrame({"source": rng.choice(nodes["id"], 400), "target": rng.choice(nodes["id"], 400),
-                          "sum": rng.random(400).round(3), "kind": rng.choice(["gift", "loan"], 400)})
+    nodes = pd.DataFrame(
+        {
+            "id": [f"p{number}" for number in range(60)],
+            "age": rng.integers(18, 80, 60),
+            "town": rng.choice(["Ulm", "Bonn", "Jena"], 60),
+        }
+    )
+    edges = pd.DataFrame(
+        {
+            "source": rng.choice(nodes["id"], 400),
+            "target": rng.choice(nodes["id"], 400),
+            "sum": rng.random(400).round(3),
+            "kind": rng.choice(["gift", "loan"], 400),
+        }
+    )
     return nodes, edges[edges["source"] != edges["target"]]
 
 
@@ -33,35 +50,59 @@ def assert_top(model, request, expected):
 
     status, found = ask(model.app(), "/top", request)
     assert status == 200
-    pd.testing.assert_frame_equal(pd.DataFrame(found["rows"]).astype(expected.dtypes), expected.reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(found["rows"]).astype(expected.dtypes), expected.reset_index(drop=True)
+    )
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     """A run on people, whose towns are learned."""
     folder = tmp_path_factory.mktemp("model")
-    return pe.train(people(), folder=folder / "run", cache_dir=folder / "cache", **SMALL, **{
-        "data.nodes.label": "town", "data.nodes.features": ["age"], "data.edges.features": ["sum"]})
+    return pe.train(
+        people(),
+        folder=folder / "run",
+        cache_dir=folder / "cache",
+        **SMALL,
+        **{
+            "data.nodes.label": "town",
+            "data.nodes.features": ["age"],
+            "data.edges.features": ["sum"],
+        },
+    )
 
 
 def test_a_table_has_the_ids_and_classes_of_the_user(result):
     nodes, model = people()[0], pe.load(result.folder)
     assert model.ids.tolist() == nodes["id"].tolist() and model.classes == ["Bonn", "Jena", "Ulm"]
     found, rows = model.predict(table=True), model.predict()
-    assert list(found.columns) == ["id", "split", "class", *(f"probability_{name}" for name in model.classes)]
+    assert list(found.columns) == [
+        "id",
+        "split",
+        "class",
+        *(f"probability_{name}" for name in model.classes),
+    ]
     np.testing.assert_array_equal(found.iloc[:, 3:].to_numpy(), rows.numpy())
     assert found["class"].tolist() == [model.classes[number] for number in rows.argmax(1)]
     some = model.predict(nodes=["p7", "p3"], table=True, columns="top3")
-    assert some["id"].tolist() == ["p7", "p3"] and some["class_1"].tolist() == found["class"].iloc[[7, 3]].tolist()
+    assert (
+        some["id"].tolist() == ["p7", "p3"]
+        and some["class_1"].tolist() == found["class"].iloc[[7, 3]].tolist()
+    )
     assert torch.equal(model.predict(nodes=["p7", "p3"]), rows[[7, 3]])
     assert model.scores == result.scores and model.history == result.history
-    pd.testing.assert_frame_equal(pe.predict(result.folder, nodes=["p7", "p3"], columns="top3"), some)
+    pd.testing.assert_frame_equal(
+        pe.predict(result.folder, nodes=["p7", "p3"], columns="top3"), some
+    )
     assert pe.evaluate(result.folder)["test"] == pytest.approx(result.scores["test"])
 
 
 def test_vectors_of_a_network_have_ids(result):
     vectors, table = result.model.vectors(), result.model.vectors(table=True)
-    assert vectors.shape == (60, 8) and list(table.columns) == ["id", *(f"v{number}" for number in range(8))]
+    assert vectors.shape == (60, 8) and list(table.columns) == [
+        "id",
+        *(f"v{number}" for number in range(8)),
+    ]
     np.testing.assert_array_equal(table.iloc[:, 1:].to_numpy(), vectors)
     assert table["id"].tolist() == result.model.ids.tolist()
 
@@ -72,33 +113,50 @@ def test_a_second_call_reads_nothing(result, tmp_path):
     first = model.predict(table=True)
     shutil.rmtree(tmp_path / "run")
     pd.testing.assert_frame_equal(model.predict(table=True), first)
-    pd.testing.assert_frame_equal(model.predict(nodes=["p9"], table=True), first.iloc[[9]].reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        model.predict(nodes=["p9"], table=True), first.iloc[[9]].reset_index(drop=True)
+    )
 
 
 def test_other_tables_have_ids_too(result):
     nodes, edges = people()
-    found = result.model.predict((nodes[:30], edges[edges["source"].isin(nodes["id"][:30])
-                                                    & edges["target"].isin(nodes["id"][:30])]), table=True)
+    found = result.model.predict(
+        (
+            nodes[:30],
+            edges[edges["source"].isin(nodes["id"][:30]) & edges["target"].isin(nodes["id"][:30])],
+        ),
+        table=True,
+    )
     assert found["id"].tolist() == nodes["id"][:30].tolist() and set(found["split"]) == {"unknown"}
 
 
 def test_keys_of_the_command_are_arguments(result, tmp_path):
     nodes, edges = people()
-    predict(EvaluateConfig(run=str(result.folder), output=str(tmp_path / "own.csv"), calibrate=True))
+    predict(
+        EvaluateConfig(run=str(result.folder), output=str(tmp_path / "own.csv"), calibrate=True)
+    )
     found = result.model.predict(table=True, calibrate=True)
-    np.testing.assert_allclose(found.iloc[:, 3:], pd.read_csv(tmp_path / "own.csv").iloc[:, 3:], atol=1e-6)
+    np.testing.assert_allclose(
+        found.iloc[:, 3:], pd.read_csv(tmp_path / "own.csv").iloc[:, 3:], atol=1e-6
+    )
     assert not np.allclose(found.iloc[:, 3:], result.model.predict())
     grown = pd.concat([nodes, pd.DataFrame({"id": ["new"], "age": [30], "town": [None]})])
     known = result.model.predict((grown, edges), table=True, known_labels="all")
     assert (known["split"] != "unknown").sum() == 60 and known["split"].iloc[-1] == "unknown"
-    pd.testing.assert_frame_equal(known, result.model.predict(table=True, known_labels="all", **{
-        "data.nodes.path": grown, "data.edges.path": edges}))
+    pd.testing.assert_frame_equal(
+        known,
+        result.model.predict(
+            table=True, known_labels="all", **{"data.nodes.path": grown, "data.edges.path": edges}
+        ),
+    )
 
 
 def test_rows_of_a_label_table_come_from_memory(tmp_path):
     orders = make_orders()
-    users, items = (pd.DataFrame({"id": sorted(orders[name].unique()), column: range(orders[name].nunique())})
-                    for name, column in (("user", "age"), ("item", "price")))
+    users, items = (
+        pd.DataFrame({"id": sorted(orders[name].unique()), column: range(orders[name].nunique())})
+        for name, column in (("user", "age"), ("item", "price"))
+    )
     schema = yaml.safe_load(SCHEMA)
     for kind, table in (("nodes", users), ("nodes", items), ("edges", orders)):
         name = {id(users): "user", id(items): "item", id(orders): "orders"}[id(table)]
@@ -106,28 +164,55 @@ def test_rows_of_a_label_table_come_from_memory(tmp_path):
     labels = make_labels(orders)
     labels = labels[labels["id"].isin(users["id"])]
     keys = dict(key.split("=") for key in KEYS[2:])
-    model = pe.train(schema, folder=tmp_path / "run", cache_dir=tmp_path / "cache", verbose=False, evaluation="exact",
-                     **{**keys, "data.label_table": labels, "train.epochs": 1}).model
+    model = pe.train(
+        schema,
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        verbose=False,
+        evaluation="exact",
+        **{**keys, "data.label_table": labels, "train.epochs": 1},
+    ).model
     some = labels[labels["time"] == 100].drop(columns="label")
     found = model.predict(table=True, label_table=some)
     own = model.predict(table=True)
     assert len(found) == len(some) and len(own) == len(labels)
-    np.testing.assert_allclose(found["probability_1"] if "probability_1" in found else found.iloc[:, -1],
-                               own[(labels["time"] == 100).to_numpy()].iloc[:, -1], atol=1e-5)
+    np.testing.assert_allclose(
+        found["probability_1"] if "probability_1" in found else found.iloc[:, -1],
+        own[(labels["time"] == 100).to_numpy()].iloc[:, -1],
+        atol=1e-5,
+    )
 
 
-@pytest.mark.parametrize("asked, message", [
-    ({"foo": 1}, "foo is unknown; choose one of data.path, "), ({"path": "x.pt", "nodes": ["p1"]}, "data.path=x.pt: "),
-    ({"known_labels": "some", "data": people()}, "data.known_labels=some is unknown; choose one of none, all, old"),
-    ({"known_labels": "all"}, "data.known_labels=all is for other tables than those of the training"),
-    ({"num_views": "many"}, "num_views='many': "), ({"calibrate": people()[0]}, "calibrate takes no table"),
-    ({"nodes": ["p1", "nobody"]}, "nodes: none of the 60 nodes has the id 'nobody'; they are called p0, p1, p2, ..."),
-    ({"nodes": "p1"}, r"nodes is a list of ids, as \['u1'\], and not of type str"),
-    ({"nodes": 5}, r"nodes is a list of ids, as \['u1'\], and not of type int"),
-    ({"columns": "class"}, "columns='class' is for table=True. Leave it out"),
-    ({"columns": "best", "table": True}, "columns='best' is unknown; choose one of all, class, top3"),
-    ({"pairs": [("p1", "p2")], "table": True}, r"pairs= is for models of links \(task=link\)"),
-    ({"pairs": torch.tensor([[0, 1]])}, r"pairs= is for models of links \(task=link\)")])
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"foo": 1}, "foo is unknown; choose one of data.path, "),
+        ({"path": "x.pt", "nodes": ["p1"]}, "data.path=x.pt: "),
+        (
+            {"known_labels": "some", "data": people()},
+            "data.known_labels=some is unknown; choose one of none, all, old",
+        ),
+        (
+            {"known_labels": "all"},
+            "data.known_labels=all is for other tables than those of the training",
+        ),
+        ({"num_views": "many"}, "num_views='many': "),
+        ({"calibrate": people()[0]}, "calibrate takes no table"),
+        (
+            {"nodes": ["p1", "nobody"]},
+            "nodes: none of the 60 nodes has the id 'nobody'; they are called p0, p1, p2, ...",
+        ),
+        ({"nodes": "p1"}, r"nodes is a list of ids, as \['u1'\], and not of type str"),
+        ({"nodes": 5}, r"nodes is a list of ids, as \['u1'\], and not of type int"),
+        ({"columns": "class"}, "columns='class' is for table=True. Leave it out"),
+        (
+            {"columns": "best", "table": True},
+            "columns='best' is unknown; choose one of all, class, top3",
+        ),
+        ({"pairs": [("p1", "p2")], "table": True}, r"pairs= is for models of links \(task=link\)"),
+        ({"pairs": torch.tensor([[0, 1]])}, r"pairs= is for models of links \(task=link\)"),
+    ],
+)
 def test_wrong_questions_are_refused_in_the_words_of_the_call(result, asked, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         result.model.predict(**asked)
@@ -135,10 +220,19 @@ def test_wrong_questions_are_refused_in_the_words_of_the_call(result, asked, mes
 
 def test_edges_with_labels_name_their_ends(tmp_path):
     _, edges = people()
-    model = pe.train((None, edges), "task=edge", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL,
-                     **{"data.edges.label": "kind", "data.edges.features": ["sum"]}).model
+    model = pe.train(
+        (None, edges),
+        "task=edge",
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **SMALL,
+        **{"data.edges.label": "kind", "data.edges.features": ["sum"]},
+    ).model
     found = model.predict(table=True)
-    assert found[["source", "target"]].to_numpy().tolist() == edges[["source", "target"]].to_numpy().tolist()
+    assert (
+        found[["source", "target"]].to_numpy().tolist()
+        == edges[["source", "target"]].to_numpy().tolist()
+    )
     assert set(found["class"]) <= {"gift", "loan"} == set(model.classes)
     some = model.predict(nodes=found["id"].iloc[[5, 2]], table=True)
     pd.testing.assert_frame_equal(some, found.iloc[[5, 2]].reset_index(drop=True))
@@ -147,18 +241,32 @@ def test_edges_with_labels_name_their_ends(tmp_path):
 def test_a_mean_of_runs_has_no_network_and_no_history_of_its_own(result, tmp_path):
     model = pe.load([result.folder, result.folder])
     torch.testing.assert_close(model.predict(), result.model.predict())
-    for call in (model.module, model.prepare, lambda: model.scores, lambda: model.history,
-                 lambda: model.export(tmp_path / "model.pe")):
-        with pytest.raises(ValueError, match="a mean of 2 runs has no .* of its own. Name one, such as"):
+    for call in (
+        model.module,
+        model.prepare,
+        lambda: model.scores,
+        lambda: model.history,
+        lambda: model.export(tmp_path / "model.pe"),
+    ):
+        with pytest.raises(
+            ValueError, match="a mean of 2 runs has no .* of its own. Name one, such as"
+        ):
             call()
 
 
 def test_links_between_ids(tmp_path):
     _, edges = people()
-    model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL).model
+    model = pe.train(
+        (None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL
+    ).model
     found = model.predict(pairs=[("p1", "p2"), ("p9", "p4")], table=True)
-    numbers = torch.tensor([[model.ids.tolist().index(name) for name in pair] for pair in (("p1", "p2"), ("p9", "p4"))])
-    assert found[["source", "target"]].to_numpy().tolist() == [["p1", "p2"], ["p9", "p4"]] and model.classes is None
+    numbers = torch.tensor(
+        [[model.ids.tolist().index(name) for name in pair] for pair in (("p1", "p2"), ("p9", "p4"))]
+    )
+    assert (
+        found[["source", "target"]].to_numpy().tolist() == [["p1", "p2"], ["p9", "p4"]]
+        and model.classes is None
+    )
     np.testing.assert_allclose(found["score"], model.predict(pairs=numbers), rtol=1e-6)
     assert model.vectors().shape == (60, 8)
     ranked = model.top(2, sources=["p1"], filtered=False)
@@ -167,13 +275,17 @@ def test_links_between_ids(tmp_path):
     assert_top(model, {"ids": ["p1"], "k": 2, "filtered": False}, ranked)
     with pytest.raises(ValueError, match="sources is a list of ids"):
         model.top(2, sources=5)
-    with pytest.raises(ValueError, match="triples= is for runs of trainer=knowledge, and .*run is none"):
+    with pytest.raises(
+        ValueError, match="triples= is for runs of trainer=knowledge, and .*run is none"
+    ):
         model.predict(triples=[("p1", "knows", "?")])
-    for asked, message in (({"pairs": [("p1",)], "table": True}, "pairs is a list of pairs of ids, or a table with"),
-                           ({"pairs": edges[["source"]], "table": True}, "pairs is a list of pairs of ids, or a ta"),
-                           ({"pairs": [("p1", "p2")]}, "pairs is a tensor of node numbers"),
-                           ({"table": True}, "this model predicts links: name the pairs of nodes by pairs="),
-                           ({"pairs": [("p1", "nobody")], "table": True}, "pairs: row 1 below the header names 'nob")):
+    for asked, message in (
+        ({"pairs": [("p1",)], "table": True}, "pairs is a list of pairs of ids, or a table with"),
+        ({"pairs": edges[["source"]], "table": True}, "pairs is a list of pairs of ids, or a ta"),
+        ({"pairs": [("p1", "p2")]}, "pairs is a tensor of node numbers"),
+        ({"table": True}, "this model predicts links: name the pairs of nodes by pairs="),
+        ({"pairs": [("p1", "nobody")], "table": True}, "pairs: row 1 below the header names 'nob"),
+    ):
         with pytest.raises(ValueError, match=f"^{message}"):
             model.predict(**asked)
     with pytest.raises(ValueError, match="sources must hold ids, each once"):
@@ -181,19 +293,34 @@ def test_links_between_ids(tmp_path):
 
 
 def test_a_model_alone_has_no_history(tmp_path):
-    result = pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **{
-        **SMALL, "epochs": 1, "task.base": "none"})
+    result = pe.train(
+        graph(),
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **{**SMALL, "epochs": 1, "task.base": "none"},
+    )
     result.model.export(tmp_path / "model.pe")
     with pytest.raises(ValueError, match="is a model alone, without the history of its run"):
         print(pe.load(tmp_path / "model.pe").history)
 
 
-@pytest.mark.parametrize("kind, keys", [
-    ("classes", {}), ("values", {}), ("tasks", {"train.label_input": 0.5}),
-    ("classes", {"features": "embedding", "features.channels": 4})])
+@pytest.mark.parametrize(
+    "kind, keys",
+    [
+        ("classes", {}),
+        ("values", {}),
+        ("tasks", {"train.label_input": 0.5}),
+        ("classes", {"features": "embedding", "features.channels": 4}),
+    ],
+)
 def test_a_network_alone_computes_what_the_run_does(kind, keys, tmp_path):
-    model = pe.train(graph(kind=kind), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **{
-        **SMALL, "epochs": 1, "task.base": "none"}, **keys).model
+    model = pe.train(
+        graph(kind=kind),
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **{**SMALL, "epochs": 1, "task.base": "none"},
+        **keys,
+    ).model
     inputs, module, expected = model.prepare(), model.module(), model.logits()
     del model  # and its data
     with torch.no_grad():
@@ -215,16 +342,26 @@ def test_the_caller_hears_of_each_round_and_may_stop(num_ranks, tmp_path):
         return len(heard) < 3
 
     with pytest.raises(pe.Stopped, match="on_round returned False"):
-        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", on_round=hear, **options)
-    assert [record["round"] for record in heard] == sorted(record["round"] for record in heard) and len(heard) == 3
+        pe.train(
+            graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", on_round=hear, **options
+        )
+    assert [record["round"] for record in heard] == sorted(
+        record["round"] for record in heard
+    ) and len(heard) == 3
     with pytest.raises(TypeError):
         heard[0]["loss"] = 0
     first, last = heard[0], len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert last < 200 and (tmp_path / "run" / "checkpoints" / "last.pt").exists()
     heard.clear()
-    result = pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", resume="auto",
-                      on_round=heard.append, **{**options, "epochs": 10 + last})
-    assert [dict(record) for record in heard] == result.history[-len(heard):]
+    result = pe.train(
+        graph(),
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        resume="auto",
+        on_round=heard.append,
+        **{**options, "epochs": 10 + last},
+    )
+    assert [dict(record) for record in heard] == result.history[-len(heard) :]
     assert len(heard) > 3 and first not in heard
 
 
@@ -233,6 +370,13 @@ def test_an_error_of_the_caller_stops_the_run(tmp_path):
         raise LookupError("of the caller")
 
     with pytest.raises(LookupError, match="of the caller"):
-        pe.train(graph(), folder=tmp_path / "run", cache_dir=tmp_path / "cache", on_round=fail, **{
-            **SMALL, "epochs": 200, "task.base": "none"})
-    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() and not (tmp_path / "run" / "summary.json").exists()
+        pe.train(
+            graph(),
+            folder=tmp_path / "run",
+            cache_dir=tmp_path / "cache",
+            on_round=fail,
+            **{**SMALL, "epochs": 200, "task.base": "none"},
+        )
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() and not (
+        tmp_path / "run" / "summary.json"
+    ).exists()

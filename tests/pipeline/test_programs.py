@@ -65,16 +65,26 @@ ALONE = """
 """
 
 
-def drawn(num_nodes: int, num_edges: int, *, edge_dim: int = 0, relations: int = 0, types: int = 0,
-          columns: int = 6, graphs: bool = False) -> dict[str, Tensor]:
+def drawn(
+    num_nodes: int,
+    num_edges: int,
+    *,
+    edge_dim: int = 0,
+    relations: int = 0,
+    types: int = 0,
+    columns: int = 6,
+    graphs: bool = False,
+) -> dict[str, Tensor]:
     """Draw a graph, some of whose edges are there twice or join a node with itself."""
     rng = torch.Generator().manual_seed(num_nodes + num_edges)
     edges = torch.randint(num_nodes, (2, num_edges), generator=rng)
-    edges[:, :num_edges // 10] = edges[:, num_edges // 2:num_edges // 2 + num_edges // 10]
-    edges[1, -(num_edges // 20) - 1:] = edges[0, -(num_edges // 20) - 1:]
+    edges[:, : num_edges // 10] = edges[:, num_edges // 2 : num_edges // 2 + num_edges // 10]
+    edges[1, -(num_edges // 20) - 1 :] = edges[0, -(num_edges // 20) - 1 :]
     found = {"x": torch.randn(num_nodes, columns, generator=rng), "edge_index": edges}
     if types:
-        one_hot = torch.nn.functional.one_hot(torch.randint(types, (num_nodes,), generator=rng), types).float()
+        one_hot = torch.nn.functional.one_hot(
+            torch.randint(types, (num_nodes,), generator=rng), types
+        ).float()
         found["x"] = torch.cat([found["x"], one_hot], dim=1)
     if relations:
         found["edge_attr"] = torch.randint(relations, (num_edges, 1), generator=rng).float()
@@ -88,8 +98,20 @@ def drawn(num_nodes: int, num_edges: int, *, edge_dim: int = 0, relations: int =
 def alone(path: Path, given: dict[str, Tensor], *refused: str) -> tuple[np.ndarray, dict]:
     """Run a program in a process that cannot import this package; return its answer and its description."""
     np.savez(path.with_suffix(".npz"), **{name: tensor.numpy() for name, tensor in given.items()})
-    found = subprocess.run([sys.executable, "-c", textwrap.dedent(ALONE), str(path), str(path.with_suffix(".npz")),
-                            *refused], capture_output=True, text=True, check=True, cwd=path.parent)
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(ALONE),
+            str(path),
+            str(path.with_suffix(".npz")),
+            *refused,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=path.parent,
+    )
     return np.load(f"{path.with_suffix('.npz')}.npy"), json.loads(found.stdout)
 
 
@@ -98,16 +120,26 @@ def refuses_scatter_nd(path: Path) -> None:
     model = onnx.load(path)
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     assert any(node.op_type == "ScatterElements" for node in nodes)
-    assert not [node for node in nodes if node.op_type == "ScatterND" and any(
-        part.name == "reduction" and part.s != b"none" for part in node.attribute)]
+    assert not [
+        node
+        for node in nodes
+        if node.op_type == "ScatterND"
+        and any(part.name == "reduction" and part.s != b"none" for part in node.attribute)
+    ]
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     """A run on a small graph whose answer is its network's."""
     folder = tmp_path_factory.mktemp("programs")
-    return pe.train(graph(), "model=pyg", folder=folder / "run", cache_dir=folder / "cache", **SMALL,
-                    **{"task.base": "none", "model.conv": "GCNConv"})
+    return pe.train(
+        graph(),
+        "model=pyg",
+        folder=folder / "run",
+        cache_dir=folder / "cache",
+        **SMALL,
+        **{"task.base": "none", "model.conv": "GCNConv"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +159,18 @@ def test_a_program_runs_without_this_package_and_torch_and_equals_the_run(result
     found, about = alone(exported, given, "torch")
     np.testing.assert_allclose(found, result.model.logits().numpy(), atol=1e-5)
     assert about["task"] == {"predicts": "nodes", "labels": "classes", "metric": "acc"}
-    assert list(about["inputs"]["x"]["columns"].values())[0][1] == {"column": "x[1]", "mean": 0.0, "std": 1.0}
+    assert list(about["inputs"]["x"]["columns"].values())[0][1] == {
+        "column": "x[1]",
+        "mean": 0.0,
+        "std": 1.0,
+    }
     assert about["inputs"]["edge_index"] == {"shape": [2, "edges"], "dtype": "int64"}
     assert about["output"]["name"] == "logits" and about["not_in_the_program"] == []
     assert about["preprocessing"]["num_columns"] == inputs.x.size(1)
-    assert str(result.folder.parent).encode() not in exported.read_bytes() and b"/models/" not in exported.read_bytes()
+    assert (
+        str(result.folder.parent).encode() not in exported.read_bytes()
+        and b"/models/" not in exported.read_bytes()
+    )
 
 
 @pytest.mark.parametrize("nodes, edges", NODES)
@@ -140,26 +179,38 @@ def test_a_program_takes_any_number_of_nodes_and_edges(nodes, edges, result, exp
     given = drawn(nodes, edges, edge_dim=2)
     with torch.no_grad():
         expected = network(**given).numpy()
-        np.testing.assert_allclose(session.run(None, {name: part.numpy() for name, part in given.items()})[0],
-                                   expected, atol=1e-5)
+        np.testing.assert_allclose(
+            session.run(None, {name: part.numpy() for name, part in given.items()})[0],
+            expected,
+            atol=1e-5,
+        )
         given["x"][0, 0] = torch.nan
-        np.testing.assert_allclose(session.run(None, {name: part.numpy() for name, part in given.items()})[0],
-                                   network(**given).numpy(), atol=1e-5)
+        np.testing.assert_allclose(
+            session.run(None, {name: part.numpy() for name, part in given.items()})[0],
+            network(**given).numpy(),
+            atol=1e-5,
+        )
 
 
 def test_a_program_replaces_its_like_and_nothing_else(result, exported, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(exported.read_bytes())
     asked = pe.load(result.folder)
-    for name, message in (("model.bin", "must be one of .pe, .onnx, .pt2"), ("model", "must be one of .pe"),
-                          ("missing/model.onnx", "the directory .*missing does not exist")):
+    for name, message in (
+        ("model.bin", "must be one of .pe, .onnx, .pt2"),
+        ("model", "must be one of .pe"),
+        ("missing/model.onnx", "the directory .*missing does not exist"),
+    ):
         with pytest.raises(ValueError, match=message):
             asked.export(tmp_path / name)
     (tmp_path / "mine.onnx").write_text("mine")
     with pytest.raises(ValueError, match="this command did not write it: it is a text"):
         asked.export(tmp_path / "mine.onnx")
     (options := programs_options(result)).check_output("export", path, result.model.run.config)
-    assert sorted(part.name for part in tmp_path.iterdir()) == ["mine.onnx", "model.onnx"] and options.export is None
+    assert (
+        sorted(part.name for part in tmp_path.iterdir()) == ["mine.onnx", "model.onnx"]
+        and options.export is None
+    )
 
 
 def programs_options(result):
@@ -170,35 +221,91 @@ def programs_options(result):
 # Models that can be exported, and the options that the table of docs/export.md needs to build them.
 NETWORKS = {
     "deepergcn": (lambda: DeeperGCN(6, 8, 3, 3, edge_dim=2), {"edge_dim": 2}),
-    "deepergcn of categories": (lambda: DeeperGCN(6, 8, 3, 2, aggr="max", num_categories=2), {"types": 2}),
-    "deepergcn of power": (lambda: DeeperGCN(6, 8, 3, 2, aggr="power", learn_p=True, norm="batch"), {}),
-    "deepergcn of relations": (lambda: DeeperGCN(6, 8, 3, 2, edge_dim=1, num_relations=3), {"relations": 3}),
-    "deepergcn of graphs": (lambda: DeeperGCN(6, 8, 3, 3, edge_dim=2, pool="mean", virtual_node="add"),
-                            {"edge_dim": 2, "graphs": True}),
+    "deepergcn of categories": (
+        lambda: DeeperGCN(6, 8, 3, 2, aggr="max", num_categories=2),
+        {"types": 2},
+    ),
+    "deepergcn of power": (
+        lambda: DeeperGCN(6, 8, 3, 2, aggr="power", learn_p=True, norm="batch"),
+        {},
+    ),
+    "deepergcn of relations": (
+        lambda: DeeperGCN(6, 8, 3, 2, edge_dim=1, num_relations=3),
+        {"relations": 3},
+    ),
+    "deepergcn of graphs": (
+        lambda: DeeperGCN(6, 8, 3, 3, edge_dim=2, pool="mean", virtual_node="add"),
+        {"edge_dim": 2, "graphs": True},
+    ),
     "deepergcn with a virtual node": (lambda: DeeperGCN(6, 8, 3, 3, virtual_node="mean"), {}),
     "revgnn": (lambda: RevGNN(6, 8, 3, 3, edge_dim=2), {"edge_dim": 2}),
     "rgcn": (lambda: RGCN(6, 8, 3, 2, edge_dim=1, num_relations=3, num_bases=2), {"relations": 3}),
-    "rgcn of types": (lambda: RGCN(6, 8, 3, 2, edge_dim=1, num_relations=3, num_categories=2,
-                                   type_columns=[[(0, 4)], [(2, 6)]]), {"relations": 3, "types": 2}),
-    "hgt": (lambda: HGT(6, 8, 3, 2, heads=2, edge_dim=1, num_relations=3, num_categories=2,
-                        type_columns=[[(0, 6)], []]), {"relations": 3, "types": 2}),
-    "max pooling": (lambda: PyGModel(6, 8, 3, 2, conv="SAGEConv", pool="max"), {"graphs": True})}
+    "rgcn of types": (
+        lambda: RGCN(
+            6,
+            8,
+            3,
+            2,
+            edge_dim=1,
+            num_relations=3,
+            num_categories=2,
+            type_columns=[[(0, 4)], [(2, 6)]],
+        ),
+        {"relations": 3, "types": 2},
+    ),
+    "hgt": (
+        lambda: HGT(
+            6,
+            8,
+            3,
+            2,
+            heads=2,
+            edge_dim=1,
+            num_relations=3,
+            num_categories=2,
+            type_columns=[[(0, 6)], []],
+        ),
+        {"relations": 3, "types": 2},
+    ),
+    "max pooling": (lambda: PyGModel(6, 8, 3, 2, conv="SAGEConv", pool="max"), {"graphs": True}),
+}
 # Constructors of layers of PyG need these.
-GIVEN = {"ChebConv": {"K": 2}, "FAConv": {}, "GCN2Conv": {"alpha": 0.1}, "GMMConv": {"kernel_size": 2},
-         "PNAConv": {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"],
-                     "deg": torch.tensor([0, 1, 2, 3, 4])}, "GatedGraphConv": {"num_layers": 2},
-         "APPNP": {"K": 2, "alpha": 0.1}, "PDNConv": {"hidden_channels": 4}, "SSGConv": {"alpha": 0.1},
-         "MixHopConv": {"powers": [1]}, "GATv2Conv": {"heads": 2}, "GATConv": {"heads": 2},
-         "TransformerConv": {"heads": 2}, "GIPAConv": {"heads": 2}}
+GIVEN = {
+    "ChebConv": {"K": 2},
+    "FAConv": {},
+    "GCN2Conv": {"alpha": 0.1},
+    "GMMConv": {"kernel_size": 2},
+    "PNAConv": {
+        "aggregators": ["mean", "max", "std"],
+        "scalers": ["identity", "amplification"],
+        "deg": torch.tensor([0, 1, 2, 3, 4]),
+    },
+    "GatedGraphConv": {"num_layers": 2},
+    "APPNP": {"K": 2, "alpha": 0.1},
+    "PDNConv": {"hidden_channels": 4},
+    "SSGConv": {"alpha": 0.1},
+    "MixHopConv": {"powers": [1]},
+    "GATv2Conv": {"heads": 2},
+    "GATConv": {"heads": 2},
+    "TransformerConv": {"heads": 2},
+    "GIPAConv": {"heads": 2},
+}
 NEED_EDGES = ("CGConv", "GINEConv", "GMMConv", "NNConv", "PDNConv", "SplineConv", "GatedGCNConv")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
 
 
 def documented() -> dict[str, str]:
     """Return the layers of the table of the document, each with the reason why it is not exported, or an empty text."""
-    rows = [line.strip("| \n").split(" | ") for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    return {name: "" if cell.startswith("yes") else cell for names, cell in rows
-            for name in names.replace("`", "").split(", ")}
+    rows = [
+        line.strip("| \n").split(" | ")
+        for line in DOCUMENT.read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    return {
+        name: "" if cell.startswith("yes") else cell
+        for names, cell in rows
+        for name in names.replace("`", "").split(", ")
+    }
 
 
 def network_of(name: str) -> tuple[torch.nn.Module, dict]:
@@ -208,18 +315,26 @@ def network_of(name: str) -> tuple[torch.nn.Module, dict]:
         build, options = NETWORKS[name]
         return build().eval(), options
     edge_dim = 2 if name in NEED_EDGES else 0
-    return PyGModel(6, 8, 3, 2, conv=name, kwargs=GIVEN.get(name), edge_dim=edge_dim or None).eval(), {
-        "edge_dim": edge_dim}
+    return PyGModel(
+        6, 8, 3, 2, conv=name, kwargs=GIVEN.get(name), edge_dim=edge_dim or None
+    ).eval(), {"edge_dim": edge_dim}
 
 
 def program_of(name: str, checks: dict[str, Tensor], network: torch.nn.Module) -> Program:
     """Describe a network for :func:`programs.write`."""
-    return Program(name, network, _traced(checks), {part: SIZES[part] for part in checks}, ("logits",), checks)
+    return Program(
+        name, network, _traced(checks), {part: SIZES[part] for part in checks}, ("logits",), checks
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NETWORKS, *sorted(name for name, reason in documented().items()
-                                                     if not (reason or "=" in name))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *NETWORKS,
+        *sorted(name for name, reason in documented().items() if not (reason or "=" in name)),
+    ],
+)
 def test_every_model_of_the_table_is_exported(name, tmp_path):
     network, options = network_of(name)
     program = program_of(name, drawn(40, 300, **options), network)
@@ -235,14 +350,29 @@ def test_every_model_of_the_table_is_exported(name, tmp_path):
                 given["x"][0, column] = torch.nan
             with torch.no_grad():
                 expected = network(**given).numpy()
-            for found in (session.run(None, {part: given[part].numpy() for part in given})[0],
-                          module(**given).detach().numpy()):
-                np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5, err_msg=f"{nodes}, {edges}, {column}")
+            for found in (
+                session.run(None, {part: given[part].numpy() for part in given})[0],
+                module(**given).detach().numpy(),
+            ):
+                np.testing.assert_allclose(
+                    found, expected, atol=1e-5, rtol=1e-5, err_msg=f"{nodes}, {edges}, {column}"
+                )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepergcn", "deepergcn of graphs", "rgcn", "GCNConv", "SAGEConv", "GATConv",
-                                  "GATv2Conv", "revgnn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepergcn",
+        "deepergcn of graphs",
+        "rgcn",
+        "GCNConv",
+        "SAGEConv",
+        "GATConv",
+        "GATv2Conv",
+        "revgnn",
+    ],
+)
 def test_threads_of_onnxruntime_lose_no_term(name, tmp_path):
     network, options = network_of(name)
     checks = drawn(20_000, 120_000, **options)
@@ -272,18 +402,32 @@ def test_the_table_has_every_layer(tmp_path):
     for name in (name for name, reason in table.items() if reason and name in layers):
         with pytest.raises(Exception) as refused:  # noqa: PT011 - layers of others raise what they like
             network, options = network_of(name)
-            programs.write(tmp_path / "model.onnx", program_of(name, drawn(40, 300, **options), network))
+            programs.write(
+                tmp_path / "model.onnx", program_of(name, drawn(40, 300, **options), network)
+            )
         assert refused.value is not None
 
 
-@pytest.mark.parametrize("build, reason", [
-    (lambda: EquilibriumGNN(6, 8, 3, 3), r"EquilibriumGNN cannot be written as a program: what it "
-     r"does depends on numbers that it computes \(equilibrium.py, \w+\), and a program always does the same"),
-    (lambda: Own(), r"Own cannot be written as a program: the operator parallel_epochs.sort_edges")])
+@pytest.mark.parametrize(
+    "build, reason",
+    [
+        (
+            lambda: EquilibriumGNN(6, 8, 3, 3),
+            r"EquilibriumGNN cannot be written as a program: what it "
+            r"does depends on numbers that it computes \(equilibrium.py, \w+\), and a program always does the same",
+        ),
+        (
+            lambda: Own(),
+            r"Own cannot be written as a program: the operator parallel_epochs.sort_edges",
+        ),
+    ],
+)
 def test_what_cannot_be_exported_is_refused_in_one_line(build, reason, tmp_path, capfd):
     network = build().eval()
     with pytest.raises(ValueError, match=reason) as refused:
-        programs.write(tmp_path / "model.pt2", program_of(type(network).__name__, drawn(10, 30), network))
+        programs.write(
+            tmp_path / "model.pt2", program_of(type(network).__name__, drawn(10, 30), network)
+        )
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")  # torch prints the whole graph
 
@@ -306,11 +450,15 @@ def test_a_program_that_differs_or_does_not_fit_is_not_written(result, tmp_path,
     with pytest.raises(FileError, match="no space left"):
         programs.write(tmp_path / "model.pt2", program)
     monkeypatch.setattr(programs.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs onnx and onnxscript and onnxruntime: pip install .*onnx"):
+    with pytest.raises(
+        ValueError, match=r"needs onnx and onnxscript and onnxruntime: pip install .*onnx"
+    ):
         programs.write(tmp_path / "model.onnx", program)
     monkeypatch.setattr(programs, "ONNX_BYTES", programs.ONNX_GRAPH_BYTES - 1)
     monkeypatch.setattr(programs.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(ValueError, match=r"a file of ONNX holds .* at most. Give a name that ends with .pt2"):
+    with pytest.raises(
+        ValueError, match=r"a file of ONNX holds .* at most. Give a name that ends with .pt2"
+    ):
         programs.write(tmp_path / "model.onnx", program)
     assert not list(tmp_path.iterdir())
 
@@ -343,74 +491,142 @@ def test_a_program_reads_the_cells_of_a_table(tmp_path):
     nodes, edges = people()
     nodes["income"] = np.where(nodes.index % 5 == 0, np.nan, nodes["age"] * 1e3 + 12345.678)
     nodes["since"], nodes["class"] = "2024-01-01", np.where(nodes["age"] > 40, "old", "young")
-    run = pe.train((nodes, edges), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL, **{
-        "task.base": "none", "data.nodes.label": "class", "data.nodes.features": ["age", "income"],
-        "data.empty": "flag", "data.nodes.categories": ["town"], "data.nodes.dates": ["since"],
-        "data.nodes.standardize": True, "data.edges.features": ["sum"]})
+    run = pe.train(
+        (nodes, edges),
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **SMALL,
+        **{
+            "task.base": "none",
+            "data.nodes.label": "class",
+            "data.nodes.features": ["age", "income"],
+            "data.empty": "flag",
+            "data.nodes.categories": ["town"],
+            "data.nodes.dates": ["since"],
+            "data.nodes.standardize": True,
+            "data.edges.features": ["sum"],
+        },
+    )
     inputs, rows = run.model.prepare(), nodes.set_index("id").loc[run.model.ids]
     given = {name: inputs[name].as_subclass(Tensor) for name in ("edge_index", "edge_attr")}
     towns = sorted(set(rows["town"]))
     for suffix in (".onnx", ".pt2"):
         run.model.export(tmp_path / f"raw{suffix}", export_inputs="raw")
-        cells = {"numbers": torch.tensor(rows[["age", "income"]].to_numpy(np.float64)),
-                 "categories": torch.tensor([[towns.index(town)] for town in rows["town"]]),
-                 "prepared": inputs.x[:, [2, 3, 4, 5, 6, 11]]}
+        cells = {
+            "numbers": torch.tensor(rows[["age", "income"]].to_numpy(np.float64)),
+            "categories": torch.tensor([[towns.index(town)] for town in rows["town"]]),
+            "prepared": inputs.x[:, [2, 3, 4, 5, 6, 11]],
+        }
         found, about = alone(tmp_path / f"raw{suffix}", cells | given)
         np.testing.assert_allclose(found, run.model.logits().numpy(), atol=1e-5)
         assert about["inputs"]["numbers"]["columns"] == ["age", "income"]
-        assert about["inputs"]["categories"] == {"shape": ["nodes", 1], "dtype": "int64", "columns": {"town": towns}}
-        assert [one["column"] for one in about["inputs"]["prepared"]["columns"]] == ["since"] * 5 + ["degree"]
-        cells["categories"][0], cells["numbers"][0, 0] = -1, torch.nan  # an unknown town, and no age
+        assert about["inputs"]["categories"] == {
+            "shape": ["nodes", 1],
+            "dtype": "int64",
+            "columns": {"town": towns},
+        }
+        assert [one["column"] for one in about["inputs"]["prepared"]["columns"]] == [
+            "since"
+        ] * 5 + ["degree"]
+        cells["categories"][0], cells["numbers"][0, 0] = (
+            -1,
+            torch.nan,
+        )  # an unknown town, and no age
         assert np.isfinite(alone(tmp_path / f"raw{suffix}", cells | given)[0]).all()
     run.model.export(tmp_path / "model.onnx")
     about = alone(tmp_path / "model.onnx", given | {"x": inputs.x})[1]
     named = about["inputs"]["x"]["columns"]["node"]
-    assert named[7:9] == [{"column": "income", "value": "empty"}, {"column": "town", "value": towns[0]}]
-    assert named[0] == {"column": "age", "mean": pytest.approx(nodes["age"].mean()),
-                        "std": pytest.approx(nodes["age"].std(ddof=0))}
+    assert named[7:9] == [
+        {"column": "income", "value": "empty"},
+        {"column": "town", "value": towns[0]},
+    ]
+    assert named[0] == {
+        "column": "age",
+        "mean": pytest.approx(nodes["age"].mean()),
+        "std": pytest.approx(nodes["age"].std(ddof=0)),
+    }
 
 
 def test_raw_cells_need_a_table(result, tmp_path):
-    for name, message in (("a.onnx", "export_inputs=raw needs .* this run has data=file"),
-                          ("a.pe", "export_inputs=raw is for programs"), ("b.onnx", "choose one of prepared, raw")):
+    for name, message in (
+        ("a.onnx", "export_inputs=raw needs .* this run has data=file"),
+        ("a.pe", "export_inputs=raw is for programs"),
+        ("b.onnx", "choose one of prepared, raw"),
+    ):
         with pytest.raises(ValueError, match=message):
-            result.model.export(tmp_path / name, export_inputs="none" if name == "b.onnx" else "raw")
+            result.model.export(
+                tmp_path / name, export_inputs="none" if name == "b.onnx" else "raw"
+            )
 
 
 @pytest.mark.slow
 def test_links_and_graphs_are_exported(tmp_path):
     common = {"cache_dir": tmp_path / "cache", **SMALL}
-    links = pe.train((None, people()[1]), "task=link", folder=tmp_path / "links", **common, **{
-        "task.base": "none", "task.common_neighbors": False}).model
+    links = pe.train(
+        (None, people()[1]),
+        "task=link",
+        folder=tmp_path / "links",
+        **common,
+        **{"task.base": "none", "task.common_neighbors": False},
+    ).model
     links.export(tmp_path / "links.onnx")
     opened = links._open()
     pairs = torch.tensor([[0, 1], [5, 3], [7, 7]])
-    given = {name: tensor.as_subclass(Tensor) for name, tensor in opened.inputs().to_dict().items()
-             if isinstance(tensor, Tensor)} | {"pairs": pairs}
+    given = {
+        name: tensor.as_subclass(Tensor)
+        for name, tensor in opened.inputs().to_dict().items()
+        if isinstance(tensor, Tensor)
+    } | {"pairs": pairs}
     found, about = alone(tmp_path / "links.onnx", given, "torch")
     expected = links.predict(pairs=pairs[:2]).numpy().reshape(-1)
     np.testing.assert_allclose(1 / (1 + np.exp(-found[:2])), expected, atol=1e-5)
-    assert about["inputs"]["pairs"]["shape"] == ["pairs", 2] and about["output"]["meaning"].endswith("of a link")
+    assert about["inputs"]["pairs"]["shape"] == ["pairs", 2] and about["output"][
+        "meaning"
+    ].endswith("of a link")
     table = pd.DataFrame({"smiles": ["CCO", "CCN", "c1ccccc1O", "CC(=O)O", "CCCl", "CO"] * 10})
     table["y"] = table["smiles"].str.contains("O").astype(int)
     table.to_csv(tmp_path / "molecules.csv", index=False)
-    graphs = pe.train(None, "data=smiles", "task=graph", "loader=graph", folder=tmp_path / "graphs", **common, **{
-        "data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"], "task.base": "none"}).model
+    graphs = pe.train(
+        None,
+        "data=smiles",
+        "task=graph",
+        "loader=graph",
+        folder=tmp_path / "graphs",
+        **common,
+        **{
+            "data.path": str(tmp_path / "molecules.csv"),
+            "data.label_columns": ["y"],
+            "task.base": "none",
+        },
+    ).model
     graphs.export(tmp_path / "graphs.onnx")
-    inputs = {name: tensor.as_subclass(Tensor) for name, tensor in graphs.prepare().to_dict().items()
-              if isinstance(tensor, Tensor)}
+    inputs = {
+        name: tensor.as_subclass(Tensor)
+        for name, tensor in graphs.prepare().to_dict().items()
+        if isinstance(tensor, Tensor)
+    }
     found, about = alone(tmp_path / "graphs.onnx", inputs, "torch")
     np.testing.assert_allclose(found, graphs.logits().numpy(), atol=1e-5)
-    assert about["inputs"]["ptr"]["shape"] == ["graphs + 1"] and about["task"]["predicts"] == "graphs"
+    assert (
+        about["inputs"]["ptr"]["shape"] == ["graphs + 1"] and about["task"]["predicts"] == "graphs"
+    )
 
 
 @pytest.mark.slow
 def test_the_page_on_export_runs(tmp_path):
-    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```(python|bash)\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE
+    )
     assert [language for language, _ in blocks] == ["python", "bash", "python", "python", "python"]
     for language, block in blocks:
-        command = [sys.executable, "-c", block] if language == "python" else [
-            sys.executable, *block.replace("pipeline.", "parallel_epochs.pipeline.").split()[1:]]
+        command = (
+            [sys.executable, "-c", block]
+            if language == "python"
+            else [
+                sys.executable,
+                *block.replace("pipeline.", "parallel_epochs.pipeline.").split()[1:],
+            ]
+        )
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert not done.returncode, done.stderr
 
@@ -418,21 +634,36 @@ def test_the_page_on_export_runs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["transe", "distmult", "complex", "simple", "rotate", "quate"])
 def test_scores_of_triples_are_exported(model, tmp_path):
-    tables = TripleTables(MODELS[model], *first_rows(MODELS[model], 50, 6, 8, margin=9.0, scale=1.0,
-                                                     rng=torch.Generator().manual_seed(0)), reciprocal=True)
+    tables = TripleTables(
+        MODELS[model],
+        *first_rows(
+            MODELS[model], 50, 6, 8, margin=9.0, scale=1.0, rng=torch.Generator().manual_seed(0)
+        ),
+        reciprocal=True,
+    )
     network = TripleNetwork(tables)
-    inputs = {"heads": torch.arange(5), "relations": torch.arange(5) % 3, "tails": torch.arange(5, 10),
-              "candidates": torch.arange(50)}
+    inputs = {
+        "heads": torch.arange(5),
+        "relations": torch.arange(5) % 3,
+        "tails": torch.arange(5, 10),
+        "candidates": torch.arange(50),
+    }
     small = inputs | {"candidates": torch.arange(7)}
     for suffix in (".onnx", ".pt2"):
-        programs.write(tmp_path / f"model{suffix}", Program(model, network, small, TRIPLES, (
-            "scores", "candidate_scores"), inputs))
+        programs.write(
+            tmp_path / f"model{suffix}",
+            Program(model, network, small, TRIPLES, ("scores", "candidate_scores"), inputs),
+        )
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for count, candidates in ((0, 50), (1, 50), (5, 0), (5, 50)):
-        given = {name: tensor[:count] for name, tensor in inputs.items()} | {"candidates": torch.arange(candidates)}
+        given = {name: tensor[:count] for name, tensor in inputs.items()} | {
+            "candidates": torch.arange(candidates)
+        }
         scores, of_all = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
         heads, relations, tails, _ = given.values()
-        np.testing.assert_allclose(scores, tables.score(heads, relations, tails), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(
+            scores, tables.score(heads, relations, tails), atol=1e-5, rtol=1e-5
+        )
         expected = tables.score_all(heads, relations, True)[:, :candidates]
         np.testing.assert_allclose(of_all, expected, atol=1e-5, rtol=1e-5)
 
@@ -441,18 +672,29 @@ def test_scores_of_triples_are_exported(model, tmp_path):
 def test_a_run_of_a_knowledge_graph_is_exported(tmp_path):
     write_triples(tmp_path / "triples")
     common = {"cache_dir": tmp_path / "cache", "verbose": False}
-    facts = pe.train(None, "trainer=knowledge", "data=triples", folder=tmp_path / "facts", epochs=2, **common,
-                     **{"data.folder": str(tmp_path / "triples"), "trainer.dim": 8})
+    facts = pe.train(
+        None,
+        "trainer=knowledge",
+        "data=triples",
+        folder=tmp_path / "facts",
+        epochs=2,
+        **common,
+        **{"data.folder": str(tmp_path / "triples"), "trainer.dim": 8},
+    )
     facts.model.export(tmp_path / "facts.onnx")
     given = {name: torch.zeros(1, dtype=torch.int64) for name in TRIPLES}
     found, about = alone(tmp_path / "facts.onnx", given, "torch")
     assert found.shape == (1,) and about["relations"] and len(about["entities"]) > 5
-    with pytest.raises(ValueError, match="learned vectors, which a file for this package would hold no better"):
+    with pytest.raises(
+        ValueError, match="learned vectors, which a file for this package would hold no better"
+    ):
         facts.model.export(tmp_path / "facts.pe")
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_not_the_networks_is_refused_or_named(result, tmp_path, monkeypatch, caplog):
+def test_an_answer_that_is_not_the_networks_is_refused_or_named(
+    result, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(export.fusion, "share_of", lambda run: 1)
     with pytest.raises(ValueError, match="answers by its simple method alone"):
         result.model.export(tmp_path / "model.onnx")

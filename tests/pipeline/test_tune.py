@@ -61,8 +61,10 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(file))
     monkeypatch.setattr(tune, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(space, "check_space", lambda search: {"train.lr": float})
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1,
-                                                              signal.SIGUSR2)}
+    before = {
+        signum: signal.getsignal(signum)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    }
     yield tmp_path / "study"
     for signum, handler in before.items():
         signal.signal(signum, handler)
@@ -70,7 +72,9 @@ def stand_in(tmp_path, monkeypatch):
 
 def open_worker(folder: Path, *arguments: str) -> tuple[tune.Worker, optuna.Study]:
     study, search, options = space.open_study(*space.read_command([f"study={folder}", *arguments]))
-    return tune.Worker(study, search, folder, num_trials=options.trials, seed=options.sampler_seed), study
+    return tune.Worker(
+        study, search, folder, num_trials=options.trials, seed=options.sampler_seed
+    ), study
 
 
 def work(folder: Path, *arguments: str) -> optuna.Study:
@@ -85,28 +89,46 @@ def state(folder: Path, number: int) -> dict:
 
 
 def test_a_command_is_split_into_keys_fixed_overrides_and_space():
-    given, search = space.read_command(["study=runs/s", "trials=7", "+experiment=digits", "train.epochs=3",
-                                         "train.lr=tag(log,interval(1e-4,1e-2))", "model.num_layers=2,3"])
+    given, search = space.read_command(
+        [
+            "study=runs/s",
+            "trials=7",
+            "+experiment=digits",
+            "train.epochs=3",
+            "train.lr=tag(log,interval(1e-4,1e-2))",
+            "model.num_layers=2,3",
+        ]
+    )
     assert given == {"study": "runs/s", "trials": 7} and space.to_options(given).pruner == "median"
-    assert search == space.Search(["+experiment=digits", "train.epochs=3"], {
-        "train.lr": "tag(log,interval(1e-4,1e-2))", "model.num_layers": "2,3"})
+    assert search == space.Search(
+        ["+experiment=digits", "train.epochs=3"],
+        {"train.lr": "tag(log,interval(1e-4,1e-2))", "model.num_layers": "2,3"},
+    )
     assert space.check_space(search) == {"train.lr": float, "model.num_layers": int}
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["train.lr=1,2"], r"One argument is missing: study=DIR, .*parallel-epochs tune study=DIR"),
-    (["study=s"], "nothing to search: give a key several values"),
-    (["study=s", "train.lrr=1,2"], "train.lrr"),
-    (["study=s", "train.lr=interval(-1,1)"], "train.lr must be more than 0"),
-    (["study=s", "train.lr=1,2", "resume=runs/first"], "resume is chosen for each trial"),
-    (["study=s", "train.lr=1,2", "pruner=best"], "pruner=best is unknown; choose one of median, hyperband, none"),
-    (["study=s", "train.lr=1,2", "trials=0"], "trials must be at least 1"),
-    (["study=s", "train.lr=1,2", "trials=many"], "many")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["train.lr=1,2"], r"One argument is missing: study=DIR, .*parallel-epochs tune study=DIR"),
+        (["study=s"], "nothing to search: give a key several values"),
+        (["study=s", "train.lrr=1,2"], "train.lrr"),
+        (["study=s", "train.lr=interval(-1,1)"], "train.lr must be more than 0"),
+        (["study=s", "train.lr=1,2", "resume=runs/first"], "resume is chosen for each trial"),
+        (
+            ["study=s", "train.lr=1,2", "pruner=best"],
+            "pruner=best is unknown; choose one of median, hyperband, none",
+        ),
+        (["study=s", "train.lr=1,2", "trials=0"], "trials must be at least 1"),
+        (["study=s", "train.lr=1,2", "trials=many"], "many"),
+    ],
+)
 def test_what_is_wrong_is_said_before_any_trial(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception, match=message) as caught:
         space.open_study(*space.read_command(arguments))
     from parallel_epochs.pipeline.command import cli
+
     assert cli.is_readable(caught.value)
 
 
@@ -117,9 +139,14 @@ def test_optuna_is_named_where_it_is_missing(tmp_path, monkeypatch):
 
 
 def test_values_are_drawn_as_they_were_typed():
-    several = {"train.lr": "tag(log,interval(1e-4,1e-2))", "model.dropout": "interval(0,0.5)",
-             "model.num_layers": "interval(2,4)", "model.hidden_channels": "range(16,65,16)",
-             "partition": "random,metis", "train.warmup_steps": "range(0,5)"}
+    several = {
+        "train.lr": "tag(log,interval(1e-4,1e-2))",
+        "model.dropout": "interval(0,0.5)",
+        "model.num_layers": "interval(2,4)",
+        "model.hidden_channels": "range(16,65,16)",
+        "partition": "random,metis",
+        "train.warmup_steps": "range(0,5)",
+    }
     search = space.Search([], several)
     types = space.check_space(search)
     drawn: dict[str, set] = {key: set() for key in several}
@@ -131,17 +158,36 @@ def test_values_are_drawn_as_they_were_typed():
         for override in chosen:
             key, _, value = override.partition("=")
             drawn[key].add(value)
-    assert drawn["partition"] == {"random", "metis"} and drawn["model.num_layers"] == {"2", "3", "4"}
+    assert drawn["partition"] == {"random", "metis"} and drawn["model.num_layers"] == {
+        "2",
+        "3",
+        "4",
+    }
     assert drawn["model.hidden_channels"] == {"16", "32", "48", "64"}
     assert drawn["train.warmup_steps"] == set("01234")
-    assert all(0 <= float(value) <= 0.5 for value in drawn["model.dropout"]) and len(drawn["model.dropout"]) > 50
+    assert (
+        all(0 <= float(value) <= 0.5 for value in drawn["model.dropout"])
+        and len(drawn["model.dropout"]) > 50
+    )
     lr = sorted(map(float, drawn["train.lr"]))
-    assert 1e-4 <= lr[0] and lr[-1] <= 1e-2 and 5e-4 < lr[30] < 2e-3  # the median of a logarithmic scale
+    assert (
+        1e-4 <= lr[0] and lr[-1] <= 1e-2 and 5e-4 < lr[30] < 2e-3
+    )  # the median of a logarithmic scale
 
 
 def test_a_study_runs_its_trials_and_names_the_best(stand_in, caplog, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [
-        "tune", f"study={stand_in}", "trials=3", "train.lr=interval(0.0,1.0)", "pruner=none", "seconds=0"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "tune",
+            f"study={stand_in}",
+            "trials=3",
+            "train.lr=interval(0.0,1.0)",
+            "pruner=none",
+            "seconds=0",
+        ],
+    )
     caplog.set_level("INFO")
     tune.main()
     values = {n: float(state(stand_in, n)["train.lr"]) for n in range(3)}
@@ -149,31 +195,42 @@ def test_a_study_runs_its_trials_and_names_the_best(stand_in, caplog, monkeypatc
     assert len(set(values.values())) == 3
     assert caplog.messages[-1] == f"python -m pipeline.train seconds=0 train.lr={values[best]:.4g}"
     assert caplog.messages[-2] == f"best: trial {best}, in {stand_in / f'trial_{best:03d}'}"
-    assert f"trial {best}  {3 * values[best]:.4f}  train.lr={values[best]:.4g}" in caplog.messages[-3]
+    assert (
+        f"trial {best}  {3 * values[best]:.4f}  train.lr={values[best]:.4g}" in caplog.messages[-3]
+    )
     # Given again it has nothing to do; with more trials it goes on; with another space it is refused.
     study = work(stand_in)
     assert len(study.trials) == 3
     assert len(work(stand_in, "trials=4").trials) == 4
-    with pytest.raises(ValueError, match=r"searches something else: seconds=0 'train.lr=interval\(0.0,1.0\)'. Give"):
+    with pytest.raises(
+        ValueError, match=r"searches something else: seconds=0 'train.lr=interval\(0.0,1.0\)'. Give"
+    ):
         work(stand_in, "train.lr=interval(0.0,0.5)")
 
 
 def test_a_study_of_one_worker_can_be_repeated(stand_in):
     first = work(stand_in / "a", "trials=2", "train.lr=interval(0.0,1.0)", "seconds=0")
     again = work(stand_in / "b", "trials=2", "train.lr=interval(0.0,1.0)", "seconds=0")
-    other = work(stand_in / "c", "trials=1", "train.lr=interval(0.0,1.0)", "seconds=0", "sampler_seed=9")
+    other = work(
+        stand_in / "c", "trials=1", "train.lr=interval(0.0,1.0)", "seconds=0", "sampler_seed=9"
+    )
     assert [trial.params for trial in first.trials] == [trial.params for trial in again.trials]
     assert other.trials[0].params not in [trial.params for trial in first.trials]
 
 
 def test_a_trial_below_the_median_is_stopped(stand_in):
-    study = work(stand_in, "trials=4", "startup_trials=1", "train.lr=interval(0.0,1.0)", "train.epochs=20")
+    study = work(
+        stand_in, "trials=4", "startup_trials=1", "train.lr=interval(0.0,1.0)", "train.epochs=20"
+    )
     states = {trial.number: trial.state.name for trial in study.trials}
     assert set(states.values()) == {"COMPLETE", "PRUNED"} and states[0] == "COMPLETE"
     for number, found in states.items():
         assert (stand_in / f"trial_{number:03d}" / "summary.json").exists() == (found == "COMPLETE")
         if found == "PRUNED":
-            assert study.trials[number].last_step < 20 and study.trials[number].value < study.best_value
+            assert (
+                study.trials[number].last_step < 20
+                and study.trials[number].value < study.best_value
+            )
 
 
 def wait_for(condition, seconds: float = 30.0) -> None:
@@ -200,13 +257,19 @@ def test_a_killed_worker_takes_its_trial_with_it_and_the_next_one_continues_it(s
 
 
 def test_a_signal_stops_the_trial_and_leaves_it_to_be_continued(stand_in):
-    pid = forked(work, stand_in, "trials=1", "train.lr=interval(0.0,1.0)", "train.epochs=400", "seconds=0.05")
+    pid = forked(
+        work, stand_in, "trials=1", "train.lr=interval(0.0,1.0)", "train.epochs=400", "seconds=0.05"
+    )
     wait_for(lambda: (stand_in / "trial_000" / "metrics.jsonl").exists())
     os.kill(pid, signal.SIGINT)
     assert status_of(pid) == EXIT_TRY_AGAIN
     assert (stand_in / "trial_000" / "checkpoints" / "last.pt").exists()
-    study = optuna.load_study(study_name="study", storage=optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(stand_in / "study.journal"))))
+    study = optuna.load_study(
+        study_name="study",
+        storage=optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(stand_in / "study.journal"))
+        ),
+    )
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
 
 
@@ -217,24 +280,40 @@ def test_workers_share_a_study(stand_in):
     study = work(stand_in, *arguments)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 6
     assert len({state(stand_in, number)["pid"] for number in range(6)}) == 6
-    assert all((stand_in / f"trial_{n:03d}" / "metrics.jsonl").read_text().count("\n") == 3 for n in range(6))
+    assert all(
+        (stand_in / f"trial_{n:03d}" / "metrics.jsonl").read_text().count("\n") == 3
+        for n in range(6)
+    )
 
 
 def test_a_signal_after_the_last_word_of_a_run_loses_no_trial(stand_in, monkeypatch):
     def start(command, **options):  # the run has written its summary, and is killed on its way out
-        return subprocess.Popen([PYTHON, "-SEc", ENDS.format(folder=stand_in / "trial_000")], **options)
+        return subprocess.Popen(
+            [PYTHON, "-SEc", ENDS.format(folder=stand_in / "trial_000")], **options
+        )
 
-    monkeypatch.setattr(tune, "subprocess", types.SimpleNamespace(
-        Popen=start, TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(
+        tune,
+        "subprocess",
+        types.SimpleNamespace(
+            Popen=start, TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL
+        ),
+    )
     study = work(stand_in, "trials=1", "train.lr=0.1,0.2")
     assert [(trial.state.name, trial.value) for trial in study.trials] == [("COMPLETE", 0.25)]
 
 
 def test_a_run_that_is_ended_before_it_could_save_is_no_failure(stand_in, monkeypatch):
     start = [PYTHON, "-SEc", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"]
-    monkeypatch.setattr(tune, "subprocess", types.SimpleNamespace(
-        Popen=lambda command, **options: subprocess.Popen(start, **options),
-        TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(
+        tune,
+        "subprocess",
+        types.SimpleNamespace(
+            Popen=lambda command, **options: subprocess.Popen(start, **options),
+            TimeoutExpired=subprocess.TimeoutExpired,
+            DEVNULL=subprocess.DEVNULL,
+        ),
+    )
     worker, study = open_worker(stand_in, "trials=1", "train.lr=1,2")
     with pytest.raises(Stopped):
         worker.work()
@@ -244,8 +323,11 @@ def test_a_run_that_is_ended_before_it_could_save_is_no_failure(stand_in, monkey
 def test_a_study_in_which_all_trials_failed_is_an_error(stand_in, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tune", f"study={stand_in}", "trials=2", "train.lr=2.0,3.0"])
     for _ in range(2):  # given again, too
-        with pytest.raises(ValueError, match="no trial of .*study has a result: all 2 have failed, the last one with: "
-                           "error: loss is nan in round 1"):
+        with pytest.raises(
+            ValueError,
+            match="no trial of .*study has a result: all 2 have failed, the last one with: "
+            "error: loss is nan in round 1",
+        ):
             tune.main()
 
 
@@ -257,7 +339,9 @@ def test_a_trial_that_exits_with_0_and_no_result_has_failed(stand_in, monkeypatc
 
 
 def journal_of(folder: Path) -> bytes:
-    study, _search, _ = space.open_study(*space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"]))
+    study, _search, _ = space.open_study(
+        *space.read_command([f"study={folder}", "trials=1", "train.lr=0.1,0.2"])
+    )
     trial = study.ask()
     trial.set_user_attr("overrides", ["train.lr=0.1"])
     study.tell(trial, 1.0)
@@ -265,28 +349,61 @@ def journal_of(folder: Path) -> bytes:
 
 
 DAMAGED = {
-    "cut at its beginning": (lambda text: text[40:], "is damaged: line 1 is not a record of a study"),
-    "binary": (lambda text: bytes(range(256)) * 20, "is damaged: line 1 is not a record of a study"),
-    "of another program": (lambda text: b"Dear diary", "is damaged: line 1 is not a record of a study"),
+    "cut at its beginning": (
+        lambda text: text[40:],
+        "is damaged: line 1 is not a record of a study",
+    ),
+    "binary": (
+        lambda text: bytes(range(256)) * 20,
+        "is damaged: line 1 is not a record of a study",
+    ),
+    "of another program": (
+        lambda text: b"Dear diary",
+        "is damaged: line 1 is not a record of a study",
+    ),
     "with a list": (lambda text: b"[1, 2]\n", "is damaged: line 1 is not a record of a study"),
-    "nested deeply": (lambda text: b"[" * 100_000 + b"\n", "is damaged: line 1 is not a record of a study"),
-    "overwritten in its middle": (lambda text: text.replace(b'"op_code":4', b'"op_code":\xff', 1),
-                                  "is damaged: line 4 is not a record of a study"),
-    "of a later Optuna": (lambda text: text.replace(b'"op_code":4', b'"op_code":99', 1),
-                          r"is damaged, or another version of Optuna than \S+ wrote it \(AssertionError\)"),
-    "of another study": (lambda text: text.replace(b'"study_name":"study"', b'"study_name":"mi\\u001bne"', 1),
-                         r"holds 'mi\\x1bne', which is not a study of pipeline.tune. Choose another folder"),
-    "of another direction": (lambda text: text.replace(b'"directions":[2]', b'"directions":[1]', 1),
-                             "holds 'study', which is not a study of pipeline.tune. Choose another folder"),
-    "of two studies": (lambda text: text + b'{"op_code":0,"worker_id":"w","study_name":"more","directions":[2]}\n',
-                       "holds 'study', 'more', which is not a study of pipeline.tune. Choose another folder"),
-    "of a worker without a name": (lambda text: text.replace(b'"worker_id":"', b'"worker_id":7,"name":"', 1),
-                                   "is damaged: line 1 is not a record of a study"),
-    "with another search": (lambda text: text.replace(b'"fixed"', b'"first"', 1), "does not describe its search"),
-    "with numbers to search": (lambda text: text.replace(b'"0.1,0.2"', b"[0.1,0.2]", 1),
-                               "does not describe its search in the format of this version"),
-    "with other options": (lambda text: text.replace(b'"pruner"', b'"pruning"', 1), "does not describe its search"),
-    "empty beside trials": (lambda text: b"", "is empty, but .*trial_000 exists. Restore the file")}
+    "nested deeply": (
+        lambda text: b"[" * 100_000 + b"\n",
+        "is damaged: line 1 is not a record of a study",
+    ),
+    "overwritten in its middle": (
+        lambda text: text.replace(b'"op_code":4', b'"op_code":\xff', 1),
+        "is damaged: line 4 is not a record of a study",
+    ),
+    "of a later Optuna": (
+        lambda text: text.replace(b'"op_code":4', b'"op_code":99', 1),
+        r"is damaged, or another version of Optuna than \S+ wrote it \(AssertionError\)",
+    ),
+    "of another study": (
+        lambda text: text.replace(b'"study_name":"study"', b'"study_name":"mi\\u001bne"', 1),
+        r"holds 'mi\\x1bne', which is not a study of pipeline.tune. Choose another folder",
+    ),
+    "of another direction": (
+        lambda text: text.replace(b'"directions":[2]', b'"directions":[1]', 1),
+        "holds 'study', which is not a study of pipeline.tune. Choose another folder",
+    ),
+    "of two studies": (
+        lambda text: text + b'{"op_code":0,"worker_id":"w","study_name":"more","directions":[2]}\n',
+        "holds 'study', 'more', which is not a study of pipeline.tune. Choose another folder",
+    ),
+    "of a worker without a name": (
+        lambda text: text.replace(b'"worker_id":"', b'"worker_id":7,"name":"', 1),
+        "is damaged: line 1 is not a record of a study",
+    ),
+    "with another search": (
+        lambda text: text.replace(b'"fixed"', b'"first"', 1),
+        "does not describe its search",
+    ),
+    "with numbers to search": (
+        lambda text: text.replace(b'"0.1,0.2"', b"[0.1,0.2]", 1),
+        "does not describe its search in the format of this version",
+    ),
+    "with other options": (
+        lambda text: text.replace(b'"pruner"', b'"pruning"', 1),
+        "does not describe its search",
+    ),
+    "empty beside trials": (lambda text: b"", "is empty, but .*trial_000 exists. Restore the file"),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -309,22 +426,34 @@ def test_a_journal_that_lacks_its_end_goes_on(stand_in, caplog):
         study, _, _ = space.open_study(*space.read_command([f"study={stand_in}"]))
         assert sum(trial.state.is_finished() for trial in study.trials) == num_finished
         study.set_user_attr("more", 1)
-        assert all(json.loads(line) for line in (stand_in / "study.journal").read_text().splitlines())
+        assert all(
+            json.loads(line) for line in (stand_in / "study.journal").read_text().splitlines()
+        )
     assert "study.journal ended in the middle of a line, which is left out" in caplog.text
 
 
 def test_failures_are_told_and_several_in_a_row_end_the_search(stand_in, caplog):
-    with pytest.raises(ValueError, match="3 trials in a row have failed, the last one with: error: loss is nan"):
+    with pytest.raises(
+        ValueError, match="3 trials in a row have failed, the last one with: error: loss is nan"
+    ):
         work(stand_in, "trials=9", "train.lr=2.0,3.0")
     assert caplog.text.count("failed: error: loss is nan in round 1") == 3
-    study = work(stand_in.with_name("some"), "trials=4", "train.lr=0.1,3.0", "pruner=none", "seconds=0")
+    study = work(
+        stand_in.with_name("some"), "trials=4", "train.lr=0.1,3.0", "pruner=none", "seconds=0"
+    )
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
 
 
 @pytest.mark.slow
 def test_a_search_over_real_runs_that_is_killed_and_continued(tmp_path):
-    arguments = ["study=study", "trials=3", "train.lr=tag(log,interval(1e-4,1e-1))", "model.aggr=softmax,mean", *TOY,
-                 "train.epochs=60"]
+    arguments = [
+        "study=study",
+        "trials=3",
+        "train.lr=tag(log,interval(1e-4,1e-1))",
+        "model.aggr=softmax,mean",
+        *TOY,
+        "train.epochs=60",
+    ]
     process = command("pipeline.tune", *arguments, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "study" / "trial_001" / "metrics.jsonl").exists(), 300)
     process.send_signal(signal.SIGKILL)
@@ -339,7 +468,11 @@ def test_a_search_over_real_runs_that_is_killed_and_continued(tmp_path):
 
 def test_help_names_the_keys(monkeypatch):
     result = shell("pipeline.tune", "--help", cwd=ROOT)
-    assert result.returncode == 0 and "study=???" in result.stdout and "model.num_layers=2,3,4" in result.stdout
+    assert (
+        result.returncode == 0
+        and "study=???" in result.stdout
+        and "model.num_layers=2,3,4" in result.stdout
+    )
 
 
 def test_a_stop_is_no_error(stand_in, monkeypatch, capsys):

@@ -21,21 +21,42 @@ SIZES = ("--num-nodes", "500", "--num-edges", "10000")
 
 def measure(*arguments: str) -> list[dict[str, str]]:
     """Run a benchmark in a process of its own, and return its rows."""
-    result = subprocess.run([sys.executable, "-m", "scripts.bench", *arguments], cwd=ROOT, capture_output=True,
-                            text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    result = subprocess.run(
+        [sys.executable, "-m", "scripts.bench", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
     assert result.returncode == 0, result.stderr
     return list(csv.DictReader(io.StringIO(result.stdout)))
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
-@pytest.mark.parametrize("bench, rows", [
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (["layer", "--repeat", "1"], 1), (["layer", "--repeat", "1", "--relations", "8"], 2))),
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
-        (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2), (["inference", "--layers", "2"], 1),
-        (["aggregate", "--repeat", "1", "--eager"], 5), (["convs", "--repeat", "1"], len(CASES) + 1),
-        (["relations", "--repeat", "1", "--channels", "16"], 4),
-        (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6)))])
+@pytest.mark.parametrize(
+    "bench, rows",
+    [
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["layer", "--repeat", "1"], 1),
+                (["layer", "--repeat", "1", "--relations", "8"], 2),
+            )
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                (["step", "--repeat", "1", "--pyg-layers", "3", "--layers", "4"], 2),
+                (["inference", "--layers", "2"], 1),
+                (["aggregate", "--repeat", "1", "--eager"], 5),
+                (["convs", "--repeat", "1"], len(CASES) + 1),
+                (["relations", "--repeat", "1", "--channels", "16"], 4),
+                (["depth", "--repeat", "1", "--channels", "24", "--layers", "2"], 6),
+            )
+        ),
+    ],
+)
 def test_benchmarks_beside_pyg(bench, rows):
     table = measure(*bench, *SIZES)
     assert len(table) == rows and all(row["bench"] == bench[0] for row in table)
@@ -45,6 +66,7 @@ def test_benchmarks_beside_pyg(bench, rows):
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
     """All but torch.compile's generated code, which takes a minute."""
+
     def fail(*args, **kwargs):
         raise RuntimeError("no compiler\nis there")
 
@@ -56,7 +78,9 @@ def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
     assert float(row["compiled_ratio_median"]) > 0 and "ours_beside_compiled_median_s" in row
     monkeypatch.setattr(torch, "compile", lambda function: fail)
     failed = aggregate._measure(case, data, 1, False)
-    assert row.keys() == failed.keys() and {failed[name] for name in failed if "compiled" in name} == {""}
+    assert row.keys() == failed.keys() and {
+        failed[name] for name in failed if "compiled" in name
+    } == {""}
     assert "torch.compile of PyG's layer failed: no compiler is there" in capsys.readouterr().err
     # A compiled layer that computes something else is no peer.
     monkeypatch.setattr(torch, "compile", lambda function: lambda: function() * 1.01)
@@ -68,42 +92,83 @@ def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
 def test_the_likeliest_targets_are_those_of_numpy(monkeypatch, capsys):
     monkeypatch.setattr(top, "NUMBERS", 1000)
     top.bench_top(30, 200, 8, 5, repeat=1)
-    row, = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert float(row["ratio_median"]) > 0
-    monkeypatch.setattr(top, "find_best", lambda score, sources, number, *rest: Best(
-        *([sources] * 3), score(sources, rest[1].candidates)[:, :number]))
+    monkeypatch.setattr(
+        top,
+        "find_best",
+        lambda score, sources, number, *rest: Best(
+            *([sources] * 3), score(sources, rest[1].candidates)[:, :number]
+        ),
+    )
     with pytest.raises(SystemExit, match="numpy finds other products"):
         top.bench_top(30, 200, 8, 5, repeat=1)
 
 
 @pytest.mark.slow
 def test_a_service_is_asked_beside_a_bare_one():
-    table = measure("serve", "--num-nodes", "300", "--num-edges", "2000", "--num-targets", "200", "--classes", "3",
-                    "--requests", "20", "--soak", "0.5")
+    table = measure(
+        "serve",
+        "--num-nodes",
+        "300",
+        "--num-edges",
+        "2000",
+        "--num-targets",
+        "200",
+        "--classes",
+        "3",
+        "--requests",
+        "20",
+        "--soak",
+        "0.5",
+    )
     assert [row["what"] for row in table] == [
-        *["bare", "known", "new"] * 3, "new x1000", "soak", *["top 10 of 200"] * 3]
+        *["bare", "known", "new"] * 3,
+        "new x1000",
+        "soak",
+        *["top 10 of 200"] * 3,
+    ]
     assert all(float(row["p50_ms"]) > 0 and int(row["resident_mib"]) > 0 for row in table)
 
 
 def test_a_missing_dgl_is_an_error_that_says_how_to_install_it(tmp_path):
-    with pytest.raises(ValueError, match="DGL cannot be imported .* install it with pip install --no-deps --target"):
+    with pytest.raises(
+        ValueError, match="DGL cannot be imported .* install it with pip install --no-deps --target"
+    ):
         import_dgl(str(tmp_path))
 
 
 def test_no_case_is_an_error_before_a_graph_is_made():
-    with pytest.raises(ValueError, match="--cases GTAConv b: no layer has such a name; there are GCNConv"):
+    with pytest.raises(
+        ValueError, match="--cases GTAConv b: no layer has such a name; there are GCNConv"
+    ):
         bench_convs(500, 10_000, 64, 1, cases=("GTAConv", "b"))
 
 
 @pytest.mark.system
 def test_neighbour_sampling_beside_pyg():
-    (row,) = measure("sampling", *SIZES, "--num-seeds", "100", "--batch-size", "40", "--repeat", "1")
+    (row,) = measure(
+        "sampling", *SIZES, "--num-seeds", "100", "--batch-size", "40", "--repeat", "1"
+    )
     assert float(row["ratio_median"]) > 0 and int(row["num_seeds"]) == 100
 
 
 def test_batches_from_several_places_are_the_same():
-    rows = measure("batches", "--device", "cpu", "--num-nodes", "900", "--num-edges", "9000", "--steps", "3",
-                   "--channels", "8", "--batch-size", "20")
+    rows = measure(
+        "batches",
+        "--device",
+        "cpu",
+        "--num-nodes",
+        "900",
+        "--num-edges",
+        "9000",
+        "--steps",
+        "3",
+        "--channels",
+        "8",
+        "--batch-size",
+        "20",
+    )
     assert [row["conv"] for row in rows] == ["batches: cpu", "batches: cuda", "batches: pinned"]
     assert all(float(row["epoch_s"]) > 0 and 0 <= float(row["waited"]) <= 1 for row in rows)
 
@@ -116,24 +181,59 @@ def test_nothing_is_timed_where_outputs_differ():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("overrides", [[], ["loader=neighbor", "loader.num_neighbors=[10,5]", "loader.batch_size=256"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["loader=neighbor", "loader.num_neighbors=[10,5]", "loader.batch_size=256"]]
+)
 def test_a_long_run_holds_no_more_and_more(overrides):
-    table = measure("steady", "--epochs", "80", "data.num_nodes=1200", "data.num_edges=40000", "model.num_layers=2",
-                    "train.eval_every=3", *overrides)
+    table = measure(
+        "steady",
+        "--epochs",
+        "80",
+        "data.num_nodes=1200",
+        "data.num_edges=40000",
+        "model.num_layers=2",
+        "train.eval_every=3",
+        *overrides,
+    )
     assert table[0]["epoch"] == "10" and table[-1]["epoch"] == "70"
     for row in table:
         assert float(row["ratio"]) <= 1.02, table
-        assert (row["files"], row["process_threads"]) == (table[0]["files"], table[0]["process_threads"]), table
+        assert (row["files"], row["process_threads"]) == (
+            table[0]["files"],
+            table[0]["process_threads"],
+        ), table
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
 @needs_triton
 def test_every_row_of_the_gpu_runs_in_miniature_without_one(tmp_path):
-    command = [sys.executable, "-m", "scripts.bench", "gpu", "--device", "cpu", "--small", "--seconds", "1000",
-               "--out", str(tmp_path), "--group", "1", "2", "3", "4"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000,
-                            env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench",
+        "gpu",
+        "--device",
+        "cpu",
+        "--small",
+        "--seconds",
+        "1000",
+        "--out",
+        str(tmp_path),
+        "--group",
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     table = (tmp_path / "table.md").read_text()
     assert result.returncode == 0, result.stderr + table
     found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -143,26 +243,71 @@ def test_every_row_of_the_gpu_runs_in_miniature_without_one(tmp_path):
 
 def test_no_row_of_the_gpu_takes_the_time_of_all_others():
     """All rows end together after --seconds, which leaves 40 of the 600 that a loan of a GPU often has."""
-    assert gpu.FIRST + sum(row.seconds for row in gpu.ROWS if row.turn == "alone" and row.group != "large") <= 690
+    assert (
+        gpu.FIRST
+        + sum(row.seconds for row in gpu.ROWS if row.turn == "alone" and row.group != "large")
+        <= 690
+    )
     assert all(gpu.FIRST <= row.seconds <= 150 for row in gpu.ROWS if row.turn == "first")
-    assert {row.compared for row in gpu.ROWS} <= {"", *(row.name for row in gpu.ROWS if row.turn == "alone")}
+    assert {row.compared for row in gpu.ROWS} <= {
+        "",
+        *(row.name for row in gpu.ROWS if row.turn == "alone"),
+    }
 
 
 def test_a_run_that_was_cut_off_keeps_its_rounds(tmp_path):
-    rounds = [{"kind": "round", "seconds": 2.0, "draw_seconds": 1.0, "hidden": 0.5, "loss": 3.0, "wall_seconds": 9.0,
-               "valid": 0.25}, {"kind": "partition"}]
+    rounds = [
+        {
+            "kind": "round",
+            "seconds": 2.0,
+            "draw_seconds": 1.0,
+            "hidden": 0.5,
+            "loss": 3.0,
+            "wall_seconds": 9.0,
+            "valid": 0.25,
+        },
+        {"kind": "partition"},
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rounds)) + '\n{"kind": "rou')
     (found,) = gpu.read_minute("", tmp_path)
-    assert (found["epoch_s"], found["waited"], found["at_60_s"], found["test"]) == (2.0, 0.25, 0.25, None)
+    assert (found["epoch_s"], found["waited"], found["at_60_s"], found["test"]) == (
+        2.0,
+        0.25,
+        0.25,
+        None,
+    )
 
 
 def test_a_row_that_fails_says_why_and_the_next_one_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "ROWS", (
-        gpu.Row("slow", "step", 1, ("timeit", "-n", "1", "-s", "import time; print('begun')", "time.sleep(60)"),
-                read=gpu.read_tests),
-        gpu.Row("on two cores", "step", 60, ("calendar", "2001", "1"), compared="good", turn="beside"),
-        gpu.Row("broken", "vectors", 60, ("json.tool", "{out}/none.json")),
-        gpu.Row("good", "vectors", 60, ("calendar", "2000", "2"), read=lambda output, folder: [{"valid": output[:8]}])))
+    monkeypatch.setattr(
+        gpu,
+        "ROWS",
+        (
+            gpu.Row(
+                "slow",
+                "step",
+                1,
+                ("timeit", "-n", "1", "-s", "import time; print('begun')", "time.sleep(60)"),
+                read=gpu.read_tests,
+            ),
+            gpu.Row(
+                "on two cores",
+                "step",
+                60,
+                ("calendar", "2001", "1"),
+                compared="good",
+                turn="beside",
+            ),
+            gpu.Row("broken", "vectors", 60, ("json.tool", "{out}/none.json")),
+            gpu.Row(
+                "good",
+                "vectors",
+                60,
+                ("calendar", "2000", "2"),
+                read=lambda output, folder: [{"valid": output[:8]}],
+            ),
+        ),
+    )
     with pytest.raises(ValueError, match=r"2 of 4 rows failed: slow, broken; see .*table\.md"):
         gpu.bench_gpu(str(tmp_path / "all"), device="cpu")
     table = (tmp_path / "all/table.md").read_text()
@@ -172,7 +317,10 @@ def test_a_row_that_fails_says_why_and_the_next_one_runs(tmp_path, monkeypatch):
     assert table.index("| good |") < table.index("| on two cores |  | seconds ")
     gpu.bench_gpu(str(tmp_path / "part"), ("2",), ("good",), device="cpu")
     assert "slow" not in (tmp_path / "part/table.md").read_text()
-    for options, message in (({"group": ("9",)}, "--group 9 is unknown"), ({"rows": ("none",)}, "no row has such"),
-                             ({"out": str(tmp_path / "part")}, "is not empty")):
+    for options, message in (
+        ({"group": ("9",)}, "--group 9 is unknown"),
+        ({"rows": ("none",)}, "no row has such"),
+        ({"out": str(tmp_path / "part")}, "is not empty"),
+    ):
         with pytest.raises(ValueError, match=message):
             gpu.bench_gpu(**{"out": str(tmp_path / "new"), "device": "cpu", **options})

@@ -20,12 +20,24 @@ OF_DRIVERS = ("WebGL", "Canvas2D")
 def pages(tmp_path_factory):
     """A page of as many points as Debian has packages, of few, in three dimensions, and of hostile names."""
     folder = tmp_path_factory.mktemp("runs")
-    few = dict(position=np.array([[0, 0], [2, 0], [0, 2], [2, 2], [1, 1]], np.float32),
-               labels=np.array([0, 0, 1, 1, -1]), names=np.array(["alpha", "beta", "Alphabet", "delta", "none"]))
+    few = dict(
+        position=np.array([[0, 0], [2, 0], [0, 2], [2, 2], [1, 1]], np.float32),
+        labels=np.array([0, 0, 1, 1, -1]),
+        names=np.array(["alpha", "beta", "Alphabet", "delta", "none"]),
+    )
     hostile = np.array([HOSTILE, "\u0645\u0631\u062d\u0628\u0627", "x" * 10_000, "\U0001f600"])
-    made = {"many": many_points(NUM_POINTS, NUM_CLASSES), "few": few, "solid": many_points(500, 6, dimensions=3),
-            "hostile": dict(position=few["position"][:4], names=hostile, label_names=hostile, labels=np.arange(4),
-                            title=np.array(HOSTILE))}
+    made = {
+        "many": many_points(NUM_POINTS, NUM_CLASSES),
+        "few": few,
+        "solid": many_points(500, 6, dimensions=3),
+        "hostile": dict(
+            position=few["position"][:4],
+            names=hostile,
+            label_names=hostile,
+            labels=np.arange(4),
+            title=np.array(HOSTILE),
+        ),
+    }
     out = {}
     for name, parts in made.items():
         out[name] = folder / f"{name}.html"
@@ -36,12 +48,16 @@ def pages(tmp_path_factory):
 @pytest.fixture
 def show(browser):
     """Open a page, wait until its map is drawn, and look for complaints at the end."""
+
     def open_page(page, *, width: int = 1300, **options) -> None:
         browser.open(page, width=width, **options)
         browser.wait_for(f"!!{MAP}._fullLayout && !!{MAP}.querySelector('canvas')")
         browser.run(f"{MAP}.scrollIntoView({{block: 'center'}})")
+
     yield open_page
-    browser.complaints[:] = [text for text in browser.complaints if not any(word in text for word in OF_DRIVERS)]
+    browser.complaints[:] = [
+        text for text in browser.complaints if not any(word in text for word in OF_DRIVERS)
+    ]
     assert not browser.complaints
 
 
@@ -58,14 +74,23 @@ def search(browser, words: str) -> None:
 
 def press(browser, key: str, code: int, shift: bool = False) -> None:
     for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, modifiers=8 * shift)
+        browser.call(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key=key,
+            windowsVirtualKeyCode=code,
+            modifiers=8 * shift,
+        )
 
 
 @pytest.mark.parametrize("width, dark", ((400, True), (1600, False)))
 def test_it_draws_at_every_width_in_both_themes(browser, show, pages, width, dark):
     for name in ("many", "solid"):
         show(pages[name], width=width, dark=dark)
-        assert browser.run("document.documentElement.scrollWidth") <= width and browser.run(ASTRAY) == []
+        assert (
+            browser.run("document.documentElement.scrollWidth") <= width
+            and browser.run(ASTRAY) == []
+        )
         assert "not supported" not in browser.run("document.body.innerText")
         colours = ["#5d666f", "#48a3e6"] if dark else ["#a3a9b0", "#0072b2"]
         assert browser.run(f"{MAP}.data.slice(0, 2).map((trace) => trace.marker.color)") == colours
@@ -87,10 +112,16 @@ def test_the_search_marks_counts_and_centres(browser, show, pages):
     search(browser, "ALPHA")
     browser.wait_for(f"{FOUND} == '2 found'")
     assert browser.run(f"{MAP}.data.at(-1).x") == [-1, -1]
-    for shown, place, shift in (("1 of", (-1, -1), False), ("2 of", (-1, 1), False), ("1 of", (-1, -1), True)):
+    for shown, place, shift in (
+        ("1 of", (-1, -1), False),
+        ("2 of", (-1, 1), False),
+        ("1 of", (-1, -1), True),
+    ):
         press(browser, "Enter", 13, shift)
         browser.wait_for(f"{FOUND}.startsWith('{shown}')")
-        middle = browser.run(f"[{MAP}.layout.xaxis.range, {MAP}.layout.yaxis.range].map(([a, b]) => (a + b) / 2)")
+        middle = browser.run(
+            f"[{MAP}.layout.xaxis.range, {MAP}.layout.yaxis.range].map(([a, b]) => (a + b) / 2)"
+        )
         assert middle == pytest.approx(place, abs=1e-6)
     press(browser, "Escape", 27)
     browser.wait_for(f"{FOUND} == '' && {MAP}.data.at(-1).x.length == 0")
@@ -98,7 +129,9 @@ def test_the_search_marks_counts_and_centres(browser, show, pages):
     for name, number in (("many", NUM_POINTS), ("solid", 500)):
         show(pages[name])
         search(browser, "package-12")
-        browser.wait_for(f"{FOUND} == '{sum('package-12' in f'package-{i}' for i in range(number)):,} found'")
+        browser.wait_for(
+            f"{FOUND} == '{sum('package-12' in f'package-{i}' for i in range(number)):,} found'"
+        )
         press(browser, "Enter", 13)
         browser.wait_for(f"{MAP}.data.at(-1).text[0] == 'package-12'")
 
@@ -106,10 +139,15 @@ def test_the_search_marks_counts_and_centres(browser, show, pages):
 def test_the_legend_hides_a_class_which_a_change_of_the_theme_leaves_hidden(browser, show, pages):
     show(pages["few"])
     browser.click("#chart-0 .legendtoggle")
-    browser.wait_for(f"{MAP}._fullData.filter((trace) => trace.visible === 'legendonly').length == 1")
+    browser.wait_for(
+        f"{MAP}._fullData.filter((trace) => trace.visible === 'legendonly').length == 1"
+    )
     browser.click("#theme")
     browser.wait_for(f"{MAP}.data[0].marker.color == '#5d666f'")
-    assert browser.run(f"{MAP}._fullData.filter((trace) => trace.visible === 'legendonly').length") == 1
+    assert (
+        browser.run(f"{MAP}._fullData.filter((trace) => trace.visible === 'legendonly').length")
+        == 1
+    )
 
 
 def test_hostile_names_are_shown_as_they_are(browser, show, pages):

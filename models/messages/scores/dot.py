@@ -11,4 +11,10 @@ def _compute(key: Tensor, query: Tensor, _: Tensor | None, slope: float) -> Tens
     return (query * key).sum(2) / math.sqrt(key.size(2))
 
 
-DOT = Score(_compute, reads_source=True, encodes_messages=True, kernels=("cpu", "cuda"), by_source=(True, False))
+DOT = Score(
+    _compute,
+    reads_source=True,
+    encodes_messages=True,
+    kernels=("cpu", "cuda"),
+    by_source=(True, False),
+)

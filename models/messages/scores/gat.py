@@ -10,5 +10,11 @@ def _compute(key: Tensor, query: Tensor | None, _: Tensor | None, slope: float) 
     return F.leaky_relu(key if query is None else key + query, slope)
 
 
-GAT = Score(_compute, by_head=True, reads_source=True, needs_target=False, kernels=("cpu", "cuda"),
-            by_source=(True, True))
+GAT = Score(
+    _compute,
+    by_head=True,
+    reads_source=True,
+    needs_target=False,
+    kernels=("cpu", "cuda"),
+    by_source=(True, True),
+)

@@ -9,7 +9,14 @@ from parallel_epochs.pipeline.run.seeds import stream
 OPERATORS = "+-*/%"
 
 
-def read(num_entities: int, num_operands: int, num_train: int, num_valid: int, num_test: int, graph_seed: int) -> Graph:
+def read(
+    num_entities: int,
+    num_operands: int,
+    num_train: int,
+    num_valid: int,
+    num_test: int,
+    graph_seed: int,
+) -> Graph:
     """Generate the graph.
 
     Entities are the numbers from 0, a relation is an operator with an operand from 1, such as "*7": the tail is what
@@ -20,11 +27,20 @@ def read(num_entities: int, num_operands: int, num_train: int, num_valid: int, n
         See :func:`pipeline.data.readers.triples.build_triples`.
     """
     sizes = (num_train, num_valid, num_test)
-    chosen = stream("math", graph_seed).permutation(num_entities * len(OPERATORS) * num_operands)[:sum(sizes)]
+    chosen = stream("math", graph_seed).permutation(num_entities * len(OPERATORS) * num_operands)[
+        : sum(sizes)
+    ]
     relation, head = np.divmod(chosen, num_entities)
     operator, operand = relation // num_operands, relation % num_operands + 1
-    tail = np.select([operator == place for place in range(len(OPERATORS))],
-                     [head + operand, head - operand, head * operand, head // operand, head % operand]) % num_entities
+    tail = (
+        np.select(
+            [operator == place for place in range(len(OPERATORS))],
+            [head + operand, head - operand, head * operand, head // operand, head % operand],
+        )
+        % num_entities
+    )
     triples = np.split(np.stack([head, relation, tail], axis=1), np.cumsum(sizes)[:-1])
-    relations = np.array([f"{sign}{operand}" for sign in OPERATORS for operand in range(1, num_operands + 1)])
+    relations = np.array(
+        [f"{sign}{operand}" for sign in OPERATORS for operand in range(1, num_operands + 1)]
+    )
     return build_triples(triples, np.arange(num_entities), relations)

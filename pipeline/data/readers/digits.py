@@ -9,7 +9,9 @@ from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.names import MASKS
 
 
-def read(num_neighbors: int, train_fraction: float, valid_fraction: float, graph_seed: int) -> Graph:
+def read(
+    num_neighbors: int, train_fraction: float, valid_fraction: float, graph_seed: int
+) -> Graph:
     """Link each of scikit-learn's 1,797 digits of 8 x 8 pixels with its nearest ones, in both directions."""
     from sklearn.datasets import load_digits
     from sklearn.neighbors import NearestNeighbors
@@ -19,5 +21,11 @@ def read(num_neighbors: int, train_fraction: float, valid_fraction: float, graph
     dst = np.repeat(np.arange(len(x)), num_neighbors)
     edge_index = to_undirected(torch.from_numpy(np.stack([nearest.reshape(-1), dst])))
     masks = divide(shuffle_all(len(x), graph_seed), len(x), train_fraction, valid_fraction)
-    return Graph(x=torch.from_numpy(x / 16).float(), edge_index=edge_index, y=torch.from_numpy(y).unsqueeze(1),
-                num_nodes=len(x), metric="acc", **dict(zip(MASKS, masks, strict=True)))
+    return Graph(
+        x=torch.from_numpy(x / 16).float(),
+        edge_index=edge_index,
+        y=torch.from_numpy(y).unsqueeze(1),
+        num_nodes=len(x),
+        metric="acc",
+        **dict(zip(MASKS, masks, strict=True)),
+    )

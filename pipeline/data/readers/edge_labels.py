@@ -18,8 +18,17 @@ LABELS = "edge_label"
 OF_EDGES = ("edge_index", "edge_attr", LABELS, *MASKS)
 
 
-def split_edges(origin: str, saved: Mapping, *, split: str | None, times: Tensor | None,
-                fractions: tuple[float, float], seed: int, hides: bool, needs_labels: bool) -> dict[Any, Any]:
+def split_edges(
+    origin: str,
+    saved: Mapping,
+    *,
+    split: str | None,
+    times: Tensor | None,
+    fractions: tuple[float, float],
+    seed: int,
+    hides: bool,
+    needs_labels: bool,
+) -> dict[Any, Any]:
     """Return the parts of a ``HeteroData`` of a graph whose edges have labels.
 
     Args:
@@ -47,20 +56,38 @@ def split_edges(origin: str, saved: Mapping, *, split: str | None, times: Tensor
     if needs_labels:
         y = saved[LABELS].reshape(len(saved[LABELS]), -1)
         if len(y) != num_edges:
-            raise ValueError(f"{origin}: {LABELS} has {len(y):,} rows, and there are {num_edges:,} edges: give each "
-                             "its label, nan or -1 where it is not known")
+            raise ValueError(
+                f"{origin}: {LABELS} has {len(y):,} rows, and there are {num_edges:,} edges: give each "
+                "its label, nan or -1 where it is not known"
+            )
         masks = {name: saved[name] for name in MASKS if name in saved}
         if split is not None:
             known = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
             order = shuffle(known, seed) if times is None else times.argsort(stable=True).numpy()
-            masks = dict(zip(MASKS, divide(order[known[order]], num_edges, *fractions, unit="edge"), strict=True))
+            masks = dict(
+                zip(
+                    MASKS,
+                    divide(order[known[order]], num_edges, *fractions, unit="edge"),
+                    strict=True,
+                )
+            )
         for name, mask in masks.items():
-            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (num_edges,):
-                raise ValueError(f"{origin}: {name} must be true or false for each of the {num_edges:,} edges")
+            if (
+                not isinstance(mask, Tensor)
+                or mask.dtype != torch.bool
+                or mask.shape != (num_edges,)
+            ):
+                raise ValueError(
+                    f"{origin}: {name} must be true or false for each of the {num_edges:,} edges"
+                )
         if missing := [name for name in MASKS if name not in masks]:
-            raise ValueError(f"{origin}: there is no {', '.join(missing)} of the edges. Add what is missing, or set "
-                             "data.split=random")
-        edge |= {"y": saved[LABELS], **masks} | {key: saved[key] for key in ("metric",) if key in saved}
+            raise ValueError(
+                f"{origin}: there is no {', '.join(missing)} of the edges. Add what is missing, or set "
+                "data.split=random"
+            )
+        edge |= {"y": saved[LABELS], **masks} | {
+            key: saved[key] for key in ("metric",) if key in saved
+        }
         shown = ~(masks[MASKS[1]] | masks[MASKS[2]]) if hides else shown
         if hides and times is not None:
             shown &= masks[MASKS[0]] | (times <= times[masks[MASKS[0]]].max())
@@ -72,15 +99,25 @@ def split_edges(origin: str, saved: Mapping, *, split: str | None, times: Tensor
         both = torch.stack([torch.arange(num_edges), ends])
         parts[EDGE_TYPE, f"{EDGE_TYPE}_{name}", NODE_TYPE] = {"edge_index": both[:, shown]}
         parts[NODE_TYPE, f"rev_{EDGE_TYPE}_{name}", EDGE_TYPE] = {"edge_index": both.flip(0)}
-    log.info("%s: %s of %s edges send no messages, as they are predicted or later (task.hide_labelled)", origin,
-             f"{int((~shown).sum()):,}", f"{num_edges:,}")
+    log.info(
+        "%s: %s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
+        origin,
+        f"{int((~shown).sum()):,}",
+        f"{num_edges:,}",
+    )
     return parts
 
 
 def _refuse_both_ways(origin: str, index: Tensor) -> None:
     """Refuse a graph in which each edge is there twice, of which one would tell the label of the other."""
     between = index[:, index[0] != index[1]]
-    pairs = [own[0] * (int(index.max()) + 1) + own[1] for own in (between, between.flip(0))] if len(between[0]) else []
+    pairs = (
+        [own[0] * (int(index.max()) + 1) + own[1] for own in (between, between.flip(0))]
+        if len(between[0])
+        else []
+    )
     if pairs and torch.equal(pairs[0].sort().values, pairs[1].sort().values):
-        raise ValueError(f"{origin}: each edge is there in both directions, and one would tell the label of the other. "
-                         "Save the edges in one direction; messages are sent in both")
+        raise ValueError(
+            f"{origin}: each edge is there in both directions, and one would tell the label of the other. "
+            "Save the edges in one direction; messages are sent in both"
+        )

@@ -38,12 +38,24 @@ from parallel_epochs.pipeline.run.words import count
 log = logging.getLogger(__name__)
 
 # Names of the columns of the two ids in a header, which two ids hardly have.
-HEADERS = {("source", "target"), ("from", "to"), ("src", "dst"), ("head", "tail"), ("subject", "object"),
-           ("fromnodeid", "tonodeid"),
-           *((f"{first}{end}", f"{second}{end}") for end in ("_id", "_node")
-             for first, second in (("source", "target"), ("from", "to"), ("src", "dst"))),
-           *((f"{stem}{first}", f"{stem}{first + 1}") for stem in ("id", "id_", "node", "node_", "protein")
-             for first in (0, 1))}
+HEADERS = {
+    ("source", "target"),
+    ("from", "to"),
+    ("src", "dst"),
+    ("head", "tail"),
+    ("subject", "object"),
+    ("fromnodeid", "tonodeid"),
+    *(
+        (f"{first}{end}", f"{second}{end}")
+        for end in ("_id", "_node")
+        for first, second in (("source", "target"), ("from", "to"), ("src", "dst"))
+    ),
+    *(
+        (f"{stem}{first}", f"{stem}{first + 1}")
+        for stem in ("id", "id_", "node", "node_", "protein")
+        for first in (0, 1)
+    ),
+}
 ADJACENCY = "An adjacency list has lines of several lengths: networkx.read_adjlist reads it"
 WEIGHTS = ("weight", "weights", "w", "value")
 SMALLEST, LARGEST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
@@ -54,8 +66,14 @@ def hash_content(path: str, labels: str | None) -> str:
     return hash_parts(Path(table) for table in (path, labels) if table is not None)
 
 
-def read(path: str, labels: str | None, header: bool | None, train_fraction: float, valid_fraction: float,
-         graph_seed: int) -> Graph:
+def read(
+    path: str,
+    labels: str | None,
+    header: bool | None,
+    train_fraction: float,
+    valid_fraction: float,
+    graph_seed: int,
+) -> Graph:
     """Read a graph: edges that are there several times become one, with the sum of their weights.
 
     Args:
@@ -77,12 +95,16 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
     if table.suffix == ".mat":
         source, target, weight, y, names = _read_matlab(table)
     else:
-        source, target, weight, names = _read_sparse(table) if table.suffix == ".npz" else _read_text(table, header)
+        source, target, weight, names = (
+            _read_sparse(table) if table.suffix == ".npz" else _read_text(table, header)
+        )
         if labels is not None:
             y, kinds = _read_labels(Path(labels), names)
     num_nodes = len(names)
     edge_index, edge_attr = merge(source, target, weight, num_nodes, table)
-    data = Graph(edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names))
+    data = Graph(
+        edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names)
+    )
     if y is not None:
         data.y, data.metric = torch.from_numpy(y), "micro_f1"
         if kinds is not None:
@@ -93,7 +115,9 @@ def read(path: str, labels: str | None, header: bool | None, train_fraction: flo
     return data
 
 
-def _read_text(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def _read_text(
+    path: Path, header: bool | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Read two or three columns of a text, or a matrix in MatrixMarket's format."""
     content = read_bytes(path)
     if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(MATRIX_MARKET):
@@ -102,15 +126,19 @@ def _read_text(path: Path, header: bool | None) -> tuple[np.ndarray, np.ndarray,
     if header:
         table = _choose_columns(path, table)
     if table.shape[1] not in (2, 3):
-        raise ValueError(f"{path} has {count(table.shape[1], 'column')}: a line holds two ids and optionally a weight, "
-                         "separated by blanks, tabs, commas or semicolons. With data.header=true, more columns may be "
-                         "there if two are called source and target")
+        raise ValueError(
+            f"{path} has {count(table.shape[1], 'column')}: a line holds two ids and optionally a weight, "
+            "separated by blanks, tabs, commas or semicolons. With data.header=true, more columns may be "
+            "there if two are called source and target"
+        )
     if header is None:
         _refuse_header(path, table)
     _refuse_cells(path, table)
     weight = None if table.shape[1] == 2 else as_weights(path, table.iloc[:, 2])
-    numbers, names = number_names(pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True))
-    return numbers[:len(table)], numbers[len(table):], weight, names
+    numbers, names = number_names(
+        pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True)
+    )
+    return numbers[: len(table)], numbers[len(table) :], weight, names
 
 
 def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -124,29 +152,49 @@ def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(f"{path} holds no edges: its only line is left out by data.header=true")
     if ends is None:
         if "" in names or "unnamed: 0" in (name.lower() for name in names):
-            raise ValueError(f"{path}: column {names.index('') + 1 if '' in names else 1} has no name in the header, "
-                             "as an index that pandas writes. Write the table with index=False, or call the columns of "
-                             "the ids source and target")
+            raise ValueError(
+                f"{path}: column {names.index('') + 1 if '' in names else 1} has no name in the header, "
+                "as an index that pandas writes. Write the table with index=False, or call the columns of "
+                "the ids source and target"
+            )
         if len(names) in (2, 3):
-            log.info("%s: %s", path, ", ".join(map(" ".join, zip(("source", "target", "weight"), names, strict=False))))
+            log.info(
+                "%s: %s",
+                path,
+                ", ".join(map(" ".join, zip(("source", "target", "weight"), names, strict=False))),
+            )
         return rows
     others = [place for place in range(len(names)) if place not in ends]
     weights = [place for place in others if names[place].lower() in WEIGHTS] or (
-        [2] if ends == (0, 1) and others == [2] else [])
+        [2] if ends == (0, 1) and others == [2] else []
+    )
     if len(weights) > 1:
-        raise ValueError(f"{path} has several columns of weights, {' and '.join(names[place] for place in weights)}: "
-                         "leave one of them")
-    log.info("%s: edges go from %s to %s%s; not used: %s", path, names[ends[0]], names[ends[1]],
-             "".join(f" with the weight {names[place]}" for place in weights),
-             ", ".join(repr(names[place]) for place in others if place not in weights) or "none")
+        raise ValueError(
+            f"{path} has several columns of weights, {' and '.join(names[place] for place in weights)}: "
+            "leave one of them"
+        )
+    log.info(
+        "%s: edges go from %s to %s%s; not used: %s",
+        path,
+        names[ends[0]],
+        names[ends[1]],
+        "".join(f" with the weight {names[place]}" for place in weights),
+        ", ".join(repr(names[place]) for place in others if place not in weights) or "none",
+    )
     return rows[[*ends, *weights]].set_axis(range(2 + len(weights)), axis=1)
 
 
 def _find_ends(names: list[str]) -> tuple[int, int] | None:
     """Find the columns of the two ids by their names."""
     lower = [name.lower() for name in names]
-    return next(((lower.index(first), lower.index(second)) for first, second in sorted(HEADERS)
-                 if lower.count(first) == lower.count(second) == 1), None)
+    return next(
+        (
+            (lower.index(first), lower.index(second))
+            for first, second in sorted(HEADERS)
+            if lower.count(first) == lower.count(second) == 1
+        ),
+        None,
+    )
 
 
 def _refuse_header(path: Path, table: pd.DataFrame) -> None:
@@ -156,11 +204,19 @@ def _refuse_header(path: Path, table: pd.DataFrame) -> None:
     for columns in ([0, 1], [2]):
         if not looks and len(rest) and columns[-1] < table.shape[1]:
             few, cells = rest.iloc[:100, columns], first.iloc[columns]
-            looks = not any(map(is_number, cells)) and bool(few.map(is_number).all(axis=None)) and (
-                len(rest) <= len(few) or bool(rest.iloc[:, columns].map(is_number).all(axis=None)))
+            looks = (
+                not any(map(is_number, cells))
+                and bool(few.map(is_number).all(axis=None))
+                and (
+                    len(rest) <= len(few)
+                    or bool(rest.iloc[:, columns].map(is_number).all(axis=None))
+                )
+            )
     if looks:
-        raise ValueError(f"{path}: its first line, {' '.join(first)!r}, looks like a header and not like an edge: set "
-                         "data.header=true to leave it out, or data.header=false if it is an edge")
+        raise ValueError(
+            f"{path}: its first line, {' '.join(first)!r}, looks like a header and not like an edge: set "
+            "data.header=true to leave it out, or data.header=false if it is an edge"
+        )
 
 
 def as_weights(path: object, cells: pd.Series) -> np.ndarray:
@@ -172,9 +228,15 @@ def as_weights(path: object, cells: pd.Series) -> np.ndarray:
     wrong = ~(size <= LARGEST) | (size > 0) & (size < SMALLEST)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        why = "is not a finite number" if not np.isfinite(weight[row]) else (
-            f"is outside of float32, which ends at {LARGEST:.2g}: scale all weights" if size[row] > 1 else
-            "float32 rounds to 0: scale all weights")
+        why = (
+            "is not a finite number"
+            if not np.isfinite(weight[row])
+            else (
+                f"is outside of float32, which ends at {LARGEST:.2g}: scale all weights"
+                if size[row] > 1
+                else "float32 rounds to 0: scale all weights"
+            )
+        )
         raise ValueError(f"{path}: edge {row + 1} has the weight {cells.iloc[row]!r}, which {why}")
     return weight
 
@@ -182,8 +244,10 @@ def as_weights(path: object, cells: pd.Series) -> np.ndarray:
 def refuse_negative(path: object, weight: np.ndarray) -> None:
     """Refuse negative weights; the message of the error begins with `path`."""
     if len(wrong := np.flatnonzero(weight < 0)):
-        raise ValueError(f"{path}: edge {wrong[0] + 1} has the weight {weight[wrong[0]]:g}; weights must not be "
-                         "negative")
+        raise ValueError(
+            f"{path}: edge {wrong[0] + 1} has the weight {weight[wrong[0]]:g}; weights must not be "
+            "negative"
+        )
 
 
 def _read_numbers(path: Path) -> tuple[Tensor, int]:
@@ -191,17 +255,32 @@ def _read_numbers(path: Path) -> tuple[Tensor, int]:
     try:
         pairs = np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is not an array that numpy.save wrote: {str(error).strip()}") from None
-    if not isinstance(pairs, np.ndarray) or pairs.dtype.kind not in "iu" or pairs.ndim != 2 or 2 not in pairs.shape:
-        kind = f"{pairs.dtype} {list(pairs.shape)}" if isinstance(pairs, np.ndarray) else "several arrays"
-        raise ValueError(f"{path} holds {kind}: edges are integers [num_edges, 2] or [2, num_edges], the numbers "
-                         "of nodes")
+        raise ValueError(
+            f"{path} is not an array that numpy.save wrote: {str(error).strip()}"
+        ) from None
+    if (
+        not isinstance(pairs, np.ndarray)
+        or pairs.dtype.kind not in "iu"
+        or pairs.ndim != 2
+        or 2 not in pairs.shape
+    ):
+        kind = (
+            f"{pairs.dtype} {list(pairs.shape)}"
+            if isinstance(pairs, np.ndarray)
+            else "several arrays"
+        )
+        raise ValueError(
+            f"{path} holds {kind}: edges are integers [num_edges, 2] or [2, num_edges], the numbers "
+            "of nodes"
+        )
     pairs = pairs.T if pairs.shape[0] != 2 else pairs
     if not pairs.size:
         raise ValueError(f"{path} holds no edges")
     low, high = int(pairs.min()), int(pairs.max())
     if low < 0 or high >= 2**31 - 1:
-        raise ValueError(f"{path} names node {low if low < 0 else high:,}; nodes are numbered from 0, below 2**31 - 1")
+        raise ValueError(
+            f"{path} names node {low if low < 0 else high:,}; nodes are numbered from 0, below 2**31 - 1"
+        )
     check_numbering(str(path), high + 1, pairs.shape[1])
     return torch.from_numpy(pairs.astype(np.int32)), high + 1
 
@@ -216,12 +295,17 @@ def _read_columns(path: Path, content: bytes) -> pd.DataFrame:
     # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
     content, num_comments = strip_comments(content, dialect.num_before)
     if num_comments > dialect.num_before:
-        log.info("%s: %s lines begin with # or, before the first row, %% and are left out as comments", path,
-                 f"{num_comments:,}")
+        log.info(
+            "%s: %s lines begin with # or, before the first row, %% and are left out as comments",
+            path,
+            f"{num_comments:,}",
+        )
     try:
         return read_texts(content, str(path), dialect)
     except ValueError as error:
-        raise ValueError(f"{error}{f'. {ADJACENCY}' if RAGGED.search(str(error)) else ''}") from None
+        raise ValueError(
+            f"{error}{f'. {ADJACENCY}' if RAGGED.search(str(error)) else ''}"
+        ) from None
 
 
 def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
@@ -230,17 +314,28 @@ def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
     if empty.any():
         row, column = (int(place[0]) for place in empty.nonzero())
         last = column == 2 and empty[:, 2].all()
-        raise ValueError(f"{path}: column {column + 1} of edge {row + 1} is empty: " + (
-            "leave out the separator at the ends of the lines" if last else
-            f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"))
+        raise ValueError(
+            f"{path}: column {column + 1} of edge {row + 1} is empty: "
+            + (
+                "leave out the separator at the ends of the lines"
+                if last
+                else f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"
+            )
+        )
     for column in table:
-        for wrong, what in ((table[column].str.contains("\n", regex=False), "an id of several lines"),
-                            (table[column].str.fullmatch(r'(?s)"(?!.*").*'),
-                             "a quotation mark that begins no quoted cell")):
+        for wrong, what in (
+            (table[column].str.contains("\n", regex=False), "an id of several lines"),
+            (
+                table[column].str.fullmatch(r'(?s)"(?!.*").*'),
+                "a quotation mark that begins no quoted cell",
+            ),
+        ):
             if wrong.any():
                 row = int(np.flatnonzero(wrong)[0])
-                raise ValueError(f"{path}: edge {row + 1} holds {what}, {table[column].iloc[row][:40]!r}: close or "
-                                 "double its quotation mark")
+                raise ValueError(
+                    f"{path}: edge {row + 1} holds {what}, {table[column].iloc[row][:40]!r}: close or "
+                    "double its quotation mark"
+                )
 
 
 def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -261,8 +356,12 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         first = f"; the first is {unknown[0]}" if unknown else ""
         raise ValueError(f"{path}: none of its ids is a node of the edges{first}")
     if unknown:
-        log.warning("%s: %s of its ids name no node of the edges and are left out; the first is %s", path,
-                    f"{len(unknown):,}", unknown[0])
+        log.warning(
+            "%s: %s of its ids name no node of the edges and are left out; the first is %s",
+            path,
+            f"{len(unknown):,}",
+            unknown[0],
+        )
     kinds = sorted({label for _, label in found}, key=lambda label: (len(label), label))
     y = np.full((len(names), len(kinds)), np.nan, np.float32)
     column = {label: number for number, label in enumerate(kinds)}
@@ -272,25 +371,36 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return y, np.array(kinds)
 
 
-def _read_matrix_market(path: Path,
-                        content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def _read_matrix_market(
+    path: Path, content: bytes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Read an adjacency matrix in MatrixMarket's format. Its nodes are named by the numbers of their rows, from 1."""
     try:
         num_rows, num_columns, num_entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
         dense = kind == "array"
-        limits.check_size(f"{path} unpacks to", 8 * num_rows * num_columns if dense else 0, limits.UNPACKED,
-                          limits.limit_in_memory())
+        limits.check_size(
+            f"{path} unpacks to",
+            8 * num_rows * num_columns if dense else 0,
+            limits.UNPACKED,
+            limits.limit_in_memory(),
+        )
         if num_entries > len(content):  # which would be made room for
             raise ValueError(f"it is cut short: it says that it has {num_entries:,} entries")
         matrix = scipy.io.mmread(io.BytesIO(content))
     except (ValueError, OverflowError, OSError, TypeError) as error:
-        raise ValueError(f"{path} is not a matrix in MatrixMarket's format that can be read: {error}") from None
+        raise ValueError(
+            f"{path} is not a matrix in MatrixMarket's format that can be read: {error}"
+        ) from None
     source, target, weight, num_nodes = as_edges(matrix, str(path))
-    log.info("%s is a matrix in MatrixMarket's format: %s nodes, named from 1", path, f"{num_nodes:,}")
+    log.info(
+        "%s is a matrix in MatrixMarket's format: %s nodes, named from 1", path, f"{num_nodes:,}"
+    )
     return source, target, weight, np.arange(1, num_nodes + 1).astype(str)
 
 
-def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:
+def _read_matlab(
+    path: Path,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:
     """Read ``network``, a matrix of weights, and ``group``, labels of its nodes, as DeepWalk's authors keep them."""
     try:
         content = scipy.io.loadmat(path)
@@ -309,7 +419,9 @@ def _read_matlab(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
             raise ValueError(f"{path}: group holds {labels.dtype}; labels are 0 and 1")
         labels = labels.astype(np.float32)
         if labels.ndim != 2 or len(labels) != num_nodes:
-            raise ValueError(f"{path}: group has the shape {list(labels.shape)} for {num_nodes:,} nodes")
+            raise ValueError(
+                f"{path}: group has the shape {list(labels.shape)} for {num_nodes:,} nodes"
+            )
         labels[labels.sum(1) == 0] = np.nan
     return source, target, weight, labels, np.arange(num_nodes)
 
@@ -321,9 +433,19 @@ def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
             matrix = sp.load_npz(file)
         if hasattr(matrix, "check_format"):
             matrix.check_format(full_check=True)
-    except (ValueError, EOFError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a matrix that scipy.sparse.save_npz wrote: "
-                         f"{str(error).strip().partition(chr(10))[0]}") from None
+    except (
+        ValueError,
+        EOFError,
+        KeyError,
+        TypeError,
+        IndexError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise ValueError(
+            f"{path} is not a matrix that scipy.sparse.save_npz wrote: "
+            f"{str(error).strip().partition(chr(10))[0]}"
+        ) from None
     source, target, weight, num_nodes = as_edges(matrix, str(path))
     return source, target, weight, np.arange(num_nodes).astype(str)
 
@@ -338,42 +460,63 @@ def as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
     Raises:
         ValueError: it is not square, or does not hold finite numbers.
     """
-    if not sp.issparse(matrix) and (not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "biufc"):
-        raise ValueError(f"{name} holds {getattr(matrix, 'dtype', type(matrix).__name__)}; weights are numbers")
+    if not sp.issparse(matrix) and (
+        not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "biufc"
+    ):
+        raise ValueError(
+            f"{name} holds {getattr(matrix, 'dtype', type(matrix).__name__)}; weights are numbers"
+        )
     network = sp.coo_array(matrix)
     if len(network.shape) != 2 or network.shape[0] != network.shape[1]:
         raise ValueError(f"{name} must be square, not {' x '.join(map(str, network.shape))}")
     if network.shape[0] >= INT32_END:
-        raise ValueError(f"{name} has {network.shape[0]:,} nodes; at most {INT32_END - 1:,} can be numbered")
+        raise ValueError(
+            f"{name} has {network.shape[0]:,} nodes; at most {INT32_END - 1:,} can be numbered"
+        )
     if network.dtype.kind not in "biuf":
         raise ValueError(f"{name} holds {network.dtype}; weights are real numbers")
     check_numbering(name, network.shape[0], network.nnz)
     network = sp.csr_array(network).tocoo()  # which adds up places that are there several times
     source, target = (place.astype(np.int64) for place in network.coords)
     weight = network.data.astype(np.float64)
-    if len(wrong := np.flatnonzero(~(np.abs(weight) <= LARGEST) | (weight != 0) & (np.abs(weight) < SMALLEST))):
+    if len(
+        wrong := np.flatnonzero(
+            ~(np.abs(weight) <= LARGEST) | (weight != 0) & (np.abs(weight) < SMALLEST)
+        )
+    ):
         place = wrong[0]
-        raise ValueError(f"{name}: row {source[place]}, column {target[place]} holds {weight[place]:g}; weights are "
-                         f"finite numbers of float32, which are between {SMALLEST:.2g} and {LARGEST:.2g}: scale all "
-                         "weights")
+        raise ValueError(
+            f"{name}: row {source[place]}, column {target[place]} holds {weight[place]:g}; weights are "
+            f"finite numbers of float32, which are between {SMALLEST:.2g} and {LARGEST:.2g}: scale all "
+            "weights"
+        )
     if (stored := weight != 0).all():
         return source, target, None if (weight == 1).all() else weight, network.shape[0]
-    log.info("%s: %s stored zeros are not edges and are left out", name, f"{int((~stored).sum()):,}")
+    log.info(
+        "%s: %s stored zeros are not edges and are left out", name, f"{int((~stored).sum()):,}"
+    )
     source, target, weight = source[stored], target[stored], weight[stored]
     return source, target, None if (weight == 1).all() else weight, network.shape[0]
 
 
-def merge(source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num_nodes: int,
-          path: object) -> tuple[Tensor, Tensor | None]:
+def merge(
+    source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num_nodes: int, path: object
+) -> tuple[Tensor, Tensor | None]:
     """Make edges that are there several times one."""
     if weight is not None:
         refuse_negative(path, weight)
-    matrix = sp.coo_array((np.ones(len(source)) if weight is None else weight, (source, target)),
-                          shape=(num_nodes, num_nodes)).tocsr()
+    matrix = sp.coo_array(
+        (np.ones(len(source)) if weight is None else weight, (source, target)),
+        shape=(num_nodes, num_nodes),
+    ).tocsr()
     merged = matrix.tocoo()
     if dropped := len(source) - merged.nnz:
-        log.info("%s: %s rows repeat an edge of another row and were merged with it%s", path, f"{dropped:,}",
-                 "" if weight is None else "; their weights were added")
+        log.info(
+            "%s: %s rows repeat an edge of another row and were merged with it%s",
+            path,
+            f"{dropped:,}",
+            "" if weight is None else "; their weights were added",
+        )
     edge_index = torch.from_numpy(np.stack(merged.coords).astype(np.int64))
     if weight is None:
         return edge_index, None

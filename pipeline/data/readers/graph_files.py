@@ -40,8 +40,15 @@ def hash_content(folder: str) -> str:
     return hash_named(path for paths in find_files(Path(folder)).values() for path in paths)
 
 
-def read(folder: str, metric: str | None, train_fraction: float, valid_fraction: float, graph_seed: int,
-         num_workers: int | None, needs_labels: bool = True) -> Graph:
+def read(
+    folder: str,
+    metric: str | None,
+    train_fraction: float,
+    valid_fraction: float,
+    graph_seed: int,
+    num_workers: int | None,
+    needs_labels: bool = True,
+) -> Graph:
     """Read a folder of graphs.
 
     Each file holds a ``Data`` or a dict with ``edge_index`` [2, num_edges]; ``y``, one or several labels of the graph;
@@ -64,20 +71,28 @@ def read(folder: str, metric: str | None, train_fraction: float, valid_fraction:
     if unused := [key for key in first if key not in USED]:
         log.info("%s and the others: not used: %s", paths[0], ", ".join(unused))
     read_one = partial(read_graph, needs_labels=needs_labels)
-    graphs = many.read_in_parallel(partial(read_one, like=_shape(read_one(paths[0]))), paths, num_workers)
+    graphs = many.read_in_parallel(
+        partial(read_one, like=_shape(read_one(paths[0]))), paths, num_workers
+    )
     if not needs_labels:
         return many.as_union(graphs)
     if len(splits) > 1:
         split_of = np.repeat(list(splits), [len(files) for files in splits.values()])
         masks = [torch.from_numpy(split_of == name) for name in SPLITS]
     else:
-        masks = divide(shuffle_all(len(paths), graph_seed), len(paths), train_fraction, valid_fraction)
+        masks = divide(
+            shuffle_all(len(paths), graph_seed), len(paths), train_fraction, valid_fraction
+        )
     return many.as_union(graphs, metric=metric, masks=masks)
 
 
 def name_graphs(folder: str) -> list[str]:
     """Return the paths of the graphs' files in their folder, in the order of :func:`read`."""
-    return [str(path.relative_to(folder)) for paths in find_files(Path(folder)).values() for path in paths]
+    return [
+        str(path.relative_to(folder))
+        for paths in find_files(Path(folder)).values()
+        for path in paths
+    ]
 
 
 def find_files(folder: Path) -> dict[str, list[Path]]:
@@ -86,36 +101,71 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
     Raises:
         ValueError: there are none, or files lie beside the folders of splits, or two folders are of one split.
     """
+
     def list_files(inside: Path) -> list[Path]:
-        return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES), key=lambda path: (
-            [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", f"_{path.name}")], path.name))
+        return sorted(
+            (path for path in inside.iterdir() if path.suffix in SUFFIXES),
+            key=lambda path: (
+                [
+                    (text, int(digits or 0))
+                    for text, digits in re.findall(r"(\D+)(\d*)", f"_{path.name}")
+                ],
+                path.name,
+            ),
+        )
 
     beside, splits = list_files(folder), dict[str, Path]()
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     for inside in sorted(folders, key=lambda path: path.name not in SPLITS):
-        if (split := SPLIT_NAMES.get(inside.name.lower())) and (inside.name in SPLITS or not beside):
+        if (split := SPLIT_NAMES.get(inside.name.lower())) and (
+            inside.name in SPLITS or not beside
+        ):
             if split in splits and splits[split].name in SPLITS:
                 continue
             if split in splits:
-                raise ValueError(f"data.folder={folder} has {splits[split].name}/ and {inside.name}/: leave one folder "
-                                 f"of {split} graphs")
+                raise ValueError(
+                    f"data.folder={folder} has {splits[split].name}/ and {inside.name}/: leave one folder "
+                    f"of {split} graphs"
+                )
             splits[split] = inside
-    if other := next((inside for inside in folders if splits and inside not in splits.values() and list_files(inside)),
-                     None):
-        log.warning("%s holds graphs that are not read: it is no split of data.folder=%s, or beside one", other, folder)
+    if other := next(
+        (
+            inside
+            for inside in folders
+            if splits and inside not in splits.values() and list_files(inside)
+        ),
+        None,
+    ):
+        log.warning(
+            "%s holds graphs that are not read: it is no split of data.folder=%s, or beside one",
+            other,
+            folder,
+        )
     if beside and splits:
-        raise ValueError(f"data.folder={folder} has {len(beside):,} files next to "
-                         f"{', '.join(inside.name for inside in splits.values())}/: move them into one of these")
+        raise ValueError(
+            f"data.folder={folder} has {len(beside):,} files next to "
+            f"{', '.join(inside.name for inside in splits.values())}/: move them into one of these"
+        )
     if splits and "train" not in splits:
-        raise ValueError(f"data.folder={folder} has {', '.join(inside.name for inside in splits.values())}/, but no "
-                         "train/")
-    found = {split: list_files(splits[split]) for split in SPLITS if split in splits} if splits else {"": beside}
+        raise ValueError(
+            f"data.folder={folder} has {', '.join(inside.name for inside in splits.values())}/, but no "
+            "train/"
+        )
+    found = (
+        {split: list_files(splits[split]) for split in SPLITS if split in splits}
+        if splits
+        else {"": beside}
+    )
     if not next(iter(found.values())):
-        raise ValueError(f"{splits.get('train', folder)} has no files *.pt: save each graph there by torch.save")
+        raise ValueError(
+            f"{splits.get('train', folder)} has no files *.pt: save each graph there by torch.save"
+        )
     return found
 
 
-def read_graph(path: Path, like: dict[str, int] | None = None, *, needs_labels: bool = True) -> Graphs:
+def read_graph(
+    path: Path, like: dict[str, int] | None = None, *, needs_labels: bool = True
+) -> Graphs:
     """Read one graph.
 
     Args:
@@ -129,8 +179,10 @@ def read_graph(path: Path, like: dict[str, int] | None = None, *, needs_labels: 
     try:
         graph = _as_graph(saved, needs_labels)
         if like is not None and _shape(graph) != like:
-            raise ValueError(f"its columns are {_describe(_shape(graph))}, but those of the first file are "
-                             f"{_describe(like)}")
+            raise ValueError(
+                f"its columns are {_describe(_shape(graph))}, but those of the first file are "
+                f"{_describe(like)}"
+            )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return graph
@@ -141,15 +193,20 @@ def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
     if missing := [key for key in ("edge_index", *labels) if key not in saved]:
         raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
     tensors = {key: saved[key] for key in ("x", "edge_index", "edge_attr", *labels) if key in saved}
-    if needs_labels and (isinstance(tensors["y"], (bool, int, float)) or isinstance(tensors["y"], Tensor)
-                         and tensors["y"].dim() == 0):
+    if needs_labels and (
+        isinstance(tensors["y"], (bool, int, float))
+        or isinstance(tensors["y"], Tensor)
+        and tensors["y"].dim() == 0
+    ):
         tensors["y"] = torch.as_tensor(tensors["y"]).view(1)
     for key, value in tensors.items():
         check_tensor(key, value)
     edges, y = tensors["edge_index"], tensors["y"].detach().reshape(1, -1) if needs_labels else None
     check_edge_index(edges)
     edges = plain_edges(edges)
-    features = {key: _as_features(key, tensors[key]) for key in ("x", "edge_attr") if key in tensors}
+    features = {
+        key: _as_features(key, tensors[key]) for key in ("x", "edge_attr") if key in tensors
+    }
     largest = int(edges.max()) + 1 if edges.numel() else 0
     num_nodes = saved.get("num_nodes", len(features["x"]) if "x" in features else largest)
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 1:
@@ -160,22 +217,32 @@ def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
         if key in features:
             check_rows(key, features[key], rows, of)
     check_range(edges, num_nodes)
-    return Graphs(np.array([num_nodes]), np.array([edges.size(1)]), edges.long().numpy(),
-                  y=None if y is None else (y.float() if y.is_floating_point() else y.long()).numpy(),
-                  **{key: value.numpy() for key, value in features.items()})
+    return Graphs(
+        np.array([num_nodes]),
+        np.array([edges.size(1)]),
+        edges.long().numpy(),
+        y=None if y is None else (y.float() if y.is_floating_point() else y.long()).numpy(),
+        **{key: value.numpy() for key, value in features.items()},
+    )
 
 
 def _as_features(key: str, value: Tensor) -> Tensor:
     value = as_float32(key, value.detach())
     value = value.unsqueeze(1) if value.dim() == 1 else value
     if value.dim() != 2 or not value.size(1):
-        raise ValueError(f"{key} must have two dimensions and at least one column, not the shape {list(value.shape)}")
+        raise ValueError(
+            f"{key} must have two dimensions and at least one column, not the shape {list(value.shape)}"
+        )
     check_features(key, value)
     return value
 
 
 def _shape(graph: Graphs) -> dict[str, int]:
-    return {key: value.shape[1] for key in ("x", "edge_attr", "y") if (value := getattr(graph, key)) is not None}
+    return {
+        key: value.shape[1]
+        for key in ("x", "edge_attr", "y")
+        if (value := getattr(graph, key)) is not None
+    }
 
 
 def _describe(shape: dict[str, int]) -> str:

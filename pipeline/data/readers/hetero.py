@@ -23,14 +23,36 @@ log = logging.getLogger(__name__)
 
 LABELS = ("y", *MASKS)
 # Other attributes of a graph with types; they are made anew of its parts.
-MADE = ("edge_index", "edge_attr", "types", "species", "metric", "num_nodes", "num_categories", "x_source", "structure",
-        "out_channels", "num_relations", "store", "content_hash", "on_disk")
+MADE = (
+    "edge_index",
+    "edge_attr",
+    "types",
+    "species",
+    "metric",
+    "num_nodes",
+    "num_categories",
+    "x_source",
+    "structure",
+    "out_channels",
+    "num_relations",
+    "store",
+    "content_hash",
+    "on_disk",
+)
 # Makes a Data of the attributes of a type: called with its name, the attributes, and whether its labels are needed.
 ReadType = Callable[[str, dict, bool], Graph]
 
 
-def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *, reverse_relations: bool,
-                featureless: str, label_type: str | None, needs_labels: bool) -> Graph:
+def join_hetero(
+    origin: str,
+    saved: HeteroData | Mapping,
+    read_type: ReadType,
+    *,
+    reverse_relations: bool,
+    featureless: str,
+    label_type: str | None,
+    needs_labels: bool,
+) -> Graph:
     """Make one graph of a ``HeteroData``, or of the dict that it gives.
 
     Args:
@@ -52,50 +74,76 @@ def join_hetero(origin: str, saved: HeteroData | Mapping, read_type: ReadType, *
     stores.pop("_global_store", None)
     for name, store in stores.items():
         if not all(map(_is_name, name if isinstance(name, tuple) and len(name) == 3 else (name,))):
-            raise ValueError(f"{origin}: {name!r:.80} is neither the name of a type of nodes nor a (source, relation, "
-                             "target)")
+            raise ValueError(
+                f"{origin}: {name!r:.80} is neither the name of a type of nodes nor a (source, relation, "
+                "target)"
+            )
         if not isinstance(store, Mapping):
-            raise ValueError(f"{origin}: {name!r:.80} holds {shown(store)}, and must hold the attributes of a type "
-                             "or of a relation by their names")
+            raise ValueError(
+                f"{origin}: {name!r:.80} holds {shown(store)}, and must hold the attributes of a type "
+                "or of a relation by their names"
+            )
     nodes = {name: _given(store) for name, store in stores.items() if isinstance(name, str)}
     edges = {name: _given(store) for name, store in stores.items() if not isinstance(name, str)}
     if not nodes:
-        raise ValueError(f"{origin} holds a HeteroData without types of nodes. Save one with nodes and edges")
+        raise ValueError(
+            f"{origin} holds a HeteroData without types of nodes. Save one with nodes and edges"
+        )
     found = [name for name, store in nodes.items() if "y" in store]
     labelled = choose_labelled(found, label_type, nodes, origin) if needs_labels else None
     parts, metric = dict[str, NodesOfType](), None
     for name, store in nodes.items():
         _require_count(origin, name, store)
         is_labelled = name == labelled
-        data = read_type(name, store | {"edge_index": torch.empty(2, 0, dtype=torch.int64)}, is_labelled)
+        data = read_type(
+            name, store | {"edge_index": torch.empty(2, 0, dtype=torch.int64)}, is_labelled
+        )
         try:
             check(data)
         except ValueError as error:
             raise ValueError(f"{origin}: {name}: {error}") from None
-        parts[name] = NodesOfType(data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data})
+        parts[name] = NodesOfType(
+            data.num_nodes, data.x, {key: data[key] for key in LABELS if key in data}
+        )
         metric = data.metric if is_labelled else metric
     read = {name: _read_edges(origin, name, store) for name, store in edges.items()}
-    out = join_parts(parts, _leave_reversed(origin, read) if reverse_relations else read, origin=origin,
-                     add_reverse=reverse_relations, averages=featureless == "mean", metric=metric)
+    out = join_parts(
+        parts,
+        _leave_reversed(origin, read) if reverse_relations else read,
+        origin=origin,
+        add_reverse=reverse_relations,
+        averages=featureless == "mean",
+        metric=metric,
+    )
     if needs_labels and labelled is None:
         out.types = replace(out.types, unread=found)
     return out
 
 
-def _leave_reversed(origin: str, edges: dict[Relation, tuple[Tensor, Tensor | None]]
-                    ) -> dict[Relation, tuple[Tensor, Tensor | None]]:
+def _leave_reversed(
+    origin: str, edges: dict[Relation, tuple[Tensor, Tensor | None]]
+) -> dict[Relation, tuple[Tensor, Tensor | None]]:
     """Leave out the reverse relations that PyG's ToUndirected has added, as they are added to all relations."""
+
     def rows_of(index: Tensor, attr: Tensor | None) -> tuple[Tensor, Tensor]:
-        return torch.cat([index.t().double(), *([] if attr is None else [attr.double()])], dim=1).unique(
-            dim=0, return_counts=True)
+        return torch.cat(
+            [index.t().double(), *([] if attr is None else [attr.double()])], dim=1
+        ).unique(dim=0, return_counts=True)
 
     relations, left = list(edges), set()
     for number, reversed_ in reverses_of(relations).items():
         index, attr = edges[relations[number]]
-        if all(map(torch.equal, rows_of(index.flip(0), attr), rows_of(*edges[relations[reversed_]]))):
+        if all(
+            map(torch.equal, rows_of(index.flip(0), attr), rows_of(*edges[relations[reversed_]]))
+        ):
             left.add(relations[number])
-            log.info("%s: %s holds the edges of %s in reverse, as data.reverse_relations=true adds them to every "
-                     "relation", origin, relations[number][1], relations[reversed_][1])
+            log.info(
+                "%s: %s holds the edges of %s in reverse, as data.reverse_relations=true adds them to every "
+                "relation",
+                origin,
+                relations[number][1],
+                relations[reversed_][1],
+            )
     return {relation: own for relation, own in edges.items() if relation not in left}
 
 
@@ -117,10 +165,17 @@ def take_apart(origin: str, saved: Mapping, *, reverse_relations: bool) -> dict:
     out: dict[Any, Any] = {"_global_store": {}}
     for name, width in zip(types.names, types.widths, strict=True):
         nodes = types.nodes_of(name)
-        own = {} if name in types.averaged or not width else {"x": graph.x[nodes.start:nodes.stop, :width]}
+        own = (
+            {}
+            if name in types.averaged or not width
+            else {"x": graph.x[nodes.start : nodes.stop, :width]}
+        )
         labels = LABELS if name == types.labelled else ()
-        out[name] = own | {key: graph[key][nodes.start:nodes.stop] for key in labels if key in saved} | {
-            "num_nodes": len(nodes), **({"metric": graph.metric} if labels else {})}
+        out[name] = (
+            own
+            | {key: graph[key][nodes.start : nodes.stop] for key in labels if key in saved}
+            | {"num_nodes": len(nodes), **({"metric": graph.metric} if labels else {})}
+        )
     reversed_by = reverses_of(types.relations)
     for number, (source, name, target) in enumerate(types.relations):
         if number in reversed_by and reverse_relations:
@@ -128,9 +183,14 @@ def take_apart(origin: str, saved: Mapping, *, reverse_relations: bool) -> dict:
         chosen = (relation == number).nonzero().flatten()
         first = torch.tensor([[types.nodes_of(source).start], [types.nodes_of(target).start]])
         forward = [place for place in range(len(types.relations)) if place not in reversed_by]
-        columns = dict(zip(forward, types.edge_columns)).get(reversed_by.get(number, number), [0, 0])
-        out[source, name, target] = {"edge_index": graph.edge_index.as_tensor().long()[:, chosen] - first} | (
-            {"edge_attr": graph.edge_attr[chosen, columns[0]:sum(columns)]} if columns[1] else {})
+        columns = dict(zip(forward, types.edge_columns)).get(
+            reversed_by.get(number, number), [0, 0]
+        )
+        out[source, name, target] = {
+            "edge_index": graph.edge_index.as_tensor().long()[:, chosen] - first
+        } | (
+            {"edge_attr": graph.edge_attr[chosen, columns[0] : sum(columns)]} if columns[1] else {}
+        )
     return out
 
 
@@ -141,10 +201,12 @@ def _read_types(origin: str, saved: Mapping, kept: list[str]) -> tuple[Graph, Gr
         types = GraphTypes.from_value(graph.types.to_value())
         check(graph)
         relation = graph.edge_attr[:, 0]
-        fits = {sum(types.counts)} == {graph.num_nodes, *(len(graph[key]) for key in kept)} \
-            and bool(((relation >= 0) & (relation < len(types.relations))).all()) \
-            and len(types.names) == len(types.counts) == len(types.widths) \
+        fits = (
+            {sum(types.counts)} == {graph.num_nodes, *(len(graph[key]) for key in kept)}
+            and bool(((relation >= 0) & (relation < len(types.relations))).all())
+            and len(types.names) == len(types.counts) == len(types.widths)
             and max(map(sum, types.edge_columns), default=0) <= graph.edge_attr.size(1)
+        )
         found = f"it has {graph.num_nodes:,} nodes, and its types are {types}"
     except (AttributeError, TypeError, LookupError, RuntimeError, ValueError) as error:
         fits, found = False, " ".join(str(error).split())
@@ -153,7 +215,9 @@ def _read_types(origin: str, saved: Mapping, kept: list[str]) -> tuple[Graph, Gr
     return graph, types
 
 
-def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, Any], origin: str) -> str | None:
+def choose_labelled(
+    found: list[str], wanted: str | None, types: Mapping[str, Any], origin: str
+) -> str | None:
     """Choose the type of nodes whose labels are learned.
 
     Args:
@@ -168,16 +232,24 @@ def choose_labelled(found: list[str], wanted: str | None, types: Mapping[str, An
         ValueError: the named one has no labels.
     """
     if wanted is not None and wanted not in types:
-        raise ValueError(f"task.type={wanted}: {origin} has no such type of nodes; there are {', '.join(types)}")
+        raise ValueError(
+            f"task.type={wanted}: {origin} has no such type of nodes; there are {', '.join(types)}"
+        )
     if wanted is not None and wanted not in found:
         has = f"only {', '.join(found)} has" if found else "no type has"
-        raise ValueError(f"task.type={wanted}: the nodes of this type have no labels in {origin}; {has} some")
+        raise ValueError(
+            f"task.type={wanted}: the nodes of this type have no labels in {origin}; {has} some"
+        )
     return wanted or (found[0] if len(found) == 1 else None)
 
 
 def _is_name(name: object) -> bool:
     """Tell whether a message and a table can hold a name in one line."""
-    return isinstance(name, str) and name.splitlines() in ([], [name]) and name.encode(errors="ignore").decode() == name
+    return (
+        isinstance(name, str)
+        and name.splitlines() in ([], [name])
+        and name.encode(errors="ignore").decode() == name
+    )
 
 
 def _given(store: Mapping) -> dict[str, Any]:
@@ -187,8 +259,10 @@ def _given(store: Mapping) -> dict[str, Any]:
 def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
     """Refuse a type whose number of nodes nothing tells, and add the number that only its labels tell."""
     if not {"x", "y", "num_nodes"} & set(store):
-        raise ValueError(f"{origin}: the type {name} has neither x nor num_nodes, so that nobody knows how many nodes "
-                         f"there are: set data[{name!r}].num_nodes before saving")
+        raise ValueError(
+            f"{origin}: the type {name} has neither x nor num_nodes, so that nobody knows how many nodes "
+            f"there are: set data[{name!r}].num_nodes before saving"
+        )
     if not {"x", "num_nodes"} & set(store):  # labels that are not learned are not read
         try:
             check_tensor("y", store["y"])
@@ -196,11 +270,18 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
             raise ValueError(f"{origin}: {name}: {error}") from None
         store["num_nodes"] = len(store["y"])
     count = store.get("num_nodes", 0)
-    if isinstance(count, Tensor) and count.numel() == 1 and not count.is_meta and not count.is_floating_point():
+    if (
+        isinstance(count, Tensor)
+        and count.numel() == 1
+        and not count.is_meta
+        and not count.is_floating_point()
+    ):
         count = count.item()
     if type(count) is not int or not 0 <= count < INT32_END:
-        raise ValueError(f"{origin}: {name}: num_nodes is {shown(store['num_nodes'])}, and must be a whole number of "
-                         "nodes below 2^31")
+        raise ValueError(
+            f"{origin}: {name}: num_nodes is {shown(store['num_nodes'])}, and must be a whole number of "
+            "nodes below 2^31"
+        )
 
 
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -210,19 +291,28 @@ def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Ten
     except ValueError as error:
         raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
     if "edge_index" not in store:
-        raise ValueError(f"{origin}: the relation {'.'.join(name)} has no edge_index; it has "
-                         f"{', '.join(store) or 'nothing'}")
+        raise ValueError(
+            f"{origin}: the relation {'.'.join(name)} has no edge_index; it has "
+            f"{', '.join(store) or 'nothing'}"
+        )
     try:
-        edge_index, edge_attr = store["edge_index"], store.get("edge_attr", store.get("edge_weight"))
+        edge_index, edge_attr = (
+            store["edge_index"],
+            store.get("edge_attr", store.get("edge_weight")),
+        )
         check_tensor("edge_index", edge_index)
         edge_index = plain_edges(edge_index)
         check_edge_index(edge_index)
         if edge_attr is not None:
             check_tensor("edge_attr", edge_attr)
             if edge_attr.dim() > 2:
-                raise ValueError(f"edge_attr must have 2 dimensions, not the shape {list(edge_attr.shape)}")
-            edge_attr = as_float32(f"{origin}: {'.'.join(name)}: edge_attr", edge_attr.detach().view(
-                len(edge_attr), *edge_attr.shape[1:] or (1,)))
+                raise ValueError(
+                    f"edge_attr must have 2 dimensions, not the shape {list(edge_attr.shape)}"
+                )
+            edge_attr = as_float32(
+                f"{origin}: {'.'.join(name)}: edge_attr",
+                edge_attr.detach().view(len(edge_attr), *edge_attr.shape[1:] or (1,)),
+            )
     except ValueError as error:
         raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
     return edge_index.detach(), edge_attr

@@ -56,14 +56,19 @@ def concatenate(parts: Sequence[Graphs]) -> Graphs:
     Args:
         parts: at least one.
     """
+
     def join(name: str) -> np.ndarray | None:
         values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else np.concatenate(values, axis=1 if name == "edges" else 0)
+        return (
+            None if values[0] is None else np.concatenate(values, axis=1 if name == "edges" else 0)
+        )
 
     return Graphs(**{field.name: cast(np.ndarray, join(field.name)) for field in fields(Graphs)})
 
 
-def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_workers: int | None) -> Graphs:
+def read_in_parallel(
+    read: Callable[[Item], Graphs], items: Sequence[Item], num_workers: int | None
+) -> Graphs:
     """Read graphs in several processes, in the order of the items; few of them in this process.
 
     A process has one item open at a time, and what it has read comes back through a pipe: the number of open files does
@@ -78,7 +83,7 @@ def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_
         ValueError: as `read` raises it for the first of the items that it refuses; or a process was killed.
     """
     num_workers = min(num_workers or len(os.sched_getaffinity(0)), math.ceil(len(items) / CHUNK))
-    chunks = [items[first:first + CHUNK] for first in range(0, len(items), CHUNK)]
+    chunks = [items[first : first + CHUNK] for first in range(0, len(items), CHUNK)]
     read_chunk, parts = partial(_read_chunk, read), []
     with Bar("reading graphs", len(chunks), f"times {CHUNK}") as bar:
         if num_workers == 1 or len(items) < MANY:
@@ -95,12 +100,16 @@ def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item], num_
                 for future in [pool.submit(read_chunk, chunk) for chunk in chunks]:
                     parts.append(future.result())
                     bar.advance()
-            except BaseException as error:  # Ctrl-C, say: leaving the pool would wait for what its processes are doing
+            except (
+                BaseException
+            ) as error:  # Ctrl-C, say: leaving the pool would wait for what its processes are doing
                 for process in set(active_children()) - set(others):
                     process.kill()
                 if isinstance(error, BrokenProcessPool):
-                    raise ValueError("a process that read graphs was killed, perhaps for lack of memory: lower "
-                                     f"data.num_workers={num_workers}") from None
+                    raise ValueError(
+                        "a process that read graphs was killed, perhaps for lack of memory: lower "
+                        f"data.num_workers={num_workers}"
+                    ) from None
                 raise
     return concatenate(parts)
 
@@ -125,13 +134,21 @@ def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tenso
         As :func:`pipeline.data.readers.ogb_graph.read`, but ``x_tables`` and ``edge_tables``.
     """
     ptr = np.concatenate([[0], np.cumsum(graphs.num_nodes)])
-    data = Graph(edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
-                num_nodes=int(ptr[-1]), ptr=torch.from_numpy(ptr))
+    data = Graph(
+        edge_index=torch.from_numpy(graphs.edges + np.repeat(ptr[:-1], graphs.num_edges)),
+        num_nodes=int(ptr[-1]),
+        ptr=torch.from_numpy(ptr),
+    )
     if graphs.y is not None:
         metric = infer_metric(graphs.y) if metric is None else metric
         y = torch.from_numpy(graphs.y)
-        data.update({"metric": metric, "y": y if metric in CLASS_METRICS else y.float(),
-                     **dict(zip(MASKS, masks, strict=True))})
+        data.update(
+            {
+                "metric": metric,
+                "y": y if metric in CLASS_METRICS else y.float(),
+                **dict(zip(MASKS, masks, strict=True)),
+            }
+        )
     for key, value in (("x", graphs.x), ("edge_attr", graphs.edge_attr)):
         if value is not None:
             data[key] = torch.from_numpy(value)

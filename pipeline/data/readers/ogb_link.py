@@ -15,7 +15,10 @@ from parallel_epochs.pipeline.names import PAIRS, SPLITS
 log = logging.getLogger(__name__)
 
 # Pairs by the names of their split and of what OGB calls them there.
-STORED = {pairs: (pairs.split("_")[0], "edge_neg" if pairs.endswith("negatives") else "edge") for pairs in PAIRS}
+STORED = {
+    pairs: (pairs.split("_")[0], "edge_neg" if pairs.endswith("negatives") else "edge")
+    for pairs in PAIRS
+}
 # ogbl-citation2 has these in their place: the two ends of each pair, and other targets of its source.
 SOURCE, TARGET, OTHERS = "source_node", "target_node", "target_node_neg"
 
@@ -64,11 +67,20 @@ def read(directory: Path, name: str) -> Graph:
     """
     raw = directory / "raw"
     log.info("data: reading the tables in %s", raw)
-    ogb_node.check_rows(raw, {path.name: ogb_node.count_rows(path) for path in needed(directory, name)
-                              if path.suffix == ".gz"})
+    ogb_node.check_rows(
+        raw,
+        {
+            path.name: ogb_node.count_rows(path)
+            for path in needed(directory, name)
+            if path.suffix == ".gz"
+        },
+    )
     graph = ogb_node.read_graph(raw, name)
-    data = Graph(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=graph["num_nodes"],
-                metric=ogb_node.meta(name)["eval metric"])
+    data = Graph(
+        edge_index=torch.from_numpy(graph["edge_index"]),
+        num_nodes=graph["num_nodes"],
+        metric=ogb_node.meta(name)["eval metric"],
+    )
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()
     for key, pairs in _read_pairs(_split_files(directory, name)).items():
@@ -86,7 +98,9 @@ def _read_pairs(paths: list[Path]) -> dict[str, Tensor | int]:
         try:
             pairs = torch.as_tensor(np.asarray(parts[part][stored]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} has no table of pairs '{stored}' for the {part} split") from error
+            raise ValueError(
+                f"{path} has no table of pairs '{stored}' for the {part} split"
+            ) from error
         empty = torch.empty(0, 2, dtype=torch.int64)
         refused = pairs.is_floating_point() or pairs.dtype == torch.bool  # by pipeline.data.check
         out[key] = empty if not pairs.numel() else pairs if refused else pairs.long()
@@ -100,14 +114,27 @@ def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor |
         wanted = (SOURCE, TARGET) if split == "train" else (SOURCE, TARGET, OTHERS)
         try:
             source, target, *others = (np.asarray(parts[split][name]) for name in wanted)
-            if any(not np.issubdtype(values.dtype, np.integer) for values in (source, target, *others)) \
-                    or source.ndim != 1 or source.shape != target.shape \
-                    or any(values.ndim != 2 or len(values) != len(source) or not values.shape[1] for values in others):
+            if (
+                any(
+                    not np.issubdtype(values.dtype, np.integer)
+                    for values in (source, target, *others)
+                )
+                or source.ndim != 1
+                or source.shape != target.shape
+                or any(
+                    values.ndim != 2 or len(values) != len(source) or not values.shape[1]
+                    for values in others
+                )
+            ):
                 raise ValueError
         except (KeyError, IndexError, TypeError, ValueError):
-            raise ValueError(f"{path}: the {split} split must have whole numbers {SOURCE} and {TARGET}, [num_pairs]"
-                             + (f", and {OTHERS}, [num_pairs, num_negatives]" if len(wanted) > 2 else "")) from None
-        out[f"{split}_pairs"] = torch.from_numpy(np.stack([source, target], 1).astype(np.int64, copy=False))
+            raise ValueError(
+                f"{path}: the {split} split must have whole numbers {SOURCE} and {TARGET}, [num_pairs]"
+                + (f", and {OTHERS}, [num_pairs, num_negatives]" if len(wanted) > 2 else "")
+            ) from None
+        out[f"{split}_pairs"] = torch.from_numpy(
+            np.stack([source, target], 1).astype(np.int64, copy=False)
+        )
         for values in others:
             pairs = np.empty((*values.shape, 2), np.int64)
             pairs[:, :, 0], pairs[:, :, 1] = source[:, None], values
@@ -115,19 +142,25 @@ def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor |
             widths.append(values.shape[1])
         parts[split] = {}  # it may be as large as what was made of it
     if len(set(widths)) > 1:
-        raise ValueError(f"{paths[0].parent}: a validation pair has {widths[0]:,} negatives and a test pair "
-                         f"{widths[1]:,}: they must have as many")
+        raise ValueError(
+            f"{paths[0].parent}: a validation pair has {widths[0]:,} negatives and a test pair "
+            f"{widths[1]:,}: they must have as many"
+        )
     return out | {"negatives_per_pair": widths[0]}
 
 
 def _load(path: Path) -> dict:
     saved = ogb_node.load_arrays(ogb_node.require(path), "does not hold pairs")
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names")
+        raise ValueError(
+            f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names"
+        )
     return saved
 
 
-def official_metric(metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, block: int = 256) -> float:
+def official_metric(
+    metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, block: int = 256
+) -> float:
     """Ask OGB's Evaluator for "hits@K" or "mrr", each positive pair ranked among all negative ones or its own;
     scikit-learn for "rocauc" or "ap", as OGB's Evaluator of other tasks does.
 
@@ -137,6 +170,7 @@ def official_metric(metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, bloc
     """
     if metric in ("rocauc", "ap"):
         from sklearn.metrics import average_precision_score, roc_auc_score
+
         y_true = np.repeat([1, 0], [len(y_pred_pos), len(y_pred_neg)])
         score = roc_auc_score if metric == "rocauc" else average_precision_score
         return float(score(y_true, torch.cat([y_pred_pos, y_pred_neg]).numpy()))
@@ -144,6 +178,8 @@ def official_metric(metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, bloc
     if metric != "mrr":
         return float(evaluator.eval({"y_pred_pos": y_pred_pos, "y_pred_neg": y_pred_neg})[metric])
     own = y_pred_neg if y_pred_neg.dim() == 2 else y_pred_neg.expand(len(y_pred_pos), -1)
-    lists = [evaluator.eval({"y_pred_pos": part, "y_pred_neg": others})["mrr_list"]
-             for part, others in zip(y_pred_pos.split(block), own.split(block), strict=True)]
+    lists = [
+        evaluator.eval({"y_pred_pos": part, "y_pred_neg": others})["mrr_list"]
+        for part, others in zip(y_pred_pos.split(block), own.split(block), strict=True)
+    ]
     return float(torch.cat(lists).double().mean())

@@ -43,7 +43,14 @@ from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
 log = logging.getLogger(__name__)
 
 # Errors of a download that is not whole; the first is _fetch's own.
-CUT_SHORT = (http.client.HTTPException, ConnectionError, TimeoutError, zipfile.BadZipFile, zlib.error, EOFError)
+CUT_SHORT = (
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+)
 
 # Bytes of a table of whole numbers.
 WHOLE_NUMBERS = b"0123456789-,\r\n \t"
@@ -74,11 +81,16 @@ def meta(name: str) -> pd.Series:
     Raises:
         ValueError: no dataset of OGB's is named so.
     """
-    packages = {(*OGB_NODE_NAMES, *OGB_HETERO_NAMES): ogb.nodeproppred, OGB_GRAPH_NAMES: ogb.graphproppred,
-                OGB_LINK_NAMES: ogb.linkproppred}
+    packages = {
+        (*OGB_NODE_NAMES, *OGB_HETERO_NAMES): ogb.nodeproppred,
+        OGB_GRAPH_NAMES: ogb.graphproppred,
+        OGB_LINK_NAMES: ogb.linkproppred,
+    }
     package = next((package for names, package in packages.items() if name in names), None)
     if package is None:
-        raise ValueError(f"unknown dataset: data.name={name}; choose one of {', '.join(sum(packages, ()))}")
+        raise ValueError(
+            f"unknown dataset: data.name={name}; choose one of {', '.join(sum(packages, ()))}"
+        )
     table = Path(package.__file__).with_name("master.csv")
     return pd.read_csv(table, index_col=0, keep_default_na=False)[name]
 
@@ -104,8 +116,10 @@ def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> No
     if folder.exists():
         return
     url, target = meta(name)["url"], Path(root) / f".{folder.name}.download"
-    by_hand = ("Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
-               f"{', '.join(map(str, needed(Path(), name)))}")
+    by_hand = (
+        "Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
+        f"{', '.join(map(str, needed(Path(), name)))}"
+    )
     with files.naming(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
     with files.lock(target), files.naming(folder, "written"):
@@ -126,7 +140,9 @@ def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> No
             os.rename(target / meta(name)["download_name"], folder)
         except urllib.error.URLError as error:
             reason = getattr(error.reason, "strerror", None) or str(error)
-            raise ValueError(f"{name} cannot be downloaded from {url}: {reason}. {by_hand}") from error
+            raise ValueError(
+                f"{name} cannot be downloaded from {url}: {reason}. {by_hand}"
+            ) from error
         finally:
             shutil.rmtree(target, ignore_errors=True)
 
@@ -139,7 +155,9 @@ def _fetch(url: str, path: Path) -> None:
     """
     with urllib.request.urlopen(url, timeout=60) as response, open(path, "wb") as file:
         stated = int(response.headers.get("Content-Length", 0))
-        with tqdm(total=stated or None, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        with tqdm(
+            total=stated or None, unit="B", unit_scale=True, leave=False, disable=None
+        ) as bar:
             while block := response.read(1 << 20):
                 file.write(block)
                 bar.update(len(block))
@@ -150,9 +168,17 @@ def _fetch(url: str, path: Path) -> None:
 def _needed(folder: Path, name: str) -> list[Path]:
     """The files that a dataset must have by OGB's table, and those further ones that are read if they are there."""
     raw, info = folder / "raw", meta(name)
-    stems = ["edge", "num-node-list", "num-edge-list", "graph-label" if name in OGB_GRAPH_NAMES else "node-label"]
-    for stem, needed in (("node-feat", info["has_node_attr"] == "True"), ("edge-feat", info["has_edge_attr"] == "True"),
-                         ("node_species", False)):
+    stems = [
+        "edge",
+        "num-node-list",
+        "num-edge-list",
+        "graph-label" if name in OGB_GRAPH_NAMES else "node-label",
+    ]
+    for stem, needed in (
+        ("node-feat", info["has_node_attr"] == "True"),
+        ("edge-feat", info["has_edge_attr"] == "True"),
+        ("node_species", False),
+    ):
         if needed or (raw / f"{stem}.csv.gz").exists():
             stems.append(stem)
     return [raw / f"{stem}.csv.gz" for stem in stems] + _split_files(folder, info["split"])
@@ -181,7 +207,9 @@ def require(path: Path) -> Path:
         ValueError: there is no such file.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
+        raise ValueError(
+            f"{path} is missing; data.folder must hold raw/ and split/ as OGB lays them out"
+        )
     return path
 
 
@@ -209,8 +237,12 @@ def read(directory: Path, name: str) -> Graph:
         unknown = np.isnan(label).any(1) if label.dtype.kind == "f" else np.zeros(len(label), bool)
         refused = unknown & np.isin(np.arange(len(label)), np.concatenate(list(splits.values())))
         label = whole(path, np.where((unknown & ~refused)[:, None], 0, label))
-    data = Graph(edge_index=torch.from_numpy(graph["edge_index"]), num_nodes=num_nodes, metric=info["eval metric"],
-                y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)))
+    data = Graph(
+        edge_index=torch.from_numpy(graph["edge_index"]),
+        num_nodes=num_nodes,
+        metric=info["eval metric"],
+        y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)),
+    )
     if graph["node_feat"] is not None:
         data.x = torch.from_numpy(graph["node_feat"]).float()
     if graph["edge_feat"] is not None:
@@ -221,9 +253,11 @@ def read(directory: Path, name: str) -> Graph:
         data.species = torch.from_numpy(np.unique(species, return_inverse=True)[1].reshape(-1))
     for part, nodes in splits.items():
         if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
-            raise ValueError(f"{directory / 'split' / info['split']}: node "
-                             f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
-                             f"{num_nodes:,} nodes")
+            raise ValueError(
+                f"{directory / 'split' / info['split']}: node "
+                f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
+                f"{num_nodes:,} nodes"
+            )
         data[f"{part}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
         data[f"{part}_mask"][torch.from_numpy(nodes)] = True
     return data
@@ -241,8 +275,11 @@ def read_graph(raw: Path, name: str, node_files: Sequence[str] = ()) -> dict:
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            graphs = read_csv_graph_raw(str(raw), add_inverse_edge=meta(name)["add_inverse_edge"] == "True",
-                                        additional_node_files=list(node_files))
+            graphs = read_csv_graph_raw(
+                str(raw),
+                add_inverse_edge=meta(name)["add_inverse_edge"] == "True",
+                additional_node_files=list(node_files),
+            )
     except (AssertionError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
     return graphs[0]
@@ -275,13 +312,18 @@ def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
     Raises:
         ValueError: they differ, or the numbers cannot be read.
     """
-    for unit, stems in (("node", ("node-label", "node-feat", "node_species")), ("edge", ("edge", "edge-feat"))):
+    for unit, stems in (
+        ("node", ("node-label", "node-feat", "node_species")),
+        ("edge", ("edge", "edge-feat")),
+    ):
         path = raw / f"num-{unit}-list.csv.gz"
         stated = int(whole(path, read_numbers(path))[0, 0])
         for stem in stems:
             found = rows.get(f"{stem}.csv.gz", stated)
             if found != stated:
-                raise ValueError(f"{raw / stem}.csv.gz has {found:,} rows, but num-{unit}-list.csv.gz says {stated:,}")
+                raise ValueError(
+                    f"{raw / stem}.csv.gz has {found:,} rows, but num-{unit}-list.csv.gz says {stated:,}"
+                )
 
 
 def read_numbers(path: Path) -> np.ndarray:
@@ -291,10 +333,15 @@ def read_numbers(path: Path) -> np.ndarray:
             raise ValueError(f"{path} is empty")
         table = read_table(file, str(path), ",", header=None).values
     if not np.issubdtype(table.dtype, np.number):
-        row, column, value = next((row, column, value) for (row, column), value in np.ndenumerate(table)
-                                  if isinstance(value, (str, bool, np.bool_)) or value >= 2**63)
-        raise ValueError(f"{path}: row {row}, column {column} (from 0) holds {value}, which is not a number or does "
-                         "not fit")
+        row, column, value = next(
+            (row, column, value)
+            for (row, column), value in np.ndenumerate(table)
+            if isinstance(value, (str, bool, np.bool_)) or value >= 2**63
+        )
+        raise ValueError(
+            f"{path}: row {row}, column {column} (from 0) holds {value}, which is not a number or does "
+            "not fit"
+        )
     return table
 
 
@@ -304,8 +351,10 @@ def whole(path: Path, table: np.ndarray) -> np.ndarray:
         wrong = np.argwhere(~((np.abs(table) < 2**63) & (table == np.floor(table))))
         if len(wrong):
             place = tuple(wrong[0])
-            raise ValueError(f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is not a whole "
-                             f"number{' below 2^63' if np.isfinite(table[place]) and table[place] >= 2**63 else ''}")
+            raise ValueError(
+                f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is not a whole "
+                f"number{' below 2^63' if np.isfinite(table[place]) and table[place] >= 2**63 else ''}"
+            )
     return table.astype(np.int64)
 
 
@@ -326,7 +375,9 @@ def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
     for part, nodes in parts.items():
         if nodes.size and nodes.dtype.kind not in "iu":
-            raise ValueError(f"{path}: {part} holds {nodes.dtype}; save the numbers of its rows as integers")
+            raise ValueError(
+                f"{path}: {part} holds {nodes.dtype}; save the numbers of its rows as integers"
+            )
     return {part: nodes.astype(np.int64) for part, nodes in parts.items()}
 
 
@@ -338,8 +389,17 @@ def load_arrays(path: Path, otherwise: str) -> Any:
     """
     # Torch's safe loader has to be told about numpy arrays, under the names of numpy 1 and 2.
     reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-    allowed: list[Any] = [np.ndarray, np.dtype, np.dtypes.Int64DType, np.dtypes.Int32DType, np.dtypes.Float64DType,
-               np.dtypes.Float32DType, bytes, reconstruct, (reconstruct, "numpy.core.multiarray._reconstruct")]
+    allowed: list[Any] = [
+        np.ndarray,
+        np.dtype,
+        np.dtypes.Int64DType,
+        np.dtypes.Int32DType,
+        np.dtypes.Float64DType,
+        np.dtypes.Float32DType,
+        bytes,
+        reconstruct,
+        (reconstruct, "numpy.core.multiarray._reconstruct"),
+    ]
     content = files.read_bytes(path)
     try:
         with torch.serialization.safe_globals(allowed):

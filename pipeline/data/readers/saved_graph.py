@@ -16,7 +16,13 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.data.storage import (
+    AttrType,
+    BaseStorage,
+    EdgeStorage,
+    GlobalStorage,
+    NodeStorage,
+)
 
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
@@ -32,7 +38,12 @@ from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import limits
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, explain_content, load_safely
+from parallel_epochs.pipeline.run.checkpoint import (
+    UNREADABLE,
+    check_expanded,
+    explain_content,
+    load_safely,
+)
 from parallel_epochs.pipeline.run.read_back import shown
 
 log = logging.getLogger(__name__)
@@ -41,8 +52,21 @@ NAMES = ("names", "names_ptr")  # see :func:`pipeline.data.node_names.pack_names
 USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *NAMES, *MASKS)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # Classes that a saved graph may be made of. Other classes could run code.
-CLASSES = [AttrType, Data, DataEdgeAttr, DataTensorAttr, EdgeIndex, Graph, GraphTypes, HeteroData, BaseStorage,
-           EdgeStorage, GlobalStorage, NodeStorage, type(Path())]
+CLASSES = [
+    AttrType,
+    Data,
+    DataEdgeAttr,
+    DataTensorAttr,
+    EdgeIndex,
+    Graph,
+    GraphTypes,
+    HeteroData,
+    BaseStorage,
+    EdgeStorage,
+    GlobalStorage,
+    NodeStorage,
+    type(Path()),
+]
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -51,10 +75,21 @@ def hash_content(path: str) -> str:
     return hash_file(Path(path))
 
 
-def read(path: str | Path, mask_column: int | None = None, split: str | None = None, time_column: str | None = None,
-         edge_time: str | None = None, train_fraction: float = 0.0, valid_fraction: float = 0.0,
-         graph_seed: int = 0, reverse_relations: bool = True, featureless: str = "mean", label_type: str | None = None,
-         hide_labelled: bool | None = None, needs_labels: bool = True) -> Graph:
+def read(
+    path: str | Path,
+    mask_column: int | None = None,
+    split: str | None = None,
+    time_column: str | None = None,
+    edge_time: str | None = None,
+    train_fraction: float = 0.0,
+    valid_fraction: float = 0.0,
+    graph_seed: int = 0,
+    reverse_relations: bool = True,
+    featureless: str = "mean",
+    label_type: str | None = None,
+    hide_labelled: bool | None = None,
+    needs_labels: bool = True,
+) -> Graph:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, an ``InMemoryDataset`` of one graph, or
     a ``HeteroData``.
 
@@ -79,42 +114,92 @@ def read(path: str | Path, mask_column: int | None = None, split: str | None = N
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
     """
     path = Path(path)
-    splitting = Splitting(mask_column, split, time_column, train_fraction, valid_fraction, graph_seed)
+    splitting = Splitting(
+        mask_column, split, time_column, train_fraction, valid_fraction, graph_seed
+    )
     loaded = _load(path)
     if isinstance(loaded, (Graph, dict)) and isinstance(loaded.get("types"), GraphTypes):
-        loaded = take_apart(str(path), _attributes(path, loaded), reverse_relations=reverse_relations)
+        loaded = take_apart(
+            str(path), _attributes(path, loaded), reverse_relations=reverse_relations
+        )
     elif hide_labelled is not None and not is_hetero(loaded):
-        loaded, reverse_relations = _split_edges(str(path), _attributes(path, loaded), splitting, edge_time,
-                                                 hides=hide_labelled, needs_labels=needs_labels), False
+        loaded, reverse_relations = (
+            _split_edges(
+                str(path),
+                _attributes(path, loaded),
+                splitting,
+                edge_time,
+                hides=hide_labelled,
+                needs_labels=needs_labels,
+            ),
+            False,
+        )
         edge_time, splitting = None, replace(splitting, split=None)
     if is_hetero(loaded):
         if edge_time is not None:
-            raise ValueError(f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of "
-                             "links by time needs tables (data=tables data.schema=FILE). Set data.split=random")
-        return join_hetero(str(path), loaded, lambda name, saved, needs_labels: _read_saved(
-            f"{path}: {name}", saved, splitting, needs_labels=needs_labels), reverse_relations=reverse_relations,
-            featureless=featureless, label_type=label_type, needs_labels=needs_labels)
+            raise ValueError(
+                f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of "
+                "links by time needs tables (data=tables data.schema=FILE). Set data.split=random"
+            )
+        return join_hetero(
+            str(path),
+            loaded,
+            lambda name, saved, needs_labels: _read_saved(
+                f"{path}: {name}", saved, splitting, needs_labels=needs_labels
+            ),
+            reverse_relations=reverse_relations,
+            featureless=featureless,
+            label_type=label_type,
+            needs_labels=needs_labels,
+        )
     if label_type is not None or reverse_relations is not True or featureless != "mean":
-        raise ValueError("task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
-                         f"types of nodes, and {path} has one. Leave them out")
-    return _read_saved(str(path), _attributes(path, loaded), splitting, edge_time=edge_time, needs_labels=needs_labels)
+        raise ValueError(
+            "task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
+            f"types of nodes, and {path} has one. Leave them out"
+        )
+    return _read_saved(
+        str(path),
+        _attributes(path, loaded),
+        splitting,
+        edge_time=edge_time,
+        needs_labels=needs_labels,
+    )
 
 
-def _split_edges(path: str, saved: dict, splitting: "Splitting", edge_time: str | None, *, hides: bool,
-                 needs_labels: bool) -> dict:
+def _split_edges(
+    path: str,
+    saved: dict,
+    splitting: "Splitting",
+    edge_time: str | None,
+    *,
+    hides: bool,
+    needs_labels: bool,
+) -> dict:
     """Let the edges of a ``Data`` with labels be nodes of a type."""
     saved = with_edges(saved, path)
     if needs_labels and LABELS not in saved:
-        raise ValueError(f"{path}: task=edge needs {LABELS}, a label for each edge; it has {', '.join(saved)}. Add it, "
-                         "or set task=node")
+        raise ValueError(
+            f"{path}: task=edge needs {LABELS}, a label for each edge; it has {', '.join(saved)}. Add it, "
+            "or set task=node"
+        )
     for other, name in OTHER_NAMES.items():
         if name not in saved and other in saved:
             saved[name] = saved.pop(other)
     times = None if edge_time is None or not needs_labels else _take_edge_times(saved, edge_time)
-    if unused := [key for key in saved if key not in (*OF_EDGES, "x", "num_nodes", "metric", *NAMES)]:
+    if unused := [
+        key for key in saved if key not in (*OF_EDGES, "x", "num_nodes", "metric", *NAMES)
+    ]:
         log.info("%s: not used: %s", path, ", ".join(unused))
-    return split_edges(path, saved, split=splitting.split, times=times, seed=splitting.graph_seed, hides=hides,
-                       fractions=(splitting.train_fraction, splitting.valid_fraction), needs_labels=needs_labels)
+    return split_edges(
+        path,
+        saved,
+        split=splitting.split,
+        times=times,
+        seed=splitting.graph_seed,
+        hides=hides,
+        fractions=(splitting.train_fraction, splitting.valid_fraction),
+        needs_labels=needs_labels,
+    )
 
 
 @dataclass(frozen=True)
@@ -134,8 +219,14 @@ def is_hetero(loaded: object) -> bool:
     return isinstance(loaded, HeteroData) or isinstance(loaded, dict) and "_global_store" in loaded
 
 
-def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str | None = None,
-                needs_labels: bool = True) -> Graph:
+def _read_saved(
+    path: str,
+    saved: dict,
+    splitting: Splitting,
+    *,
+    edge_time: str | None = None,
+    needs_labels: bool = True,
+) -> Graph:
     """Make a graph of its attributes; the message of an error begins with `path`."""
     split, time_column = splitting.split, splitting.time_column
     try:
@@ -149,7 +240,9 @@ def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str 
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
         elif split is not None and "y" in saved and needs_labels:
             order = _order(path, saved, split, time_column, splitting.graph_seed)
-            masks = divide(order, len(saved["y"]), splitting.train_fraction, splitting.valid_fraction)
+            masks = divide(
+                order, len(saved["y"]), splitting.train_fraction, splitting.valid_fraction
+            )
             saved.update(zip(MASKS, masks, strict=True))
         if not needs_labels:
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
@@ -158,8 +251,10 @@ def _read_saved(path: str, saved: dict, splitting: Splitting, *, edge_time: str 
         missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
             hint = ", or set data.split=random" if set(missing) == set(MASKS) else ""
-            raise ValueError(f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add "
-                             f"what is missing{hint}")
+            raise ValueError(
+                f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add "
+                f"what is missing{hint}"
+            )
         data = _as_data(saved, splitting.mask_column)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):
             check_names(saved["names"], saved["names_ptr"], data.num_nodes)
@@ -173,9 +268,16 @@ def _report_unused(path: str, saved: dict) -> None:
     """Name the attributes that are not used in the log."""
     if unused := [key for key in saved if key not in USED]:
         log.info("%s: not used: %s", path, ", ".join(unused))
-    if "weight" in unused and "edge_attr" not in saved and _is_of_edges(saved["weight"], saved.get("edge_index")):
-        log.warning("%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
-                    "data.edge_weight = data.weight", path)
+    if (
+        "weight" in unused
+        and "edge_attr" not in saved
+        and _is_of_edges(saved["weight"], saved.get("edge_index"))
+    ):
+        log.warning(
+            "%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
+            "data.edge_weight = data.weight",
+            path,
+        )
 
 
 def _order(path: str, saved: dict, split: str, time_column: str | None, seed: int) -> np.ndarray:
@@ -188,12 +290,16 @@ def _order(path: str, saved: dict, split: str, time_column: str | None, seed: in
     if split == "random":
         return shuffle(labelled, seed)
     if time_column not in saved:
-        raise ValueError(f"data.time_column={time_column} is not in the file, which has {', '.join(saved)}")
+        raise ValueError(
+            f"data.time_column={time_column} is not in the file, which has {', '.join(saved)}"
+        )
     times = saved.pop(time_column)
     check_tensor(str(time_column), times)
     if times.numel() != len(labelled):
-        raise ValueError(f"{time_column} must have a time for each of the {len(labelled):,} nodes, not the shape "
-                         f"{list(times.shape)}")
+        raise ValueError(
+            f"{time_column} must have a time for each of the {len(labelled):,} nodes, not the shape "
+            f"{list(times.shape)}"
+        )
     times = times.reshape(-1)
     labelled &= ~times.double().isnan().numpy()
     order = times.argsort(stable=True).numpy()
@@ -208,19 +314,28 @@ def _take_edge_times(saved: dict, name: str) -> Tensor:
     check_tensor(name, times)
     num_edges = saved["edge_index"].size(1) if isinstance(saved.get("edge_index"), Tensor) else 0
     if times.numel() != num_edges:
-        raise ValueError(f"{name} must have a time for each of the {num_edges:,} edges, not the shape "
-                         f"{list(times.shape)} (data.edge_time)")
+        raise ValueError(
+            f"{name} must have a time for each of the {num_edges:,} edges, not the shape "
+            f"{list(times.shape)} (data.edge_time)"
+        )
     times = times.reshape(-1).double()
     if not (known := times.isfinite()).all():
-        raise ValueError(f"{name}: edge {int((~known).nonzero()[0])} has the time {times[~known][0]:g}; each edge "
-                         "needs one (data.edge_time). Leave such edges out, or set data.split=random")
+        raise ValueError(
+            f"{name}: edge {int((~known).nonzero()[0])} has the time {times[~known][0]:g}; each edge "
+            "needs one (data.edge_time). Leave such edges out, or set data.split=random"
+        )
     return times
 
 
 def _is_of_edges(value: object, edge_index: object) -> bool:
     """Tell whether an attribute has a row for each edge."""
-    return isinstance(value, Tensor) and value.dim() > 0 and isinstance(edge_index, Tensor) \
-        and edge_index.dim() == 2 and len(value) == edge_index.size(1)
+    return (
+        isinstance(value, Tensor)
+        and value.dim() > 0
+        and isinstance(edge_index, Tensor)
+        and edge_index.dim() == 2
+        and len(value) == edge_index.size(1)
+    )
 
 
 def read_attributes(path: Path) -> dict:
@@ -241,10 +356,15 @@ def _load(path: Path) -> object:
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which a file cut short gives
+        if isinstance(error, OSError) and error.errno not in (
+            None,
+            errno.EINVAL,
+        ):  # which a file cut short gives
             raise
-        raise ValueError(f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
-                         "torch.save") from error
+        raise ValueError(
+            f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
+            "torch.save"
+        ) from error
     check_expanded(str(path), saved)
     for store in saved.stores if isinstance(saved, (Data, HeteroData)) else ():
         vars(store).pop("_cached_attr", None)
@@ -259,8 +379,13 @@ def _safe_classes() -> Iterator[None]:
     """
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([*(known for known in before if known is not defaultdict), *CLASSES,
-                                          (_empty, "collections.defaultdict")])
+    torch.serialization.add_safe_globals(
+        [
+            *(known for known in before if known is not defaultdict),
+            *CLASSES,
+            (_empty, "collections.defaultdict"),
+        ]
+    )
     try:
         yield
     finally:
@@ -277,11 +402,15 @@ def _explain_class(name: str) -> str:
     if name.startswith("numpy."):
         return "holds a numpy array: save torch.from_numpy(...) of it"
     if name.startswith("scipy.sparse."):
-        return ("holds a SciPy matrix: save torch.sparse_csr_tensor(m.indptr, m.indices, m.data, m.shape), where m is "
-                "its tocsr()")
+        return (
+            "holds a SciPy matrix: save torch.sparse_csr_tensor(m.indptr, m.indices, m.data, m.shape), where m is "
+            "its tocsr()"
+        )
     if name.endswith(".SparseTensor"):
-        return ("holds a SparseTensor: save its to_torch_sparse_csr_tensor() in its place, as in "
-                "data.adj_t = data.adj_t.to_torch_sparse_csr_tensor()")
+        return (
+            "holds a SparseTensor: save its to_torch_sparse_csr_tensor() in its place, as in "
+            "data.adj_t = data.adj_t.to_torch_sparse_csr_tensor()"
+        )
     return f"names {name}, which is not loaded, as it could run code: save a torch_geometric Data of tensors"
 
 
@@ -289,16 +418,22 @@ def _attributes(path: Path, saved: object) -> dict:
     """Take the attributes out of what was saved; those that are None are left out."""
     if isinstance(saved, (tuple, list)) and saved and isinstance(saved[0], (Data, dict)):
         if _num_graphs(saved) > 1:
-            raise ValueError(f"{path} holds {_num_graphs(saved):,} graphs: save the one to train on")
+            raise ValueError(
+                f"{path} holds {_num_graphs(saved):,} graphs: save the one to train on"
+            )
         saved = saved[0]
     if isinstance(saved, Data):
         saved = saved.to_dict()
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, or a dict "
-                         "of its attributes")
+        raise ValueError(
+            f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, or a dict "
+            "of its attributes"
+        )
     if not all(isinstance(key, str) for key in saved):
-        raise ValueError(f"{path} holds a dict whose keys are not all names of attributes: save a torch_geometric "
-                         "Data, a HeteroData, or the dict that one of them gives by to_dict()")
+        raise ValueError(
+            f"{path} holds a dict whose keys are not all names of attributes: save a torch_geometric "
+            "Data, a HeteroData, or the dict that one of them gives by to_dict()"
+        )
     return {key: value for key, value in saved.items() if value is not None}
 
 
@@ -307,12 +442,18 @@ def _num_graphs(saved: tuple | list) -> int:
     if len(saved) == 1 or saved[1] is None:
         return 1
     if isinstance(saved, tuple) and isinstance(saved[1], dict):
-        return max((len(ends) - 1 for ends in saved[1].values() if isinstance(ends, Tensor)), default=1)
+        return max(
+            (len(ends) - 1 for ends in saved[1].values() if isinstance(ends, Tensor)), default=1
+        )
     return len(saved)
 
 
 def _as_data(saved: dict, mask_column: int | None) -> Graph:
-    tensors = {key: saved[key] for key in USED if key in saved and key not in ("metric", "num_nodes", *NAMES)}
+    tensors = {
+        key: saved[key]
+        for key in USED
+        if key in saved and key not in ("metric", "num_nodes", *NAMES)
+    }
     for key, value in tensors.items():
         if key == "x" and isinstance(value, Tensor) and value.layout in SPARSE:
             tensors[key] = coalesce(key, value.detach())
@@ -320,7 +461,9 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
         check_tensor(key, value)
         value = plain_edges(value).detach()
         # torch can do little with unsigned integers but convert them.
-        tensors[key] = value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
+        tensors[key] = (
+            value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
+        )
     if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
         tensors["edge_attr"] = tensors["edge_attr"].unsqueeze(1)
     if "species" in tensors:
@@ -334,10 +477,17 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
         raise ValueError(f"the metric is {shown(metric)}; choose one of {', '.join(METRICS)}")
     num_nodes = _num_nodes(saved, tensors, y)
     if mask_column is not None and all(tensors[mask].dim() < 2 for mask in MASKS):
-        raise ValueError(f"data.mask_column={mask_column}, but the masks have no columns: leave it out")
+        raise ValueError(
+            f"data.mask_column={mask_column}, but the masks have no columns: leave it out"
+        )
     for mask in MASKS:
         tensors[mask] = _as_mask(mask, tensors[mask], num_nodes, mask_column)
-    return Graph(y=y if metric in CLASS_METRICS else as_float32("y", y), num_nodes=num_nodes, metric=metric, **tensors)
+    return Graph(
+        y=y if metric in CLASS_METRICS else as_float32("y", y),
+        num_nodes=num_nodes,
+        metric=metric,
+        **tensors,
+    )
 
 
 def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int:
@@ -354,8 +504,10 @@ def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int
         check_numbering("edge_index", rows, edges.numel() // 2)
     stated = rows if stated is None else stated
     if isinstance(stated, bool) or not isinstance(stated, int) or stated != rows:
-        raise ValueError(f"num_nodes is {shown(stated)}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: "
-                         "correct it, or leave it out")
+        raise ValueError(
+            f"num_nodes is {shown(stated)}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: "
+            "correct it, or leave it out"
+        )
     return rows
 
 
@@ -364,24 +516,32 @@ def _as_mask(key: str, value: Tensor, num_nodes: int, column: int | None) -> Ten
     if value.dim() == 2 and value.size(1):
         last = value.size(1) - 1
         if last and column is None:
-            raise ValueError(f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to "
-                             f"{last}")
+            raise ValueError(
+                f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to "
+                f"{last}"
+            )
         if last and column is not None and column > last:
             raise ValueError(f"data.mask_column={column}: {key} has the columns 0 to {last}")
         value = value[:, column if last else 0]
     if value.dim() != 1 or value.dtype == torch.bool:  # check says what is wrong with its shape
         return value
     if value.is_floating_point():
-        raise ValueError(f"{key} holds {str(value.dtype).removeprefix('torch.')}: save a mask of bool, or the numbers "
-                         "of its nodes as integers")
+        raise ValueError(
+            f"{key} holds {str(value.dtype).removeprefix('torch.')}: save a mask of bool, or the numbers "
+            "of its nodes as integers"
+        )
     if value.size(0) == num_nodes and bool(((value == 0) | (value == 1)).all()):
         return value.bool()
     nodes = value.long()
     if len(wrong := nodes[(nodes < 0) | (nodes >= num_nodes)]):
-        raise ValueError(f"{key} is out of range: it names node {int(wrong[0])}, the graph has nodes 0 to "
-                         f"{num_nodes - 1}")
+        raise ValueError(
+            f"{key} is out of range: it names node {int(wrong[0])}, the graph has nodes 0 to "
+            f"{num_nodes - 1}"
+        )
     if len(nodes.unique()) < len(nodes):
-        raise ValueError(f"{key} names a node twice; save each node of the split once, or a mask of bool")
+        raise ValueError(
+            f"{key} names a node twice; save each node of the split once, or a mask of bool"
+        )
     mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[nodes] = True
     return mask

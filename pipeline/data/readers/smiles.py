@@ -28,9 +28,19 @@ def hash_content(path: str) -> str:
     return hash_named([Path(path)])
 
 
-def read(path: str, metric: str | None, smiles_column: str, label_columns: list[str] | None, split_column: str | None,
-         skip_invalid: bool, train_fraction: float, valid_fraction: float, graph_seed: int,
-         num_workers: int | None, needs_labels: bool = True) -> Graph:
+def read(
+    path: str,
+    metric: str | None,
+    smiles_column: str,
+    label_columns: list[str] | None,
+    split_column: str | None,
+    skip_invalid: bool,
+    train_fraction: float,
+    valid_fraction: float,
+    graph_seed: int,
+    num_workers: int | None,
+    needs_labels: bool = True,
+) -> Graph:
     """Read a table of molecules.
 
     Args:
@@ -46,15 +56,23 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
     check_metric(metric)
     table = _read_table(Path(path))
     column = table[smiles_column]
-    y = _read_labels(table, path, label_columns, {smiles_column, split_column}) if needs_labels else None
+    y = (
+        _read_labels(table, path, label_columns, {smiles_column, split_column})
+        if needs_labels
+        else None
+    )
     rows = list(zip(range(len(table)), column.fillna("").astype(str)))
     graphs = many.read_in_parallel(partial(read_molecule, path, skip_invalid), rows, num_workers)
     kept = graphs.num_nodes > 0
     if not kept.any():
         raise ValueError(f"{path}: RDKit reads none of its {len(table):,} molecules")
     if not kept.all():
-        log.warning("%s: left out %s of %s molecules, which RDKit cannot read", path,
-                    f"{np.count_nonzero(~kept):,}", f"{len(table):,}")
+        log.warning(
+            "%s: left out %s of %s molecules, which RDKit cannot read",
+            path,
+            f"{np.count_nonzero(~kept):,}",
+            f"{len(table):,}",
+        )
     if y is None:
         masks: list = []
     elif split_column is None:
@@ -62,8 +80,11 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
         masks = divide(shuffle_all(count, graph_seed), count, train_fraction, valid_fraction)
     else:
         masks = [torch.from_numpy(mask[kept]) for mask in _read_masks(table, path, split_column)]
-    graphs.num_nodes, graphs.num_edges, graphs.y = graphs.num_nodes[kept], graphs.num_edges[kept], (
-        None if y is None else y[kept])
+    graphs.num_nodes, graphs.num_edges, graphs.y = (
+        graphs.num_nodes[kept],
+        graphs.num_edges[kept],
+        (None if y is None else y[kept]),
+    )
     data = many.as_union(graphs, metric=metric, masks=masks)
     data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     return data
@@ -72,8 +93,11 @@ def read(path: str, metric: str | None, smiles_column: str, label_columns: list[
 def name_graphs(path: str, smiles_column: str, skip_invalid: bool) -> list[str]:
     """Return the SMILES of the molecules that :func:`read` keeps, in their order."""
     smiles = _read_table(Path(path))[smiles_column].fillna("").astype(str)
-    return [text for row, text in enumerate(smiles)
-            if not skip_invalid or read_molecule(path, skip_invalid, (row, text)).num_nodes[0]]
+    return [
+        text
+        for row, text in enumerate(smiles)
+        if not skip_invalid or read_molecule(path, skip_invalid, (row, text)).num_nodes[0]
+    ]
 
 
 def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs:
@@ -95,13 +119,25 @@ def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
         if not skip_invalid:
-            raise ValueError(f"{path}: row {number} (from 0, below the header): RDKit reads no molecule in {smiles!r}; "
-                             "correct it, or set data.skip_invalid=true")
-        return Graphs(np.array([0]), np.array([0]), np.empty((2, 0), np.int64), np.empty((0, 9), np.uint8),
-                      np.empty((0, 3), np.uint8))
+            raise ValueError(
+                f"{path}: row {number} (from 0, below the header): RDKit reads no molecule in {smiles!r}; "
+                "correct it, or set data.skip_invalid=true"
+            )
+        return Graphs(
+            np.array([0]),
+            np.array([0]),
+            np.empty((2, 0), np.int64),
+            np.empty((0, 9), np.uint8),
+            np.empty((0, 3), np.uint8),
+        )
     graph = smiles2graph(smiles)
-    return Graphs(np.array([graph["num_nodes"]]), np.array([graph["edge_index"].shape[1]]), graph["edge_index"],
-                  graph["node_feat"].astype(np.uint8), graph["edge_feat"].astype(np.uint8))
+    return Graphs(
+        np.array([graph["num_nodes"]]),
+        np.array([graph["edge_index"].shape[1]]),
+        graph["edge_index"],
+        graph["node_feat"].astype(np.uint8),
+        graph["edge_feat"].astype(np.uint8),
+    )
 
 
 def _read_table(path: Path) -> pandas.DataFrame:
@@ -110,40 +146,62 @@ def _read_table(path: Path) -> pandas.DataFrame:
         try:  # with an index pandas would shift the columns, where lines have one cell more than the head
             table = read_table(file, str(path), ",", index_col=False)
         except pandas.errors.ParserWarning:
-            raise ValueError(f"{path}: its rows have more cells than its head has names, {len(read_names(path))}: "
-                             "quote cells that hold a comma") from None
+            raise ValueError(
+                f"{path}: its rows have more cells than its head has names, {len(read_names(path))}: "
+                "quote cells that hold a comma"
+            ) from None
     if not len(table):
         raise ValueError(f"{path} has a header, but no rows")
     return table
 
 
-def _read_labels(table: pandas.DataFrame, path: str, label_columns: list[str] | None,
-                 others: set[str | None]) -> np.ndarray:
+def _read_labels(
+    table: pandas.DataFrame, path: str, label_columns: list[str] | None, others: set[str | None]
+) -> np.ndarray:
     """Return the labels [num_rows, columns]: int64 if all are whole numbers, else float32."""
-    names = label_columns if label_columns is not None else [
-        name for name in table.columns if name not in others and pandas.api.types.is_numeric_dtype(table[name])]
+    names = (
+        label_columns
+        if label_columns is not None
+        else [
+            name
+            for name in table.columns
+            if name not in others and pandas.api.types.is_numeric_dtype(table[name])
+        ]
+    )
     if not names:
-        raise ValueError(f"{path} has no column of numbers for labels: name some in data.label_columns")
+        raise ValueError(
+            f"{path} has no column of numbers for labels: name some in data.label_columns"
+        )
     columns = [table[name] for name in names]
     for name, column in zip(names, columns):
         if not pandas.api.types.is_numeric_dtype(column):
-            raise ValueError(f"data.label_columns={name}: the column of {path} holds {column.dtype}, not numbers")
+            raise ValueError(
+                f"data.label_columns={name}: the column of {path} holds {column.dtype}, not numbers"
+            )
     if label_columns is None:
         log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
     y = np.stack([column.to_numpy(dtype=np.float64) for column in columns], axis=1)
     if len(wrong := np.argwhere(np.isinf(y.astype(np.float32)))):
         row, place = wrong[0]
-        raise ValueError(f"{path}: row {row} (from 0, below the header) of the column {names[place]} holds "
-                         f"{y[row, place]:g}, which is not a finite number of float32")
-    return y.astype(np.int64 if (np.abs(y) < 2**53).all() and (y == np.round(y)).all() else np.float32)
+        raise ValueError(
+            f"{path}: row {row} (from 0, below the header) of the column {names[place]} holds "
+            f"{y[row, place]:g}, which is not a finite number of float32"
+        )
+    return y.astype(
+        np.int64 if (np.abs(y) < 2**53).all() and (y == np.round(y)).all() else np.float32
+    )
 
 
 def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:
     column = table[split_column].map(lambda cell: SPLIT_NAMES.get(str(cell).strip().lower(), cell))
     if len(wrong := column[~column.isin(SPLITS)]):
-        raise ValueError(f"{path}: row {wrong.index[0]} (from 0, below the header) of the column {split_column} is "
-                         f"{wrong.iloc[0]!r}, not train, valid or test")
+        raise ValueError(
+            f"{path}: row {wrong.index[0]} (from 0, below the header) of the column {split_column} is "
+            f"{wrong.iloc[0]!r}, not train, valid or test"
+        )
     if not (column == SPLITS[0]).any():
-        raise ValueError(f"{path}: the train split is empty: no row has train in the column {split_column} "
-                         "(data.split_column)")
+        raise ValueError(
+            f"{path}: the train split is empty: no row has train in the column {split_column} "
+            "(data.split_column)"
+        )
     return [(column == split).to_numpy() for split in SPLITS]

@@ -14,8 +14,15 @@ NUM_CHANNELS = 8
 BLOCK = 1 << 22  # pairs made at a time, so that temporary arrays stay small beside the graph
 
 
-def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, num_groups: int = 40,
-                       num_tasks: int = 16, graph_seed: int = 0) -> Graph:
+def synthetic_proteins(
+    *,
+    num_nodes: int,
+    num_edges: int,
+    num_species: int = 8,
+    num_groups: int = 40,
+    num_tasks: int = 16,
+    graph_seed: int = 0,
+) -> Graph:
     """Generate a degree-corrected planted partition whose labels depend on the neighbourhood.
 
     Species hold the nodes in contiguous ranges, groups are communities within a species. Nodes have log-normal
@@ -38,7 +45,9 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     rng = np.random.default_rng(graph_seed)
     # Sizes between one and three shares, so that the largest species is for training as in ogbn-proteins.
     share = np.linspace(3, 1, num_species)
-    species_ptr = np.round(np.concatenate([[0], np.cumsum(share) / share.sum()]) * num_nodes).astype(np.int64)
+    species_ptr = np.round(
+        np.concatenate([[0], np.cumsum(share) / share.sum()]) * num_nodes
+    ).astype(np.int64)
     species = np.repeat(np.arange(num_species), np.diff(species_ptr))
     group = np.arange(num_nodes) * num_groups // num_nodes
     weight = np.maximum(1, np.round(8 * rng.lognormal(0.0, 0.8, num_nodes))).astype(np.int64)
@@ -49,9 +58,9 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     activity += 0.1 * rng.standard_normal((num_groups, NUM_CHANNELS), dtype=np.float32)[group]
     evidence = np.empty((len(pairs), NUM_CHANNELS), np.float32)
     for first in range(0, len(pairs), BLOCK):
-        u, v = np.divmod(pairs[first:first + BLOCK], num_nodes)
+        u, v = np.divmod(pairs[first : first + BLOCK], num_nodes)
         noise = rng.random((len(u), NUM_CHANNELS), dtype=np.float32)
-        evidence[first:first + BLOCK] = np.clip(activity[u] + activity[v] - noise, 0, 1)
+        evidence[first : first + BLOCK] = np.clip(activity[u] + activity[v] - noise, 0, 1)
 
     edge_index = torch.empty(2, 2 * len(pairs), dtype=choose_dtype(num_nodes, 2 * len(pairs)))
     u, v = np.divmod(pairs, num_nodes)
@@ -71,21 +80,37 @@ def synthetic_proteins(*, num_nodes: int, num_edges: int, num_species: int = 8, 
     score = around @ (direction / np.linalg.norm(direction, axis=0))
     score += 0.2 * rng.standard_normal(score.shape).astype(np.float32)
     prevalence = rng.uniform(0.1, 0.5, num_tasks)
-    threshold = np.array([np.quantile(column, 1 - q) for column, q in zip(score.T, prevalence)], np.float32)
+    threshold = np.array(
+        [np.quantile(column, 1 - q) for column, q in zip(score.T, prevalence)], np.float32
+    )
     y = torch.from_numpy((score > threshold).astype(np.float32))
 
-    split = np.repeat([0, 1, 2], [max(1, num_species - 4), (min(4, num_species - 1) + 1) // 2,
-                                  min(4, num_species - 1) // 2])
-    split = torch.from_numpy(split[species] if num_species >= 3 else rng.choice(3, num_nodes, p=[0.6, 0.2, 0.2]))
-    return Graph(edge_index=edge_index, edge_attr=edge_attr, y=y, species=torch.from_numpy(species),
-                 num_nodes=num_nodes, train_mask=split == 0, valid_mask=split == 1, test_mask=split == 2,
-                 metric="rocauc")
+    split = np.repeat(
+        [0, 1, 2],
+        [max(1, num_species - 4), (min(4, num_species - 1) + 1) // 2, min(4, num_species - 1) // 2],
+    )
+    split = torch.from_numpy(
+        split[species] if num_species >= 3 else rng.choice(3, num_nodes, p=[0.6, 0.2, 0.2])
+    )
+    return Graph(
+        edge_index=edge_index,
+        edge_attr=edge_attr,
+        y=y,
+        species=torch.from_numpy(species),
+        num_nodes=num_nodes,
+        train_mask=split == 0,
+        valid_mask=split == 1,
+        test_mask=split == 2,
+        metric="rocauc",
+    )
 
 
 read = synthetic_proteins
 
 
-def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.ndarray], count: int) -> np.ndarray:
+def _draw_pairs(
+    rng: np.random.Generator, weight: np.ndarray, blocks: list[np.ndarray], count: int
+) -> np.ndarray:
     """Draw distinct pairs u < v by weight, as sorted keys ``u * num_nodes + v``.
 
     Args:
@@ -112,8 +137,14 @@ def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.nd
             size = min(BLOCK, missing + missing // 4 + 64 - first)
             u = stubs[rng.integers(len(stubs), size=size)]
             kind = rng.random(size, dtype=np.float32)
-            start, stop = (np.where(kind < 0.65, limits[0][side][u], np.where(kind < 0.95, limits[1][side][u],
-                                                                              limits[2][side][u])) for side in (0, 1))
+            start, stop = (
+                np.where(
+                    kind < 0.65,
+                    limits[0][side][u],
+                    np.where(kind < 0.95, limits[1][side][u], limits[2][side][u]),
+                )
+                for side in (0, 1)
+            )
             v = stubs[start + (rng.random(size) * (stop - start)).astype(np.int64)]
             u, v = np.minimum(u, v).astype(np.int64), np.maximum(u, v)
             drawn.append((u * num_nodes + v)[u != v])
@@ -128,5 +159,7 @@ def _draw_pairs(rng: np.random.Generator, weight: np.ndarray, blocks: list[np.nd
         # A stable sort merges two sorted runs in linear time.
         keys = np.sort(np.concatenate([keys, new]), kind="stable")
     if len(keys) > count:
-        keys = np.delete(keys, rng.choice(len(keys), len(keys) - count, replace=False, shuffle=False))
+        keys = np.delete(
+            keys, rng.choice(len(keys), len(keys) - count, replace=False, shuffle=False)
+        )
     return keys

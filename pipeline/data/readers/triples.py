@@ -27,7 +27,12 @@ ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")
 THREE = "a triple is a head, a relation and a tail, separated by tabs, commas, semicolons or blanks"
 COLUMNS = ("head", "relation", "tail")
 # A first line of these words is a header, and no triple.
-HEADS = (COLUMNS, ("h", "r", "t"), ("subject", "predicate", "object"), ("source", "relation", "target"))
+HEADS = (
+    COLUMNS,
+    ("h", "r", "t"),
+    ("subject", "predicate", "object"),
+    ("source", "relation", "target"),
+)
 
 
 def hash_content(folder: str) -> str:
@@ -37,7 +42,11 @@ def hash_content(folder: str) -> str:
         ValueError: there are none.
     """
     source = _source(Path(folder))
-    names = [""] if not source.is_dir() else sorted(_find([path.name for path in source.iterdir()], source).values())
+    names = (
+        [""]
+        if not source.is_dir()
+        else sorted(_find([path.name for path in source.iterdir()], source).values())
+    )
     return hash_parts(label((name, source / name) for name in names))
 
 
@@ -53,16 +62,34 @@ def read(folder: str) -> Graph:
     """
     source = _source(Path(folder))
     log.info("triples: reading %s", source)
-    found = {split: (content, f"{source}/{name}") for split, (name, content) in _read_files(source).items()}
-    quoted = all(b'"' not in content or is_quoted(content, name) for content, name in found.values())
-    tables = {split: parse_triples(content, name, quoted=quoted) for split, (content, name) in found.items()}
-    names = pd.concat([table[column] for table in tables.values() for column in ("head", "tail")], ignore_index=True)
+    found = {
+        split: (content, f"{source}/{name}")
+        for split, (name, content) in _read_files(source).items()
+    }
+    quoted = all(
+        b'"' not in content or is_quoted(content, name) for content, name in found.values()
+    )
+    tables = {
+        split: parse_triples(content, name, quoted=quoted)
+        for split, (content, name) in found.items()
+    }
+    names = pd.concat(
+        [table[column] for table in tables.values() for column in ("head", "tail")],
+        ignore_index=True,
+    )
     numbers, entities = number_names(names)
-    kinds, relations = number_names(pd.concat([table["relation"] for table in tables.values()], ignore_index=True))
+    kinds, relations = number_names(
+        pd.concat([table["relation"] for table in tables.values()], ignore_index=True)
+    )
     triples, place = [], 0
     for table in tables.values():
-        heads, tails = numbers[place:place + len(table)], numbers[place + len(table):place + 2 * len(table)]
-        triples.append(np.stack([heads, kinds[place // 2:place // 2 + len(table)], tails], axis=1))
+        heads, tails = (
+            numbers[place : place + len(table)],
+            numbers[place + len(table) : place + 2 * len(table)],
+        )
+        triples.append(
+            np.stack([heads, kinds[place // 2 : place // 2 + len(table)], tails], axis=1)
+        )
         place += 2 * len(table)
     return build_triples(triples, entities, relations)
 
@@ -80,9 +107,15 @@ def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np
         :func:`pipeline.data.node_names.pack_names`; ``metric``.
     """
     ptr = np.cumsum([0, *map(len, triples)], dtype=np.int64)
-    return Graph(triples=torch.from_numpy(np.concatenate(triples).astype(np.int64)), triple_ptr=torch.from_numpy(ptr),
-                num_nodes=len(entities), num_relations=len(relations), metric="mrr", **pack_names(entities),
-                **pack_names(relations, "relation_names"))
+    return Graph(
+        triples=torch.from_numpy(np.concatenate(triples).astype(np.int64)),
+        triple_ptr=torch.from_numpy(ptr),
+        num_nodes=len(entities),
+        num_relations=len(relations),
+        metric="mrr",
+        **pack_names(entities),
+        **pack_names(relations, "relation_names"),
+    )
 
 
 def _source(folder: Path) -> Path:
@@ -109,10 +142,14 @@ def _find(names: list[str], source: Path) -> dict[str, str]:
             found[split].append(name)
     for split, members in found.items():
         if not members:
-            raise ValueError(f"{source} has no {split}.txt (or .tsv, .del, .csv, each perhaps with .gz): save the "
-                             f"{split} triples there, with a head, a relation and a tail in each line")
+            raise ValueError(
+                f"{source} has no {split}.txt (or .tsv, .del, .csv, each perhaps with .gz): save the "
+                f"{split} triples there, with a head, a relation and a tail in each line"
+            )
         if len(members) > 1:
-            raise ValueError(f"{source} has {' and '.join(members)}: leave one file of {split} triples there")
+            raise ValueError(
+                f"{source} has {' and '.join(members)}: leave one file of {split} triples there"
+            )
     return {split: members[0] for split, members in found.items()}
 
 
@@ -130,8 +167,9 @@ def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
                     contents[split] = name, file.read()
             return contents
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{source} is not an archive that tar can read ({error}): give a folder or a "
-                         ".tar.gz") from None
+        raise ValueError(
+            f"{source} is not an archive that tar can read ({error}): give a folder or a .tar.gz"
+        ) from None
 
 
 def _is_head(table: pd.DataFrame) -> bool:
@@ -139,8 +177,11 @@ def _is_head(table: pd.DataFrame) -> bool:
     if tuple(word.lower() for word in table.iloc[0]) in HEADS:
         return True
     ends, rest = table.iloc[0][["head", "tail"]], table.iloc[1:]
-    return len(rest) > 0 and not ends.str.isdecimal().any() and all(
-        rest[column].str.isdecimal().all() for column in ("head", "tail"))
+    return (
+        len(rest) > 0
+        and not ends.str.isdecimal().any()
+        and all(rest[column].str.isdecimal().all() for column in ("head", "tail"))
+    )
 
 
 def is_quoted(content: bytes, name: str) -> bool:
@@ -167,7 +208,9 @@ def parse_triples(content: bytes, name: str, *, quoted: bool | None = None) -> p
         raise ValueError(f"{name} holds no triples")
     dialect = replace(dialect, num_before=0, quoted=dialect.quoted and quoted is not False)
     try:  # with a column more than there should be: pandas would make an index of it
-        table = read_texts(content, name, dialect, names=range(4), index_col=False, skip_blank_lines=False)
+        table = read_texts(
+            content, name, dialect, names=range(4), index_col=False, skip_blank_lines=False
+        )
     except ValueError as error:
         found = RAGGED.search(str(error))
         where = f"{name}, line {found[2]}: {found[3]} columns instead of three" if found else error
@@ -175,7 +218,9 @@ def parse_triples(content: bytes, name: str, *, quoted: bool | None = None) -> p
     table = table.fillna("")
     if dialect.quoted:
         if table.map(lambda cell: "\n" in cell).any(axis=None):
-            raise ValueError(f"{name}: a quoted name has several lines: close or double its quotation mark")
+            raise ValueError(
+                f"{name}: a quoted name has several lines: close or double its quotation mark"
+            )
         log.info("%s: cells are quoted, as in CSV; names are without the marks", name)
     empty = (table == "").to_numpy()
     wrong = (empty[:, :3].any(1) | ~empty[:, 3]) & ~empty.all(1)

@@ -39,7 +39,7 @@ MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "null", "NULL", "None"]
 # Names that an array of a file may have.
 VECTOR_KEYS, LABEL_KEYS = ("embedding", "x", "position", "vectors"), ("labels", "y")
 # Types of the numbers of a file in IDX, by the third of its bytes.
-IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0b: ">i2", 0x0c: ">i4", 0x0d: ">f4", 0x0e: ">f8"}
+IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IMAGES = re.compile(r"images.*idx\d")
 
 
@@ -83,8 +83,11 @@ def read(path: str, labels: str | None = None) -> Graph:
         parts = [_read_images(member) for member in _members(source)[::2]]
         if len({part.x.shape[1] for part in parts}) > 1:
             raise ValueError(f"{path} has images of several sizes: give the path of one file")
-        found = Found(np.concatenate([part.x for part in parts]), None,
-                      np.concatenate([part.labels for part in parts]))
+        found = Found(
+            np.concatenate([part.x for part in parts]),
+            None,
+            np.concatenate([part.labels for part in parts]),
+        )
     else:
         found = _read_file(source)
     if labels is not None:
@@ -92,7 +95,9 @@ def read(path: str, labels: str | None = None) -> Graph:
     data = Graph(x=_as_vectors(found.x, source), num_nodes=len(found.x))
     if found.names is not None:
         if len(found.names) != data.num_nodes:
-            raise ValueError(f"{path} has {len(found.names):,} names for {data.num_nodes:,} vectors")
+            raise ValueError(
+                f"{path} has {len(found.names):,} names for {data.num_nodes:,} vectors"
+            )
         data.update(pack_names(found.names))
     if found.labels is not None:
         classes, kinds = _number_labels(found.labels, labels or path, data.num_nodes)
@@ -107,14 +112,18 @@ def _members(path: Path) -> list[Path]:
         return [path]
     images = sorted(member for member in path.iterdir() if IMAGES.search(member.name))
     if not images:
-        raise ValueError(f"data.path={path} is a directory without files of images in IDX, such as "
-                         "train-images-idx3-ubyte.gz: give a file")
+        raise ValueError(
+            f"data.path={path} is a directory without files of images in IDX, such as "
+            "train-images-idx3-ubyte.gz: give a file"
+        )
     out = []
     for member in images:
         labels = member.with_name(re.sub(r"idx\d", "idx1", member.name.replace("images", "labels")))
         if not files.is_there(labels):
-            raise ValueError(f"{member} has no labels: {labels.name} is not next to it. Add that file, or set "
-                             "data.path to the file of images alone")
+            raise ValueError(
+                f"{member} has no labels: {labels.name} is not next to it. Add that file, or set "
+                "data.path to the file of images alone"
+            )
         out += [member, labels]
     return out
 
@@ -128,8 +137,10 @@ def _suffix(path: Path) -> str:
 def _read_file(path: Path) -> Found:
     suffix = _suffix(path)
     if suffix not in READERS:
-        raise ValueError(f"data.path={path}: vectors are read from files that end with one of "
-                         f"{', '.join(READERS)}, or in IDX, such as t10k-images-idx3-ubyte.gz")
+        raise ValueError(
+            f"data.path={path}: vectors are read from files that end with one of "
+            f"{', '.join(READERS)}, or in IDX, such as t10k-images-idx3-ubyte.gz"
+        )
     return READERS[suffix](path)
 
 
@@ -142,8 +153,10 @@ def _read_idx(path: Path) -> np.ndarray:
     shape = np.frombuffer(content[4:head], ">u4").astype(np.int64)
     dtype = np.dtype(IDX_TYPES[content[2]])
     if len(shape) != content[3] or len(content) - head != shape.prod() * dtype.itemsize:
-        raise ValueError(f"{path} is damaged: it has {len(content) - head:,} bytes of numbers for the shape "
-                         f"{shape.tolist()}")
+        raise ValueError(
+            f"{path} is damaged: it has {len(content) - head:,} bytes of numbers for the shape "
+            f"{shape.tolist()}"
+        )
     return np.frombuffer(content, dtype, offset=head).reshape(shape).astype(dtype.newbyteorder("="))
 
 
@@ -153,10 +166,20 @@ def _read_idx_file(path: Path) -> Found:
 
 
 def _read_images(path: Path) -> Found:
-    found, labels = _read_idx_file(path), _read_idx(next(
-        member for before, member in zip(_members(path.parent), _members(path.parent)[1:]) if before == path))
+    found, labels = (
+        _read_idx_file(path),
+        _read_idx(
+            next(
+                member
+                for before, member in zip(_members(path.parent), _members(path.parent)[1:])
+                if before == path
+            )
+        ),
+    )
     if len(labels) != len(found.x):
-        raise ValueError(f"{path} has {len(found.x):,} images, but its file of labels has {len(labels):,}")
+        raise ValueError(
+            f"{path} has {len(found.x):,} images, but its file of labels has {len(labels):,}"
+        )
     found.labels = labels
     return found
 
@@ -164,7 +187,12 @@ def _read_images(path: Path) -> Found:
 def _read_array(path: Path) -> Found:
     try:
         return Found(np.load(io.BytesIO(read_bytes(path)), allow_pickle=False))
-    except (ValueError, OSError, EOFError, MemoryError) as error:  # of a head that asks for any number of bytes
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        MemoryError,
+    ) as error:  # of a head that asks for any number of bytes
         raise ValueError(f"{path} is not an array that numpy.save wrote: {error}") from None
 
 
@@ -183,19 +211,32 @@ def _read_tensors(path: Path) -> Found:
     if isinstance(content, Tensor):
         content = {VECTOR_KEYS[0]: content}
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}: save a tensor, or a dict of tensors")
-    return _choose({name: value.detach().to_dense().float().numpy() if isinstance(value, Tensor) and name in VECTOR_KEYS
-                    else value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-                    for name, value in content.items()}, path)
+        raise ValueError(
+            f"{path} holds a {type(content).__name__}: save a tensor, or a dict of tensors"
+        )
+    return _choose(
+        {
+            name: value.detach().to_dense().float().numpy()
+            if isinstance(value, Tensor) and name in VECTOR_KEYS
+            else value.numpy()
+            if isinstance(value, Tensor)
+            else np.asarray(value)
+            for name, value in content.items()
+        },
+        path,
+    )
 
 
 def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
     """Choose vectors, labels and names by what they are called, or the only matrix."""
     tables = [name for name in VECTOR_KEYS if name in content] or [
-        name for name, value in content.items() if np.ndim(value) == 2]
+        name for name, value in content.items() if np.ndim(value) == 2
+    ]
     if not tables:
-        raise ValueError(f"{path} holds {', '.join(content) or 'nothing'}: vectors must be called {VECTOR_KEYS[0]} or "
-                         f"{VECTOR_KEYS[1]}")
+        raise ValueError(
+            f"{path} holds {', '.join(content) or 'nothing'}: vectors must be called {VECTOR_KEYS[0]} or "
+            f"{VECTOR_KEYS[1]}"
+        )
     labels = next((content[name] for name in LABEL_KEYS if name in content), None)
     return Found(content[tables[0]], content.get("names"), labels)
 
@@ -210,15 +251,30 @@ def _read_table(path: Path) -> Found:
         first = _split(head, separator)
         limits.check_columns(str(path), len(first))
         is_head = not any(map(is_number, first[1:] or first))
-        second = _split(b"".join(itertools.islice(file, num_before + 1, num_before + 2)).decode("utf-8", "replace"),
-                        separator)
+        second = _split(
+            b"".join(itertools.islice(file, num_before + 1, num_before + 2)).decode(
+                "utf-8", "replace"
+            ),
+            separator,
+        )
         file.seek(0)
         # word2vec's line of sizes; if two numbers follow it may also be the first of points in the plane
-        has_sizes = _suffix(path) == ".txt" and len(first) == 2 and all(cell.strip().isdecimal() for cell in first)
+        has_sizes = (
+            _suffix(path) == ".txt"
+            and len(first) == 2
+            and all(cell.strip().isdecimal() for cell in first)
+        )
         skipped = is_head or has_sizes and len(second) != 2
-        table = read_table(file, str(path), separator, header=None, skiprows=num_before + skipped,
-                           quoting=3 if separator == BLANKS else 0, keep_default_na=False,
-                           na_values={place: MISSING for place in range(1, max(len(first), len(second)))})
+        table = read_table(
+            file,
+            str(path),
+            separator,
+            header=None,
+            skiprows=num_before + skipped,
+            quoting=3 if separator == BLANKS else 0,
+            keep_default_na=False,
+            na_values={place: MISSING for place in range(1, max(len(first), len(second)))},
+        )
     if has_sizes and not skipped and int(first[1]) == 1 and int(first[0]) == len(table) - 1:
         table, skipped = table.iloc[1:].reset_index(drop=True), True
     if skipped:
@@ -233,13 +289,16 @@ def _split(line: str, separator: str) -> list[str]:
 def _read_parquet(path: Path) -> Found:
     check_parquet("data.path", path)
     from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             num_rows, num_columns = file.metadata.num_rows, file.metadata.num_columns
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable table: {error}") from None
     limits.check_columns(str(path), num_columns)
-    limits.check_size(f"{path} unpacks to", 8 * num_rows * num_columns, limits.UNPACKED, limits.limit_in_memory())
+    limits.check_size(
+        f"{path} unpacks to", 8 * num_rows * num_columns, limits.UNPACKED, limits.limit_in_memory()
+    )
     try:
         table = pd.read_parquet(path)
         return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")
@@ -257,21 +316,29 @@ def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Foun
     if table.shape[1] and (named or not pd.api.types.is_numeric_dtype(table.iloc[:, 0])):
         names, table = table.iloc[:, 0].astype(str).to_numpy(), table.iloc[:, 1:]
     for place, column in enumerate(table):
-        if not pd.api.types.is_numeric_dtype(table[column]) or pd.api.types.is_bool_dtype(table[column]):
+        if not pd.api.types.is_numeric_dtype(table[column]) or pd.api.types.is_bool_dtype(
+            table[column]
+        ):
             values = table[column].astype(str)
-            row = next((number for number, value in enumerate(values) if not is_number(value)), None)
+            row = next(
+                (number for number, value in enumerate(values) if not is_number(value)), None
+            )
             if row is None:
                 continue  # whole numbers of more than 64 bits, which pandas leaves as they are
-            raise ValueError(f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
-                             f"{values.iloc[row]!r}, which is not a number: leave the column out, or give labels as "
-                             "data.labels")
+            raise ValueError(
+                f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
+                f"{values.iloc[row]!r}, which is not a number: leave the column out, or give labels as "
+                "data.labels"
+            )
     return Found(table.to_numpy(np.float64), names)
 
 
 def _as_vectors(x: np.ndarray, path: Path) -> Tensor:
     if x.ndim < 2 or x.dtype.kind not in "fiub":
-        raise ValueError(f"{path} holds an array of {x.dtype} of the shape {list(x.shape)}: vectors are numbers, a row "
-                         "each")
+        raise ValueError(
+            f"{path} holds an array of {x.dtype} of the shape {list(x.shape)}: vectors are numbers, a row "
+            "each"
+        )
     x = x.reshape(len(x), math.prod(x.shape[1:]))
     if x.dtype in (np.float64, np.int32, np.int64):
         return as_float32(str(path), torch.from_numpy(np.require(x, requirements=["C", "W"])))
@@ -284,13 +351,19 @@ def _read_labels(path: Path, found: Found) -> np.ndarray:
     if suffix in ("idx", ".npy"):
         return _read_idx(path) if suffix == "idx" else _read_array(path).x
     lines = read_lines(path)
-    rows = [] if found.names is None else [row for _, row in read_rows(path, set(map(str, found.names)))]
+    rows = (
+        []
+        if found.names is None
+        else [row for _, row in read_rows(path, set(map(str, found.names)))]
+    )
     if found.names is None or not rows or min(map(len, rows)) < 2:
         return np.array([line or None for line in lines], object)
     label_of = {row[0]: row[1] for row in rows}
     labels = [label_of.get(str(name)) for name in found.names]
     if not any(label is not None for label in labels):
-        raise ValueError(f"data.labels={path}: none of its ids is a name of a vector; the first is {rows[0][0]}")
+        raise ValueError(
+            f"data.labels={path}: none of its ids is a name of a vector; the first is {rows[0][0]}"
+        )
     return np.array(labels, object)
 
 
@@ -300,7 +373,11 @@ def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Te
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.shape != (num_points,):
-        count = f"{len(labels):,} labels" if labels.ndim == 1 else f"labels of the shape {list(labels.shape)}"
+        count = (
+            f"{len(labels):,} labels"
+            if labels.ndim == 1
+            else f"labels of the shape {list(labels.shape)}"
+        )
         raise ValueError(f"{origin} has {count} for {num_points:,} vectors: give one for each")
     series = pd.Series(labels)
     known = series.notna().to_numpy()
@@ -312,10 +389,19 @@ def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Te
     else:
         kinds = np.array([], str)
     if len(kinds) > max(1000, num_points // 2):
-        raise ValueError(f"{origin} has {len(kinds):,} different labels for {num_points:,} vectors: labels are classes")
+        raise ValueError(
+            f"{origin} has {len(kinds):,} different labels for {num_points:,} vectors: labels are classes"
+        )
     return torch.from_numpy(classes).unsqueeze(1), kinds
 
 
 READERS: dict[str, Callable[[Path], Found]] = {
-    ".npy": _read_array, ".npz": _read_arrays, ".csv": _read_table, ".tsv": _read_table, ".txt": _read_table,
-    ".parquet": _read_parquet, ".pt": _read_tensors, "idx": _read_idx_file}
+    ".npy": _read_array,
+    ".npz": _read_arrays,
+    ".csv": _read_table,
+    ".tsv": _read_table,
+    ".txt": _read_table,
+    ".parquet": _read_parquet,
+    ".pt": _read_tensors,
+    "idx": _read_idx_file,
+}

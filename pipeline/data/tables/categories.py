@@ -14,8 +14,9 @@ from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.words import count
 
 
-def number_values(db: Database, source: Source, cell: str, column: str, table: str,
-                  known: Sequence[str] = ()) -> np.ndarray:
+def number_values(
+    db: Database, source: Source, cell: str, column: str, table: str, known: Sequence[str] = ()
+) -> np.ndarray:
     """Number the values of a column as :mod:`pipeline.data.node_names` does, in a table of their own.
 
     Beside numbers, nan is no value but stands for none.
@@ -32,17 +33,26 @@ def number_values(db: Database, source: Source, cell: str, column: str, table: s
     Raises:
         ValueError: two values are the same number.
     """
-    found = [row[0] for row in db.execute(
-        f"SELECT {cell} FROM nodes WHERE {cell} IS NOT NULL GROUP BY {cell} ORDER BY min(number)")]
+    found = [
+        row[0]
+        for row in db.execute(
+            f"SELECT {cell} FROM nodes WHERE {cell} IS NOT NULL GROUP BY {cell} ORDER BY min(number)"
+        )
+    ]
     values = pd.to_numeric(pd.Series(found, dtype=object), errors="coerce")
     missing = np.array([text.strip().lower() == "nan" for text in found], bool)
     if (values.notna() | missing).all():
         found, values = [text for text, none in zip(found, missing) if not none], values[~missing]
         if (twice := values.duplicated(keep=False)).any():
-            one, other = [text for text, is_twice in zip(found, twice) if is_twice and
-                          float(text) == values[twice].iloc[0]][:2]
-            raise ValueError(f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
-                             "which would count as two values: write it in one form")
+            one, other = [
+                text
+                for text, is_twice in zip(found, twice)
+                if is_twice and float(text) == values[twice].iloc[0]
+            ][:2]
+            raise ValueError(
+                f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
+                "which would count as two values: write it in one form"
+            )
     names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
     if known:
         names = np.array([*known, *(name for name in names if name not in set(known))], object)
@@ -53,12 +63,30 @@ def number_values(db: Database, source: Source, cell: str, column: str, table: s
 def _fill(db: Database, table: str, names: Sequence[str] | np.ndarray) -> None:
     """Make a table of names, ``name``, and of their numbers, ``class``."""
     schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
-    db.fill(table, schema, iter([pa.record_batch(
-        [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())], schema=schema)]))
+    db.fill(
+        table,
+        schema,
+        iter(
+            [
+                pa.record_batch(
+                    [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())],
+                    schema=schema,
+                )
+            ]
+        ),
+    )
 
 
-def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, refuse_empty: bool,
-         known: Sequence[Sequence[str]] | None = None, unknown: str = "error") -> tuple[list[list[str]], list[str]]:
+def read(
+    db: Database,
+    source: Source,
+    columns: Sequence[str],
+    *,
+    limit: int,
+    refuse_empty: bool,
+    known: Sequence[Sequence[str]] | None = None,
+    unknown: str = "error",
+) -> tuple[list[list[str]], list[str]]:
     """Number the values of columns of categories, which are ``category0``... in the table of nodes.
 
     Args:
@@ -76,8 +104,10 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
     """
     values, notes = list[list[str]](), []
     if known is not None and len(known) != len(columns):
-        raise DamagedFile(f"what the run learned of its tables is damaged: it has {len(known)} columns of categories, "
-                          f"and the run reads {len(columns)}")
+        raise DamagedFile(
+            f"what the run learned of its tables is damaged: it has {len(known)} columns of categories, "
+            f"and the run reads {len(columns)}"
+        )
     for place, column in enumerate(columns):
         cell = f"category{place}"
         if known is not None:
@@ -85,35 +115,54 @@ def read(db: Database, source: Source, columns: Sequence[str], *, limit: int, re
             notes += use_values(db, source, cell, column, f"categories{place}", names, unknown)
         else:
             names = _number_column(db, source, cell, column, place, limit)
-        (empty,), = db.execute(
-            f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name")
+        ((empty,),) = db.execute(
+            f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name"
+        )
         values.append(list(names))
         notes.append(f"{column}: {count(len(names), 'category', 'categories')}")
         if empty and refuse_empty:
-            source.refuse_empty(db, column, f"coalesce({source.text(column)} NOT IN "
-                                            f"(SELECT name FROM categories{place}), true)", empty)
+            source.refuse_empty(
+                db,
+                column,
+                f"coalesce({source.text(column)} NOT IN "
+                f"(SELECT name FROM categories{place}), true)",
+                empty,
+            )
         if empty:
             notes[-1] += f", and {count(empty, 'empty cell')} in none of them"
     return values, notes
 
 
-def _number_column(db: Database, source: Source, cell: str, column: str, place: int, limit: int) -> np.ndarray:
+def _number_column(
+    db: Database, source: Source, cell: str, column: str, place: int, limit: int
+) -> np.ndarray:
     """Number the values of a column, and refuse too many or none."""
-    (size,), = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
+    ((size,),) = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
     if size > limit:
-        raise ValueError(f"{source.name}: column {column} holds {size:,} different values, which would be as many "
-                         f"columns of x; data.nodes.max_categories={limit} allows fewer. Raise it, or give the "
-                         "column as one of data.nodes.text_tags, which shares columns among values, or of "
-                         "data.nodes.features if it holds numbers")
+        raise ValueError(
+            f"{source.name}: column {column} holds {size:,} different values, which would be as many "
+            f"columns of x; data.nodes.max_categories={limit} allows fewer. Raise it, or give the "
+            "column as one of data.nodes.text_tags, which shares columns among values, or of "
+            "data.nodes.features if it holds numbers"
+        )
     names = number_values(db, source, cell, column, f"categories{place}")
     if not len(names):
-        raise ValueError(f"{source.name}: column {column} is empty in every row. Leave it out of "
-                         "data.nodes.categories")
+        raise ValueError(
+            f"{source.name}: column {column} is empty in every row. Leave it out of "
+            "data.nodes.categories"
+        )
     return names
 
 
-def use_values(db: Database, source: Source, cell: str, column: str, table: str, known: Sequence[str],
-               unknown: str) -> list[str]:
+def use_values(
+    db: Database,
+    source: Source,
+    cell: str,
+    column: str,
+    table: str,
+    known: Sequence[str],
+    unknown: str,
+) -> list[str]:
     """Number the values of a column as in the training, in a table of their own. Beside numbers, nan is no value.
 
     Args:
@@ -130,18 +179,26 @@ def use_values(db: Database, source: Source, cell: str, column: str, table: str,
     _fill(db, table, known)
     are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
     is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
-    found = db.execute(f"SELECT {cell}, count(*), sum(count(*)) OVER (), min(number) FROM nodes ANTI JOIN "
-                       f"{table} ON {cell} = name WHERE {cell} IS NOT NULL AND {is_value} "
-                       f"GROUP BY {cell} ORDER BY 4 LIMIT 1")
+    found = db.execute(
+        f"SELECT {cell}, count(*), sum(count(*)) OVER (), min(number) FROM nodes ANTI JOIN "
+        f"{table} ON {cell} = name WHERE {cell} IS NOT NULL AND {is_value} "
+        f"GROUP BY {cell} ORDER BY 4 LIMIT 1"
+    )
     if found and unknown == "empty":
-        return [f"{column}: {count(int(found[0][2]), 'cell', 'cells')} with categories that the training did not see, "
-                f"such as {found[0][0]!r}, taken for empty"]
+        return [
+            f"{column}: {count(int(found[0][2]), 'cell', 'cells')} with categories that the training did not see, "
+            f"such as {found[0][0]!r}, taken for empty"
+        ]
     if found:
-        (value, times, _, _), = found
-        name, row, _ = cast(tuple, source.first_row(db, f"{source.text(column)} = {literal(value)}"))
-        raise ValueError(f"{name}: row {row}, column {column} holds {value!r}, a category that the "
-                         f"training did not see; {count(times, 'row')} in all {'has' if times == 1 else 'have'} it. "
-                         "Empty such cells, set data.unknown=empty, or train with rows of this category")
+        ((value, times, _, _),) = found
+        name, row, _ = cast(
+            tuple, source.first_row(db, f"{source.text(column)} = {literal(value)}")
+        )
+        raise ValueError(
+            f"{name}: row {row}, column {column} holds {value!r}, a category that the "
+            f"training did not see; {count(times, 'row')} in all {'has' if times == 1 else 'have'} it. "
+            "Empty such cells, set data.unknown=empty, or train with rows of this category"
+        )
     return []
 
 
@@ -155,8 +212,18 @@ def one_hot(db: Database, sizes: Sequence[int], first: int, last: int) -> np.nda
         return np.empty((last - first, 0), np.float32)
     places = range(len(sizes))
     chosen = ", ".join(f"coalesce(c{place}.class, -1) AS c{place}" for place in places)
-    joins = " ".join(f"LEFT JOIN categories{place} AS c{place} ON category{place} = c{place}.name" for place in places)
-    table = db.fetch(f"SELECT {chosen} FROM (SELECT * FROM nodes WHERE number >= {first} AND number < {last}) {joins} "
-                     "ORDER BY number")
-    return np.concatenate([(table[f"c{place}"].to_numpy()[:, None] == np.arange(size)).astype(np.float32)
-                           for place, size in enumerate(sizes)], axis=1)
+    joins = " ".join(
+        f"LEFT JOIN categories{place} AS c{place} ON category{place} = c{place}.name"
+        for place in places
+    )
+    table = db.fetch(
+        f"SELECT {chosen} FROM (SELECT * FROM nodes WHERE number >= {first} AND number < {last}) {joins} "
+        "ORDER BY number"
+    )
+    return np.concatenate(
+        [
+            (table[f"c{place}"].to_numpy()[:, None] == np.arange(size)).astype(np.float32)
+            for place, size in enumerate(sizes)
+        ],
+        axis=1,
+    )

@@ -48,7 +48,9 @@ class Columns:
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
     quantiles: list[Float[np.ndarray, "_"]] = field(default_factory=list)
-    texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(default_factory=list)
+    texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(
+        default_factory=list
+    )
     kinds: list[str] = field(default_factory=list)
     vectors: list[Float[np.ndarray, "_ _"]] = field(default_factory=list)
     scores: TextScores | None = None
@@ -80,7 +82,9 @@ class Fitted:
     def _content(self) -> dict:
         columns, scores = vars(self.columns), self.columns.scores
         if scores is not None:  # other tables have other numbers of nodes
-            columns = columns | {"scores": {name: value for name, value in vars(scores).items() if name != "nodes"}}
+            columns = columns | {
+                "scores": {name: value for name, value in vars(scores).items() if name != "nodes"}
+            }
         return vars(self) | {"columns": columns}
 
 
@@ -129,9 +133,15 @@ def _from_content(content: dict) -> Fitted:
         scores = columns.pop("scores")
         if scores is not None:
             own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
-            scores = build(FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own, **scores})
+            scores = build(
+                FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own, **scores}
+            )
         columns["texts"] = [tuple(text) for text in columns["texts"]]
-        return build(FITTED, Fitted, {"columns": build(FITTED, Columns, {"scores": scores, **columns}), **content})
+        return build(
+            FITTED,
+            Fitted,
+            {"columns": build(FITTED, Columns, {"scores": scores, **columns}), **content},
+        )
 
 
 @contextlib.contextmanager
@@ -140,7 +150,9 @@ def _naming() -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise DamagedFile(f"what the run learned of its tables is damaged ({one_line(error)})") from error
+        raise DamagedFile(
+            f"what the run learned of its tables is damaged ({one_line(error)})"
+        ) from error
 
 
 def _to_tensors(value: object) -> object:

@@ -54,8 +54,13 @@ def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
     num_nodes = links.num_nodes
     group, numbers = np.arange(num_nodes), np.arange(num_nodes)
     db.drop("between")
-    db.stage("between", f"SELECT s AS guest, t AS host, count(*) AS num FROM (SELECT s, t FROM ({links.sql}) UNION ALL "
-             f"SELECT t, s FROM ({links.sql})) WHERE s <> t GROUP BY ALL", "grouping nodes", ordered=False)
+    db.stage(
+        "between",
+        f"SELECT s AS guest, t AS host, count(*) AS num FROM (SELECT s, t FROM ({links.sql}) UNION ALL "
+        f"SELECT t, s FROM ({links.sql})) WHERE s <> t GROUP BY ALL",
+        "grouping nodes",
+        ordered=False,
+    )
     for round_ in range(NUM_ROUNDS):
         size = np.bincount(group, minlength=num_nodes)
         hosts = mix((numbers + num_nodes * round_).astype(np.uint64)) % 2 > 0
@@ -70,9 +75,14 @@ def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
         into[guest] = np.where(_fit(host, size[guest], largest - size[host]), host, guest)
         group = into[group]
         _fill(db, "joins", number=numbers, joined=into)
-        db.stage("merged", "SELECT g.joined AS guest, h.joined AS host, sum(num)::BIGINT AS num FROM between "
-                 "JOIN joins AS g ON guest = g.number JOIN joins AS h ON host = h.number WHERE g.joined <> h.joined "
-                 "GROUP BY ALL", "grouping nodes", ordered=False)
+        db.stage(
+            "merged",
+            "SELECT g.joined AS guest, h.joined AS host, sum(num)::BIGINT AS num FROM between "
+            "JOIN joins AS g ON guest = g.number JOIN joins AS h ON host = h.number WHERE g.joined <> h.joined "
+            "GROUP BY ALL",
+            "grouping nodes",
+            ordered=False,
+        )
         db.drop("between")
         db.execute("ALTER TABLE merged RENAME TO between")
     return group
@@ -81,7 +91,7 @@ def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
 def _fit(host: np.ndarray, size: np.ndarray, room: np.ndarray) -> np.ndarray:
     """Tell which guests fit into the room of their hosts, those of a host in turn."""
     total = np.cumsum(size)
-    is_first = np.append(True, host[1:] != host[:-1])[:len(host)]
+    is_first = np.append(True, host[1:] != host[:-1])[: len(host)]
     before = np.maximum.accumulate(np.where(is_first, total - size, 0))
     return total - before <= room
 

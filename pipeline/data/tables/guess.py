@@ -14,7 +14,9 @@ from parallel_epochs.pipeline.run.words import count, listed
 
 # The end of the name of a column of ids, and names of the ends of edges.
 ID = re.compile(r"(?:[_\s-]|^|(?<=[a-z])(?=[A-Z]))(?i:ids?|keys?|codes?|uuid|ref|nr|no)$")
-ENDS = re.compile(r"source|target|src|dst|from|to|head|tail|parent|child|sender|receiver", re.IGNORECASE)
+ENDS = re.compile(
+    r"source|target|src|dst|from|to|head|tail|parent|child|sender|receiver", re.IGNORECASE
+)
 FILLERS = {"table", "tbl", "dim", "fact", "dataset", "data"}
 # Parts of the cells: different ones in a column of ids; known ids in a column with a name that is alike, or is not.
 UNIQUE, ALIKE, OTHERS = 0.95, 0.5, 0.9
@@ -25,8 +27,14 @@ COUNTED = 240
 AMOUNT = r"[-+]?[$€£]?\s?[0-9]+([.,][0-9]{3})*([.,][0-9]+)?\s?[$€£]?"
 # More whole numbers than these are values to predict, and no classes.
 MOST_CLASSES = 50
-KINDS = {"features": "numbers", "dates": "dates", "categories": "few different values", "text": "prose",
-         "text_chars": "names", "text_tags": "tags"}
+KINDS = {
+    "features": "numbers",
+    "dates": "dates",
+    "categories": "few different values",
+    "text": "prose",
+    "text_chars": "names",
+    "text_tags": "tags",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,9 @@ class Table:
     @property
     def noun(self) -> str:
         """Return what one row is, as its name says it: customer for dim_customers."""
-        return _singular("_".join(word for word in re.split(r"[\W_]+", self.name.lower()) if word not in FILLERS))
+        return _singular(
+            "_".join(word for word in re.split(r"[\W_]+", self.name.lower()) if word not in FILLERS)
+        )
 
     def is_meant(self, column: str) -> bool:
         """Tell whether the name of a column is that of this table, as in customer_id or customerid."""
@@ -81,18 +91,29 @@ class Table:
 
     def hints(self) -> list[str]:
         """Say which columns, that name no rows, would if ids were written alike."""
-        return [f"{self.file}: {column} would name rows of {other} but for zeros, blanks or capital letters, as in 007 "
-                "and 7. Write the ids alike" for column, other in self.near.items() if column not in self.links]
+        return [
+            f"{self.file}: {column} would name rows of {other} but for zeros, blanks or capital letters, as in 007 "
+            "and 7. Write the ids alike"
+            for column, other in self.near.items()
+            if column not in self.links
+        ]
 
     def choose_id(self) -> str | None:
         """Choose the column of ids by its name and its values: each row has another one."""
         ranks = {"": 0}
         for place, column in enumerate(self.columns.values()):
-            if column.may_be_id and column.filled == self.num_rows and not ENDS.fullmatch(column.name) and (
-                    column.distinct >= UNIQUE * self.num_rows):
+            if (
+                column.may_be_id
+                and column.filled == self.num_rows
+                and not ENDS.fullmatch(column.name)
+                and (column.distinct >= UNIQUE * self.num_rows)
+            ):
                 is_first = place == 0 and column.distinct == self.num_rows
-                ranks[column.name] = 3 if self.is_meant(column.name) or not _noun(column.name) else (
-                    2 if ID.search(column.name) else column.is_text or is_first)
+                ranks[column.name] = (
+                    3
+                    if self.is_meant(column.name) or not _noun(column.name)
+                    else (2 if ID.search(column.name) else column.is_text or is_first)
+                )
         best = max(ranks, key=lambda name: ranks[name])
         return best or None
 
@@ -103,8 +124,11 @@ class Table:
             return 0
         if self.is_meant(column.name):
             return 3
-        if noun and (column.name.lower() == self.id.lower() or noun.endswith(f"_{self.noun}")
-                     or self.noun.endswith(f"_{noun}")):
+        if noun and (
+            column.name.lower() == self.id.lower()
+            or noun.endswith(f"_{self.noun}")
+            or self.noun.endswith(f"_{noun}")
+        ):
             return 2
         return int(column.is_text or ENDS.fullmatch(ID.sub("", column.name)) is not None)
 
@@ -138,37 +162,62 @@ def guess(folder: str | Path, label: str | None) -> Guess:
     folder = Path(folder).expanduser()
     paths = heads.members(folder) if folder.is_dir() else []
     if not paths:
-        raise ValueError(f"{folder} is not a folder with tables: files that end in {', '.join(heads.SUFFIXES)}")
-    if twice := [path.name for path in paths if [_stem(other) for other in paths].count(_stem(path)) > 1]:
+        raise ValueError(
+            f"{folder} is not a folder with tables: files that end in {', '.join(heads.SUFFIXES)}"
+        )
+    if twice := [
+        path.name for path in paths if [_stem(other) for other in paths].count(_stem(path)) > 1
+    ]:
         raise ValueError(f"{folder}: {listed(twice)} are tables of the same name. Keep one of them")
     stamp = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
     tables = _read(stamp)
     if not any(table.links for table in tables):
-        raise ValueError(f"{folder}: no column names rows of another table, and a graph needs edges. Columns of ids "
-                         f"are {', '.join(f'{table.name}.{table.id}' for table in tables if table.id) or 'none'}"
-                         + "".join(f". {text}" for table in tables for text in table.hints()))
-    known = {f"{table.name}.{column.name}": (table, column) for table in tables for column in table.columns.values()
-             if column.name != table.id and column.name not in table.links}
-    labels = sorted((name for name, (_, own) in known.items() if own.kind in ("categories", "features")),
-                    key=lambda name: known[name][1].distinct)
+        raise ValueError(
+            f"{folder}: no column names rows of another table, and a graph needs edges. Columns of ids "
+            f"are {', '.join(f'{table.name}.{table.id}' for table in tables if table.id) or 'none'}"
+            + "".join(f". {text}" for table in tables for text in table.hints())
+        )
+    known = {
+        f"{table.name}.{column.name}": (table, column)
+        for table in tables
+        for column in table.columns.values()
+        if column.name != table.id and column.name not in table.links
+    }
+    labels = sorted(
+        (name for name, (_, own) in known.items() if own.kind in ("categories", "features")),
+        key=lambda name: known[name][1].distinct,
+    )
     if label is not None and label not in known:
-        raise ValueError(f"label={label} is no column to predict; choose TABLE.COLUMN, as in {', '.join(labels)}")
+        raise ValueError(
+            f"label={label} is no column to predict; choose TABLE.COLUMN, as in {', '.join(labels)}"
+        )
     own, column = known[label] if label is not None else (None, None)
     if own is not None and own.id is None and len(own.links) != 2:
-        raise ValueError(f"label={label}: {own.file} has no column of ids that names each row once, and is no table of "
-                         "edges with two ends. Add a column of ids")
+        raise ValueError(
+            f"label={label}: {own.file} has no column of ids that names each row once, and is no table of "
+            "edges with two ends. Add a column of ids"
+        )
     text, repeats = _write(folder, tables, own, column)
     values = column is not None and column.is_whole and column.distinct > MOST_CLASSES
     needed = {"task": "edge"} if own is not None and own.id is None else {}
-    return Guess(text, labels, needed | ({"data.metric": "rmse"} if values else {}) | (
-        {"data.duplicates": "first"} if repeats else {}))
+    return Guess(
+        text,
+        labels,
+        needed
+        | ({"data.metric": "rmse"} if values else {})
+        | ({"data.duplicates": "first"} if repeats else {}),
+    )
 
 
 @functools.lru_cache(maxsize=4)
 def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
     """Read the tables. The stamp of the files, their sizes and times, says whether they are those of before."""
-    with tempfile.TemporaryDirectory() as work, Database(
-            Path(work), "4GB", 0, [part for path, *_ in stamp for part in heads.members(path)]) as db:
+    with (
+        tempfile.TemporaryDirectory() as work,
+        Database(
+            Path(work), "4GB", 0, [part for path, *_ in stamp for part in heads.members(path)]
+        ) as db,
+    ):
         tables = [_profile(db, place, path) for place, (path, *_) in enumerate(stamp)]
         for table in tables:
             table.id = table.choose_id()
@@ -187,41 +236,91 @@ def _profile(db: Database, place: int, path: Path) -> Table:
     """Count the cells of a table, which the database keeps as texts."""
     source = open_source(db, f"table {path.name}", path, None)
     nested = [kind.startswith(NESTED) or kind.endswith("]") for kind in source.columns.values()]
-    cells = ["NULL" if is_nested else source.text(name) for name, is_nested in zip(source.columns, nested)]
+    cells = [
+        "NULL" if is_nested else source.text(name)
+        for name, is_nested in zip(source.columns, nested)
+    ]
     chosen = ", ".join(f"{cell} AS {quote(name)}" for cell, name in zip(cells, source.columns))
     db.stage(f"t{place}", f"SELECT {chosen} FROM {source.relation}", "reading the tables")
-    parts = [part for cell in map(quote, source.columns) for part in (
-        f"count({cell})", f"count(DISTINCT {cell})", f"count(*) FILTER (isfinite(TRY_CAST({cell} AS DOUBLE)))",
-        f"count(*) FILTER (regexp_full_match({cell}, '[-+]?[0-9]{{1,18}}'))",
-        f"count(TRY_CAST({cell} AS TIMESTAMPTZ))", f"count(*) FILTER (contains({cell}, '|'))",
-        f"avg(len(string_split_regex(trim({cell}), '\\s+')))", f"min(TRY_CAST({cell} AS DOUBLE))",
-        f"median(TRY_CAST({cell} AS DOUBLE))", f"max(TRY_CAST({cell} AS DOUBLE))",
-        f"count(*) FILTER (regexp_full_match(trim({cell}), '{AMOUNT}'))",
-        f"min({cell}) FILTER (TRY_CAST({cell} AS DOUBLE) IS NULL)")]
+    parts = [
+        part
+        for cell in map(quote, source.columns)
+        for part in (
+            f"count({cell})",
+            f"count(DISTINCT {cell})",
+            f"count(*) FILTER (isfinite(TRY_CAST({cell} AS DOUBLE)))",
+            f"count(*) FILTER (regexp_full_match({cell}, '[-+]?[0-9]{{1,18}}'))",
+            f"count(TRY_CAST({cell} AS TIMESTAMPTZ))",
+            f"count(*) FILTER (contains({cell}, '|'))",
+            f"avg(len(string_split_regex(trim({cell}), '\\s+')))",
+            f"min(TRY_CAST({cell} AS DOUBLE))",
+            f"median(TRY_CAST({cell} AS DOUBLE))",
+            f"max(TRY_CAST({cell} AS DOUBLE))",
+            f"count(*) FILTER (regexp_full_match(trim({cell}), '{AMOUNT}'))",
+            f"min({cell}) FILTER (TRY_CAST({cell} AS DOUBLE) IS NULL)",
+        )
+    ]
     ((num_rows,),) = db.execute(f"SELECT count(*) FROM t{place}", "counting rows")
-    found = [value for start in range(0, len(parts), COUNTED) for value in db.execute(
-        f"SELECT {', '.join(parts[start:start + COUNTED])} FROM t{place}", "counting cells")[0]]
+    found = [
+        value
+        for start in range(0, len(parts), COUNTED)
+        for value in db.execute(
+            f"SELECT {', '.join(parts[start : start + COUNTED])} FROM t{place}", "counting cells"
+        )[0]
+    ]
     counts = zip(source.columns, nested, *(found[number::12] for number in range(12)))
-    columns = {name: _describe(name, num_rows, "holds lists" if is_nested else "", [value or 0 for value in values])
-               for name, is_nested, *values in counts}
+    columns = {
+        name: _describe(
+            name, num_rows, "holds lists" if is_nested else "", [value or 0 for value in values]
+        )
+        for name, is_nested, *values in counts
+    }
     return Table(_stem(path), path.name, num_rows, columns)
 
 
 def _describe(name: str, num_rows: int, kind: str, counts: list) -> Column:
     """Tell what a column holds, by the numbers of its cells."""
-    filled, distinct, numbers, whole, dates, tagged, words, least, middle, most, amounts, amount = counts
-    is_text, is_few = numbers < filled and dates < filled, distinct <= min(MOST_CATEGORIES, max(num_rows // 4, 2))
+    filled, distinct, numbers, whole, dates, tagged, words, least, middle, most, amounts, amount = (
+        counts
+    )
+    is_text, is_few = (
+        numbers < filled and dates < filled,
+        distinct <= min(MOST_CATEGORIES, max(num_rows // 4, 2)),
+    )
     if not kind and ID.search(name) and 0 < filled == whole:
         kind = "categories" if is_few else "holds ids of no table that is here"
     if not kind:
-        kind = ("is empty" if not filled else "has the same value in every row" if distinct == 1 else "features"
-                if numbers == filled else "dates" if dates == filled else
-                f"holds numbers such as {amount}. They are read if they have digits and a decimal point alone"
-                if amount and amounts == filled else "text_tags" if tagged * 4 > filled else "text"
-                if words >= FEWEST_WORDS else "categories" if is_few else "text_chars" if distinct <= UNIQUE * filled
-                else "has another value in almost every row")
-    return Column(name, kind, filled, distinct, is_text, filled == whole, least >= 0 and most > 100 * max(middle, 1),
-                  filled > 0 and (whole == filled or is_text and words < FEWEST_WORDS))
+        kind = (
+            "is empty"
+            if not filled
+            else "has the same value in every row"
+            if distinct == 1
+            else "features"
+            if numbers == filled
+            else "dates"
+            if dates == filled
+            else f"holds numbers such as {amount}. They are read if they have digits and a decimal point alone"
+            if amount and amounts == filled
+            else "text_tags"
+            if tagged * 4 > filled
+            else "text"
+            if words >= FEWEST_WORDS
+            else "categories"
+            if is_few
+            else "text_chars"
+            if distinct <= UNIQUE * filled
+            else "has another value in almost every row"
+        )
+    return Column(
+        name,
+        kind,
+        filled,
+        distinct,
+        is_text,
+        filled == whole,
+        least >= 0 and most > 100 * max(middle, 1),
+        filled > 0 and (whole == filled or is_text and words < FEWEST_WORDS),
+    )
 
 
 def _link(db: Database, tables: list[Table], place: int, column: Column) -> None:
@@ -234,27 +333,39 @@ def _link(db: Database, tables: list[Table], place: int, column: Column) -> None
         ValueError: it fits several tables; names them.
     """
     table, found = tables[place], dict[str, tuple[int, float]]()
-    parts = {other.name for other in tables if other.id in other.links}  # their ids are another table's
+    parts = {
+        other.name for other in tables if other.id in other.links
+    }  # their ids are another table's
     for number, other in enumerate(tables):
         is_own = column.name == table.id and (
-            other is table or table.is_meant(column.name) or not _noun(column.name) or table.name in (
-                name for name, _ in other.links.values()) or len(other.columns) < len(table.columns))
+            other is table
+            or table.is_meant(column.name)
+            or not _noun(column.name)
+            or table.name in (name for name, _ in other.links.values())
+            or len(other.columns) < len(table.columns)
+        )
         likeness = other.likeness(column)
         if is_own or not likeness:
             continue
-        known, num = _count_known(db, f"t{place}", quote(column.name), f"t{number}", quote(str(other.id)))
+        known, num = _count_known(
+            db, f"t{place}", quote(column.name), f"t{number}", quote(str(other.id))
+        )
         least = 1.0 if column.name == table.id else ALIKE if likeness > 1 else OTHERS
         if num and known >= least * num:
             found[other.name] = likeness, known / num
         elif num and likeness > 1:
-            ours, theirs = (f"ltrim(lower(trim({quote(name)})), '0')" for name in (column.name, str(other.id)))
+            ours, theirs = (
+                f"ltrim(lower(trim({quote(name)})), '0')" for name in (column.name, str(other.id))
+            )
             if _count_known(db, f"t{place}", ours, f"t{number}", theirs)[0] >= least * num:
                 table.near[column.name] = other.name
     best = [name for name, (likeness, _) in found.items() if likeness == max(found.values())[0]]
     best = [name for name in best if name not in parts] or best
     if len(best) > 1:
-        raise ValueError(f"{table.file}: the values of {column.name} are ids of {listed(best)}. Give the column a name "
-                         f"that says which, as {best[0]}_id does")
+        raise ValueError(
+            f"{table.file}: the values of {column.name} are ids of {listed(best)}. Give the column a name "
+            f"that says which, as {best[0]}_id does"
+        )
     if best:
         table.links[column.name] = best[0], found[best[0]][1]
 
@@ -263,11 +374,15 @@ def _count_known(db: Database, table: str, column: str, other: str, ids: str) ->
     """Count the different values of a column that another holds, and all of them."""
     ((known, num),) = db.execute(
         f"SELECT count(b.id), count(*) FROM (SELECT DISTINCT {column} AS id FROM {table} WHERE {column} IS NOT NULL) a "
-        f"LEFT JOIN (SELECT DISTINCT {ids} AS id FROM {other}) b USING (id)", "comparing ids")
+        f"LEFT JOIN (SELECT DISTINCT {ids} AS id FROM {other}) b USING (id)",
+        "comparing ids",
+    )
     return known, num
 
 
-def _write(folder: Path, tables: list[Table], own: Table | None, label: Column | None) -> tuple[str, bool]:
+def _write(
+    folder: Path, tables: list[Table], own: Table | None, label: Column | None
+) -> tuple[str, bool]:
     """Write the schema, and tell whether a column of ids names some rows twice.
 
     Args:
@@ -278,70 +393,132 @@ def _write(folder: Path, tables: list[Table], own: Table | None, label: Column |
     for table in tables:
         notes += [f"# {_escape(text)}." for text in table.hints()]
         ends = [(column, *found) for column, found in table.links.items()]
-        if len(ends) == 1 and table.id is None:  # the other end may be values that no table describes
-            other = next((own for own in table.columns.values() if own.name not in table.links and own.may_be_id
-                          and 1 < own.distinct <= table.num_rows / 2), None)
+        if (
+            len(ends) == 1 and table.id is None
+        ):  # the other end may be values that no table describes
+            other = next(
+                (
+                    own
+                    for own in table.columns.values()
+                    if own.name not in table.links
+                    and own.may_be_id
+                    and 1 < own.distinct <= table.num_rows / 2
+                ),
+                None,
+            )
             if other is not None:
                 ends.append((other.name, ID.sub("", other.name) or table.name, 1.0))
-                nodes.append(f"  {_name(ends[1][1])}: {{}}  # the values of {_escape(other.name)} in "
-                             f"{_escape(table.file)}")
+                nodes.append(
+                    f"  {_name(ends[1][1])}: {{}}  # the values of {_escape(other.name)} in "
+                    f"{_escape(table.file)}"
+                )
         start = [f"    path: {_name(table.file)}"]
         if len(ends) == 2 and table.name not in named and (table.id is None or table is not own):
-            edges += [f"  {_name(table.name)}:", *start, *map(_write_end, ("source", "target"), *zip(*ends)),
-                      *_write_columns(table, {name for name, *_ in ends}, own, label, is_edges=True)]
+            edges += [
+                f"  {_name(table.name)}:",
+                *start,
+                *map(_write_end, ("source", "target"), *zip(*ends)),
+                *_write_columns(table, {name for name, *_ in ends}, own, label, is_edges=True),
+            ]
         elif table.id is None or not ends and table.name not in named:
-            why = "has no column of ids that names each row once" if table.id is None else "is linked to no table"
+            why = (
+                "has no column of ids that names each row once"
+                if table.id is None
+                else "is linked to no table"
+            )
             notes.append(f"# {_escape(table.file)} is left out: it {why}.")
         else:
             num_ids = table.columns[table.id].distinct
             repeats |= num_ids < table.num_rows
-            nodes += [f"  {_name(table.name)}:", *start, f"    id: {_name(table.id)}  # {num_ids:,} different ones in "
-                      f"{count(table.num_rows, 'row')}" + "; data.duplicates=first keeps the first row of each" * (
-                          num_ids < table.num_rows),
-                      *_write_columns(table, {table.id, *table.links}, own, label, is_edges=False)]
+            nodes += [
+                f"  {_name(table.name)}:",
+                *start,
+                f"    id: {_name(table.id)}  # {num_ids:,} different ones in "
+                f"{count(table.num_rows, 'row')}"
+                + "; data.duplicates=first keeps the first row of each"
+                * (num_ids < table.num_rows),
+                *_write_columns(table, {table.id, *table.links}, own, label, is_edges=False),
+            ]
             for end in ends:
-                edges += [f"  {_name(f'{table.name}_{end[0]}')}:", *start,
-                          _write_end("source", table.id, table.name, 1.0), _write_end("target", *end)]
-    return "\n".join([f"# A guess of parallel-epochs init from the tables in {_escape(folder.absolute().name)}. "
-                      "Correct what is wrong.", "# docs/tables.md and docs/typed.md describe the keys.",
-                      *notes, *nodes, *edges, ""]), repeats
+                edges += [
+                    f"  {_name(f'{table.name}_{end[0]}')}:",
+                    *start,
+                    _write_end("source", table.id, table.name, 1.0),
+                    _write_end("target", *end),
+                ]
+    return "\n".join(
+        [
+            f"# A guess of parallel-epochs init from the tables in {_escape(folder.absolute().name)}. "
+            "Correct what is wrong.",
+            "# docs/tables.md and docs/typed.md describe the keys.",
+            *notes,
+            *nodes,
+            *edges,
+            "",
+        ]
+    ), repeats
 
 
-def _write_columns(table: Table, ids: set[str], own: Table | None, label: Column | None, *,
-                   is_edges: bool) -> list[str]:
+def _write_columns(
+    table: Table, ids: set[str], own: Table | None, label: Column | None, *, is_edges: bool
+) -> list[str]:
     """Write the keys of a table's columns but for those of ids."""
     found, left, has_label = dict[str, list[str]](), [], table is own and label is not None
-    readable = {"features", "dates", *(("categories", "text") if has_label else ())} if is_edges else KINDS.keys()
+    readable = (
+        {"features", "dates", *(("categories", "text") if has_label else ())}
+        if is_edges
+        else KINDS.keys()
+    )
     for column in table.columns.values():
         if column.name in ids or has_label and column is label:
             continue
-        why = "has the name of the label" if label is not None and column.name == label.name else (
-            "has a name with ${, which a schema cannot hold" if "${" in column.name else
-            "names edges" if column.name == table.id else column.kind if column.kind not in KINDS else
-            f"holds {KINDS[column.kind]}, which edges do not read" if column.kind not in readable else "")
+        why = (
+            "has the name of the label"
+            if label is not None and column.name == label.name
+            else (
+                "has a name with ${, which a schema cannot hold"
+                if "${" in column.name
+                else "names edges"
+                if column.name == table.id
+                else column.kind
+                if column.kind not in KINDS
+                else f"holds {KINDS[column.kind]}, which edges do not read"
+                if column.kind not in readable
+                else ""
+            )
+        )
         found.setdefault("left" if why else column.kind, []).append(column.name)
         left += [f"    # {_escape(column.name)} is left out: it {why}"] * bool(why)
     lines = [f"    {key}: {_list(found[key])}  # {KINDS[key]}" for key in KINDS if key in found]
     if skewed := [name for name in found.get("features", []) if table.columns[name].is_skewed]:
-        lines.append(f"    log1p: {_list(skewed)}  # the largest value is over 100 times the median")
+        lines.append(
+            f"    log1p: {_list(skewed)}  # the largest value is over 100 times the median"
+        )
     lines += ["    standardize: true"] * ("features" in found or "dates" in found)
     if has_label and label is not None:
-        lines.append(f"    label: {_name(label.name)}  # {label.distinct:,} different ones in "
-                     f"{count(label.filled, 'row')} of {table.num_rows:,}")
+        lines.append(
+            f"    label: {_name(label.name)}  # {label.distinct:,} different ones in "
+            f"{count(label.filled, 'row')} of {table.num_rows:,}"
+        )
     if is_edges and len(found.get("dates", [])) == 1:
         lines.append(f"    time: {_name(found['dates'][0])}  # for task=link data.split=time")
     return lines + left
 
 
 def _write_end(end: str, column: str, kind: str, share: float) -> str:
-    known = "" if share == 1 else f"  # {100 * share:.4g} % of its values are ids there; other rows are left out"
+    known = (
+        ""
+        if share == 1
+        else f"  # {100 * share:.4g} % of its values are ids there; other rows are left out"
+    )
     return f"    {end}: {{type: {_name(kind)}, column: {_name(column)}}}{known}"
 
 
 def _name(text: str) -> str:
     """Write a name in YAML, quoted where YAML would read something else."""
-    is_plain = re.fullmatch(r"[A-Za-z_][\w.-]*( [\w.-]+)*", text, re.ASCII) and text.lower() not in (
-        "true", "false", "null", "yes", "no", "on", "off", "y", "n")
+    is_plain = re.fullmatch(
+        r"[A-Za-z_][\w.-]*( [\w.-]+)*", text, re.ASCII
+    ) and text.lower() not in ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
     return text if is_plain else _escape(json.dumps(text, ensure_ascii=False))
 
 

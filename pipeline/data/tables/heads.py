@@ -48,8 +48,10 @@ def database_kind(key: str, path: Path, table: str | None) -> str:
     """
     kind = databases.kind_of(path)
     if kind is None:
-        raise ValueError(f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
-                         "is no DuckDB or SQLite file")
+        raise ValueError(
+            f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
+            "is no DuckDB or SQLite file"
+        )
     if table is None:
         raise ValueError(f"{path} is a {kind} file: name its table by {key}.table")
     return kind
@@ -67,7 +69,9 @@ def require(key: str, column: str, name: str, columns: Iterable[str]) -> None:
         ValueError: names the key, and the columns that are there.
     """
     if column not in columns:
-        raise ValueError(f"{key}={column}: {name} has no such column; there are {', '.join(columns)}")
+        raise ValueError(
+            f"{key}={column}: {name} has no such column; there are {', '.join(columns)}"
+        )
 
 
 def _parquet_columns(path: Path) -> list[str]:
@@ -88,10 +92,14 @@ def members(path: Path) -> list[Path]:
     if path.is_dir():
         found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
         if lost := next((file for file in found if not file.exists()), None):
-            raise ValueError(f"{lost} is a link to {os.readlink(lost)}, which is not there. Remove the link or mend it")
+            raise ValueError(
+                f"{lost} is a link to {os.readlink(lost)}, which is not there. Remove the link or mend it"
+            )
         return found
     if path.is_symlink() and not path.exists():
-        raise ValueError(f"{path} is a link to {os.readlink(path)}, which is not there. Name a file that is")
+        raise ValueError(
+            f"{path} is a link to {os.readlink(path)}, which is not there. Name a file that is"
+        )
     return [path] if path.exists() else sorted(path.parent.glob(path.name))
 
 
@@ -103,11 +111,15 @@ def expand(key: str, path: Path) -> list[Path]:
     """
     paths = members(path)
     if not paths:
-        raise ValueError(f"{path} holds no table: there is no file that ends in {', '.join(SUFFIXES)} ({key})")
+        raise ValueError(
+            f"{path} holds no table: there is no file that ends in {', '.join(SUFFIXES)} ({key})"
+        )
     kinds = {_suffix(path) for path in paths}
     if len(kinds) > 1:
-        raise ValueError(f"{key}.path={path} holds files of several kinds, {' and '.join(sorted(kinds))}: give a "
-                         f"pattern, as in {path / '*'}{sorted(kinds)[0]}")
+        raise ValueError(
+            f"{key}.path={path} holds files of several kinds, {' and '.join(sorted(kinds))}: give a "
+            f"pattern, as in {path / '*'}{sorted(kinds)[0]}"
+        )
     return paths
 
 
@@ -150,21 +162,31 @@ def newline_of(path: Path, separator: str) -> str:
 def _check_names(path: Path, names: list[str]) -> None:
     """Refuse names of columns that DuckDB would not tell apart, or that nobody can name."""
     limits.check_columns(str(path), len(names))
-    if len(names) == 1 and (mark := next((mark for mark in (";", "\t", "|") if mark in names[0]), None)):
+    if len(names) == 1 and (
+        mark := next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
+    ):
         wanted = "Tabs" if path.name.endswith((".tsv", ".tsv.gz")) else "Commas"
-        raise ValueError(f"{path}: the first line is {names[0][:60]!r}, one column. {wanted} separate columns, and in "
-                         f"this file {MARKS[mark]} do. Write it anew, also with decimal points: pandas.read_csv("
-                         f"{path.name!r}, sep={mark!r}, decimal=',').to_csv('NEW.csv', index=False)")
+        raise ValueError(
+            f"{path}: the first line is {names[0][:60]!r}, one column. {wanted} separate columns, and in "
+            f"this file {MARKS[mark]} do. Write it anew, also with decimal points: pandas.read_csv("
+            f"{path.name!r}, sep={mark!r}, decimal=',').to_csv('NEW.csv', index=False)"
+        )
     if "" in names:
-        raise ValueError(f"{path}: the first line names the column '' without a name; it is to name each column once")
+        raise ValueError(
+            f"{path}: the first line names the column '' without a name; it is to name each column once"
+        )
     seen: dict[str, str] = {}
     for name in names:
         if (other := seen.setdefault(name.lower(), name)) != name:
-            raise ValueError(f"{path}: the columns {other!r} and {name!r} differ only by case, and data=tables reads "
-                             "them as one: rename one of them")
+            raise ValueError(
+                f"{path}: the columns {other!r} and {name!r} differ only by case, and data=tables reads "
+                "them as one: rename one of them"
+            )
     if len(seen) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{path}: the first line names the column {twice!r} twice; it is to name each column once")
+        raise ValueError(
+            f"{path}: the first line names the column {twice!r} twice; it is to name each column once"
+        )
 
 
 def is_there(path: Path) -> bool:

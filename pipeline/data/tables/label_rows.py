@@ -51,12 +51,20 @@ class Snapshots:
         Edges that are earlier than no snapshot are left out.
         """
         number = " + ".join(f"(w >= {start!r}::DOUBLE)::INTEGER" for start in self.starts)
-        return (f"SELECT * FROM (SELECT * REPLACE (coalesce({number}, -1)::DOUBLE AS w) FROM ({edges})) "
-                f"WHERE w < {len(self.starts)}")
+        return (
+            f"SELECT * FROM (SELECT * REPLACE (coalesce({number}, -1)::DOUBLE AS w) FROM ({edges})) "
+            f"WHERE w < {len(self.starts)}"
+        )
 
 
-def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "TablesConfig", sources: dict[str, Source],
-         edges: "dict[str, EdgeColumns]") -> None:
+def make(
+    db: Database,
+    config: "TablesConfig",
+    rows: RowTable,
+    entities: "TablesConfig",
+    sources: dict[str, Source],
+    edges: "dict[str, EdgeColumns]",
+) -> None:
     """Make the table :data:`MADE` of the rows: ``number``, their name, ``id`` and time, labels and summaries.
 
     Args:
@@ -70,8 +78,11 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
     with db.part(PART):
         if db.has("made"):
             return
-        cells = {name: sources[name].time(db, own.time, "data.edges.time", may_be_empty=False)
-                 for name, own in edges.items() if own.time is not None}
+        cells = {
+            name: sources[name].time(db, own.time, "data.edges.time", may_be_empty=False)
+            for name, own in edges.items()
+            if own.time is not None
+        }
         if rows.has_age:
             _read_start(db, entities, str(config.time_column))
         if config.label_table is not None:
@@ -79,34 +90,58 @@ def make(db: Database, config: "TablesConfig", rows: RowTable, entities: "Tables
         else:
             assert rows.labels is not None
             table, end = rows.labels
-            name, are_dates = _count_events(db, config.events, rows, sources[table], getattr(edges[table], end),
-                                            cells[table])
+            name, are_dates = _count_events(
+                db, config.events, rows, sources[table], getattr(edges[table], end), cells[table]
+            )
         if odd := [table for table, time in cells.items() if time.startswith("epoch") != are_dates]:
             kinds = ("dates", "numbers") if are_dates else ("numbers", "dates")
-            raise ValueError(f"{name}: its times are {kinds[0]}, and those of {sources[odd[0]].name} are {kinds[1]}. "
-                             "Give both as dates, or both as numbers")
+            raise ValueError(
+                f"{name}: its times are {kinds[0]}, and those of {sources[odd[0]].name} are {kinds[1]}. "
+                "Give both as dates, or both as numbers"
+            )
         rows.check_span(are_dates)
         age = f', coalesce(greatest(time - since, 0), 0) AS "{AGE}"' if rows.has_age else ""
         starts = " LEFT JOIN starts USING (id)" if rows.has_age else ""
-        given = db.fetch(f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label AS "
-                         f"{quote(config.rows.label)}, time AS {quote(TIME)}, code{age} FROM rows JOIN codes USING (id)"
-                         f"{starts} ORDER BY number")
+        given = db.fetch(
+            f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label AS "
+            f"{quote(config.rows.label)}, time AS {quote(TIME)}, code{age} FROM rows JOIN codes USING (id)"
+            f"{starts} ORDER BY number"
+        )
         code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
         for events in rows.events:
-            source, end, time = sources[events.table], getattr(edges[events.table], events.end), cells[events.table]
+            source, end, time = (
+                sources[events.table],
+                getattr(edges[events.table], events.end),
+                cells[events.table],
+            )
             first, last = _first_and_last(db, source, time)
-            found = summarise(_fetch_events(db, source, end, time, events.numbers), code, own,
-                              [rows.length, 3 * rows.length] if rows.length else [], first)
+            found = summarise(
+                _fetch_events(db, source, end, time, events.numbers),
+                code,
+                own,
+                [rows.length, 3 * rows.length] if rows.length else [],
+                first,
+            )
             for column, values in zip(events.columns(rows.span), found, strict=True):
                 given = given.append_column(column, pa.array(values))
             latest = max(latest, last)
         ends = own[given[config.rows.label].is_valid().to_numpy()] + rows.length
         if rows.length and rows.events and (num_late := int((ends > latest).sum())):
-            log.warning("%s: the %s of %s with a label end later than the last event. If events are still to come, "
-                        "leave these rows out: their labels may be too low", name, rows.span, count(num_late, "row"))
+            log.warning(
+                "%s: the %s of %s with a label end later than the last event. If events are still to come, "
+                "leave these rows out: their labels may be too low",
+                name,
+                rows.span,
+                count(num_late, "row"),
+            )
         db.fill("made", given.schema, iter(given.to_batches()))
-    log.info("%s: %s at %s, with %s of what was before", name, count(len(own), "row"),
-             count(len(np.unique(own)), "time"), count(len(rows.columns()), "summary", "summaries"))
+    log.info(
+        "%s: %s at %s, with %s of what was before",
+        name,
+        count(len(own), "row"),
+        count(len(np.unique(own)), "time"),
+        count(len(rows.columns()), "summary", "summaries"),
+    )
 
 
 def open_rows(db: Database, name: str) -> Source:
@@ -126,8 +161,10 @@ def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> Non
     """
     if found := source.find_row(db, f"id NOT IN (SELECT id FROM {nodes})", "id"):
         name, row, (id,) = found
-        raise ValueError(f"{name}: row {row} asks about {id!r}, which is the id of no node of the type {entity}. Leave "
-                         "the row out, or add the node")
+        raise ValueError(
+            f"{name}: row {row} asks about {id!r}, which is the id of no node of the type {entity}. Leave "
+            "the row out, or add the node"
+        )
 
 
 def read_times(db: Database) -> Float[np.ndarray, " num_rows"]:
@@ -146,13 +183,23 @@ def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
     distinct, known = np.unique(times), times + (rows.length or np.inf)
     bins = np.array_split(distinct, min(number or MOST_SNAPSHOTS, len(distinct)))
     starts = [float(own[0]) for own in bins]
-    log.info("snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
-             len(starts), count(len(distinct), "time"))
-    return Snapshots(starts, np.searchsorted(np.array(starts), times, side="right") - 1, np.stack([times, known]))
+    log.info(
+        "snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
+        len(starts),
+        count(len(distinct), "time"),
+    )
+    return Snapshots(
+        starts, np.searchsorted(np.array(starts), times, side="right") - 1, np.stack([times, known])
+    )
 
 
-def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time: Float[np.ndarray, " num_rows"],
-              spans: list[float], start: float) -> list[Float[np.ndarray, " num_rows"]]:
+def summarise(
+    events: pa.Table,
+    own_code: Int[np.ndarray, " num_rows"],
+    own_time: Float[np.ndarray, " num_rows"],
+    spans: list[float],
+    start: float,
+) -> list[Float[np.ndarray, " num_rows"]]:
     """Summarise for each row the events of its entity that are earlier than the row.
 
     No later event changes a bit of the result: each sum is that of the events in its window, in one order.
@@ -174,7 +221,9 @@ def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time
     keys = code * (len(distinct) + 1) + np.searchsorted(distinct, time)
 
     def first_since(moment: np.ndarray) -> np.ndarray:
-        return np.searchsorted(keys, own_code * (len(distinct) + 1) + np.searchsorted(distinct, moment))
+        return np.searchsorted(
+            keys, own_code * (len(distinct) + 1) + np.searchsorted(distinct, moment)
+        )
 
     first, end = np.searchsorted(code, own_code), first_since(own_time)
     begins = [first, *(first_since(own_time - span) for span in spans)]
@@ -189,7 +238,10 @@ def summarise(events: pa.Table, own_code: Int[np.ndarray, " num_rows"], own_time
         filled = np.append(np.where(known, column, 0.0), 0.0)
         found.append(np.where(end > first, filled[np.maximum(end - 1, 0)], 0.0))
         for begin in begins:
-            total, num = _sums(filled, begin, end), _sums(np.append(known, False).astype(np.float64), begin, end)
+            total, num = (
+                _sums(filled, begin, end),
+                _sums(np.append(known, False).astype(np.float64), begin, end),
+            )
             found += [total, total / np.maximum(num, 1)]
     return found
 
@@ -206,38 +258,57 @@ def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 def _read_table(db: Database, config: "TablesConfig") -> tuple[str, bool]:
     """Read the label table into the stage ``rows``; returns its name, and whether its times are dates."""
     keys = config.rows
-    source = open_source(db, "data.label_table", config.resolve(str(config.label_table)), keys.table)
+    source = open_source(
+        db, "data.label_table", config.resolve(str(config.label_table)), keys.table
+    )
     columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
     for name, column in columns:
         require(f"data.rows.{name}", column, source.name, source.columns)
         source.refuse_nested(f"data.rows.{name}", column)
     id, shown = source.text(keys.id), source.text(keys.time)
     if found := source.find_row(db, f"{id} IS NULL"):
-        raise ValueError(f"{found[0]}: row {found[1]}, column {keys.id} is empty; each row asks about a node. Correct "
-                         "the row, or leave it out")
+        raise ValueError(
+            f"{found[0]}: row {found[1]}, column {keys.id} is empty; each row asks about a node. Correct "
+            "the row, or leave it out"
+        )
     time = source.time(db, keys.time, "data.rows.time", may_be_empty=False)
     label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
-    db.stage("given", f"SELECT row_number() OVER () AS row, {id} AS id, {time} AS time, {shown} AS shown, {label} AS "
-             f"label FROM {source.relation}", "reading labels")
-    (num_given,), = db.execute("SELECT count(*) FROM given")
+    db.stage(
+        "given",
+        f"SELECT row_number() OVER () AS row, {id} AS id, {time} AS time, {shown} AS shown, {label} AS "
+        f"label FROM {source.relation}",
+        "reading labels",
+    )
+    ((num_given,),) = db.execute("SELECT count(*) FROM given")
     if not num_given:
         raise ValueError(f"{source.name} holds no rows below its header")
-    if twice := db.execute("SELECT id, min(shown), min(label), max(label) FROM given GROUP BY id, time "
-                           "HAVING count(DISTINCT label) > 1 ORDER BY min(row) LIMIT 1"):
+    if twice := db.execute(
+        "SELECT id, min(shown), min(label), max(label) FROM given GROUP BY id, time "
+        "HAVING count(DISTINCT label) > 1 ORDER BY min(row) LIMIT 1"
+    ):
         id, shown, *labels = twice[0]
-        raise ValueError(f"{source.name}: {id!r} at {shown} has two labels, {labels[0]} and {labels[1]}. Keep one of "
-                         "these rows")
-    _number(db, "SELECT * FROM given QUALIFY row_number() OVER (PARTITION BY id, time ORDER BY label IS NULL, row) = 1",
-            "row")
-    (num_kept,), = db.execute("SELECT count(*) FROM rows")
+        raise ValueError(
+            f"{source.name}: {id!r} at {shown} has two labels, {labels[0]} and {labels[1]}. Keep one of "
+            "these rows"
+        )
+    _number(
+        db,
+        "SELECT * FROM given QUALIFY row_number() OVER (PARTITION BY id, time ORDER BY label IS NULL, row) = 1",
+        "row",
+    )
+    ((num_kept,),) = db.execute("SELECT count(*) FROM rows")
     if num_kept < num_given:
-        log.info("%s: %s left out, which repeat the id and the time of an earlier one", source.name,
-                 count(num_given - num_kept, "row is", "rows are"))
+        log.info(
+            "%s: %s left out, which repeat the id and the time of an earlier one",
+            source.name,
+            count(num_given - num_kept, "row is", "rows are"),
+        )
     return source.name, time.startswith("epoch")
 
 
-def _count_events(db: Database, keys: "EventColumns", rows: RowTable, source: Source, column: str,
-                  time: str) -> tuple[str, bool]:
+def _count_events(
+    db: Database, keys: "EventColumns", rows: RowTable, source: Source, column: str, time: str
+) -> tuple[str, bool]:
     """Count the events of each entity in windows, into the stage ``rows``, as :func:`_read_table` does.
 
     The windows follow each other from the first event. Each row is at the begin of a window, if its entity exists then:
@@ -245,43 +316,73 @@ def _count_events(db: Database, keys: "EventColumns", rows: RowTable, source: So
     """
     are_dates, has_start = time.startswith("epoch"), db.has("starts")
     rows.check_span(are_dates)
-    db.stage("events", f"SELECT {source.text(column)} AS id, {time} AS time FROM {source.relation} "
-             f"WHERE {source.text(column)} IS NOT NULL", "reading events", ordered=False)
+    db.stage(
+        "events",
+        f"SELECT {source.text(column)} AS id, {time} AS time FROM {source.relation} "
+        f"WHERE {source.text(column)} IS NOT NULL",
+        "reading events",
+        ordered=False,
+    )
     first, last = db.execute("SELECT min(time), max(time) FROM events")[0]
     name, span, length = f"data.events: {source.name}", rows.span, rows.length
     if first is None:
         raise ValueError(f"{name}: there are no events")
-    first = first // 86400 * 86400 if are_dates and length % 86400 == 0 else first  # windows begin at midnight
+    first = (
+        first // 86400 * 86400 if are_dates and length % 86400 == 0 else first
+    )  # windows begin at midnight
     number = int((last - first) // length) - 1
     if number < 1:
-        raise ValueError(f"{name}: its events last less than two windows of {span} (data.events.within). Give a "
-                         "shorter window")
+        raise ValueError(
+            f"{name}: its events last less than two windows of {span} (data.events.within). Give a "
+            "shorter window"
+        )
     start = f"({first!r}::DOUBLE)"
     form = "%Y-%m-%d" if length % 86400 == 0 else "%Y-%m-%d %H:%M:%S"
-    shown = f"strftime(make_timestamp((time * 1e6)::BIGINT), '{form}')" if are_dates else (
-        "CASE WHEN time = floor(time) THEN time::BIGINT::VARCHAR ELSE time::VARCHAR END")
-    begin = "SELECT id, since AS begin FROM starts" if has_start else (
-        "SELECT id, min(time) AS begin FROM events GROUP BY id")
+    shown = (
+        f"strftime(make_timestamp((time * 1e6)::BIGINT), '{form}')"
+        if are_dates
+        else ("CASE WHEN time = floor(time) THEN time::BIGINT::VARCHAR ELSE time::VARCHAR END")
+    )
+    begin = (
+        "SELECT id, since AS begin FROM starts"
+        if has_start
+        else ("SELECT id, min(time) AS begin FROM events GROUP BY id")
+    )
     label = "num" if keys.count is not None else "(num > 0)::BIGINT"
-    _number(db, f"""WITH counts AS (SELECT id, ceil((time - {start}) / {length!r})::BIGINT - 1 AS place, count(*) AS num
+    _number(
+        db,
+        f"""WITH counts AS (SELECT id, ceil((time - {start}) / {length!r})::BIGINT - 1 AS place, count(*) AS num
         FROM events GROUP BY ALL), asked AS (SELECT id, place, {start} + place * {length!r} AS time FROM ({begin}),
-        (SELECT unnest(range(1, {number + 1})) AS place) WHERE begin {'<=' if has_start else '<'} {start} + place *
+        (SELECT unnest(range(1, {number + 1})) AS place) WHERE begin {"<=" if has_start else "<"} {start} + place *
         {length!r}), counted AS (SELECT id, time, coalesce(num, 0) AS num FROM asked LEFT JOIN counts USING (id, place))
-        SELECT id, time, {shown} AS shown, ({label})::VARCHAR AS label FROM counted""", "time, id")
+        SELECT id, time, {shown} AS shown, ({label})::VARCHAR AS label FROM counted""",
+        "time, id",
+    )
     num, num_positive = db.execute("SELECT count(*), count(*) FILTER (label <> '0') FROM rows")[0]
     if not num_positive:
-        raise ValueError(f"{name}: no window of {span} has an event of an entity that exists when it begins "
-                         "(data.events.within). Give a longer window")
-    log.info("%s: %s of %s have an event within %s", name, f"{num_positive:,}", count(num, "row"), span)
+        raise ValueError(
+            f"{name}: no window of {span} has an event of an entity that exists when it begins "
+            "(data.events.within). Give a longer window"
+        )
+    log.info(
+        "%s: %s of %s have an event within %s", name, f"{num_positive:,}", count(num, "row"), span
+    )
     return name, are_dates
 
 
 def _number(db: Database, sql: str, order: str) -> None:
     """Number rows in an order, and the entities among them."""
-    db.stage("rows", f"SELECT row_number() OVER (ORDER BY {order}) - 1 AS number, id, time::DOUBLE AS time, shown, "
-             f"label FROM ({sql}) ORDER BY number", "numbering rows")
-    db.stage("codes", "SELECT id, row_number() OVER (ORDER BY id) - 1 AS code FROM (SELECT DISTINCT id FROM rows)",
-             "numbering entities")
+    db.stage(
+        "rows",
+        f"SELECT row_number() OVER (ORDER BY {order}) - 1 AS number, id, time::DOUBLE AS time, shown, "
+        f"label FROM ({sql}) ORDER BY number",
+        "numbering rows",
+    )
+    db.stage(
+        "codes",
+        "SELECT id, row_number() OVER (ORDER BY id) - 1 AS code FROM (SELECT DISTINCT id FROM rows)",
+        "numbering entities",
+    )
 
 
 def _read_start(db: Database, entities: "TablesConfig", column: str) -> None:
@@ -291,19 +392,32 @@ def _read_start(db: Database, entities: "TablesConfig", column: str) -> None:
     source = open_source(db, "data.nodes", path, entities.nodes.table)
     require("data.time_column", column, source.name, source.columns)
     time = source.time(db, column, "data.time_column", may_be_empty=True)
-    db.stage("starts", f"SELECT {source.text(entities.nodes.id)} AS id, min({time}) AS since FROM {source.relation} "
-             "GROUP BY ALL", "reading times", ordered=False)
+    db.stage(
+        "starts",
+        f"SELECT {source.text(entities.nodes.id)} AS id, min({time}) AS since FROM {source.relation} "
+        "GROUP BY ALL",
+        "reading times",
+        ordered=False,
+    )
 
 
 def _first_and_last(db: Database, source: Source, time: str) -> tuple[float, float]:
     """Return the times of the first and the last event; of no events, infinity and minus infinity."""
-    return db.execute(f"SELECT coalesce(min({time}), 'inf'::DOUBLE), coalesce(max({time}), '-inf'::DOUBLE) FROM "
-                      f"{source.relation}")[0]
+    return db.execute(
+        f"SELECT coalesce(min({time}), 'inf'::DOUBLE), coalesce(max({time}), '-inf'::DOUBLE) FROM "
+        f"{source.relation}"
+    )[0]
 
 
-def _fetch_events(db: Database, source: Source, column: str, time: str, numbers: list[tuple[str, str]]) -> pa.Table:
+def _fetch_events(
+    db: Database, source: Source, column: str, time: str, numbers: list[tuple[str, str]]
+) -> pa.Table:
     """Read the events of the entities of the rows: number of the entity, time, and columns of numbers."""
-    cells = "".join(f", coalesce({source.number(option, name)}::DOUBLE, 'nan'::DOUBLE) AS v{place}"
-                    for place, (option, name) in enumerate(numbers))
-    return db.fetch(f"SELECT code, e.* EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
-                    f"{source.relation}) AS e JOIN codes USING (id)")
+    cells = "".join(
+        f", coalesce({source.number(option, name)}::DOUBLE, 'nan'::DOUBLE) AS v{place}"
+        for place, (option, name) in enumerate(numbers)
+    )
+    return db.fetch(
+        f"SELECT code, e.* EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
+        f"{source.relation}) AS e JOIN codes USING (id)"
+    )

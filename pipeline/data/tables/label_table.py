@@ -36,7 +36,9 @@ class Events:
         found += [f"{self.name}: count in each {span}"] * (span is not None)
         for _, column in self.numbers:
             found += [f"{self.name}: last {column}"]
-            found += [f"{self.name}: {what} {column}{each}" for each in within for what in ("sum", "mean")]
+            found += [
+                f"{self.name}: {what} {column}{each}" for each in within for what in ("sum", "mean")
+            ]
         return found
 
 
@@ -62,11 +64,17 @@ class RowTable:
 
     def columns(self) -> list[str]:
         """Return the names of all summaries."""
-        return [AGE] * self.has_age + [name for events in self.events for name in events.columns(self.span)]
+        return [AGE] * self.has_age + [
+            name for events in self.events for name in events.columns(self.span)
+        ]
 
     def logarithms(self) -> list[str]:
         """Return the names of those of which the logarithm is read: counts and times."""
-        return [name for name in self.columns() if name.partition(": ")[2].startswith(("count", "time")) or name == AGE]
+        return [
+            name
+            for name in self.columns()
+            if name.partition(": ")[2].startswith(("count", "time")) or name == AGE
+        ]
 
     def check_span(self, are_dates: bool) -> None:
         """Refuse a span with a unit where times are numbers, and one without where they are dates."""
@@ -87,6 +95,8 @@ def length_of(key: str, span: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([shdw]?)", span)
     if not found or not float(found[1]):
-        raise ValueError(f"{key}={span} is no span of time. Write it as 30d, 12h or 4w, or as a number where times are "
-                         "numbers")
+        raise ValueError(
+            f"{key}={span} is no span of time. Write it as 30d, 12h or 4w, or as a number where times are "
+            "numbers"
+        )
     return float(found[1]) * SECONDS[found[2]]

@@ -33,14 +33,27 @@ def as_nodes(edges: "EdgeColumns", usual: "NodeColumns") -> "NodeColumns":
         usual: the default columns.
     """
     return dataclasses.replace(
-        usual, path=edges.path, table=edges.table, id=ROW, features=[*_given(edges.weight), *edges.features],
-        log1p=edges.log1p, standardize=edges.standardize, dates=edges.dates, text=edges.text, label=edges.label,
-        categories=[*_given(edges.relation), *edges.categories], labels=edges.labels, split_column=edges.split_column)
+        usual,
+        path=edges.path,
+        table=edges.table,
+        id=ROW,
+        features=[*_given(edges.weight), *edges.features],
+        log1p=edges.log1p,
+        standardize=edges.standardize,
+        dates=edges.dates,
+        text=edges.text,
+        label=edges.label,
+        categories=[*_given(edges.relation), *edges.categories],
+        labels=edges.labels,
+        split_column=edges.split_column,
+    )
 
 
 def to_end(edges: "EdgeColumns", end: str, usual: "EdgeColumns") -> "EdgeColumns":
     """Return the columns of the edges from each row to the node at its "source" or "target"; `usual` has defaults."""
-    return dataclasses.replace(usual, path=edges.path, table=edges.table, source=ROW, target=getattr(edges, end))
+    return dataclasses.replace(
+        usual, path=edges.path, table=edges.table, source=ROW, target=getattr(edges, end)
+    )
 
 
 def _given(column: str | None) -> list[str]:

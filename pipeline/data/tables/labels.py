@@ -67,8 +67,17 @@ class Labels:
     is_log: bool = False
 
 
-def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes: int, metric: str | None,
-         split: Split, *, is_log: bool = False, known: KnownLabels | None = None) -> Labels:
+def read(
+    db: Database,
+    source: Source,
+    labels: list[tuple[str, str]],
+    num_nodes: int,
+    metric: str | None,
+    split: Split,
+    *,
+    is_log: bool = False,
+    known: KnownLabels | None = None,
+) -> Labels:
     """Look through labels and splits, and refuse or report what is odd, before anything is written.
 
     Args:
@@ -82,22 +91,48 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
         ValueError: names the file, the column and the first bad row.
     """
     option, columns = labels[0][0], [column for _, column in labels]
-    metric = known.metric if known else _choose_metric(db, source.key, metric or ("rmse" if is_log else None), columns)
+    metric = (
+        known.metric
+        if known
+        else _choose_metric(db, source.key, metric or ("rmse" if is_log else None), columns)
+    )
     if metric in CLASS_METRICS:
         names = _number_classes(db, source, columns[0], known)
     else:
         source.refuse_wrong_numbers(db, option, columns)
-        source.warn_rounded(db, "nodes", {f"TRY_CAST(label{place} AS DOUBLE)": column for place, column in enumerate(
-            columns)}, "Their logarithms hardly change" if is_log else
-            "Subtract a constant from the labels to keep their differences")
+        source.warn_rounded(
+            db,
+            "nodes",
+            {f"TRY_CAST(label{place} AS DOUBLE)": column for place, column in enumerate(columns)},
+            "Their logarithms hardly change"
+            if is_log
+            else "Subtract a constant from the labels to keep their differences",
+        )
         if is_log:
-            source.refuse_values(db, option, columns, "< 0", ", and data.nodes.log_label=true learns log(1 + label) of "
-                                 "labels that are not negative. Correct the value, or leave data.nodes.log_label out")
-            log.info("%s: the model learns log(1 + label); predictions and %s are in the unit of the labels, and "
-                     "%s_of_log is that of the logarithms (data.nodes.log_label)", source.name, metric, metric)
+            source.refuse_values(
+                db,
+                option,
+                columns,
+                "< 0",
+                ", and data.nodes.log_label=true learns log(1 + label) of "
+                "labels that are not negative. Correct the value, or leave data.nodes.log_label out",
+            )
+            log.info(
+                "%s: the model learns log(1 + label); predictions and %s are in the unit of the labels, and "
+                "%s_of_log is that of the logarithms (data.nodes.log_label)",
+                source.name,
+                metric,
+                metric,
+            )
         if metric in TASK_METRICS:
-            source.refuse_values(db, option, columns, "NOT IN (0, 1)", ", which is neither 0 nor 1; set data.metric="
-                                 f"rmse for real values, and give {source.key}.label for classes")
+            source.refuse_values(
+                db,
+                option,
+                columns,
+                "NOT IN (0, 1)",
+                ", which is neither 0 nor 1; set data.metric="
+                f"rmse for real values, and give {source.key}.label for classes",
+            )
         names = pack_names(np.asarray(columns), "label_names")
     labelled = np.zeros(num_nodes, bool)
     for first, last in blocks(num_nodes, BLOCK):
@@ -106,28 +141,40 @@ def read(db: Database, source: Source, labels: list[tuple[str, str]], num_nodes:
     has_splits = known is None or known.grows
     if has_splits:
         check_splits(torch.stack(masks), "node")
-    notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)] if has_splits else [
-        f"{int(labelled.sum()):,}"]
+    notes = (
+        [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
+        if has_splits
+        else [f"{int(labelled.sum()):,}"]
+    )
     if missing := int(num_nodes - labelled.sum()):
         notes.append(f"{count(missing, 'node')} without a label, in no split")
     log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
     out_channels = len(columns)
-    if metric in CLASS_METRICS:  # as parallel_epochs.pipeline.data.prepare counts them: those of the splits
-        out_channels, counts = len(known.names) if known and known.grows else 0, torch.stack(masks).any(0).numpy()
+    if (
+        metric in CLASS_METRICS
+    ):  # as parallel_epochs.pipeline.data.prepare counts them: those of the splits
+        out_channels, counts = (
+            len(known.names) if known and known.grows else 0,
+            torch.stack(masks).any(0).numpy(),
+        )
         for first, last in blocks(num_nodes, BLOCK):
             classes = read_values(db, metric, columns, first, last)[:, 0][counts[first:last]]
             out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
     return Labels(columns, metric, masks, out_channels, names, is_log)
 
 
-def _number_classes(db: Database, source: Source, column: str, known: KnownLabels | None) -> dict[str, Tensor]:
+def _number_classes(
+    db: Database, source: Source, column: str, known: KnownLabels | None
+) -> dict[str, Tensor]:
     """Number the classes of a column; returns their names as tensors, none where those of a training count."""
     if known and not known.grows:
         for note in use_values(db, source, "label0", column, "classes", known.names, known.unknown):
             log.info("%s: %s", source.name, note)
         return {}
-    return pack_names(number_values(db, source, "label0", column, "classes", known.names if known else ()),
-                      "label_names")
+    return pack_names(
+        number_values(db, source, "label0", column, "classes", known.names if known else ()),
+        "label_names",
+    )
 
 
 def describe(labels: Labels) -> dict[str, object]:
@@ -136,8 +183,14 @@ def describe(labels: Labels) -> dict[str, object]:
     return found | ({LOG_LABEL: True} if labels.is_log else {})
 
 
-def write(db: Database, writer: StoreWriter, labels: Labels, *, first_node: int = 0,
-          num_nodes: int | None = None) -> None:
+def write(
+    db: Database,
+    writer: StoreWriter,
+    labels: Labels,
+    *,
+    first_node: int = 0,
+    num_nodes: int | None = None,
+) -> None:
     """Write ``y``, the masks and ``label_names``.
 
     Args:
@@ -148,7 +201,7 @@ def write(db: Database, writer: StoreWriter, labels: Labels, *, first_node: int 
     num_nodes = own if num_nodes is None else num_nodes
     for name, mask in zip(MASKS, labels.masks):
         whole = torch.zeros(num_nodes, dtype=torch.bool)
-        whole[first_node:first_node + own] = mask
+        whole[first_node : first_node + own] = mask
         writer.put(name, whole)
     for name, value in labels.names.items():
         writer.put(name, value)
@@ -156,7 +209,9 @@ def write(db: Database, writer: StoreWriter, labels: Labels, *, first_node: int 
         return
     classes = labels.metric in CLASS_METRICS
     in_split = torch.stack(labels.masks).any(0).numpy()
-    with writer.write(y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)) as opened:
+    with writer.write(
+        y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)
+    ) as opened:
         for begin, end in ((0, first_node), (first_node + own, num_nodes)) if not classes else ():
             for first, last in blocks(end - begin, BLOCK):
                 unknown = np.full((last - first, len(columns)), np.nan, np.float32)
@@ -176,11 +231,14 @@ def _choose_metric(db: Database, key: str, metric: str | None, columns: list[str
         if metric in CLASS_METRICS and len(columns) > 1:
             raise ValueError(f"data.metric={metric}: classes are one column, {key}.label")
         return metric
-    cells = " UNION ALL ".join(f"SELECT label{place} AS label FROM nodes" for place in range(len(columns)))
+    cells = " UNION ALL ".join(
+        f"SELECT label{place} AS label FROM nodes" for place in range(len(columns))
+    )
     number = "TRY_CAST(label AS DOUBLE)"
     texts, fractions, others = db.execute(
         f"SELECT count(*) FILTER ({number} IS NULL), count(*) FILTER ({number} <> floor({number})), "
-        f"count(*) FILTER ({number} NOT IN (0, 1)) FROM ({cells}) WHERE label IS NOT NULL")[0]
+        f"count(*) FILTER ({number} NOT IN (0, 1)) FROM ({cells}) WHERE label IS NOT NULL"
+    )[0]
     if len(columns) > 1:
         return "rmse" if fractions or others else "rocauc"
     return "rmse" if fractions and not texts else "acc"
@@ -190,12 +248,17 @@ def read_values(db: Database, metric: str, columns: list[str], first: int, last:
     """Read the labels of some nodes, float64 [last - first, num_columns], NaN where there is none."""
     nodes = f"(SELECT * FROM nodes WHERE number >= {first} AND number < {last})"
     if metric in CLASS_METRICS:
-        table = db.fetch(f"SELECT coalesce(class::DOUBLE, 'nan'::DOUBLE) AS v0 FROM {nodes} LEFT JOIN classes "
-                         "ON label0 = name ORDER BY number")
+        table = db.fetch(
+            f"SELECT coalesce(class::DOUBLE, 'nan'::DOUBLE) AS v0 FROM {nodes} LEFT JOIN classes "
+            "ON label0 = name ORDER BY number"
+        )
     else:
         number = "TRY_CAST(label{0} AS DOUBLE)"
-        chosen = ", ".join(f"CASE WHEN abs({number.format(place)}) <= {LARGEST} THEN {number.format(place)} "
-                           f"ELSE 'nan'::DOUBLE END AS v{place}" for place in range(len(columns)))
+        chosen = ", ".join(
+            f"CASE WHEN abs({number.format(place)}) <= {LARGEST} THEN {number.format(place)} "
+            f"ELSE 'nan'::DOUBLE END AS v{place}"
+            for place in range(len(columns))
+        )
         table = db.fetch(f"SELECT {chosen} FROM {nodes} ORDER BY number")
     return np.stack([table[f"v{place}"].to_numpy() for place in range(len(columns))], axis=1)
 
@@ -220,12 +283,16 @@ def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) ->
     hidden = valid | test if is_new else ~train
     if not (by_time and is_new):
         return hidden
-    found = db.stream("SELECT coalesce(time::DOUBLE, 'inf'::DOUBLE) AS time FROM nodes ORDER BY number")
+    found = db.stream(
+        "SELECT coalesce(time::DOUBLE, 'inf'::DOUBLE) AS time FROM nodes ORDER BY number"
+    )
     times = torch.from_numpy(np.concatenate([batch["time"] for batch in found]))
     return hidden | ~train & (times > times[train].max())
 
 
-def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: str) -> list[Tensor]:
+def split_by_column(
+    labelled: np.ndarray, db: Database, source: Source, column: str
+) -> list[Tensor]:
     """Divide nodes as a column says.
 
     Args:
@@ -236,34 +303,67 @@ def split_by_column(labelled: np.ndarray, db: Database, source: Source, column: 
     """
     key = f"{source.key}.split_column"
     split = source.split(db, column, key, cell="split")
-    codes = np.concatenate([batch["code"] for batch in db.stream(
-        f"SELECT ({split})::TINYINT AS code FROM nodes ORDER BY number")])
+    codes = np.concatenate(
+        [
+            batch["code"]
+            for batch in db.stream(f"SELECT ({split})::TINYINT AS code FROM nodes ORDER BY number")
+        ]
+    )
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
-        log.info("%s: %s no label, and %s left out of it", source.name,
-                 count(unlabelled, "node of a split has", "nodes of a split have"), "is" if unlabelled == 1 else "are")
+        log.info(
+            "%s: %s no label, and %s left out of it",
+            source.name,
+            count(unlabelled, "node of a split has", "nodes of a split have"),
+            "is" if unlabelled == 1 else "are",
+        )
     if not ((codes == 0) & labelled).any():
-        raise ValueError(f"{source.name}: the train split is empty: no row with a label has train in the column "
-                         f"{column} ({key})")
+        raise ValueError(
+            f"{source.name}: the train split is empty: no row with a label has train in the column "
+            f"{column} ({key})"
+        )
     return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
 
 
-def split_at_random(labelled: np.ndarray, fractions: tuple[float, float], seed: int) -> list[Tensor]:
+def split_at_random(
+    labelled: np.ndarray, fractions: tuple[float, float], seed: int
+) -> list[Tensor]:
     """Divide the labelled nodes at random; `fractions` are for training and validation."""
     return divide(shuffle(labelled, seed), len(labelled), *fractions)
 
 
-def split_by_group(labelled: np.ndarray, db: Database, source: Source, column: str, fractions: tuple[float, float],
-                   seed: int) -> list[Tensor]:
+def split_by_group(
+    labelled: np.ndarray,
+    db: Database,
+    source: Source,
+    column: str,
+    fractions: tuple[float, float],
+    seed: int,
+) -> list[Tensor]:
     """Divide the labelled nodes at random, those of one group together; the table of nodes has it as ``split``."""
     source.group(db, column)
-    groups = np.concatenate([np.empty(0, np.int64), *(batch["own"] for batch in db.stream(
-        "SELECT dense_rank() OVER (ORDER BY split) AS own, number FROM nodes ORDER BY number"))])
+    groups = np.concatenate(
+        [
+            np.empty(0, np.int64),
+            *(
+                batch["own"]
+                for batch in db.stream(
+                    "SELECT dense_rank() OVER (ORDER BY split) AS own, number FROM nodes ORDER BY number"
+                )
+            ),
+        ]
+    )
     order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
     return divide(order, len(labelled), *fractions, groups=own)
 
 
-def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions: tuple[float, float],
-                  until: tuple[float, float] | None, keeps_equal: bool = False) -> list[Tensor]:
+def split_by_time(
+    labelled: np.ndarray,
+    db: Database,
+    source: Source,
+    fractions: tuple[float, float],
+    until: tuple[float, float] | None,
+    keeps_equal: bool = False,
+) -> list[Tensor]:
     """Divide the labelled nodes in the order of their times, and of the table where these are equal.
 
     Args:
@@ -272,15 +372,27 @@ def split_by_time(labelled: np.ndarray, db: Database, source: Source, fractions:
     Raises:
         ValueError: there are too few times, or a border leaves no node for training or validation.
     """
-    found = list(db.stream("SELECT number, time::DOUBLE AS time FROM nodes WHERE time IS NOT NULL ORDER BY 2, 1"))
+    found = list(
+        db.stream(
+            "SELECT number, time::DOUBLE AS time FROM nodes WHERE time IS NOT NULL ORDER BY 2, 1"
+        )
+    )
     order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in found)])
     times = np.concatenate([np.empty(0), *(batch["time"] for batch in found)])
     if left_out := int(labelled.sum() - labelled[order].sum()):
-        log.info("%s: %s nodes with a label have no time, and are in no split", source.name, f"{left_out:,}")
+        log.info(
+            "%s: %s nodes with a label have no time, and are in no split",
+            source.name,
+            f"{left_out:,}",
+        )
     kept = labelled[order]
     if keeps_equal and until is None:
         if (num_times := len(np.unique(times[kept]))) < 3:
-            raise ValueError(f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "
-                             "validation and test need one each. Give labels of further times")
+            raise ValueError(
+                f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "
+                "validation and test need one each. Give labels of further times"
+            )
         return divide(order[kept].astype(np.int64), len(labelled), *fractions, groups=times[kept])
-    return divide(order[kept].astype(np.int64), len(labelled), *fractions, times=times[kept], until=until)
+    return divide(
+        order[kept].astype(np.int64), len(labelled), *fractions, times=times[kept], until=until
+    )

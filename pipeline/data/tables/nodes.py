@@ -26,7 +26,13 @@ from parallel_epochs.pipeline.data.tables.text import (
     NUM_TERMS,
     TextFeatures,
 )
-from parallel_epochs.pipeline.data.tables.values import LEAST, Values, describe_dates, fit_quantiles, to_normal
+from parallel_epochs.pipeline.data.tables.values import (
+    LEAST,
+    Values,
+    describe_dates,
+    fit_quantiles,
+    to_normal,
+)
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.names import TERMS
 from parallel_epochs.pipeline.run import pulse, words
@@ -40,10 +46,22 @@ BLOCK = 1 << 14
 NUM_GROUPS = 20
 
 
-def read(db: Database, source: Source, id_column: str, values: Values, *, texts: list[str], categories: list[str],
-         max_categories: int, labels: list[tuple[str, str]], split_column: str | None,
-         time_column: str | None, fitted: Columns | None = None, unknown: str = "error",
-         duplicates: str = "error") -> Columns:
+def read(
+    db: Database,
+    source: Source,
+    id_column: str,
+    values: Values,
+    *,
+    texts: list[str],
+    categories: list[str],
+    max_categories: int,
+    labels: list[tuple[str, str]],
+    split_column: str | None,
+    time_column: str | None,
+    fitted: Columns | None = None,
+    unknown: str = "error",
+    duplicates: str = "error",
+) -> Columns:
     """Make the table of nodes of what their table holds, numbered in its order.
 
     Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``category0``..., ``label0``..., ``split`` and
@@ -67,33 +85,59 @@ def read(db: Database, source: Source, id_column: str, values: Values, *, texts:
     """
     chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(id_column)} AS id"]
     chosen += [f"{cell} AS f{place}" for place, cell in enumerate(values.cells(db, source))]
-    for kind, names in (("text", texts), ("category", categories), ("label", [name for _, name in labels])):
+    for kind, names in (
+        ("text", texts),
+        ("category", categories),
+        ("label", [name for _, name in labels]),
+    ):
         chosen += [f"{source.text(name)} AS {kind}{place}" for place, name in enumerate(names)]
     if split_column is not None:
         chosen.append(f"{source.text(split_column)} AS split")
     if time_column is not None:
-        chosen.append(f"{source.time(db, time_column, 'data.time_column', may_be_empty=True)} AS time")
+        chosen.append(
+            f"{source.time(db, time_column, 'data.time_column', may_be_empty=True)} AS time"
+        )
     rows = f"SELECT {', '.join(chosen)} FROM {source.relation}"
     if duplicates == "first":
-        rows = ("SELECT * REPLACE ((row_number() OVER (ORDER BY number) - 1)::INTEGER AS number) FROM (SELECT * FROM "
-                f"({rows}) QUALIFY id IS NULL OR row_number() OVER (PARTITION BY id ORDER BY number) = 1) "
-                "ORDER BY number")
+        rows = (
+            "SELECT * REPLACE ((row_number() OVER (ORDER BY number) - 1)::INTEGER AS number) FROM (SELECT * FROM "
+            f"({rows}) QUALIFY id IS NULL OR row_number() OVER (PARTITION BY id ORDER BY number) = 1) "
+            "ORDER BY number"
+        )
     db.stage("nodes", rows, "reading nodes")
     num_nodes, missing = _check(db, source, id_column, values)
     if duplicates == "first":
-        (num_rows,), = db.execute(f"SELECT count(*) FROM {source.relation}")
-        log.info("%s: %s left out, whose id an earlier row has (data.duplicates=first)", source.name,
-                 words.count(num_rows - num_nodes, "row is", "rows are"))
-    source.warn_rounded(db, "nodes", {f"f{place}": name for place, name in values.unscaled()},
-                        "data.nodes.standardize=true scales them before")
-    known, notes = read_categories(db, source, categories, limit=max_categories,
-                                    refuse_empty=values.empty == "error",
-                                    known=None if fitted is None else fitted.categories, unknown=unknown)
+        ((num_rows,),) = db.execute(f"SELECT count(*) FROM {source.relation}")
+        log.info(
+            "%s: %s left out, whose id an earlier row has (data.duplicates=first)",
+            source.name,
+            words.count(num_rows - num_nodes, "row is", "rows are"),
+        )
+    source.warn_rounded(
+        db,
+        "nodes",
+        {f"f{place}": name for place, name in values.unscaled()},
+        "data.nodes.standardize=true scales them before",
+    )
+    known, notes = read_categories(
+        db,
+        source,
+        categories,
+        limit=max_categories,
+        refuse_empty=values.empty == "error",
+        known=None if fitted is None else fitted.categories,
+        unknown=unknown,
+    )
     notes = values.report(db, source, missing, None if fitted is None else fitted.flagged) + notes
-    log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes))
+    log.info(
+        "%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes)
+    )
     if fitted is not None:
         return fitted
-    return Columns([place for place, count in enumerate(missing) if count] if values.empty == "flag" else [], known)
+    return Columns(
+        [place for place, count in enumerate(missing) if count] if values.empty == "flag" else [],
+        known,
+    )
 
 
 def count(db: Database, origin: str) -> int:
@@ -105,29 +149,39 @@ def count(db: Database, origin: str) -> int:
     Raises:
         ValueError: there are none, or more than int32 can number.
     """
-    (num_nodes,), = db.execute("SELECT count(*) FROM nodes")
+    ((num_nodes,),) = db.execute("SELECT count(*) FROM nodes")
     if not num_nodes:
         raise ValueError(f"{origin}: there are no nodes")
     if num_nodes >= INT32_END:
-        raise ValueError(f"{num_nodes:,} nodes are more than a graph can have here, {INT32_END - 1:,}")
+        raise ValueError(
+            f"{num_nodes:,} nodes are more than a graph can have here, {INT32_END - 1:,}"
+        )
     return num_nodes
 
 
 def _check(db: Database, source: Source, id_column: str, values: Values) -> tuple[int, list[int]]:
     """Refuse nodes without an id, or with that of another; returns their number, and empty cells of each feature."""
     empty = "".join(f", count(*) FILTER (f{place} IS NULL)" for place in range(len(values.columns)))
-    num_nodes, no_id, *missing = db.execute(f"SELECT count(*), count(*) FILTER (id IS NULL){empty} FROM nodes")[0]
+    num_nodes, no_id, *missing = db.execute(
+        f"SELECT count(*), count(*) FILTER (id IS NULL){empty} FROM nodes"
+    )[0]
     if no_id:
         name, row, _ = source.first_row(db, f"{source.text(id_column)} IS NULL")
-        raise ValueError(f"{name}: row {row}, column {id_column} is empty: every node needs an id; {no_id:,} rows in "
-                         "all are affected")
-    twice = db.execute("SELECT id, min(number), count(*) FROM nodes GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1",
-                       "looking for ids that are there twice")
+        raise ValueError(
+            f"{name}: row {row}, column {id_column} is empty: every node needs an id; {no_id:,} rows in "
+            "all are affected"
+        )
+    twice = db.execute(
+        "SELECT id, min(number), count(*) FROM nodes GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1",
+        "looking for ids that are there twice",
+    )
     if twice:
         id, first, times = twice[0]
-        raise ValueError(f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times "
-                         f"(data.nodes.id={id_column}): give each node one row, or set data.duplicates=first to keep "
-                         "the first one")
+        raise ValueError(
+            f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times "
+            f"(data.nodes.id={id_column}): give each node one row, or set data.duplicates=first to keep "
+            "the first one"
+        )
     return num_nodes, missing
 
 
@@ -139,19 +193,29 @@ def write_names(db: Database, writer: StoreWriter, counts: dict[str, int]) -> No
     """
     if writer.has("names", "names_ptr"):
         return
-    size = sum(db.execute(f"SELECT coalesce(sum(strlen(id)), 0)::BIGINT FROM {nodes}")[0][0] for nodes in counts)
+    size = sum(
+        db.execute(f"SELECT coalesce(sum(strlen(id)), 0)::BIGINT FROM {nodes}")[0][0]
+        for nodes in counts
+    )
     at = before = 0
-    shapes = {"names": ((size,), torch.uint8), "names_ptr": ((sum(counts.values()) + 1,), torch.int64)}
+    shapes = {
+        "names": ((size,), torch.uint8),
+        "names_ptr": ((sum(counts.values()) + 1,), torch.int64),
+    }
     with writer.write(**shapes) as opened:
         opened["names_ptr"].write(0, np.zeros(1, np.int64))
-        parts = ((nodes, *block) for nodes, count in counts.items() for block in blocks(count, 1 << 18))
+        parts = (
+            (nodes, *block) for nodes, count in counts.items() for block in blocks(count, 1 << 18)
+        )
         for nodes, first, last in parts:
-            table = db.fetch(f"SELECT id FROM {nodes} WHERE number >= {first} AND number < {last} ORDER BY number")
+            table = db.fetch(
+                f"SELECT id FROM {nodes} WHERE number >= {first} AND number < {last} ORDER BY number"
+            )
             ids = table["id"].cast(pa.large_string()).combine_chunks()
             ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
             _, offsets, content = ids.buffers()
-            ends = np.frombuffer(offsets, np.int64)[ids.offset:ids.offset + len(ids) + 1]
-            text = np.frombuffer(content, np.uint8)[ends[0]:ends[-1]]
+            ends = np.frombuffer(offsets, np.int64)[ids.offset : ids.offset + len(ids) + 1]
+            text = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
             opened["names"].write(at, text)
             opened["names_ptr"].write(before + 1, at + ends[1:] - ends[0])
             at, before = at + len(text), before + len(ends) - 1
@@ -179,14 +243,30 @@ def collect_ids(db: Database, place: int, neighbors: Neighbors) -> None:
     Args:
         place: place of the column among those of text.
     """
-    db.stage(f"text{place}", f"SELECT e.{neighbors.own} AS number, string_agg(DISTINCT n.id, chr({ord(ID_SEPARATOR)}) "
-             f"ORDER BY n.id) AS text{place} FROM {neighbors.edges} AS e JOIN {neighbors.nodes} AS n ON "
-             f"e.{neighbors.other} = n.number WHERE e.{neighbors.own} IS NOT NULL GROUP BY e.{neighbors.own}",
-             "collecting the ids of neighbours", ordered=False)
+    db.stage(
+        f"text{place}",
+        f"SELECT e.{neighbors.own} AS number, string_agg(DISTINCT n.id, chr({ord(ID_SEPARATOR)}) "
+        f"ORDER BY n.id) AS text{place} FROM {neighbors.edges} AS e JOIN {neighbors.nodes} AS n ON "
+        f"e.{neighbors.other} = n.number WHERE e.{neighbors.own} IS NOT NULL GROUP BY e.{neighbors.own}",
+        "collecting the ids of neighbours",
+        ordered=False,
+    )
 
 
-def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[TextFeatures], *, found: Columns,
-        labels: Labels | None, are_scored: bool, links: Links | None, seed: int, of_training: bool = False) -> Columns:
+def fit(
+    db: Database,
+    source: str,
+    num_nodes: int,
+    values: Values,
+    texts: list[TextFeatures],
+    *,
+    found: Columns,
+    labels: Labels | None,
+    are_scored: bool,
+    links: Links | None,
+    seed: int,
+    of_training: bool = False,
+) -> Columns:
     """Learn of a table what its features are made with.
 
     Args:
@@ -201,21 +281,37 @@ def fit(db: Database, source: str, num_nodes: int, values: Values, texts: list[T
     """
     latest = _latest(db, source, values, labels)
     quantiles = _quantiles(db, values)
-    chosen = labels.masks[0].numpy() if of_training and labels is not None else np.ones(num_nodes, bool)
+    chosen = (
+        labels.masks[0].numpy() if of_training and labels is not None else np.ones(num_nodes, bool)
+    )
     mean, std = _moments(db, values, chosen, latest, quantiles)
     for text in texts:
         for first, last in blocks(num_nodes, BLOCK):
             text.count(_texts(db, text, first, last))
         _decompose(db, source, text, num_nodes, seed)
-    return replace(found, latest=latest, mean=mean, std=std, quantiles=quantiles,
-                   texts=[text.counted() for text in texts], kinds=[text.kind for text in texts],
-                   vectors=[text.vectors for text in texts],
-                   scores=_fit_scores(db, features_of(texts), num_nodes, labels, links, seed)
-                   if are_scored and labels else None)
+    return replace(
+        found,
+        latest=latest,
+        mean=mean,
+        std=std,
+        quantiles=quantiles,
+        texts=[text.counted() for text in texts],
+        kinds=[text.kind for text in texts],
+        vectors=[text.vectors for text in texts],
+        scores=_fit_scores(db, features_of(texts), num_nodes, labels, links, seed)
+        if are_scored and labels
+        else None,
+    )
 
 
-def write_features(db: Database, writer: StoreWriter, num_nodes: int, values: Values, texts: list[TextFeatures],
-                   fitted: Columns) -> None:
+def write_features(
+    db: Database,
+    writer: StoreWriter,
+    num_nodes: int,
+    values: Values,
+    texts: list[TextFeatures],
+    fitted: Columns,
+) -> None:
     """Write ``x``: the columns of numbers, the marks of their empty cells, the columns of each column of text or the
     scores of all of them, and those of each column of categories.
 
@@ -231,7 +327,9 @@ def write_features(db: Database, writer: StoreWriter, num_nodes: int, values: Va
             opened["x"].write(first * channels, block)
 
 
-def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[TextFeatures]) -> None:
+def write_terms(
+    db: Database, writer: StoreWriter, num_nodes: int, texts: list[TextFeatures]
+) -> None:
     """Write TF-IDF of all texts, the sparse matrix that linear models read; see :data:`pipeline.names.TERMS`.
 
     It holds the most frequent terms that two texts of the training have. Long texts have no such matrix. It is written
@@ -241,18 +339,31 @@ def write_terms(db: Database, writer: StoreWriter, num_nodes: int, texts: list[T
     if writer.has(*TERMS) or not len(kept):
         return
     if size > MOST_NUMBERS:
-        log.info("texts: linear models read no terms, since there are more than %s of them", f"{MOST_NUMBERS:,}")
+        log.info(
+            "texts: linear models read no terms, since there are more than %s of them",
+            f"{MOST_NUMBERS:,}",
+        )
         return
     parts = [_terms(db, texts, first, last)[:, kept] for first, last in blocks(num_nodes, BLOCK)]
     found = sp.csr_array(sp.vstack(parts, format="csr"))
-    for name, values, dtype in zip(TERMS, (found.indptr, found.indices, found.data), (np.int64, np.int32, np.float32)):
+    for name, values, dtype in zip(
+        TERMS, (found.indptr, found.indices, found.data), (np.int64, np.int32, np.float32)
+    ):
         writer.put(name, torch.from_numpy(values.astype(dtype)))
 
 
 def frequent_terms(texts: list[TextFeatures]) -> tuple[Int[np.ndarray, " num_kept"], int]:
     """Return the terms that linear models read, ascending, and how often they occur in the texts of the training."""
-    frequency = np.concatenate([np.bincount(terms, counts, NUM_HASHES).astype(np.int64)
-                                for _, terms, counts in (text.counted() for text in texts)]) if texts else np.empty(0)
+    frequency = (
+        np.concatenate(
+            [
+                np.bincount(terms, counts, NUM_HASHES).astype(np.int64)
+                for _, terms, counts in (text.counted() for text in texts)
+            ]
+        )
+        if texts
+        else np.empty(0)
+    )
     kept = np.flatnonzero(frequency > 1)
     kept = np.sort(kept[np.argsort(-frequency[kept], kind="stable")[:NUM_TERMS]])
     return kept, int(frequency[kept].sum())
@@ -265,8 +376,15 @@ def features_of(texts: list[TextFeatures]) -> list[TextFeatures]:
 
 def num_channels(values: Values, texts: list[TextFeatures], fitted: Columns) -> int:
     """Return the number of columns of features; arguments are those of :func:`write_features`."""
-    return first_score(values, fitted) + sum(map(len, fitted.categories)) + (
-        sum(text.channels for text in texts) if fitted.scores is None else len(fitted.scores.bias))
+    return (
+        first_score(values, fitted)
+        + sum(map(len, fitted.categories))
+        + (
+            sum(text.channels for text in texts)
+            if fitted.scores is None
+            else len(fitted.scores.bias)
+        )
+    )
 
 
 def first_score(values: Values, fitted: Columns) -> int:
@@ -274,22 +392,34 @@ def first_score(values: Values, fitted: Columns) -> int:
     return values.num_features(fitted.flagged)
 
 
-def feature_blocks(db: Database, num_nodes: int, values: Values, texts: list[TextFeatures],
-                   fitted: Columns) -> Iterator[tuple[int, np.ndarray]]:
+def feature_blocks(
+    db: Database, num_nodes: int, values: Values, texts: list[TextFeatures], fitted: Columns
+) -> Iterator[tuple[int, np.ndarray]]:
     """Compute the features of some nodes at a time: the number of the first, and [num, num_channels], float32.
 
     Arguments are those of :func:`write_features`.
     """
-    scores, sizes, seen = fitted.scores, [len(values) for values in fitted.categories], features_of(texts)
+    scores, sizes, seen = (
+        fitted.scores,
+        [len(values) for values in fitted.categories],
+        features_of(texts),
+    )
     for first, last in blocks(num_nodes, BLOCK):
         rows = _numbers(db, values, first, last, fitted.latest, fitted.quantiles)
-        parts = [scores.transform(first, _terms(db, seen, first, last))] if scores is not None else [
-            text.transform(_texts(db, text, first, last)) for text in seen]
+        parts = (
+            [scores.transform(first, _terms(db, seen, first, last))]
+            if scores is not None
+            else [text.transform(_texts(db, text, first, last)) for text in seen]
+        )
         yield first, join_features(values, fitted, rows, [*parts, one_hot(db, sizes, first, last)])
 
 
-def join_features(values: Values, fitted: Columns, rows: Float[np.ndarray, "num_rows num_features"],
-                  others: list[np.ndarray]) -> Float[np.ndarray, "num_rows num_channels"]:
+def join_features(
+    values: Values,
+    fitted: Columns,
+    rows: Float[np.ndarray, "num_rows num_features"],
+    others: list[np.ndarray],
+) -> Float[np.ndarray, "num_rows num_channels"]:
     """Join scaled numbers, the marks of empty cells, and the features of other columns, float32.
 
     Args:
@@ -304,19 +434,36 @@ def _decompose(db: Database, source: str, text: TextFeatures, num_nodes: int, se
     """Fit the singular vectors of a column of text to its texts, or to some at random if there are many."""
     if not len(text.terms):
         return
-    rng, start, parts = stream("singular vectors of texts", seed, text.place), time.perf_counter(), []
+    rng, start, parts = (
+        stream("singular vectors of texts", seed, text.place),
+        time.perf_counter(),
+        [],
+    )
     pulse.beat("decomposing texts", pulse.State.LONG)
-    chosen = np.sort(rng.permutation(num_nodes)[:text.most_texts])
+    chosen = np.sort(rng.permutation(num_nodes)[: text.most_texts])
     for first, last in blocks(num_nodes, BLOCK):
         own = chosen[(chosen >= first) & (chosen < last)] - first
         parts.append(text.weigh(_texts(db, text, first, last))[:, text.terms][own])
     text.fit(sp.csr_array(sp.vstack(parts)), int(rng.integers(1 << 31)))
-    log.info("%s: %s singular vectors of %s terms (%s), fitted to %s texts, %.0f s", source, text.channels,
-             f"{len(text.terms):,}", text.kind, f"{len(chosen):,}", time.perf_counter() - start)
+    log.info(
+        "%s: %s singular vectors of %s terms (%s), fitted to %s texts, %.0f s",
+        source,
+        text.channels,
+        f"{len(text.terms):,}",
+        text.kind,
+        f"{len(chosen):,}",
+        time.perf_counter() - start,
+    )
 
 
-def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels: Labels, links: Links | None,
-                seed: int) -> TextScores:
+def _fit_scores(
+    db: Database,
+    texts: list[TextFeatures],
+    num_nodes: int,
+    labels: Labels,
+    links: Links | None,
+    seed: int,
+) -> TextScores:
     """Fit the scores of texts to the training nodes, or to MAX_NODES of them drawn at random if there are more."""
     rng = stream("text scores", seed)
     fitted = np.flatnonzero(labels.masks[0].numpy())
@@ -329,10 +476,21 @@ def _fit_scores(db: Database, texts: list[TextFeatures], num_nodes: int, labels:
         values.append(read_values(db, labels.metric, labels.columns, first, last)[own])
         if labels.is_log:
             values[-1] = np.log1p(values[-1])
-    first_id = next((place for place, text in enumerate(texts) if text.kind == "ids"), len(texts)) * NUM_HASHES
-    found = fit_scores(fitted, sp.csr_array(sp.vstack(terms)), np.concatenate(values), labels.metric, rng,
-                       first_id=first_id, groups=None if links is None else
-                       find_groups(db, links, links.num_nodes // NUM_GROUPS)[links.first + fitted])
+    first_id = (
+        next((place for place, text in enumerate(texts) if text.kind == "ids"), len(texts))
+        * NUM_HASHES
+    )
+    found = fit_scores(
+        fitted,
+        sp.csr_array(sp.vstack(terms)),
+        np.concatenate(values),
+        labels.metric,
+        rng,
+        first_id=first_id,
+        groups=None
+        if links is None
+        else find_groups(db, links, links.num_nodes // NUM_GROUPS)[links.first + fitted],
+    )
     return replace(found, digests=_digests(db, texts)[fitted])
 
 
@@ -352,13 +510,19 @@ def _digests(db: Database, texts: list[TextFeatures]) -> np.ndarray:
     """Compute a digest of the id and the texts of each node, int64 [num_nodes]; new edges leave it as it is."""
     own = [f"coalesce(text{text.place}, '')" for text in texts if text.kind != "ids"]
     cells = ", ".join([f"chr({ord(ID_SEPARATOR)})", "id", *own])
-    found = db.stream(f"SELECT md5_number_lower(concat_ws({cells})) AS digest FROM nodes ORDER BY number")
-    return np.concatenate([np.empty(0, np.int64), *(batch["digest"].view(np.int64) for batch in found)])
+    found = db.stream(
+        f"SELECT md5_number_lower(concat_ws({cells})) AS digest FROM nodes ORDER BY number"
+    )
+    return np.concatenate(
+        [np.empty(0, np.int64), *(batch["digest"].view(np.int64) for batch in found)]
+    )
 
 
 def _terms(db: Database, texts: list[TextFeatures], first: int, last: int) -> sp.csr_array:
     """Weigh the terms of all columns of text of some nodes [last - first, hashes of all columns]."""
-    return sp.csr_array(sp.hstack([text.weigh(_texts(db, text, first, last)) for text in texts], format="csr"))
+    return sp.csr_array(
+        sp.hstack([text.weigh(_texts(db, text, first, last)) for text in texts], format="csr")
+    )
 
 
 def _latest(db: Database, source: str, values: Values, labels: Labels | None) -> np.ndarray:
@@ -366,11 +530,16 @@ def _latest(db: Database, source: str, values: Values, labels: Labels | None) ->
     latest = np.zeros(len(values.columns))
     for place, (option, column) in enumerate(values.columns):
         if option == "dates":
-            found = db.stream(f"SELECT coalesce(f{place}, '-inf'::DOUBLE) AS time FROM nodes ORDER BY number")
+            found = db.stream(
+                f"SELECT coalesce(f{place}, '-inf'::DOUBLE) AS time FROM nodes ORDER BY number"
+            )
             times = np.concatenate([part["time"] for part in found])
             learned = times if labels is None else times[labels.masks[0].numpy()]
-            latest[place] = describe_dates(source, column, next(
-                (max(some) for some in (learned, times) if np.isfinite(some).any()), None))
+            latest[place] = describe_dates(
+                source,
+                column,
+                next((max(some) for some in (learned, times) if np.isfinite(some).any()), None),
+            )
     return latest
 
 
@@ -380,12 +549,19 @@ def _quantiles(db: Database, values: Values) -> list[np.ndarray]:
     for place, (option, column) in enumerate(values.columns):
         if option == "features" and column in values.quantiles:
             parts = db.stream(f"SELECT f{place}::DOUBLE AS x FROM nodes WHERE f{place} IS NOT NULL")
-            found[place] = fit_quantiles(np.concatenate([found[place], *(part["x"] for part in parts)]))
+            found[place] = fit_quantiles(
+                np.concatenate([found[place], *(part["x"] for part in parts)])
+            )
     return found
 
 
-def _moments(db: Database, values: Values, chosen: np.ndarray, latest: np.ndarray,
-             quantiles: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _moments(
+    db: Database,
+    values: Values,
+    chosen: np.ndarray,
+    latest: np.ndarray,
+    quantiles: list[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and standard deviation of the columns of numbers, without what is empty; 0 and 1 if not wanted.
 
     Sine and cosine of dates stay as they are. `chosen` are the nodes that count, bool [num_nodes].
@@ -404,12 +580,21 @@ def _moments(db: Database, values: Values, chosen: np.ndarray, latest: np.ndarra
         rows = _numbers(db, values, first, last, latest, quantiles)[chosen[first:last]]
         squares += np.nansum((rows - found) ** 2, 0)
     scaled = values.first_features[:-1]
-    mean[scaled], std[scaled] = found[scaled], np.maximum(np.sqrt(squares / np.maximum(counts, 1)), LEAST)[scaled]
+    mean[scaled], std[scaled] = (
+        found[scaled],
+        np.maximum(np.sqrt(squares / np.maximum(counts, 1)), LEAST)[scaled],
+    )
     return mean, std
 
 
-def _numbers(db: Database, values: Values, first: int, last: int, latest: np.ndarray,
-             quantiles: list[np.ndarray]) -> np.ndarray:
+def _numbers(
+    db: Database,
+    values: Values,
+    first: int,
+    last: int,
+    latest: np.ndarray,
+    quantiles: list[np.ndarray],
+) -> np.ndarray:
     """Read what columns of numbers and of dates become, of some nodes, float64, NaN where a cell is empty.
 
     Args:
@@ -421,15 +606,22 @@ def _numbers(db: Database, values: Values, first: int, last: int, latest: np.nda
         return np.empty((last - first, 0))
     # A run of before there were dates has no times.
     times = [*latest.tolist(), *[0.0] * (len(values.columns) - len(latest))]
-    found = [sql for place, time in enumerate(times) for sql in values.unfitted(place, f"f{place}", time)]
-    chosen = ", ".join(f"coalesce(({sql})::DOUBLE, 'nan'::DOUBLE) AS x{place}" for place, sql in enumerate(found))
-    table = db.fetch(f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number")
+    found = [
+        sql for place, time in enumerate(times) for sql in values.unfitted(place, f"f{place}", time)
+    ]
+    chosen = ", ".join(
+        f"coalesce(({sql})::DOUBLE, 'nan'::DOUBLE) AS x{place}" for place, sql in enumerate(found)
+    )
+    table = db.fetch(
+        f"SELECT {chosen} FROM nodes WHERE number >= {first} AND number < {last} ORDER BY number"
+    )
     rows = np.stack([column.to_numpy() for column in table.columns], axis=1)
     return bend(values, rows, quantiles)
 
 
-def bend(values: Values, rows: Float[np.ndarray, "num_rows num_features"],
-         quantiles: list[np.ndarray]) -> Float[np.ndarray, "num_rows num_features"]:
+def bend(
+    values: Values, rows: Float[np.ndarray, "num_rows num_features"], quantiles: list[np.ndarray]
+) -> Float[np.ndarray, "num_rows num_features"]:
     """Take the logarithms and the ranks of those columns of numbers that ask for them, in place."""
     for place, (option, column) in zip(values.first_features, values.columns):
         if option == "features" and column in values.log1p:
@@ -442,7 +634,11 @@ def bend(values: Values, rows: Float[np.ndarray, "num_rows num_features"],
 
 def _texts(db: Database, text: TextFeatures, first: int, last: int) -> list[str]:
     own = f"text{text.place}"
-    ids = f" LEFT JOIN {own} USING (number)" if db.has(own) else ""  # ids of neighbours have a table of their own
-    table = db.fetch(f"SELECT coalesce({own}, '') AS text FROM nodes{ids} WHERE number >= {first} AND number < {last} "
-                     "ORDER BY number")
+    ids = (
+        f" LEFT JOIN {own} USING (number)" if db.has(own) else ""
+    )  # ids of neighbours have a table of their own
+    table = db.fetch(
+        f"SELECT coalesce({own}, '') AS text FROM nodes{ids} WHERE number >= {first} AND number < {last} "
+        "ORDER BY number"
+    )
     return table["text"].to_pylist()

@@ -59,8 +59,10 @@ class TextScores:
         nodes = np.flatnonzero(np.isin(digests, self.digests))
         places = order[np.searchsorted(self.digests[order], digests[nodes])]
         if len(nodes):
-            log.info("scores of texts: %s of the tables keep the scores of models that were fitted without them",
-                     count(len(nodes), "node"))
+            log.info(
+                "scores of texts: %s of the tables keep the scores of models that were fitted without them",
+                count(len(nodes), "node"),
+            )
         return replace(self, nodes=nodes, own=self.own[places], digests=digests[nodes])
 
     def transform(self, first: int, terms: sp.csr_array) -> np.ndarray:
@@ -83,12 +85,22 @@ def check_columns(num_columns: int) -> None:
         ValueError: names the key.
     """
     if num_columns > MAX_COLUMNS:
-        raise ValueError(f"data.nodes.text_features=scores fits a model to each class, {MAX_COLUMNS:,} at most, and "
-                         f"there are {num_columns:,}: set it to hashed")
+        raise ValueError(
+            f"data.nodes.text_features=scores fits a model to each class, {MAX_COLUMNS:,} at most, and "
+            f"there are {num_columns:,}: set it to hashed"
+        )
 
 
-def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metric: str, rng: np.random.Generator, *,
-               first_id: int | None = None, groups: np.ndarray | None = None) -> TextScores:
+def fit_scores(
+    nodes: np.ndarray,
+    terms: sp.csr_array,
+    labels: np.ndarray,
+    metric: str,
+    rng: np.random.Generator,
+    *,
+    first_id: int | None = None,
+    groups: np.ndarray | None = None,
+) -> TextScores:
     """Fit linear models to training nodes: support vector machines to classes and to 0 and 1, ridge regression to
     other numbers.
 
@@ -110,25 +122,42 @@ def fit_scores(nodes: np.ndarray, terms: sp.csr_array, labels: np.ndarray, metri
     is_word = kept < (terms.shape[1] if first_id is None else first_id)
     kept = np.sort(kept[frequency[kept] > is_word])  # more than 1, or than 0
     if not len(kept):
-        raise ValueError("data.nodes.text_features=scores: no term is in the texts of two training nodes; set it to "
-                         "hashed")
+        raise ValueError(
+            "data.nodes.text_features=scores: no term is in the texts of two training nodes; set it to "
+            "hashed"
+        )
     start = time.perf_counter()
     terms = sp.csr_array(terms[:, kept])
     fold = rng.permutation(len(nodes)) % NUM_FOLDS if groups is None else divide_groups(groups, rng)
     own = np.zeros((len(nodes), num_columns), np.float32)
-    weights, bias = np.zeros((len(kept), num_columns), np.float32), np.zeros(num_columns, np.float32)
+    weights, bias = (
+        np.zeros((len(kept), num_columns), np.float32),
+        np.zeros(num_columns, np.float32),
+    )
     for number in range(NUM_FOLDS + 1):  # the last ones see all nodes
         seen, held_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
         seen_terms, held_out_terms = terms[seen], terms[held_out]
         for column in range(num_columns):
-            pulse.beat(f"fitting scores of texts, {number + 1} of {NUM_FOLDS + 1}", pulse.State.LONG)
+            pulse.beat(
+                f"fitting scores of texts, {number + 1} of {NUM_FOLDS + 1}", pulse.State.LONG
+            )
             target = _target(labels[seen], metric, column)
-            weights[:, column], bias[column] = _fit_one(seen_terms, target, is_real=metric in VALUE_METRICS)
+            weights[:, column], bias[column] = _fit_one(
+                seen_terms, target, is_real=metric in VALUE_METRICS
+            )
             own[held_out, column] = held_out_terms @ weights[:, column] + bias[column]
-    correct = f"; right for {(own.argmax(1) == labels[:, 0]).mean():.1%} of the held-out" * (metric in CLASS_METRICS)
-    log.info("scores of texts: %s linear models of %s terms, fitted to %s nodes in %s folds, %.0f s%s",
-             f"{num_columns * (NUM_FOLDS + 1):,}", f"{len(kept):,}", f"{len(nodes):,}", NUM_FOLDS,
-             time.perf_counter() - start, correct)
+    correct = f"; right for {(own.argmax(1) == labels[:, 0]).mean():.1%} of the held-out" * (
+        metric in CLASS_METRICS
+    )
+    log.info(
+        "scores of texts: %s linear models of %s terms, fitted to %s nodes in %s folds, %.0f s%s",
+        f"{num_columns * (NUM_FOLDS + 1):,}",
+        f"{len(kept):,}",
+        f"{len(nodes):,}",
+        NUM_FOLDS,
+        time.perf_counter() - start,
+        correct,
+    )
     axis = None if metric in CLASS_METRICS else 0
     mean, std = own.mean(axis), np.maximum(own.std(axis), 1e-6)
     return TextScores(nodes, (own - mean) / std, kept, weights / std, (bias - mean) / std)
@@ -153,7 +182,9 @@ def divide_groups(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _target(labels: np.ndarray, metric: str, column: int) -> np.ndarray:
-    return np.where(labels[:, 0] == column, 1.0, 0.0) if metric in CLASS_METRICS else labels[:, column]
+    return (
+        np.where(labels[:, 0] == column, 1.0, 0.0) if metric in CLASS_METRICS else labels[:, column]
+    )
 
 
 def _fit_one(terms: sp.csr_array, target: np.ndarray, *, is_real: bool) -> tuple[np.ndarray, float]:
@@ -162,7 +193,9 @@ def _fit_one(terms: sp.csr_array, target: np.ndarray, *, is_real: bool) -> tuple
     values = target[known]
     if not len(values) or (values == values[0]).all():
         constant = float(values[0]) if len(values) else 0.0
-        return np.zeros(terms.shape[1]), constant if is_real else 2 * constant - 1  # a sure no, or yes
+        return np.zeros(
+            terms.shape[1]
+        ), constant if is_real else 2 * constant - 1  # a sure no, or yes
     model = Ridge(solver="sparse_cg") if is_real else LinearSVC(C=0.25, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -64,8 +64,10 @@ class Counted:
 
 def order_of(db: Database, table: str, column: str) -> str:
     """Write SQL for the order of names: that of numbers where all of them are, else that of texts."""
-    others, = db.execute(f"SELECT count(*) FILTER (NOT regexp_full_match({column}, '{WHOLE_NUMBER}')), "
-                         f"count(*) FILTER (coalesce(NOT isfinite(TRY_CAST({column} AS DOUBLE)), true)) FROM {table}")
+    (others,) = db.execute(
+        f"SELECT count(*) FILTER (NOT regexp_full_match({column}, '{WHOLE_NUMBER}')), "
+        f"count(*) FILTER (coalesce(NOT isfinite(TRY_CAST({column} AS DOUBLE)), true)) FROM {table}"
+    )
     kind = "BIGINT" if others[0] == 0 else "DOUBLE" if others[1] == 0 else "VARCHAR"
     return f"{column}::{kind}, {column}"
 
@@ -76,17 +78,40 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
     Args:
         ends: tables of edges, each with a column of ids of the nodes.
     """
-    db.stage("ids", "SELECT DISTINCT id FROM (" + " UNION ALL ".join(
-        f"SELECT {source.text(column)} AS id FROM {source.relation}" for source, column in ends)
-        + ") WHERE id IS NOT NULL", "collecting ids", ordered=False)
-    db.stage("nodes", f"SELECT (row_number() OVER (ORDER BY {order_of(db, 'ids', 'id')}) - 1)::INTEGER AS number, id "
-             "FROM ids ORDER BY number", "numbering ids")
+    db.stage(
+        "ids",
+        "SELECT DISTINCT id FROM ("
+        + " UNION ALL ".join(
+            f"SELECT {source.text(column)} AS id FROM {source.relation}" for source, column in ends
+        )
+        + ") WHERE id IS NOT NULL",
+        "collecting ids",
+        ordered=False,
+    )
+    db.stage(
+        "nodes",
+        f"SELECT (row_number() OVER (ORDER BY {order_of(db, 'ids', 'id')}) - 1)::INTEGER AS number, id "
+        "FROM ids ORDER BY number",
+        "numbering ids",
+    )
 
 
-def join(db: Database, source: Source, ends: tuple[str, str], values: Values, relation: str | None, *,
-         time: tuple[str, str] | None, id_column: str | None, refuse_dangling: bool,
-         fitted: Fitted | None = None, nodes: tuple[str, str] = ("nodes", "nodes"),
-         limit: RelationLimit = ONE_HOT, unknown: str = "error", until: float | None = None) -> Fitted:
+def join(
+    db: Database,
+    source: Source,
+    ends: tuple[str, str],
+    values: Values,
+    relation: str | None,
+    *,
+    time: tuple[str, str] | None,
+    id_column: str | None,
+    refuse_dangling: bool,
+    fitted: Fitted | None = None,
+    nodes: tuple[str, str] = ("nodes", "nodes"),
+    limit: RelationLimit = ONE_HOT,
+    unknown: str = "error",
+    until: float | None = None,
+) -> Fitted:
     """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
@@ -111,12 +136,27 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: Values, re
     """
     ids = [source.text(column) for column in ends]
     chosen = [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(db, source))]
-    joins = [f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id" for own, side in zip(nodes, ("s", "t"), strict=True)]
-    kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in range(len(values.columns)))]
+    joins = [
+        f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id"
+        for own, side in zip(nodes, ("s", "t"), strict=True)
+    ]
+    kept = [
+        "s.number AS s",
+        "t.number AS t",
+        *(f"v{place}" for place in range(len(values.columns))),
+    ]
     if relation is not None:
         kind = source.text(relation)
-        _number_relations(db, source, relation, ids, None if fitted is None else fitted.relations, nodes, limit,
-                          unknown)
+        _number_relations(
+            db,
+            source,
+            relation,
+            ids,
+            None if fitted is None else fitted.relations,
+            nodes,
+            limit,
+            unknown,
+        )
         chosen.append(f"{kind} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept.append("r.number AS r")
@@ -124,21 +164,51 @@ def join(db: Database, source: Source, ends: tuple[str, str], values: Values, re
         chosen.append(f"{source.place(db, *time)} AS w")
         kept.append("w")
     inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
-    db.stage("joined", f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
-             "joining edges with nodes", ordered=False)
-    source.warn_rounded(db, "joined", {f"v{place}": name for place, name in values.unscaled()},
-                        "Subtract a constant to keep their differences, or set data.edges.standardize=true")
-    missing = _report(db, source, ends, values, id_column=id_column, refuse_dangling=refuse_dangling, nodes=nodes,
-                      fitted=fitted)
+    db.stage(
+        "joined",
+        f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
+        "joining edges with nodes",
+        ordered=False,
+    )
+    source.warn_rounded(
+        db,
+        "joined",
+        {f"v{place}": name for place, name in values.unscaled()},
+        "Subtract a constant to keep their differences, or set data.edges.standardize=true",
+    )
+    missing = _report(
+        db,
+        source,
+        ends,
+        values,
+        id_column=id_column,
+        refuse_dangling=refuse_dangling,
+        nodes=nodes,
+        fitted=fitted,
+    )
     if fitted is not None:
         return fitted
-    flagged = [place for place, count in enumerate(missing) if count] if values.empty == "flag" else []
-    return values.fit_edges(db, source.name, Fitted(Columns(), relations(db), flagged),
-                            until if time is not None else None)
+    flagged = (
+        [place for place, count in enumerate(missing) if count] if values.empty == "flag" else []
+    )
+    return values.fit_edges(
+        db,
+        source.name,
+        Fitted(Columns(), relations(db), flagged),
+        until if time is not None else None,
+    )
 
 
-def _number_relations(db: Database, source: Source, column: str, ids: list[str], known: list[str] | None,
-                      nodes: tuple[str, str], limit: RelationLimit, unknown: str) -> None:
+def _number_relations(
+    db: Database,
+    source: Source,
+    column: str,
+    ids: list[str],
+    known: list[str] | None,
+    nodes: tuple[str, str],
+    limit: RelationLimit,
+    unknown: str,
+) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
 
     Args:
@@ -150,29 +220,55 @@ def _number_relations(db: Database, source: Source, column: str, ids: list[str],
     kind = source.text(column)
     if known is not None:
         schema = pa.schema([("number", pa.int32()), ("name", pa.string())])
-        db.fill("relations", schema, iter([pa.record_batch(
-            [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())], schema=schema)]))
-        joined = " AND ".join(f"{id} IN (SELECT id FROM {own})" for id, own in zip(ids, nodes))  # others are dropped
+        db.fill(
+            "relations",
+            schema,
+            iter(
+                [
+                    pa.record_batch(
+                        [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())],
+                        schema=schema,
+                    )
+                ]
+            ),
+        )
+        joined = " AND ".join(
+            f"{id} IN (SELECT id FROM {own})" for id, own in zip(ids, nodes)
+        )  # others are dropped
         is_new = f"{kind} NOT IN (SELECT name FROM relations) AND {joined}"
         if unknown == "error" and (found := source.find_row(db, is_new, kind)):
             name, row, (text,) = found
             mend = "set data.unknown=empty, " if limit is ONE_HOT else ""
-            raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
-                             f"not see. Leave such edges out, {mend}or train with edges of this relation")
+            raise ValueError(
+                f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
+                f"not see. Leave such edges out, {mend}or train with edges of this relation"
+            )
         return
-    db.stage("relation_names", f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
-             "collecting relations")
-    db.stage("relations", "SELECT (row_number() OVER (ORDER BY "
-             f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
-             "numbering relations")
+    db.stage(
+        "relation_names",
+        f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
+        "collecting relations",
+    )
+    db.stage(
+        "relations",
+        "SELECT (row_number() OVER (ORDER BY "
+        f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
+        "numbering relations",
+    )
     if (found := num_relations(db)) > limit.most:
-        raise ValueError(f"{source.name}: column {column} holds {found:,} different relations, which {limit.reason}; "
-                         f"at most {limit.most:,} ({limit.key})")
+        raise ValueError(
+            f"{source.name}: column {column} holds {found:,} different relations, which {limit.reason}; "
+            f"at most {limit.most:,} ({limit.key})"
+        )
 
 
 def relations(db: Database) -> list[str]:
     """Return the relations, in the order of their numbers."""
-    return [row[0] for row in db.execute("SELECT name FROM relations ORDER BY number")] if db.has("relations") else []
+    return (
+        [row[0] for row in db.execute("SELECT name FROM relations ORDER BY number")]
+        if db.has("relations")
+        else []
+    )
 
 
 def num_relations(db: Database) -> int:
@@ -180,8 +276,17 @@ def num_relations(db: Database) -> int:
     return db.execute("SELECT count(*) FROM relations")[0][0] if db.has("relations") else 0
 
 
-def _report(db: Database, source: Source, ends: tuple[str, str], values: Values, *, id_column: str | None,
-            refuse_dangling: bool, nodes: tuple[str, str], fitted: Fitted | None) -> list[int]:
+def _report(
+    db: Database,
+    source: Source,
+    ends: tuple[str, str],
+    values: Values,
+    *,
+    id_column: str | None,
+    refuse_dangling: bool,
+    nodes: tuple[str, str],
+    fitted: Fitted | None,
+) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     ids = [source.text(column) for column in ends]
     counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values.columns))]
@@ -189,32 +294,47 @@ def _report(db: Database, source: Source, ends: tuple[str, str], values: Values,
     is_loop = "s = t" if nodes[0] == nodes[1] else "false"
     rows, dangling, loops, *missing = db.execute(
         f"SELECT count(*), count(*) FILTER (s IS NULL OR t IS NULL), count(*) FILTER ({is_loop})"
-        f"{''.join(f', {count}' for count in [*counts, *more])} FROM joined", "counting edges")[0]
+        f"{''.join(f', {count}' for count in [*counts, *more])} FROM joined",
+        "counting edges",
+    )[0]
     notes = []
     if dangling:
         name, row, (first, second) = source.first_row(
-            db, f"coalesce({ids[0]} NOT IN (SELECT id FROM {nodes[0]}), true) OR "
-            f"coalesce({ids[1]} NOT IN (SELECT id FROM {nodes[1]}), true)", *ids)
-        known = [id is not None and bool(db.execute(f"SELECT 1 FROM {own} WHERE id = " + literal(id)))
-                 for id, own in zip((first, second), nodes)]
+            db,
+            f"coalesce({ids[0]} NOT IN (SELECT id FROM {nodes[0]}), true) OR "
+            f"coalesce({ids[1]} NOT IN (SELECT id FROM {nodes[1]}), true)",
+            *ids,
+        )
+        known = [
+            id is not None and bool(db.execute(f"SELECT 1 FROM {own} WHERE id = " + literal(id)))
+            for id, own in zip((first, second), nodes)
+        ]
         column, id = (ends[1], second) if known[0] else (ends[0], first)
-        problem = f"column {column} is empty" if id is None else f"column {column} names {id!r}, which is not a node"
+        problem = (
+            f"column {column} is empty"
+            if id is None
+            else f"column {column} names {id!r}, which is not a node"
+        )
         if refuse_dangling:
-            raise ValueError(f"{name}: row {row}, {problem}; {dangling:,} rows in all are affected. data.dangling=drop "
-                             "leaves them out")
+            raise ValueError(
+                f"{name}: row {row}, {problem}; {dangling:,} rows in all are affected. data.dangling=drop "
+                "leaves them out"
+            )
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
     notes += values.report(db, source, missing, None if fitted is None else fitted.flagged)
     if more and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
-        notes.append(words.count(loops, 'self-loop'))
+        notes.append(words.count(loops, "self-loop"))
     log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
     if dangling == rows and (rows or fitted is None):
         if not rows:
             raise ValueError(f"{source.name} holds no edges below its header")
         hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
-        raise ValueError(f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}")
-    return missing[:len(values.columns)]
+        raise ValueError(
+            f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}"
+        )
+    return missing[: len(values.columns)]
 
 
 def sort(db: Database, features: list[str], *, has_times: bool, both: bool) -> None:
@@ -230,10 +350,14 @@ def sort(db: Database, features: list[str], *, has_times: bool, both: bool) -> N
         columns += ", coalesce(r, -1) AS r"
     if has_times:
         columns += ", w"
-    forward = f"SELECT ((t::BIGINT << {DST}) | (s::BIGINT << {SRC})) AS k{columns} FROM joined " \
-              "WHERE s IS NOT NULL AND t IS NOT NULL"
-    backward = f" UNION ALL SELECT ((s::BIGINT << {DST}) | (t::BIGINT << {SRC}) | 1) AS k{columns} FROM joined " \
-           "WHERE s <> t"
+    forward = (
+        f"SELECT ((t::BIGINT << {DST}) | (s::BIGINT << {SRC})) AS k{columns} FROM joined "
+        "WHERE s IS NOT NULL AND t IS NOT NULL"
+    )
+    backward = (
+        f" UNION ALL SELECT ((s::BIGINT << {DST}) | (t::BIGINT << {SRC}) | 1) AS k{columns} FROM joined "
+        "WHERE s <> t"
+    )
     db.stage("sorted", f"{forward}{backward if both else ''} ORDER BY k", "sorting edges")
 
 
@@ -265,15 +389,25 @@ class Tally:
         if not len(pairs):
             return
         dst, src = pairs >> (DST - SRC), pairs & NODE
-        self.in_degree[dst[0]:dst[-1] + 1] += np.bincount(dst - dst[0])
+        self.in_degree[dst[0] : dst[-1] + 1] += np.bincount(dst - dst[0])
         loops = src == dst
         self.num_loops += int(np.count_nonzero(loops))
         self._linked[src[~loops]] = self._linked[dst[~loops]] = True
 
     def finish(self, num_without_reverse: int, num_merged: int = 0) -> Counted:
         """Return what was counted."""
-        return Counted(Structure(len(self.in_degree), int(self.in_degree.sum()), num_without_reverse, self.num_loops,
-                                 self.num_duplicates, int(np.count_nonzero(~self._linked))), self.in_degree, num_merged)
+        return Counted(
+            Structure(
+                len(self.in_degree),
+                int(self.in_degree.sum()),
+                num_without_reverse,
+                self.num_loops,
+                self.num_duplicates,
+                int(np.count_nonzero(~self._linked)),
+            ),
+            self.in_degree,
+            num_merged,
+        )
 
 
 def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> Counted:
@@ -297,7 +431,9 @@ def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> 
 
 
 def _loops(db: Database) -> np.ndarray:
-    found = db.fetch(f"SELECT DISTINCT (k >> {DST}) AS node FROM sorted WHERE (k >> {DST}) = ((k >> {SRC}) & {NODE})")
+    found = db.fetch(
+        f"SELECT DISTINCT (k >> {DST}) AS node FROM sorted WHERE (k >> {DST}) = ((k >> {SRC}) & {NODE})"
+    )
     return found["node"].to_numpy()
 
 
@@ -309,13 +445,26 @@ def count_without_reverse(db: Database, *, parallel: bool = False) -> int:
     """
     pair, reverse = f"(k >> {SRC})", f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
     chosen = "" if parallel else "DISTINCT "
-    return db.execute(f"SELECT count(*) FROM (SELECT {chosen}{pair} AS p FROM sorted) AS a ANTI JOIN "
-                      f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)", "counting edges")[0][0]
+    return db.execute(
+        f"SELECT count(*) FROM (SELECT {chosen}{pair} AS p FROM sorted) AS a ANTI JOIN "
+        f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)",
+        "counting edges",
+    )[0][0]
 
 
-def write(db: Database, writer: StoreWriter, counted: Counted, values: Values, known: Fitted, *,
-          directed_relations: bool, add_self_loops: bool, node_features: str | None, has_times: bool,
-          moments: Tensor | None = None) -> None:
+def write(
+    db: Database,
+    writer: StoreWriter,
+    counted: Counted,
+    values: Values,
+    known: Fitted,
+    *,
+    directed_relations: bool,
+    add_self_loops: bool,
+    node_features: str | None,
+    has_times: bool,
+    moments: Tensor | None = None,
+) -> None:
     """Write edges, pointers to them and their features.
 
     Args:
@@ -332,11 +481,15 @@ def write(db: Database, writer: StoreWriter, counted: Counted, values: Values, k
     channels = num_values + relations * (2 if directed_relations else 1)
     with open_arrays(writer, counted, channels, has_times=has_times) as opened:
         for piece in _pieces(db, counted.structure.num_nodes) if opened else ():
-            src, dst, attr = _merge(piece, num_added, channels - num_values, directed_relations=directed_relations)
+            src, dst, attr = _merge(
+                piece, num_added, channels - num_values, directed_relations=directed_relations
+            )
             if add_self_loops:
                 src, dst, attr = _add_self_loops(src, dst, attr, piece)
             assert opened is not None
-            opened.write(src, dst, attr, _merge_times(piece) if has_times else None)  # then no self-loops are added
+            opened.write(
+                src, dst, attr, _merge_times(piece) if has_times else None
+            )  # then no self-loops are added
     if node_features is not None and not writer.has("x"):
         _write_features(writer, node_features, channels, moments)
 
@@ -352,7 +505,9 @@ class EdgeArrays:
     def __init__(self, arrays: dict[str, ArrayFile], num_edges: int):
         self._arrays, self._num_edges, self.first = arrays, num_edges, 0
 
-    def write(self, src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None, times: np.ndarray | None) -> None:
+    def write(
+        self, src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None, times: np.ndarray | None
+    ) -> None:
         """Write the next edges."""
         edges, first = self._arrays["edges"], self.first
         dtype = torch.empty(0, dtype=edges.dtype).numpy().dtype
@@ -366,8 +521,9 @@ class EdgeArrays:
 
 
 @contextlib.contextmanager
-def open_arrays(writer: StoreWriter, counted: Counted, channels: int, *,
-                has_times: bool) -> Iterator[EdgeArrays | None]:
+def open_arrays(
+    writer: StoreWriter, counted: Counted, channels: int, *, has_times: bool
+) -> Iterator[EdgeArrays | None]:
     """Open the arrays of the edges for writing, with the pointers to them; none if they are complete.
 
     Args:
@@ -395,8 +551,13 @@ def map_array(writer: StoreWriter, name: str) -> np.ndarray:
     """Map an array that is written into memory; an empty one is no file that can be mapped."""
     entry = writer.entry(name)
     shape = tuple(entry["shape"])
-    return np.frombuffer(map_file(writer.folder / f"{name}.bin", entry["size"]), entry["dtype"]).reshape(shape) \
-        if entry["size"] else np.empty(shape, entry["dtype"])
+    return (
+        np.frombuffer(
+            map_file(writer.folder / f"{name}.bin", entry["size"]), entry["dtype"]
+        ).reshape(shape)
+        if entry["size"]
+        else np.empty(shape, entry["dtype"])
+    )
 
 
 def _write_features(writer: StoreWriter, kind: str, edge_dim: int, moments: Tensor | None) -> None:
@@ -429,7 +590,9 @@ def _pieces(db: Database, num_nodes: int) -> Iterator[_Piece]:
             left.append(batch)  # one destination that is longer than a batch
             continue
         rows = [*left, {name: column[:cut] for name, column in batch.items()}]
-        yield _Piece({name: np.concatenate([part[name] for part in rows]) for name in batch}, first, last)
+        yield _Piece(
+            {name: np.concatenate([part[name] for part in rows]) for name in batch}, first, last
+        )
         left, first = [{name: column[cut:] for name, column in batch.items()}], last
     if not left:  # there are no edges
         empty = db.fetch("SELECT * FROM sorted LIMIT 0")
@@ -438,8 +601,9 @@ def _pieces(db: Database, num_nodes: int) -> Iterator[_Piece]:
     yield _Piece(columns, first, num_nodes)
 
 
-def _merge(piece: _Piece, num_added: int, num_relations: int, *,
-           directed_relations: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _merge(
+    piece: _Piece, num_added: int, num_relations: int, *, directed_relations: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Make rows of equal edges one; returns sources, destinations and features [num_edges, channels] or none.
 
     Of rows in one direction weights are added and features averaged, as float64; of both directions the mean is taken,
@@ -465,8 +629,15 @@ def _merge(piece: _Piece, num_added: int, num_relations: int, *,
     return src, dst, np.concatenate(parts, axis=1) if parts else None
 
 
-def merge_new(columns: dict[str, np.ndarray], num_added: int, num_relations: int, *, directed_relations: bool,
-              both: bool, loops_of: range) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def merge_new(
+    columns: dict[str, np.ndarray],
+    num_added: int,
+    num_relations: int,
+    *,
+    directed_relations: bool,
+    both: bool,
+    loops_of: range,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Sort a few edges that join new nodes to a graph, and merge those that are equal, as :func:`write` does.
 
     Args:
@@ -480,18 +651,26 @@ def merge_new(columns: dict[str, np.ndarray], num_added: int, num_relations: int
         Sources, destinations, int64, and features, float32 [num_edges, channels] or none; sorted by destination.
     """
     src, dst = columns.pop("s"), columns.pop("t")
-    keys = np.concatenate([dst << DST | src << SRC, (src << DST | dst << SRC | 1)[src != dst][:len(src) * both]])
-    rows = np.concatenate([np.arange(len(src)), np.flatnonzero(src != dst)[:len(src) * both]])
+    keys = np.concatenate(
+        [dst << DST | src << SRC, (src << DST | dst << SRC | 1)[src != dst][: len(src) * both]]
+    )
+    rows = np.concatenate([np.arange(len(src)), np.flatnonzero(src != dst)[: len(src) * both]])
     order = keys.argsort(kind="stable")
-    piece = _Piece({"k": keys[order], **{name: column[rows[order]] for name, column in columns.items()}},
-                   loops_of.start, loops_of.stop)
+    piece = _Piece(
+        {"k": keys[order], **{name: column[rows[order]] for name, column in columns.items()}},
+        loops_of.start,
+        loops_of.stop,
+    )
     src, dst, attr = _merge(piece, num_added, num_relations, directed_relations=directed_relations)
     if not len(loops_of):
         return src, dst, attr
     cut = int(np.searchsorted(dst, loops_of.start))
     own = _add_self_loops(src[cut:], dst[cut:], None if attr is None else attr[cut:], piece)
-    return (np.concatenate([src[:cut], own[0]]), np.concatenate([dst[:cut], own[1]]),
-            None if attr is None else np.concatenate([attr[:cut], own[2]]))
+    return (
+        np.concatenate([src[:cut], own[0]]),
+        np.concatenate([dst[:cut], own[1]]),
+        None if attr is None else np.concatenate([attr[:cut], own[2]]),
+    )
 
 
 def _merge_times(piece: _Piece) -> np.ndarray:
@@ -523,8 +702,9 @@ def _starts(keys: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(keys, prepend=-1))
 
 
-def _add_self_loops(src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None,
-                    piece: _Piece) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _add_self_loops(
+    src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None, piece: _Piece
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Add the missing self-loops of a piece; their features are the mean of those of the edges that end at the node."""
     missing = np.ones(piece.last - piece.first, bool)
     missing[dst[src == dst] - piece.first] = False
@@ -532,7 +712,11 @@ def _add_self_loops(src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None,
     src, new_dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
     order = np.lexsort((src, new_dst))
     if attr is not None:
-        mean: Tensor = scatter(torch.from_numpy(attr), torch.from_numpy(dst - piece.first), dim_size=len(missing),
-                               reduce="mean")
+        mean: Tensor = scatter(
+            torch.from_numpy(attr),
+            torch.from_numpy(dst - piece.first),
+            dim_size=len(missing),
+            reduce="mean",
+        )
         attr = np.concatenate([attr, mean.numpy()[missing]])[order]
     return src[order], new_dst[order], attr

@@ -13,7 +13,13 @@ import pyarrow as pa
 from parallel_epochs.pipeline.data.check import LARGEST_WHOLE, ROUNDED
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
-from parallel_epochs.pipeline.data.tables.heads import SUFFIXES, expand, newline_of, read_head, separator_of
+from parallel_epochs.pipeline.data.tables.heads import (
+    SUFFIXES,
+    expand,
+    newline_of,
+    read_head,
+    separator_of,
+)
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, pattern_of, quote
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 from parallel_epochs.pipeline.run import limits, words
@@ -21,8 +27,21 @@ from parallel_epochs.pipeline.run import limits, words
 log = logging.getLogger(__name__)
 
 FLOATS = ("FLOAT", "DOUBLE")
-NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
-           "UHUGEINT", "BOOLEAN", "DECIMAL", *FLOATS)
+NUMBERS = (
+    "TINYINT",
+    "SMALLINT",
+    "INTEGER",
+    "BIGINT",
+    "HUGEINT",
+    "UTINYINT",
+    "USMALLINT",
+    "UINTEGER",
+    "UBIGINT",
+    "UHUGEINT",
+    "BOOLEAN",
+    "DECIMAL",
+    *FLOATS,
+)
 NESTED = ("STRUCT", "MAP", "UNION")
 # The largest number of float32; what training computes in.
 LARGEST = "3.4028234663852886e38"
@@ -54,8 +73,11 @@ class Source:
 
     def with_rows(self, column: str) -> "Source":
         """Return the same table with a column that holds the number of each row, from 1."""
-        return replace(self, columns=self.columns | {column: "BIGINT"}, relation=(
-            f"(SELECT *, row_number() OVER () AS {quote(column)} FROM {self.relation})"))
+        return replace(
+            self,
+            columns=self.columns | {column: "BIGINT"},
+            relation=(f"(SELECT *, row_number() OVER () AS {quote(column)} FROM {self.relation})"),
+        )
 
     def text(self, column: str) -> str:
         """Write SQL for a cell as text, NULL where it is empty; a whole number of a float column has no point."""
@@ -63,8 +85,10 @@ class Source:
         if kind == "VARCHAR":
             return f"nullif({name}, '')"
         if kind in FLOATS:
-            return (f"CASE WHEN isnan({name}) THEN NULL WHEN {name} = floor({name}) AND abs({name}) < 1e18 "
-                    f"THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END")
+            return (
+                f"CASE WHEN isnan({name}) THEN NULL WHEN {name} = floor({name}) AND abs({name}) < 1e18 "
+                f"THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END"
+            )
         return f"{name}::VARCHAR"
 
     def number(self, option: str, column: str) -> str:
@@ -82,12 +106,26 @@ class Source:
         elif kind.startswith(NUMBERS):
             value = f"{name}::DOUBLE"
         else:
-            dates = f". Give dates as {self.key}.dates" if kind.startswith(("DATE", "TIMESTAMP")) else ""
-            raise ValueError(f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is not a "
-                             f"number{dates}")
+            dates = (
+                f". Give dates as {self.key}.dates"
+                if kind.startswith(("DATE", "TIMESTAMP"))
+                else ""
+            )
+            raise ValueError(
+                f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is not a "
+                f"number{dates}"
+            )
         return f"CASE WHEN abs({value}) <= {LARGEST} THEN {value} END"
 
-    def time(self, db: Database, column: str, option: str, *, may_be_empty: bool, is_feature: bool = False) -> str:
+    def time(
+        self,
+        db: Database,
+        column: str,
+        option: str,
+        *,
+        may_be_empty: bool,
+        is_feature: bool = False,
+    ) -> str:
         """Write SQL for a cell as a time: a number, or of a date the seconds since 1970, in UTC where it has no zone.
 
         Args:
@@ -100,24 +138,47 @@ class Source:
         text = self.text(column)
         number, date = (cast_time(text, kind) for kind in ("DOUBLE", "TIMESTAMPTZ"))
         known = [f"coalesce(isfinite({value}), false)" for value in (number, date)]
-        filled, = db.execute(f"SELECT count(*), count(*) FILTER ({known[0]}), count(*) FILTER ({known[1]}), count(*) "
-                             f"FILTER (NOT regexp_matches({text}, '{ZONED}')) FROM {self.relation} "
-                             f"WHERE {text} IS NOT NULL", "reading times")
-        are_numbers = not is_feature and (filled[1] == filled[0] or filled[1] > 0 and not may_be_empty)
+        (filled,) = db.execute(
+            f"SELECT count(*), count(*) FILTER ({known[0]}), count(*) FILTER ({known[1]}), count(*) "
+            f"FILTER (NOT regexp_matches({text}, '{ZONED}')) FROM {self.relation} "
+            f"WHERE {text} IS NOT NULL",
+            "reading times",
+        )
+        are_numbers = not is_feature and (
+            filled[1] == filled[0] or filled[1] > 0 and not may_be_empty
+        )
         wrong = f"NOT {known[0 if are_numbers else 1]}{f' AND {text} IS NOT NULL' if may_be_empty else ''}"
         if found := self.find_row(db, wrong, text):
             name, row, (value,) = found
-            problem = "is empty" if value is None else f"holds {value!r}, which is not a date" if not are_numbers else (
-                f"holds {value!r}, which is not a number")
-            kinds, mend = "times are numbers in every row, or dates", "leave it out" + (
-                "" if option == "data.rows.time" else ", or set data.split=random")
+            problem = (
+                "is empty"
+                if value is None
+                else f"holds {value!r}, which is not a date"
+                if not are_numbers
+                else (f"holds {value!r}, which is not a number")
+            )
+            kinds, mend = (
+                "times are numbers in every row, or dates",
+                "leave it out"
+                + ("" if option == "data.rows.time" else ", or set data.split=random"),
+            )
             if is_feature:
-                kinds, mend = "cells are empty, or dates", f"give a column of numbers as one of {self.key}.features"
-            raise ValueError(f"{name}: row {row}, column {column} {problem}; {kinds} such as 2024-05-31 or 2024-05-31 "
-                             f"18:00+02:00 in every row ({option}). Correct the row, or {mend}")
+                kinds, mend = (
+                    "cells are empty, or dates",
+                    f"give a column of numbers as one of {self.key}.features",
+                )
+            raise ValueError(
+                f"{name}: row {row}, column {column} {problem}; {kinds} such as 2024-05-31 or 2024-05-31 "
+                f"18:00+02:00 in every row ({option}). Correct the row, or {mend}"
+            )
         if not are_numbers and filled[0]:
-            log.info("%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC", self.name,
-                     column, f"{filled[3]:,}", f"{filled[0]:,}")
+            log.info(
+                "%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC",
+                self.name,
+                column,
+                f"{filled[3]:,}",
+                f"{filled[0]:,}",
+            )
         return number if are_numbers else f"epoch({date})"
 
     def place(self, db: Database, kind: str, column: str) -> str:
@@ -146,11 +207,17 @@ class Source:
             ValueError: a cell names no split.
         """
         known = ", ".join(f"'{name}'" for name in SPLIT_NAMES)
-        if found := self.find_row(db, f"lower(trim({self.text(column)})) NOT IN ({known})", self.text(column)):
+        if found := self.find_row(
+            db, f"lower(trim({self.text(column)})) NOT IN ({known})", self.text(column)
+        ):
             name, row, (text,) = found
-            raise ValueError(f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
-                             f"test or empty ({key})")
-        whens = " ".join(f"WHEN '{name}' THEN {SPLITS.index(split)}" for name, split in SPLIT_NAMES.items())
+            raise ValueError(
+                f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
+                f"test or empty ({key})"
+            )
+        whens = " ".join(
+            f"WHEN '{name}' THEN {SPLITS.index(split)}" for name, split in SPLIT_NAMES.items()
+        )
         return f"CASE lower(trim({cell or self.text(column)})) {whens} ELSE 3 END"
 
     def group(self, db: Database, column: str) -> str:
@@ -160,8 +227,10 @@ class Source:
             ValueError: a cell is empty.
         """
         if found := self.find_row(db, f"{self.text(column)} IS NULL"):
-            raise ValueError(f"{found[0]}: row {found[1]}, column {column} is empty; every row needs a group "
-                             "(data.split_by)")
+            raise ValueError(
+                f"{found[0]}: row {found[1]}, column {column} is empty; every row needs a group "
+                "(data.split_by)"
+            )
         return self.text(column)
 
     def is_wrong(self, option: str, column: str) -> str:
@@ -176,15 +245,19 @@ class Source:
             ValueError: names the key, the table and the type.
         """
         if (kind := self.columns[column]).startswith(NESTED) or kind.endswith("]"):
-            raise ValueError(f"{key}={column}: the column of {self.name} is {kind}, and a cell must be one text, "
-                             "number or date. Write such a column as text, or as several columns")
+            raise ValueError(
+                f"{key}={column}: the column of {self.name} is {kind}, and a cell must be one text, "
+                "number or date. Write such a column as text, or as several columns"
+            )
 
     def find_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple] | None:
         """Find the first row that fulfils a condition: the file, the number of the row from 1, and some values."""
         chosen = ", ".join(values) or "NULL"
         for part, name in self.parts:
-            rows = db.execute(f'SELECT "#row", {chosen} FROM (SELECT row_number() OVER () AS "#row", * FROM {part}) '
-                              f'WHERE {condition} ORDER BY "#row" LIMIT 1')
+            rows = db.execute(
+                f'SELECT "#row", {chosen} FROM (SELECT row_number() OVER () AS "#row", * FROM {part}) '
+                f'WHERE {condition} ORDER BY "#row" LIMIT 1'
+            )
             if rows:
                 return name, rows[0][0], rows[0][1:]
         return None
@@ -207,10 +280,14 @@ class Source:
                 mend = ""
                 if option == "features":
                     words_too = ", of words as one of data.nodes.categories or data.nodes.text"
-                    mend = f". Correct it, or give a column of dates as one of {self.key}.dates" + \
-                        words_too * (self.key == "data.nodes")
-                raise ValueError(f"{name}: row {row}, column {column} holds {text!r}, which is not a finite number of "
-                                 f"float32 ({self.key}.{option}){mend}")
+                    mend = (
+                        f". Correct it, or give a column of dates as one of {self.key}.dates"
+                        + words_too * (self.key == "data.nodes")
+                    )
+                raise ValueError(
+                    f"{name}: row {row}, column {column} holds {text!r}, which is not a finite number of "
+                    f"float32 ({self.key}.{option}){mend}"
+                )
 
     def refuse_empty(self, db: Database, column: str, condition: str, count: int) -> NoReturn:
         """Refuse the empty cells of a column.
@@ -223,8 +300,10 @@ class Source:
             ValueError: always; names the file, the column and the first such row.
         """
         name, row, _ = cast(tuple, self.first_row(db, condition))
-        raise ValueError(f"{name}: row {row}, column {column} is empty; {count:,} rows in all are affected. "
-                         "data.empty=zero takes them for zeros")
+        raise ValueError(
+            f"{name}: row {row}, column {column} is empty; {count:,} rows in all are affected. "
+            "data.empty=zero takes them for zeros"
+        )
 
     def warn_rounded(self, db: Database, table: str, columns: dict[str, str], mend: str) -> None:
         """Say in the log which columns hold whole numbers that float32 rounds.
@@ -233,16 +312,33 @@ class Source:
             table: a stage with the numbers.
             columns: SQL for a number of it, and the name of the column.
         """
-        lost = [f"FILTER (abs({number}) > {LARGEST_WHOLE} AND {number} = floor({number}) AND "
-                f"{number}::FLOAT <> {number})" for number in columns]
-        chosen = [f"count(*) {which}, min({number}) {which}" for number, which in zip(columns, lost)]
-        counts, = db.execute(f"SELECT {', '.join(chosen)} FROM {table}", "reading numbers") if columns else [()]
+        lost = [
+            f"FILTER (abs({number}) > {LARGEST_WHOLE} AND {number} = floor({number}) AND "
+            f"{number}::FLOAT <> {number})"
+            for number in columns
+        ]
+        chosen = [
+            f"count(*) {which}, min({number}) {which}" for number, which in zip(columns, lost)
+        ]
+        (counts,) = (
+            db.execute(f"SELECT {', '.join(chosen)} FROM {table}", "reading numbers")
+            if columns
+            else [()]
+        )
         for column, count, first in zip(columns.values(), counts[::2], counts[1::2]):
             if count:
-                log.warning(ROUNDED, f"{self.name}: column {column}", f"{count:,}", f"{first:,.0f}",
-                            f"{float(np.float32(first)):,.0f}", mend)
+                log.warning(
+                    ROUNDED,
+                    f"{self.name}: column {column}",
+                    f"{count:,}",
+                    f"{first:,.0f}",
+                    f"{float(np.float32(first)):,.0f}",
+                    mend,
+                )
 
-    def refuse_values(self, db: Database, option: str, columns: list[str], condition: str, reason: str) -> None:
+    def refuse_values(
+        self, db: Database, option: str, columns: list[str], condition: str, reason: str
+    ) -> None:
         """Refuse numbers for which a condition holds.
 
         Args:
@@ -253,11 +349,15 @@ class Source:
             ValueError: names the file, the column and the first such row.
         """
         for column in columns:
-            if found := self.find_row(db, f"{self.number(option, column)} {condition}", self.text(column)):
+            if found := self.find_row(
+                db, f"{self.number(option, column)} {condition}", self.text(column)
+            ):
                 name, row, (text,) = found
                 raise ValueError(f"{name}: row {row}, column {column} holds {text}{reason}")
 
-    def report_empty(self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
+    def report_empty(
+        self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str
+    ) -> str:
         """Say what becomes of the empty cells of a column of numbers.
 
         Args:
@@ -299,14 +399,18 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
     if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
         return _open_database(db, key, paths[0], table)
     if table is not None:
-        raise ValueError(f"{key}.table={table}: {path} is not a DuckDB or SQLite file. Leave it out")
+        raise ValueError(
+            f"{key}.table={table}: {path} is not a DuckDB or SQLite file. Leave it out"
+        )
     parts = [(_relation([path]), str(path)) for path in paths]
     columns = [db.columns(part) for part, _ in parts]
     limits.check_columns(str(path), max(map(len, columns)))
     for (_, name), other in zip(parts, columns):
         if other != columns[0]:
-            raise ValueError(f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
-                             f"{', '.join(columns[0])}: the files of a table must have the same columns and types")
+            raise ValueError(
+                f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
+                f"{', '.join(columns[0])}: the files of a table must have the same columns and types"
+            )
     return Source(key, str(path), _relation(paths), parts, columns[0])
 
 
@@ -319,10 +423,16 @@ def _relation(paths: list[Path]) -> str:
     head = read_head(first, separator)
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in head)
     # DuckDB would take the line break of a name for the end of the rows, and find no row.
-    ends = f", new_line={literal(newline_of(first, separator))}" if any("\n" in name for name in head) else ""
-    return (f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
-            f"quote='\"', escape='\"'{ends}, max_line_size={longest}, "
-            f"buffer_size={max(longest, USUAL_BUFFER)}, compression='{'gzip' if first.suffix == '.gz' else 'none'}')")
+    ends = (
+        f", new_line={literal(newline_of(first, separator))}"
+        if any("\n" in name for name in head)
+        else ""
+    )
+    return (
+        f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
+        f"quote='\"', escape='\"'{ends}, max_line_size={longest}, "
+        f"buffer_size={max(longest, USUAL_BUFFER)}, compression='{'gzip' if first.suffix == '.gz' else 'none'}')"
+    )
 
 
 def _open_database(db: Database, key: str, path: Path, table: str | None) -> Source:
@@ -349,6 +459,8 @@ def _copy_sqlite(db: Database, name: str, path: Path, columns: list[str], table:
 
         def batches() -> Iterator[pa.RecordBatch]:
             while rows := cursor.fetchmany(CHUNK):
-                yield pa.record_batch([pa.array(cells, pa.string()) for cells in zip(*rows)], schema=schema)
+                yield pa.record_batch(
+                    [pa.array(cells, pa.string()) for cells in zip(*rows)], schema=schema
+                )
 
         db.fill(name, schema, batches())

@@ -47,23 +47,39 @@ class Database:
         self.folder = folder
         path, spill = folder / "work-tables.duckdb", folder / "work-spill"
         shutil.rmtree(spill, ignore_errors=True)  # of a process that was killed
-        settings: dict[str, Any] = {"memory_limit": memory_limit, "threads": threads or torch.get_num_threads(),
-                                    "temp_directory": str(spill), "autoinstall_known_extensions": False,
-                                    "autoload_known_extensions": False, "python_enable_replacements": False}
+        settings: dict[str, Any] = {
+            "memory_limit": memory_limit,
+            "threads": threads or torch.get_num_threads(),
+            "temp_directory": str(spill),
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+        }
         try:
             self._connection = _connect(path, settings)
         except duckdb.Error as error:
-            log.warning("%s cannot be opened (%s): reading the tables again", path, _first_line(error))
+            log.warning(
+                "%s cannot be opened (%s): reading the tables again", path, _first_line(error)
+            )
             for left in (path, path.with_name(f"{path.name}.wal")):
                 left.unlink(missing_ok=True)
             self._connection = _connect(path, settings)
-        with contextlib.suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets, where there is none
+        with contextlib.suppress(
+            duckdb.InvalidInputException
+        ):  # a notebook without ipywidgets, where there is none
             self._connection.execute("SET enable_progress_bar = false")
-        self._connection.execute("SET TimeZone = 'UTC'")  # in which times with a zone are written; not the machine's
+        self._connection.execute(
+            "SET TimeZone = 'UTC'"
+        )  # in which times with a zone are written; not the machine's
         # A path with a wildcard is looked up as a pattern before it is read. A database has a log beside it.
-        allowed = {form for path in paths for form in (
-            str(path.absolute()), pattern_of(path), f"{path.absolute()}.wal")}
-        self._connection.execute(f"SET allowed_paths = [{', '.join(map(literal, sorted(allowed)))}]")
+        allowed = {
+            form
+            for path in paths
+            for form in (str(path.absolute()), pattern_of(path), f"{path.absolute()}.wal")
+        }
+        self._connection.execute(
+            f"SET allowed_paths = [{', '.join(map(literal, sorted(allowed)))}]"
+        )
         self._connection.execute("SET enable_external_access = false")
 
     def __enter__(self) -> "Database":
@@ -140,9 +156,13 @@ class Database:
 
     def has(self, name: str) -> bool:
         """Tell whether a stage is complete."""
-        return bool(self.execute(f"SELECT 1 FROM duckdb_tables() "
-                                 f"WHERE database_name = current_database() AND schema_name = current_schema() "
-                                 f"AND table_name = '{name}'"))
+        return bool(
+            self.execute(
+                f"SELECT 1 FROM duckdb_tables() "
+                f"WHERE database_name = current_database() AND schema_name = current_schema() "
+                f"AND table_name = '{name}'"
+            )
+        )
 
     def columns(self, relation: str) -> dict[str, str]:
         """Return the columns of what can stand behind FROM, with their types."""
@@ -168,13 +188,18 @@ class Database:
             finally:
                 self._connection.unregister("batch")
 
-    def stream(self, sql: str, doing: str = "reading the tables") -> Iterator[dict[str, np.ndarray]]:
+    def stream(
+        self, sql: str, doing: str = "reading the tables"
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Go through the rows of a query in order, a batch of columns at a time; none of them may be NULL."""
         with self._explaining(doing):
             for batch in self._connection.sql(sql).to_arrow_reader(BATCH):
                 pulse.beat(doing, pulse.State.LONG)
                 if batch.num_rows:
-                    yield {name: column.to_numpy() for name, column in zip(batch.schema.names, batch.columns)}
+                    yield {
+                        name: column.to_numpy()
+                        for name, column in zip(batch.schema.names, batch.columns)
+                    }
 
     def fetch(self, sql: str) -> pa.Table:
         """Return the rows of a query that fit into memory."""
@@ -186,13 +211,17 @@ class Database:
         try:
             yield
         except duckdb.OutOfMemoryException as error:
-            raise FileError(f"{doing}: data.memory_limit is too low, or {self.folder} has no space left for what does "
-                            f"not fit ({format_bytes(shutil.disk_usage(self.folder).free)} are free): "
-                            f"{_first_line(error)}") from error
+            raise FileError(
+                f"{doing}: data.memory_limit is too low, or {self.folder} has no space left for what does "
+                f"not fit ({format_bytes(shutil.disk_usage(self.folder).free)} are free): "
+                f"{_first_line(error)}"
+            ) from error
         except duckdb.Error as error:
             # If the disk has no room for a commit, DuckDB says that the transaction failed, and why in its text.
             if "No space left on device" in str(error):
-                raise FileError(f"{doing}: {self.folder} has no space left: {_first_line(error)}") from error
+                raise FileError(
+                    f"{doing}: {self.folder} has no space left: {_first_line(error)}"
+                ) from error
             if isinstance(error, duckdb.IOException):
                 raise FileError(f"{doing} in {self.folder}: {_first_line(error)}") from error
             raise ValueError(_explain(error)) from error
@@ -215,10 +244,14 @@ def _explain(error: duckdb.Error) -> str:
     if file and "state machine" in text:
         return f"{file[1]}: some lines end in LF and others in CRLF. Give all the same end: sed -i 's/\\r$//' FILE"
     if found := re.search(r"CSV Error on Line: (\d+)", text):
-        lines = [line for line in text.splitlines()[1:] if line and not line.startswith("Original Line")]
+        lines = [
+            line for line in text.splitlines()[1:] if line and not line.startswith("Original Line")
+        ]
         reason = lines[0] if lines else _first_line(error)
         if reason.startswith("Invalid unicode"):
-            reason = "it is not UTF-8 text. Convert the file, for example by iconv -f LATIN1 -t UTF-8"
+            reason = (
+                "it is not UTF-8 text. Convert the file, for example by iconv -f LATIN1 -t UTF-8"
+            )
         if long := re.match(r"Maximum line size of (\d+) bytes", reason):
             reason = f"it has more than {format_bytes(int(long[1]))}. If that is right, raise the limit {LINE}"
         return f"{file[1] if file else 'the table'}: line {found[1]}: {reason}"
@@ -244,4 +277,3 @@ def blocks(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
     """Cut rows into blocks of a size: the first of each, and the one behind its last."""
     for first in range(0, num_rows, size):
         yield first, min(first + size, num_rows)
-

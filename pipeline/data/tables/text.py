@@ -52,17 +52,35 @@ class TextFeatures:
         vectors: singular vectors of the terms that are read, scaled, float16 [num_terms, channels]; empty without them.
     """
 
-    def __init__(self, kind: str, channels: int, *, place: int = 0, num_words: int = 1,
-                 char_lengths: tuple[int, int] = (2, 4), tag_separator: str = "|", is_decomposed: bool = False):
-        kinds: dict[str, dict] = {"words": {"ngram_range": (1, num_words), "sublinear_tf": True},
-                                  "names": {},
-                                  "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
-                                  "tags": {"analyzer": _Tags(tag_separator)}, "ids": {"analyzer": _split_ids}}
+    def __init__(
+        self,
+        kind: str,
+        channels: int,
+        *,
+        place: int = 0,
+        num_words: int = 1,
+        char_lengths: tuple[int, int] = (2, 4),
+        tag_separator: str = "|",
+        is_decomposed: bool = False,
+    ):
+        kinds: dict[str, dict] = {
+            "words": {"ngram_range": (1, num_words), "sublinear_tf": True},
+            "names": {},
+            "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
+            "tags": {"analyzer": _Tags(tag_separator)},
+            "ids": {"analyzer": _split_ids},
+        }
         options = kinds[kind]
         self._tfidf = TfidfTransformer(sublinear_tf=options.pop("sublinear_tf", False))
-        self._hash = HashingVectorizer(n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64,
-                                       **options)
-        self.kind, self.place, self._channels, self._is_decomposed = kind, place, channels, is_decomposed
+        self._hash = HashingVectorizer(
+            n_features=NUM_HASHES, alternate_sign=False, norm=None, dtype=np.float64, **options
+        )
+        self.kind, self.place, self._channels, self._is_decomposed = (
+            kind,
+            place,
+            channels,
+            is_decomposed,
+        )
         self.vectors = np.zeros((0, 0), np.float16)
         self._num_texts, self._frequency = 0, np.zeros(NUM_HASHES, np.int64)
         self._projection: sp.csr_array | None = None
@@ -78,19 +96,29 @@ class TextFeatures:
         terms = np.flatnonzero(self._frequency)
         return self._num_texts, terms, self._frequency[terms]
 
-    def restore(self, num_texts: int, terms: np.ndarray, frequency: np.ndarray, vectors: np.ndarray) -> None:
+    def restore(
+        self, num_texts: int, terms: np.ndarray, frequency: np.ndarray, vectors: np.ndarray
+    ) -> None:
         """Go on as if other texts had been counted and fitted, of which :meth:`counted` told.
 
         Args:
             vectors: those of the other texts; empty without them.
         """
-        if len(terms) != len(frequency) or len(terms) and not 0 <= terms.min() <= terms.max() < NUM_HASHES:
-            raise DamagedFile("what the run learned of its tables is damaged: the terms of its texts are none")
+        if (
+            len(terms) != len(frequency)
+            or len(terms)
+            and not 0 <= terms.min() <= terms.max() < NUM_HASHES
+        ):
+            raise DamagedFile(
+                "what the run learned of its tables is damaged: the terms of its texts are none"
+            )
         self._num_texts = num_texts
         self._frequency[terms] = frequency
         if vectors.size:
             if len(vectors) != len(self.terms):
-                raise DamagedFile("what the run learned of its tables is damaged: vectors of terms are of other terms")
+                raise DamagedFile(
+                    "what the run learned of its tables is damaged: vectors of terms are of other terms"
+                )
             self.vectors = vectors
 
     @cached_property
@@ -118,7 +146,9 @@ class TextFeatures:
         """
         channels = min(self._channels, *texts.shape)
         with threadpool_limits(1, "blas"):  # the last bits depend on the number of threads
-            _, sizes, vectors = randomized_svd(texts, channels, n_iter=NUM_ITERATIONS, random_state=seed)
+            _, sizes, vectors = randomized_svd(
+                texts, channels, n_iter=NUM_ITERATIONS, random_state=seed
+            )
         scale = np.sqrt(channels * texts.shape[0] / np.square(sizes).sum())
         self.vectors = np.ascontiguousarray(vectors.T * scale, np.float16)
 
@@ -142,10 +172,14 @@ class TextFeatures:
         without any term. With a decomposition, it is 1 on average over the rows that were fitted.
         """
         if self.vectors.size:
-            return np.asarray(self.weigh(texts)[:, self.terms] @ self.vectors.astype(np.float64), np.float32)
+            return np.asarray(
+                self.weigh(texts)[:, self.terms] @ self.vectors.astype(np.float64), np.float32
+            )
         if self._projection is None:
             self._projection = _project(self._frequency, self.channels)
-        return (self.weigh(texts) @ self._projection).toarray().astype(np.float32) * np.float32(self.channels**0.5)
+        return (self.weigh(texts) @ self._projection).toarray().astype(np.float32) * np.float32(
+            self.channels**0.5
+        )
 
 
 class _Tags:
@@ -156,7 +190,9 @@ class _Tags:
 
     def __call__(self, text: str) -> list[str]:
         tags = [tag.strip() for tag in text.lower().split(self._separator)]
-        return [tag for tag in tags if tag] + [tag.partition("::")[0] for tag in tags if "::" in tag]
+        return [tag for tag in tags if tag] + [
+            tag.partition("::")[0] for tag in tags if "::" in tag
+        ]
 
 
 def _split_ids(text: str) -> list[str]:

@@ -28,8 +28,10 @@ NUM_QUANTILES, LEAST_RANK = 1000, 1e-7
 FAR = 7_258_118_400
 # SQL of what a date becomes besides its age, given seconds since 1970 in UTC: its place in the week, which begins on
 # Monday, and that of its month in the year, each as sine and cosine.
-PLACES = (f"(((floor({{0}} / {DAY})::BIGINT + 3) % 7 + 7) % 7) / 7",
-          "(month(make_timestamp(({0} * 1e6)::BIGINT)) - 1) / 12")
+PLACES = (
+    f"(((floor({{0}} / {DAY})::BIGINT + 3) % 7 + 7) % 7) / 7",
+    "(month(make_timestamp(({0} * 1e6)::BIGINT)) - 1) / 12",
+)
 CYCLES = [f"{wave}(2 * pi() * ({place}))" for place in PLACES for wave in ("sin", "cos")]
 
 
@@ -64,7 +66,7 @@ class Values:
 
     def columns_of(self, place: int) -> range:
         """Return the numbers of the features of a column."""
-        return range(*self.first_features[place:place + 2])
+        return range(*self.first_features[place : place + 2])
 
     def is_standardized(self, option: str) -> bool:
         """Tell whether columns of a key are brought to mean 0 and variance 1."""
@@ -72,16 +74,26 @@ class Values:
 
     def unscaled(self) -> list[tuple[int, str]]:
         """Return the places and names of numbers that become float32 as they are."""
-        return [(place, name) for place, (option, name) in enumerate(self.columns)
-                if option != "dates" and not self.is_standardized(option) and (
-                    option == "weight" or name not in self.log1p + self.quantiles)]
+        return [
+            (place, name)
+            for place, (option, name) in enumerate(self.columns)
+            if option != "dates"
+            and not self.is_standardized(option)
+            and (option == "weight" or name not in self.log1p + self.quantiles)
+        ]
 
     def cells(self, db: Database, source: Source) -> list[str]:
         """Write SQL of the cells of each column: numbers, and of dates the seconds since 1970 in UTC."""
-        return [source.number(option, name) if option != "dates" else source.time(
-            db, name, f"{source.key}.dates", may_be_empty=True, is_feature=True) for option, name in self.columns]
+        return [
+            source.number(option, name)
+            if option != "dates"
+            else source.time(db, name, f"{source.key}.dates", may_be_empty=True, is_feature=True)
+            for option, name in self.columns
+        ]
 
-    def report(self, db: Database, source: Source, missing: list[int], flagged: list[int] | None) -> list[str]:
+    def report(
+        self, db: Database, source: Source, missing: list[int], flagged: list[int] | None
+    ) -> list[str]:
         """Say what becomes of the empty cells of each column, and refuse values that have no logarithm.
 
         Args:
@@ -92,11 +104,24 @@ class Values:
         for place, ((option, name), count) in enumerate(zip(self.columns, missing)):
             if count:
                 is_marked = flagged is None or place in flagged
-                notes.append(source.report_empty(
-                    db, option, name, count, empty="zero" if self.empty == "flag" and not is_marked else self.empty,
-                    filled="the mean" if self.is_standardized(option) else "zeros"))
-        source.refuse_values(db, "features", self.log1p, "<= -1", f", but {source.key}.log1p needs values above -1: "
-                             f"correct the value, or remove the column from {source.key}.log1p")
+                notes.append(
+                    source.report_empty(
+                        db,
+                        option,
+                        name,
+                        count,
+                        empty="zero" if self.empty == "flag" and not is_marked else self.empty,
+                        filled="the mean" if self.is_standardized(option) else "zeros",
+                    )
+                )
+        source.refuse_values(
+            db,
+            "features",
+            self.log1p,
+            "<= -1",
+            f", but {source.key}.log1p needs values above -1: "
+            f"correct the value, or remove the column from {source.key}.log1p",
+        )
         return notes
 
     def unfitted(self, place: int, cell: str, latest: float) -> list[str]:
@@ -111,8 +136,7 @@ class Values:
         return [f"({_number(latest)} - {cell}) / {DAY}", *(cycle.format(cell) for cycle in CYCLES)]
 
     def of_edges(self, fitted: Fitted) -> list[str]:
-        """Write SQL of each feature of a joined edge; an empty cell is 0, which is the mean of a standardised column.
-        """
+        """Write SQL of each feature of a joined edge; an empty cell is 0, which is the mean of a standardised column."""
         found = []
         for place, (option, _) in enumerate(self.columns):
             value, *more = self._of_edge(place, fitted)
@@ -122,7 +146,9 @@ class Values:
             found += [f"coalesce({feature}, 0)" for feature in (value, *more)]
         return found + [f"(v{place} IS NULL)::FLOAT" for place in fitted.flagged]
 
-    def fit_edges(self, db: Database, name: str, fitted: Fitted, until: float | None = None) -> Fitted:
+    def fit_edges(
+        self, db: Database, name: str, fitted: Fitted, until: float | None = None
+    ) -> Fitted:
         """Learn of the joined edges the latest time of each column of dates, and the scale of each column.
 
         Args:
@@ -130,18 +156,26 @@ class Values:
             fitted: is completed.
             until: only edges from before this time tell of it; none: all of them do.
         """
-        size, joined = len(self.columns), JOINED if until is None else f"{JOINED} AND w < {_number(until)}"
+        size, joined = (
+            len(self.columns),
+            JOINED if until is None else f"{JOINED} AND w < {_number(until)}",
+        )
         fitted.latest, fitted.mean, fitted.std = np.zeros(size), np.zeros(size), np.ones(size)
         for place, (option, column) in enumerate(self.columns):
             if option == "dates":
-                fitted.latest[place] = describe_dates(name, column, db.execute(
-                    f"SELECT max(v{place}) FROM {joined}")[0][0])
+                fitted.latest[place] = describe_dates(
+                    name, column, db.execute(f"SELECT max(v{place}) FROM {joined}")[0][0]
+                )
             if self.is_standardized(option):
                 fitted.mean[place], fitted.std[place] = _moments(
-                    db, f"SELECT ({self._of_edge(place, fitted)[0]})::DOUBLE AS x FROM {joined} AND v{place} NOTNULL")
+                    db,
+                    f"SELECT ({self._of_edge(place, fitted)[0]})::DOUBLE AS x FROM {joined} AND v{place} NOTNULL",
+                )
         return fitted
 
-    def refit_edges(self, features: Float[np.ndarray, "num_edges num_features"], fitted: Fitted) -> None:
+    def refit_edges(
+        self, features: Float[np.ndarray, "num_edges num_features"], fitted: Fitted
+    ) -> None:
         """Scale features of the edges that training sees by what these tell, and not by what all edges told.
 
         Args:
@@ -151,7 +185,7 @@ class Values:
         ends = itertools.pairwise(self.first_features)
         for place, ((option, name), (first, end)) in enumerate(zip(self.columns, ends)):
             column = features[:, first]
-            known = features[:, first + 1:end].any(1) if option == "dates" else column != 0
+            known = features[:, first + 1 : end].any(1) if option == "dates" else column != 0
             values = column[known].astype(np.float64)
             if len(values) and self.is_standardized(option):
                 mean, std = values.mean(), values.std()
@@ -167,18 +201,26 @@ class Values:
     def _of_edge(self, place: int, fitted: Fitted) -> list[str]:
         option, name = self.columns[place]
         is_log = option == "features" and name in self.log1p
-        return self.unfitted(place, f"ln(1 + v{place})" if is_log else f"v{place}",
-                             fitted.latest[place] if option == "dates" else 0)
+        return self.unfitted(
+            place,
+            f"ln(1 + v{place})" if is_log else f"v{place}",
+            fitted.latest[place] if option == "dates" else 0,
+        )
 
 
 def fit_quantiles(values: Float[np.ndarray, " num_values"]) -> Float[np.ndarray, " num_quantiles"]:
     """Compute NUM_QUANTILES quantiles of some values, or as many as there are values."""
-    found = np.quantile(values, np.linspace(0, 1, min(NUM_QUANTILES, len(values)))) if len(values) else values
+    found = (
+        np.quantile(values, np.linspace(0, 1, min(NUM_QUANTILES, len(values))))
+        if len(values)
+        else values
+    )
     return np.maximum.accumulate(found)
 
 
-def to_normal(values: Float[np.ndarray, " num_rows"],
-              quantiles: Float[np.ndarray, " num_quantiles"]) -> Float[np.ndarray, " num_rows"]:
+def to_normal(
+    values: Float[np.ndarray, " num_rows"], quantiles: Float[np.ndarray, " num_quantiles"]
+) -> Float[np.ndarray, " num_rows"]:
     """Replace values by the normal quantiles of their ranks, as scikit-learn's QuantileTransformer; NaN stays.
 
     Equal values have the mean of the first and the last of their ranks, also where they are the smallest or the largest
@@ -187,27 +229,42 @@ def to_normal(values: Float[np.ndarray, " num_rows"],
     if not len(quantiles) or quantiles[0] == quantiles[-1]:
         return np.where(np.isnan(values), np.nan, 0.0)
     places = np.linspace(0, 1, len(quantiles))
-    ranks = (np.interp(values, quantiles, places) - np.interp(-values, -quantiles[::-1], -places[::-1])) / 2
+    ranks = (
+        np.interp(values, quantiles, places) - np.interp(-values, -quantiles[::-1], -places[::-1])
+    ) / 2
     return ndtri(ranks.clip(LEAST_RANK, 1 - LEAST_RANK))
 
 
 def describe_dates(table: str, column: str, latest: float | None) -> float:
     """Log what a column of dates becomes; returns its latest time in training, 0 where it holds no date."""
     if latest is None:
-        log.warning("%s: column %s holds no date, and its features are the same in every row. Leave it out", table,
-                    column)
+        log.warning(
+            "%s: column %s holds no date, and its features are the same in every row. Leave it out",
+            table,
+            column,
+        )
         return 0.0
     if latest >= FAR:
-        log.warning("%s: the latest time of column %s in training is in the year %s. If it stands for no date, leave "
-                    "such cells empty: the days before the latest time are a feature", table, column,
-                    str(np.datetime64(int(latest), "s"))[:-15])
-    log.info("%s: %s becomes the days before %s UTC, the latest time in training, and sine and cosine of the day of "
-             "the week and of the month", table, column, str(np.datetime64(int(latest), "s")).replace("T", " "))
+        log.warning(
+            "%s: the latest time of column %s in training is in the year %s. If it stands for no date, leave "
+            "such cells empty: the days before the latest time are a feature",
+            table,
+            column,
+            str(np.datetime64(int(latest), "s"))[:-15],
+        )
+    log.info(
+        "%s: %s becomes the days before %s UTC, the latest time in training, and sine and cosine of the day of "
+        "the week and of the month",
+        table,
+        column,
+        str(np.datetime64(int(latest), "s")).replace("T", " "),
+    )
     return latest
 
 
 def _moments(db: Database, sql: str) -> tuple[float, float]:
     """Compute mean and standard deviation of a column ``x``. The order of its rows, which differs, changes no bit."""
+
     def total(of: str) -> float:
         parts = db.stream(f"SELECT {of} AS x FROM ({sql})", "scaling the features of edges")
         return math.fsum(itertools.chain.from_iterable(part["x"].tolist() for part in parts))

@@ -75,35 +75,54 @@ class Explanation:
         what = "" if self.label is None else f" {self.label}:"
         parts = ", ".join(f"{name} {value:+.3f}" for name, value in self.totals.items())
         check = "complete" if self.is_complete else "NOT complete"
-        return (f"{self.id}:{what} {self.prediction:.4g}\n{self.unit} {self.score:+.3f}, at the means of all columns "
-                f"{self.baseline:+.3f}. Shares: {parts}; {check}: their sum misses the difference by {self.gap:+.4f}, "
-                f"and {max(TOLERANCE * abs(self.score - self.baseline), LEAST_GAP):.4f} is allowed")
+        return (
+            f"{self.id}:{what} {self.prediction:.4g}\n{self.unit} {self.score:+.3f}, at the means of all columns "
+            f"{self.baseline:+.3f}. Shares: {parts}; {check}: their sum misses the difference by {self.gap:+.4f}, "
+            f"and {max(TOLERANCE * abs(self.score - self.baseline), LEAST_GAP):.4f} is allowed"
+        )
 
     def __str__(self) -> str:
         parts = [self.summary]
         for name, table in self._parts():
             if len(table):
                 plain = {"prediction": "{:.4f}".format} if "prediction" in table else {}
-                parts.append(f"{name}\n" + table.head(SHOWN).to_string(
-                    index=False, float_format="{:+.4f}".format, formatters=plain))
+                parts.append(
+                    f"{name}\n"
+                    + table.head(SHOWN).to_string(
+                        index=False, float_format="{:+.4f}".format, formatters=plain
+                    )
+                )
         if self.without is not None:
             parts.append(f"without the {len(self.edges)} edges together: {self.without:.4g}")
         return "\n\n".join([*parts, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
-        plain = {name: value for name, value in vars(self).items() if not isinstance(value, pd.DataFrame)}
-        found = {name: [{key: None if value != value else value for key, value in row.items()}
-                        for row in table.to_dict("records")] for name, table in self._parts()}
+        plain = {
+            name: value for name, value in vars(self).items() if not isinstance(value, pd.DataFrame)
+        }
+        found = {
+            name: [
+                {key: None if value != value else value for key, value in row.items()}
+                for row in table.to_dict("records")
+            ]
+            for name, table in self._parts()
+        }
         return {**plain, **found, "gap": self.gap, "is_complete": self.is_complete}
 
     def table(self) -> pd.DataFrame:
         """Return all parts in one table, with the column ``part`` in front."""
-        base = pd.DataFrame([{"column": self.base["method"], "share": self.base["share"]}] if self.base else [])
+        base = pd.DataFrame(
+            [{"column": self.base["method"], "share": self.base["share"]}] if self.base else []
+        )
         named = [(name, table) for name, table in [*self._parts(), ("base", base)] if len(table)]
-        return pd.concat([table.assign(part=name, of=self.id) for name, table in named], ignore_index=True).pipe(
-            lambda found: found[["of", "part", *found.columns.drop(["of", "part"])]]) if named else pd.DataFrame(
-            {"of": [], "part": []})
+        return (
+            pd.concat(
+                [table.assign(part=name, of=self.id) for name, table in named], ignore_index=True
+            ).pipe(lambda found: found[["of", "part", *found.columns.drop(["of", "part"])]])
+            if named
+            else pd.DataFrame({"of": [], "part": []})
+        )
 
     def to_html(self) -> str:
         """Return the tables as a part of a page."""
@@ -111,15 +130,20 @@ class Explanation:
         parts += [picture(self.id, self.atoms)] if self.atoms else []
         for name, table in self._parts():
             if len(table):
-                parts.append(f"<h3>{name.capitalize()}</h3>{table.to_html(index=False, float_format='{:.4g}'.format)}")
+                parts.append(
+                    f"<h3>{name.capitalize()}</h3>{table.to_html(index=False, float_format='{:.4g}'.format)}"
+                )
         return f'<section class="why"><h2>{escape(self.id)}</h2>{"".join(parts)}</section>'
 
     def write(self, path: str | Path) -> None:
         """Write the tables to a file: a page for ``.html``, and :meth:`table` for tables."""
         path = Path(path)
         if path.suffix == ".html":
-            files.write_text(path, f'<!doctype html><meta charset="utf-8"><title>{escape(self.id)}</title>{STYLE}'
-                                   f"{self.to_html()}\n")
+            files.write_text(
+                path,
+                f'<!doctype html><meta charset="utf-8"><title>{escape(self.id)}</title>{STYLE}'
+                f"{self.to_html()}\n",
+            )
         else:
             found = self.table()
             tables.write(path, [{name: found[name].to_numpy() for name in found.columns}])

@@ -27,13 +27,25 @@ def picture(smiles: str, shares: Sequence[float]) -> str:
     if molecule is None or molecule.GetNumAtoms() != len(shares):
         return "<p>The molecule is not drawn, since RDKit reads another one in its SMILES.</p>"
     most = max(map(abs, shares), default=0.0)
-    colours = {atom: tuple(1 - abs(share) / most * (1 - part) for part in (RAISES if share > 0 else LOWERS))
-               for atom, share in enumerate(shares) if most > 0}
+    colours = {
+        atom: tuple(
+            1 - abs(share) / most * (1 - part) for part in (RAISES if share > 0 else LOWERS)
+        )
+        for atom, share in enumerate(shares)
+        if most > 0
+    }
     drawing = rdMolDraw2D.MolDraw2DSVG(WIDTH, HEIGHT)
-    rdMolDraw2D.PrepareAndDrawMolecule(drawing, molecule, highlightAtoms=list(colours), highlightBonds=[],
-                                       highlightAtomColors=colours)
+    rdMolDraw2D.PrepareAndDrawMolecule(
+        drawing,
+        molecule,
+        highlightAtoms=list(colours),
+        highlightBonds=[],
+        highlightAtomColors=colours,
+    )
     drawing.FinishDrawing()
     image = base64.b64encode(drawing.GetDrawingText().encode()).decode()
-    return (f'<p><img alt="the molecule" width="{WIDTH}" height="{HEIGHT}" src="data:image/svg+xml;base64,{image}"></p>'
-            f"<p>Blue atoms raise the score and orange atoms lower it; the strongest colour stands for a share of "
-            f"{most:.3g}.</p>")
+    return (
+        f'<p><img alt="the molecule" width="{WIDTH}" height="{HEIGHT}" src="data:image/svg+xml;base64,{image}"></p>'
+        f"<p>Blue atoms raise the score and orange atoms lower it; the strongest colour stands for a share of "
+        f"{most:.3g}.</p>"
+    )

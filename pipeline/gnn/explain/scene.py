@@ -80,11 +80,18 @@ class Scene:
         """Copies that are predicted in one forward; one where the model reads a whole graph at once."""
         if not self.is_exact:
             return 1
-        size = max(self.data.num_nodes / MOST_NODES, len(self.link) / MOST_EDGES, self.data.x.numel() / MOST_NUMBERS)
+        size = max(
+            self.data.num_nodes / MOST_NODES,
+            len(self.link) / MOST_EDGES,
+            self.data.x.numel() / MOST_NUMBERS,
+        )
         return max(1, int(1 / size))
 
-    def vary(self, x: Float[Tensor, "num_copies num_nodes channels"],
-             edge_attr: Float[Tensor, "num_copies num_edges columns"] | None) -> Float[Tensor, "num_copies columns"]:
+    def vary(
+        self,
+        x: Float[Tensor, "num_copies num_nodes channels"],
+        edge_attr: Float[Tensor, "num_copies num_edges columns"] | None,
+    ) -> Float[Tensor, "num_copies columns"]:
         """Predict copies with other features.
 
         Args:
@@ -107,7 +114,10 @@ class Scene:
     @torch.no_grad()
     def without(self, removed: Sequence[Removed]) -> Float[Tensor, "num_copies columns"]:
         """Predict copies that lack something."""
-        parts = [removed[first:first + self.copies_at_once] for first in range(0, len(removed), self.copies_at_once)]
+        parts = [
+            removed[first : first + self.copies_at_once]
+            for first in range(0, len(removed), self.copies_at_once)
+        ]
         return torch.cat([self.rows(self._copies(part), len(part)) for part in parts])
 
     def _copies(self, removed: Sequence[Removed]) -> Data:
@@ -122,7 +132,9 @@ class Scene:
                 kept[row, torch.tensor(one.nodes, device=device)] = False
                 kept_edges[row] &= kept[row][self.edges].all(0)
         place = kept.flatten().cumsum(0) - 1
-        nodes, positions = ((mask.flatten().nonzero().squeeze(1) % mask.size(1)) for mask in (kept, kept_edges))
+        nodes, positions = (
+            (mask.flatten().nonzero().squeeze(1) % mask.size(1)) for mask in (kept, kept_edges)
+        )
         offset = torch.arange(num, device=device).view(1, -1, 1) * data.num_nodes
         edges = place[(self.edges.unsqueeze(1) + offset).flatten(1)[:, kept_edges.flatten()]]
         indptr = torch.zeros(len(nodes) + 1, dtype=torch.int64, device=device)
@@ -147,15 +159,18 @@ class LinkKeys:
 
     def __init__(self, data: Graph, *, is_undirected: bool | None = None):
         self._data, reverse = data, reverses_of(data.types.relations)
-        self._forward = torch.tensor([reverse.get(number, number) for number in range(len(data.types.relations))])
+        self._forward = torch.tensor(
+            [reverse.get(number, number) for number in range(len(data.types.relations))]
+        )
         if data.types.homogeneous and is_undirected is None:
             src, dst = plain_edges(data.edge_index).long()
             first, second = (a * data.num_nodes + b for a, b in ((src, dst), (dst, src)))
             is_undirected = torch.equal(first.sort()[0], second.sort()[0])
         self._is_undirected = is_undirected
 
-    def of(self, edges: Int[Tensor, "2 num_edges"], edge_attr: Tensor | None,
-           num_nodes: int) -> Int[Tensor, " num_edges"]:
+    def of(
+        self, edges: Int[Tensor, "2 num_edges"], edge_attr: Tensor | None, num_nodes: int
+    ) -> Int[Tensor, " num_edges"]:
         """Return the number of the link of each edge, which an edge shares with its reverse edge."""
         src, dst = edges
         relation = torch.zeros_like(src)
@@ -163,7 +178,11 @@ class LinkKeys:
             relation = cast(Tensor, edge_attr)[:, 0].long()
             forward = self._forward.to(src.device)[relation]
             turned = forward != relation
-            src, dst, relation = torch.where(turned, dst, src), torch.where(turned, src, dst), forward
+            src, dst, relation = (
+                torch.where(turned, dst, src),
+                torch.where(turned, src, dst),
+                forward,
+            )
         elif self._is_undirected:
             src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
         return (relation * num_nodes + src) * num_nodes + dst
@@ -199,8 +218,15 @@ def of_pair(setup: Setup, pair: Sequence[int], keys: LinkKeys) -> Scene:
 
     def answer(logits: Tensor) -> Tensor:
         """Mix in the score of the simple method, which stays as it is."""
-        return logits if not simple else cast(Any, task.mixture).answer(
-            lambda: logits, lambda scorer: scorer.of_pairs(torch.tensor([pair])).to(logits), of_test=True)
+        return (
+            logits
+            if not simple
+            else cast(Any, task.mixture).answer(
+                lambda: logits,
+                lambda scorer: scorer.of_pairs(torch.tensor([pair])).to(logits),
+                of_test=True,
+            )
+        )
 
     simple = task.mixture is not None and 0 < task.mixture.share < 1
     data = setup.data if task.test_data is None else task.test_data
@@ -210,24 +236,48 @@ def of_pair(setup: Setup, pair: Sequence[int], keys: LinkKeys) -> Scene:
 def of_graph(setup: Setup, number: int) -> Scene:
     """Take one of many graphs."""
     data, alone, model = setup.data, cast(NodeTask, setup.task).alone(), setup.model
-    nodes = torch.arange(*data.ptr[number:number + 2].tolist())
+    nodes = torch.arange(*data.ptr[number : number + 2].tolist())
     indptr = data.edge_index.get_csc()[0][0]
-    position = torch.arange(int(indptr[nodes[0]]), int(indptr[nodes[-1] + 1])) if len(nodes) else nodes
+    position = (
+        torch.arange(int(indptr[nodes[0]]), int(indptr[nodes[-1] + 1])) if len(nodes) else nodes
+    )
     edges = plain_edges(data.edge_index)[:, position].long() - nodes[:1].view(1, -1)
-    local = Data(num_nodes=len(nodes), x=data.x[nodes], n_id=nodes,
-                 edge_attr=None if data.edge_attr is None else data.edge_attr[position])
+    local = Data(
+        num_nodes=len(nodes),
+        x=data.x[nodes],
+        n_id=nodes,
+        edge_attr=None if data.edge_attr is None else data.edge_attr[position],
+    )
 
     def rows(batch: Data, num: int) -> Tensor:
         batch.ptr = torch.cat([batch.sizes.new_zeros(1), batch.sizes.cumsum(0)])
-        batch.graph_id, batch.target = torch.arange(num, device=batch.x.device), batch.x.new_ones(num).bool()
+        batch.graph_id, batch.target = (
+            torch.arange(num, device=batch.x.device),
+            batch.x.new_ones(num).bool(),
+        )
         batch.train_mask = batch.target
         return alone.predict(model, batch)[1]
 
-    return _scene(setup, local, edges, list(range(len(nodes))), rows, LinkKeys(data, is_undirected=True), is_exact=True)
+    return _scene(
+        setup,
+        local,
+        edges,
+        list(range(len(nodes))),
+        rows,
+        LinkKeys(data, is_undirected=True),
+        is_exact=True,
+    )
 
 
-def _take(setup: Setup, data: Data, nodes: list[int], rows: Callable[[Data, int], Tensor], keys: LinkKeys, *,
-          reads_all: bool = False) -> Scene:
+def _take(
+    setup: Setup,
+    data: Data,
+    nodes: list[int],
+    rows: Callable[[Data, int], Tensor],
+    keys: LinkKeys,
+    *,
+    reads_all: bool = False,
+) -> Scene:
     """Take the neighbourhood of some nodes, or the whole graph where it has no bound."""
     encoder = setup.kind.encoder(setup.model)
     num_hops, reason = count_hops(encoder)
@@ -241,27 +291,55 @@ def _take(setup: Setup, data: Data, nodes: list[int], rows: Callable[[Data, int]
     local.edge_index = plain_edges(local.edge_index).long()
     if setup.table is not None:
         local = setup.table.attach(local, setup.device)
-    return _scene(setup, local, local.edge_index, nodes, rows, keys, is_exact=not (reads_all or reason))
+    return _scene(
+        setup, local, local.edge_index, nodes, rows, keys, is_exact=not (reads_all or reason)
+    )
 
 
-def _scene(setup: Setup, local: Data, edges: Tensor, nodes: list[int], rows: Callable[[Data, int], Tensor],
-           keys: LinkKeys, *, is_exact: bool) -> Scene:
+def _scene(
+    setup: Setup,
+    local: Data,
+    edges: Tensor,
+    nodes: list[int],
+    rows: Callable[[Data, int], Tensor],
+    keys: LinkKeys,
+    *,
+    is_exact: bool,
+) -> Scene:
     model, tables = setup.model.eval(), setup.data.get("x_tables")
-    encoder = None if tables is None else next(
-        module for module in model.modules() if isinstance(module, TableEncoder) and len(module.sizes) == len(tables))
+    encoder = (
+        None
+        if tables is None
+        else next(
+            module
+            for module in model.modules()
+            if isinstance(module, TableEncoder) and len(module.sizes) == len(tables)
+        )
+    )
     local.edge_index = None
     local, edges = local.to(setup.device), edges.to(setup.device)
     targets = torch.tensor(nodes, device=setup.device)
     link = _number(keys.of(edges, local.edge_attr, local.num_nodes))
-    return Scene(local, edges, link, targets, _hops(edges, targets, local.num_nodes), is_exact, encoder, rows,
-                 is_graph="ptr" in setup.data, is_pair=setup.kind.takes_pairs)
+    return Scene(
+        local,
+        edges,
+        link,
+        targets,
+        _hops(edges, targets, local.num_nodes),
+        is_exact,
+        encoder,
+        rows,
+        is_graph="ptr" in setup.data,
+        is_pair=setup.kind.takes_pairs,
+    )
 
 
 def _number(key: Int[Tensor, " num_edges"]) -> Int[Tensor, " num_edges"]:
     """Number the links, in the order in which their first edges enter the nodes."""
     _, number = key.unique(return_inverse=True)
     first = torch.full((len(key),), len(key), device=key.device).scatter_reduce(
-        0, number, torch.arange(len(key), device=key.device), "amin")
+        0, number, torch.arange(len(key), device=key.device), "amin"
+    )
     order = first.argsort(stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
@@ -269,8 +347,7 @@ def _number(key: Int[Tensor, " num_edges"]) -> Int[Tensor, " num_edges"]:
 
 
 def _hops(edges: Tensor, targets: Tensor, num_nodes: int) -> Tensor:
-    """Count the steps from the targets to each node, against the edges; those that none reaches have as many as nodes.
-    """
+    """Count the steps from the targets to each node, against the edges; those that none reaches have as many as nodes."""
     hop = torch.full((num_nodes,), num_nodes, device=edges.device)
     hop[targets] = 0
     for step in range(num_nodes):

@@ -42,14 +42,25 @@ class SimpleMethod:
         self.kept, self._setup, self._keys, self._known = kept, setup, keys, dict[int, Tensor]()
         self._data, self._task = setup.bare or setup.data, cast(NodeTask, setup.task)
         self.rows = setup.base.rows if isinstance(setup.base, Base) else None
-        self.part = 0.0 if kept is None or self.rows is None or (
-            kept.reads_labels and not bool(setup.data.train_mask.any())) else kept.share
+        self.part = (
+            0.0
+            if kept is None
+            or self.rows is None
+            or (kept.reads_labels and not bool(setup.data.train_mask.any()))
+            else kept.share
+        )
 
     @cached_property
     def num_copies(self) -> int:
         """Copies of the graph that an explanation may score; 0 if the method takes long, or cannot score others."""
         data, kept = self._data, self.kept
-        if kept is None or not self.part or not kept.fitted or kept.name == SMOOTHED or "ptr" in data:
+        if (
+            kept is None
+            or not self.part
+            or not kept.fitted
+            or kept.name == SMOOTHED
+            or "ptr" in data
+        ):
             return 0
         width = self._task.out_channels + (0 if data.x is None else data.x.size(1))
         sent = STEPS.get(kept.name, FEW_STEPS) * width * max(data.num_edges, data.num_nodes)
@@ -57,7 +68,11 @@ class SimpleMethod:
 
     def of(self, number: int | Sequence[int]) -> Tensor | None:
         """Return its scores for a row; none without a method, and for pairs."""
-        return None if self.rows is None or isinstance(number, Sequence) else self.rows[number].to(self._setup.device)
+        return (
+            None
+            if self.rows is None or isinstance(number, Sequence)
+            else self.rows[number].to(self._setup.device)
+        )
 
     def mix(self, rows: Float[Tensor, "num_copies columns"], base: Tensor | None) -> Tensor:
         """Mix the network's answers of copies with scores of the method, as the run does."""
@@ -65,15 +80,25 @@ class SimpleMethod:
             return rows
         return fusion.mix(rows, cast(Any, self._task).from_learned(base).expand_as(rows), self.part)
 
-    def without(self, number: int | Sequence[int], scene: Scene, removed: Sequence[Removed]) -> Tensor | None:
+    def without(
+        self, number: int | Sequence[int], scene: Scene, removed: Sequence[Removed]
+    ) -> Tensor | None:
         """Return its scores for a row on graphs that lack something; as they are where it is not computed again."""
         base = self.of(number)
         if base is None or not self.num_copies:
             return base
-        return torch.stack([self._scored(cast(int, number), self._without(scene, one)) if one.links or one.nodes
-                            else base for one in removed])
+        return torch.stack(
+            [
+                self._scored(cast(int, number), self._without(scene, one))
+                if one.links or one.nodes
+                else base
+                for one in removed
+            ]
+        )
 
-    def without_column(self, row: int, channels: list[int], mean: Tensor) -> Float[Tensor, " columns"]:
+    def without_column(
+        self, row: int, channels: list[int], mean: Tensor
+    ) -> Float[Tensor, " columns"]:
         """Return its scores for a row if some channels of the row have their mean."""
         data = copy.copy(self._data)
         data.x = data.x.clone()
@@ -108,7 +133,11 @@ class SimpleMethod:
         attr = None if scene.data.edge_attr is None else scene.data.edge_attr.cpu()[lacks]
         # At the border of the scene, only one of an edge and its reverse edge is in it.
         gone = self._keys.of(n_id[edges[:, lacks]], attr, data.num_nodes)
-        kept = (~(torch.isin(self._links, gone) | torch.isin(self._edges, nodes).any(0))).nonzero().squeeze(1)
+        kept = (
+            (~(torch.isin(self._links, gone) | torch.isin(self._edges, nodes).any(0)))
+            .nonzero()
+            .squeeze(1)
+        )
         data.edge_index = keep_edges(data.edge_index, kept)
         for key in ("edge_attr", "edge_time"):
             if data.get(key) is not None:

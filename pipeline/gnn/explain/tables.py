@@ -33,7 +33,10 @@ class Tables:
         rows, scene = [], score.scene
         for place, target in enumerate(scene.targets.tolist()):
             of = ("source: ", "target: ")[place] if scene.is_pair else ""
-            rows += [(of + column, value, share) for column, value, share in self._named(scene, target, nodes[target])]
+            rows += [
+                (of + column, value, share)
+                for column, value, share in self._named(scene, target, nodes[target])
+            ]
         found = pd.DataFrame(rows, columns=["column", "value", "share"])
         by = ["column"] if scene.is_graph else ["column", "value"]
         return _largest_first(found.groupby(by, as_index=False, sort=False)["share"].sum(), "share")
@@ -46,11 +49,22 @@ class Tables:
             kind = int(types_of(data, torch.tensor([score.number])))
             channels = name_nodes(self._setup.config.data, data)[kind]
             nodes = data.types.nodes_of(data.types.names[kind])
-            names = list(dict.fromkeys(one.column for one in channels if one.column))[:score.simple.num_copies]
-            drops = score.without_columns({name: [place for place, one in enumerate(channels) if one.column == name]
-                                           for name in names}, data.x[nodes.start:nodes.stop].float().mean(0))
-            texts = {name: text for name, text, _ in sum_by_column(
-                channels, data.x[score.number].tolist(), [1.0] * len(channels))}
+            names = list(dict.fromkeys(one.column for one in channels if one.column))[
+                : score.simple.num_copies
+            ]
+            drops = score.without_columns(
+                {
+                    name: [place for place, one in enumerate(channels) if one.column == name]
+                    for name in names
+                },
+                data.x[nodes.start : nodes.stop].float().mean(0),
+            )
+            texts = {
+                name: text
+                for name, text, _ in sum_by_column(
+                    channels, data.x[score.number].tolist(), [1.0] * len(channels)
+                )
+            }
             rows = [(name, texts[name], drop) for name, drop in drops.items() if drop]
         return _largest_first(pd.DataFrame(rows, columns=["column", "value", "drop"]), "drop")
 
@@ -60,15 +74,39 @@ class Tables:
         for node, drop, lowered in tried:
             number = int(scene.data.n_id[node])
             direct = torch.isin(scene.edges[1], scene.targets) & (scene.edges[0] == node)
-            rows.append({"id": self._name(scene, node), "type": types.names[int(types_of(self._data, torch.tensor(
-                number)))], "hops": int(scene.hop[node]), "relation": self._relation_names(scene, direct),
-                "label": "" if scene.is_graph else self.label_of(number), "share": float(nodes[node].sum()),
-                "drop": drop, "prediction": lowered, "columns": text_of(self._named(scene, node, nodes[node]))})
-        found = pd.DataFrame(rows, columns=["id", "type", "hops", "relation", "label", "share", "drop", "prediction",
-                                            "columns"])
-        return found.drop(columns=["type"] * types.homogeneous + ["hops"] * scene.is_graph
-                          + ["label"] * (not self._setup.kind.has_labels or scene.is_graph)
-                          + ["relation"] * (scene.is_graph or not any(found["relation"])))
+            rows.append(
+                {
+                    "id": self._name(scene, node),
+                    "type": types.names[int(types_of(self._data, torch.tensor(number)))],
+                    "hops": int(scene.hop[node]),
+                    "relation": self._relation_names(scene, direct),
+                    "label": "" if scene.is_graph else self.label_of(number),
+                    "share": float(nodes[node].sum()),
+                    "drop": drop,
+                    "prediction": lowered,
+                    "columns": text_of(self._named(scene, node, nodes[node])),
+                }
+            )
+        found = pd.DataFrame(
+            rows,
+            columns=[
+                "id",
+                "type",
+                "hops",
+                "relation",
+                "label",
+                "share",
+                "drop",
+                "prediction",
+                "columns",
+            ],
+        )
+        return found.drop(
+            columns=["type"] * types.homogeneous
+            + ["hops"] * scene.is_graph
+            + ["label"] * (not self._setup.kind.has_labels or scene.is_graph)
+            + ["relation"] * (scene.is_graph or not any(found["relation"]))
+        )
 
     def edges(self, scene: Scene, tried: list[Tried], shares: Tensor) -> pd.DataFrame:
         """Describe the edges that were taken out."""
@@ -78,27 +116,60 @@ class Tables:
             edge = int(is_own.nonzero()[0])
             source, target = scene.edges[:, edge].tolist()
             attr = [] if scene.data.edge_attr is None else scene.data.edge_attr[edge].tolist()
-            channels = of_relation[int(relations_of(self._data, scene.data.edge_attr[edge:edge + 1]))] if attr else []
-            rows.append({"source": self._name(scene, source), "target": self._name(scene, target),
-                         "relation": self._relation_names(scene, is_own),
-                         "hops": int(scene.hop[scene.edges[1, is_own]].min()) + 1, "share": float(shares[link].sum()),
-                         "drop": drop, "prediction": lowered,
-                         "columns": text_of(sum_by_column(channels, attr, shares[link].tolist()))})
-        found = pd.DataFrame(rows, columns=["source", "target", "relation", "hops", "share", "drop", "prediction",
-                                            "columns"])
-        return found.drop(columns=["relation"] * self._data.types.homogeneous + ["hops"] * scene.is_graph
-                          + ["columns", "share"] * (not any(found["columns"])))
+            channels = (
+                of_relation[int(relations_of(self._data, scene.data.edge_attr[edge : edge + 1]))]
+                if attr
+                else []
+            )
+            rows.append(
+                {
+                    "source": self._name(scene, source),
+                    "target": self._name(scene, target),
+                    "relation": self._relation_names(scene, is_own),
+                    "hops": int(scene.hop[scene.edges[1, is_own]].min()) + 1,
+                    "share": float(shares[link].sum()),
+                    "drop": drop,
+                    "prediction": lowered,
+                    "columns": text_of(sum_by_column(channels, attr, shares[link].tolist())),
+                }
+            )
+        found = pd.DataFrame(
+            rows,
+            columns=[
+                "source",
+                "target",
+                "relation",
+                "hops",
+                "share",
+                "drop",
+                "prediction",
+                "columns",
+            ],
+        )
+        return found.drop(
+            columns=["relation"] * self._data.types.homogeneous
+            + ["hops"] * scene.is_graph
+            + ["columns", "share"] * (not any(found["columns"]))
+        )
 
     def label_of(self, row: int) -> str:
         """Return the label of a node or graph in a split, as text; "" without one."""
         data, form = self._data, self._setup.task.kind
-        if not self._setup.kind.has_labels or "y" not in data or not any(bool(data[mask][row]) for mask in MASKS):
+        if (
+            not self._setup.kind.has_labels
+            or "y" not in data
+            or not any(bool(data[mask][row]) for mask in MASKS)
+        ):
             return ""
         y = data.y[row]
         if form == "real values" or form == "binary tasks" and len(y) == 1:
             return f"{float(y[0]):.4g}"
         names = labels_of(data, cast(Any, self._setup.task).out_channels)
-        on = [int(own) for own in y if own >= 0] if form == "classes" else (y == 1).nonzero().flatten().tolist()
+        on = (
+            [int(own) for own in y if own >= 0]
+            if form == "classes"
+            else (y == 1).nonzero().flatten().tolist()
+        )
         return ", ".join(str(label) if names is None else names[label] for label in on[:NAMED])
 
     @cached_property
@@ -113,7 +184,11 @@ class Tables:
     def _relation_names(self, scene: Scene, edges: Tensor) -> str:
         """Name the relations of some edges."""
         types = self._data.types
-        numbers = [] if types.homogeneous else dict.fromkeys(scene.data.edge_attr[edges, 0].long().tolist())
+        numbers = (
+            []
+            if types.homogeneous
+            else dict.fromkeys(scene.data.edge_attr[edges, 0].long().tolist())
+        )
         return ", ".join(types.name_of(number) for number in numbers)
 
     def _name(self, scene: Scene, node: int) -> str:
@@ -124,8 +199,9 @@ def _largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return table.sort_values(column, key=lambda own: -own.abs(), kind="stable", ignore_index=True)
 
 
-def sum_by_column(channels: Sequence[Channel], values: list[float],
-                  shares: list[float]) -> list[tuple[str, str, float]]:
+def sum_by_column(
+    channels: Sequence[Channel], values: list[float], shares: list[float]
+) -> list[tuple[str, str, float]]:
     """Sum the shares of the channels of each column, and say what is in it; the largest share first."""
     found: dict[str, list] = {}
     for channel, value, share in zip(channels, values, shares, strict=False):
@@ -137,10 +213,14 @@ def sum_by_column(channels: Sequence[Channel], values: list[float],
             own[0] = channel.text
         elif channel.scale is not None:
             own[0] = f"{value * channel.scale + channel.shift:.4g}"
-    return sorted(((name, text, share) for name, (text, share) in found.items() if share),
-                  key=lambda one: -abs(one[2]))
+    return sorted(
+        ((name, text, share) for name, (text, share) in found.items() if share),
+        key=lambda one: -abs(one[2]),
+    )
 
 
 def text_of(named: list[tuple[str, str, float]]) -> str:
     """Write the columns with the largest shares in a line."""
-    return ", ".join(f"{name}{'=' * bool(value)}{value} {share:+.2g}" for name, value, share in named[:NAMED])
+    return ", ".join(
+        f"{name}{'=' * bool(value)}{value} {share:+.2g}" for name, value, share in named[:NAMED]
+    )

@@ -27,10 +27,16 @@ from parallel_epochs.pipeline.run.baseline_file import Baseline
 # Options of the models that model=auto compares, on a graph of one type of nodes and on one of several. All have the
 # layers and channels of the run.
 MODELS: dict[str, dict] = {
-    "deepergcn": {"name": "deepergcn"}, "sage": {"name": "pyg", "conv": "SAGEConv"},
+    "deepergcn": {"name": "deepergcn"},
+    "sage": {"name": "pyg", "conv": "SAGEConv"},
     "gcn": {"name": "pyg", "conv": "GCNConv", "root_weight": True},
-    "gatv2": {"name": "pyg", "conv": "GATv2Conv", "kwargs": {"heads": 4}}}
-TYPED: dict[str, dict] = {"rgcn": {"name": "rgcn"}, "hgt": {"name": "hgt"}, "deepergcn": {"name": "deepergcn"}}
+    "gatv2": {"name": "pyg", "conv": "GATv2Conv", "kwargs": {"heads": 4}},
+}
+TYPED: dict[str, dict] = {
+    "rgcn": {"name": "rgcn"},
+    "hgt": {"name": "hgt"},
+    "deepergcn": {"name": "deepergcn"},
+}
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,7 @@ class Kind(ABC):
 
     @abstractmethod
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
-        """Return what a file of predictions holds: "logits" or "values", a row for each `unit`, and what explains them.
-        """
+        """Return what a file of predictions holds: "logits" or "values", a row for each `unit`, and what explains them."""
 
     @abstractmethod
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
@@ -166,9 +171,14 @@ class Kind(ABC):
         Raises:
             ValueError: the dataset is inconsistent, or does not fit.
         """
-        data = load(self.config.data, self.config.cache_dir, content_hash=content_hash, check=self.check_data,
-                    degrees=self.config.data.counts_degrees,
-                    like=learned_of(self.config.train.init, self.config.data.is_stored))
+        data = load(
+            self.config.data,
+            self.config.cache_dir,
+            content_hash=content_hash,
+            check=self.check_data,
+            degrees=self.config.data.counts_degrees,
+            like=learned_of(self.config.train.init, self.config.data.is_stored),
+        )
         self.check_data(data)
         if not data.types.homogeneous:
             data[MARKS] = self.config.data.find_marks(data.get(FITTED))
@@ -227,7 +237,9 @@ class Kind(ABC):
         self.refuse_nodes(asked, run)
         self.refuse_pairs(asked, run)
 
-    def find(self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | Question | None:
+    def find(
+        self, given: Any, data: Data, whole: Data, asked: GNNPredictConfig
+    ) -> Tensor | Question | None:
         """Find what is asked for in a graph; none for everything.
 
         Args:
@@ -242,23 +254,31 @@ class Kind(ABC):
     def refuse_columns(self, asked: GNNPredictConfig, task: Task) -> None:
         """Refuse columns of the likeliest classes where no classes are learned."""
         if asked.columns != "all" and task.kind != "classes":
-            raise ValueError(f"columns={asked.columns} is for classes, and this run learns {task.kind}. Leave it out")
+            raise ValueError(
+                f"columns={asked.columns} is for classes, and this run learns {task.kind}. Leave it out"
+            )
 
     def refuse_nodes(self, asked: GNNPredictConfig, run: str) -> None:
         """Refuse the keys of tables that have a row for each node."""
         for name, value in asked.keys_of_nodes().items():
             if value:
-                raise ValueError(f"{name}={value} needs a table with a row for each node, and {run} has "
-                                 f"task={self.config.task.name}. Leave it out")
+                raise ValueError(
+                    f"{name}={value} needs a table with a row for each node, and {run} has "
+                    f"task={self.config.task.name}. Leave it out"
+                )
 
     def refuse_pairs(self, asked: GNNPredictConfig, run: str) -> None:
         """Refuse pairs of nodes where no links are predicted."""
         if asked.pairs is not None:
-            raise ValueError(f"pairs={asked.pairs} needs a run of task=link; {run} has task={self.config.task.name}. "
-                             f"{self.instead_of_pairs}")
+            raise ValueError(
+                f"pairs={asked.pairs} needs a run of task=link; {run} has task={self.config.task.name}. "
+                f"{self.instead_of_pairs}"
+            )
         if asked.top is not None:
-            raise ValueError(f"top={asked.top} ranks the targets of links and needs a run of task=link or "
-                             f"trainer=knowledge; {run} has task={self.config.task.name}. Leave it out")
+            raise ValueError(
+                f"top={asked.top} ranks the targets of links and needs a run of task=link or "
+                f"trainer=knowledge; {run} has task={self.config.task.name}. Leave it out"
+            )
 
 
 def numbers_of(chosen: Tensor | None, num_rows: int) -> np.ndarray:

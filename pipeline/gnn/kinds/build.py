@@ -9,7 +9,12 @@ from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.kinds.rows import RowKind
 
 # One line for each member of kinds/.
-KINDS: dict[str, type[Kind]] = {"node": NodeKind, "edge": EdgeKind, "graph": GraphKind, "link": LinkKind}
+KINDS: dict[str, type[Kind]] = {
+    "node": NodeKind,
+    "edge": EdgeKind,
+    "graph": GraphKind,
+    "link": LinkKind,
+}
 
 
 def kind_of(config: GNNConfig) -> Kind:

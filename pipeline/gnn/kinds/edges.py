@@ -9,7 +9,12 @@ from parallel_epochs.pipeline.gnn.contract import Loader
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader
-from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask, find_ends, relations_of, with_both_ways
+from parallel_epochs.pipeline.gnn.tasks.edge import (
+    EdgeTask,
+    find_ends,
+    relations_of,
+    with_both_ways,
+)
 from parallel_epochs.pipeline.metrics import kind_of
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
@@ -19,15 +24,19 @@ class EdgeKind(NodeKind):
     """Predicts the labels of the edges of one table, which are the nodes of a type."""
 
     unit, learns = "edges", EdgeTask
-    instead_of_pairs = ("For new edges give a table of all edges as data.edges.path=FILE, without labels of the new "
-                        "ones, and data.known_labels=all")
+    instead_of_pairs = (
+        "For new edges give a table of all edges as data.edges.path=FILE, without labels of the new "
+        "ones, and data.known_labels=all"
+    )
 
     def check_data(self, data: Data) -> None:
         super().check_data(data)
         relations_of(data)
         if kind_of(data.metric) == "classes" and data.get("out_channels", 2) < 2:
-            raise ValueError(f"all labelled edges of {self.config.data.origin()} have one class: there is nothing to "
-                             "learn. Give labels of two classes or more")
+            raise ValueError(
+                f"all labelled edges of {self.config.data.origin()} have one class: there is nothing to "
+                "learn. Give labels of two classes or more"
+            )
 
     def task(self, data: Data) -> EdgeTask:
         task = super().task(data)
@@ -40,11 +49,15 @@ class EdgeKind(NodeKind):
 
     def undirected(self, data: Data) -> EdgeIndex:
         if data.on_disk:
-            raise ValueError(f"partition={self.config.partition.name} with task=edge cuts a graph in memory, and "
-                             "data.on_disk=true leaves it on the disk. Set partition=random or whole")
+            raise ValueError(
+                f"partition={self.config.partition.name} with task=edge cuts a graph in memory, and "
+                "data.on_disk=true leaves it on the disk. Set partition=random or whole"
+            )
         return with_both_ways(data)
 
     def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
         ends = find_ends(data)[numbers - data.types.nodes_of(data.types.labelled).start].numpy()
-        names = np.append(ids.ids_of(data, None).astype(object), "")  # the last is that of an end that no node has
+        names = np.append(
+            ids.ids_of(data, None).astype(object), ""
+        )  # the last is that of an end that no node has
         return dict(zip(PAIR_COLUMNS, names[ends].T, strict=True))

@@ -20,8 +20,11 @@ class GraphKind(LabelKind):
     unit, is_one_graph, learns = "graphs", False, GraphTask
 
     def sizes(self, data: Data) -> dict[str, Any]:
-        return {"pool": self.config.task.pool, "node_tables": data.get("x_tables"),
-                "edge_tables": data.get("edge_tables")}
+        return {
+            "pool": self.config.task.pool,
+            "node_tables": data.get("x_tables"),
+            "edge_tables": data.get("edge_tables"),
+        }
 
     def task(self, data: Data) -> GraphTask:
         task = super().task(data)
@@ -31,10 +34,12 @@ class GraphKind(LabelKind):
 
     def models(self, data: Data) -> dict[str, dict]:
         pyg: dict[str, Any] = {"name": "pyg", "norm": "batch"}
-        return {"gatedgcn": {**pyg, "conv": "GatedGCNConv", "feed_forward": True},
-                "gin": {**pyg, "conv": "GINConv" if data.edge_attr is None else "GINEConv"},
-                "gatv2": {**pyg, "conv": "GATv2Conv", "kwargs": {"heads": 4}},
-                "deepergcn": {"name": "deepergcn", "norm": "batch"}}
+        return {
+            "gatedgcn": {**pyg, "conv": "GatedGCNConv", "feed_forward": True},
+            "gin": {**pyg, "conv": "GINConv" if data.edge_attr is None else "GINEConv"},
+            "gatv2": {**pyg, "conv": "GATv2Conv", "kwargs": {"heads": 4}},
+            "deepergcn": {"name": "deepergcn", "norm": "batch"},
+        }
 
     def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
         return of_labels(data, task, self.config.baselines.seconds)
@@ -44,4 +49,6 @@ class GraphKind(LabelKind):
 
     def ids(self, predicted: Predicted) -> np.ndarray:
         names = name_graphs(self.config.data)
-        return np.arange(self.num_rows(predicted.graph)) if names is None else np.array(names, object)
+        return (
+            np.arange(self.num_rows(predicted.graph)) if names is None else np.array(names, object)
+        )

@@ -60,33 +60,66 @@ class LabelKind(Kind):
         kind = kind_of(data.metric)
         self.loss.check_kind(kind)
         if (rule := self.config.task.threshold) not in ("f1", "none") and kind != "binary tasks":
-            raise ValueError(f"task.threshold={rule} is for binary tasks, and the dataset ({data.metric}) has {kind}. "
-                             "Leave it out")
+            raise ValueError(
+                f"task.threshold={rule} is for binary tasks, and the dataset ({data.metric}) has {kind}. "
+                "Leave it out"
+            )
         if "out_channels" in data and kind != "real values":
             # The graph is prepared: weights that do not fit its labels are refused here.
-            LabelLoss(self.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks")
+            LabelLoss(
+                self.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks"
+            )
 
     def task(self, data: Data) -> NodeTask:
-        return self.learns(data, label_input=self.config.train.label_input, metric=self.config.task.metric,
-                           loss_options=self.loss, text_scores=self.config.task.text_scores)
+        return self.learns(
+            data,
+            label_input=self.config.train.label_input,
+            metric=self.config.task.metric,
+            loss_options=self.loss,
+            text_scores=self.config.task.text_scores,
+        )
 
-    def record(self, data: Data, task: NodeTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
+    def record(
+        self, data: Data, task: NodeTask, model: torch.nn.Module, rows: Tensor
+    ) -> dict[str, Any]:
         num_labels, few = task.out_channels, task.out_channels <= MAX_LABELS
         splits, rule, thresholds = {}, self.config.task.threshold, None
         if task.kind == "binary tasks" and rule != "none":
-            thresholds = choose_thresholds(data.y[data.valid_mask], rows[data.valid_mask].float(), rule)
+            thresholds = choose_thresholds(
+                data.y[data.valid_mask], rows[data.valid_mask].float(), rule
+            )
         for split, mask in zip(SPLITS, MASKS):
-            counts = count_labels(task.kind, task.metric, data.y[data[mask]], rows[data[mask]],
-                                  scored=split != "train") if few else {}
+            counts = (
+                count_labels(
+                    task.kind,
+                    task.metric,
+                    data.y[data[mask]],
+                    rows[data[mask]],
+                    scored=split != "train",
+                )
+                if few
+                else {}
+            )
             splits[split] = {"rows": int(data[mask].sum()), **counts}
             if thresholds is not None and split != "train":
-                splits[split]["decisions"] = score_decisions(data.y[data[mask]], rows[data[mask]], thresholds)
-        return ({} if thresholds is None else {"threshold": rule, "thresholds": thresholds.tolist()}) | {
-            "num_labels": num_labels, "names": labels_of(data, num_labels) if few else None, "splits": splits}
+                splits[split]["decisions"] = score_decisions(
+                    data.y[data[mask]], rows[data[mask]], thresholds
+                )
+        return (
+            {} if thresholds is None else {"threshold": rule, "thresholds": thresholds.tolist()}
+        ) | {
+            "num_labels": num_labels,
+            "names": labels_of(data, num_labels) if few else None,
+            "splits": splits,
+        }
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         name = "values" if predicted.task.kind == "real values" else "logits"
-        found = {name: predicted.rows, "smoothed": predicted.smoothed, "temperature": predicted.temperatures}
+        found = {
+            name: predicted.rows,
+            "smoothed": predicted.smoothed,
+            "temperature": predicted.temperatures,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
@@ -101,16 +134,32 @@ class LabelKind(Kind):
             own, rows = numbers[part], rows_of[part]
             found = {ID: ids[own], "split": splits_of(predicted.graph, own)}
             smoothed = None if predicted.smoothed is None else predicted.smoothed[rows]
-            return self.describe(own, predicted.graph, asked) | found | (
-                label_columns(predicted.task.kind, predicted.rows[rows], labels, smoothed, asked.columns,
-                              predicted.thresholds)
-                if self.is_labelled(predicted.graph, asked) else {}) | (
-                {} if embeddings is None else {"embedding": embeddings[rows].numpy()})
+            return (
+                self.describe(own, predicted.graph, asked)
+                | found
+                | (
+                    label_columns(
+                        predicted.task.kind,
+                        predicted.rows[rows],
+                        labels,
+                        smoothed,
+                        asked.columns,
+                        predicted.thresholds,
+                    )
+                    if self.is_labelled(predicted.graph, asked)
+                    else {}
+                )
+                | ({} if embeddings is None else {"embedding": embeddings[rows].numpy()})
+            )
 
         width = 0 if embeddings is None else embeddings.size(1)
-        return Table(f"the predictions of {len(numbers):,} {self.unit}"
-                     + f", with embeddings of {width} numbers," * bool(width),
-                     len(numbers), predicted.rows.size(1) + width, columns)
+        return Table(
+            f"the predictions of {len(numbers):,} {self.unit}"
+            + f", with embeddings of {width} numbers," * bool(width),
+            len(numbers),
+            predicted.rows.size(1) + width,
+            columns,
+        )
 
     def accept(self, data: Data, learned: Learned) -> Data:
         return with_labels(learned, data, self.config.data.origin(), self.num_rows(data))
@@ -142,8 +191,10 @@ def check_metric(chosen: str | None, metric: str) -> None:
         ValueError: names those that fit.
     """
     if chosen is not None and chosen not in KINDS[kind := kind_of(metric)]:
-        raise ValueError(f"task.metric={chosen} is a metric of {kind_of(chosen)}, and the dataset ({metric}) has "
-                         f"{kind}. Choose one of {', '.join(KINDS[kind])}")
+        raise ValueError(
+            f"task.metric={chosen} is a metric of {kind_of(chosen)}, and the dataset ({metric}) has "
+            f"{kind}. Choose one of {', '.join(KINDS[kind])}"
+        )
 
 
 def splits_of(data: Data, chosen: np.ndarray) -> np.ndarray:
@@ -161,10 +212,14 @@ def labels_of(data: Data, num_columns: int) -> list[str] | None:
     """Return the names of the classes or tasks; none where they have numbers."""
     if "label_names" not in data:
         return None
-    return unpack_names(data, "label_names")[:num_columns]  # behind them may be classes that no split has
+    return unpack_names(data, "label_names")[
+        :num_columns
+    ]  # behind them may be classes that no split has
 
 
-def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: bool) -> dict[str, Any]:
+def count_labels(
+    kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: bool
+) -> dict[str, Any]:
     """Count the labels of each class, task or target in a split, and score each.
 
     Args:
@@ -185,7 +240,9 @@ def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: boo
         found: dict[str, Any] = {"labels": torch.bincount(labels, minlength=num_labels).tolist()}
         if scored:
             both = labels * num_labels + rows[known].argmax(1)
-            found["confusion"] = torch.bincount(both, minlength=num_labels**2).view(num_labels, num_labels).tolist()
+            found["confusion"] = (
+                torch.bincount(both, minlength=num_labels**2).view(num_labels, num_labels).tolist()
+            )
         if scored and num_labels == 2:
             found["curve"] = count_by_score(labels.float(), rows[known, 1] - rows[known, 0])
         return found
@@ -195,6 +252,9 @@ def count_labels(kind: str, metric: str, y: Tensor, rows: Tensor, *, scored: boo
         if scored:
             found["curve"] = count_by_score(y.flatten(), rows.flatten())
     if scored:
-        scores = [KINDS[kind][metric](y[:, [i]], rows[:, [i]]) if len(y) else math.nan for i in range(y.size(1))]
+        scores = [
+            KINDS[kind][metric](y[:, [i]], rows[:, [i]]) if len(y) else math.nan
+            for i in range(y.size(1))
+        ]
         found["score"] = [score if math.isfinite(score) else None for score in scores]
     return found

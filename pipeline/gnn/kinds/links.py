@@ -15,7 +15,13 @@ from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.cache import load_links
 from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.data.learned import Learned
-from parallel_epochs.pipeline.data.links import RELATION, LinkRelation, link_relation_of, name_relation, sides_of
+from parallel_epochs.pipeline.data.links import (
+    RELATION,
+    LinkRelation,
+    link_relation_of,
+    name_relation,
+    sides_of,
+)
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
@@ -49,9 +55,13 @@ class LinkKind(Kind):
             hits_at(self.config.task.metric)
 
     def load(self, content_hash: str | None) -> Data:
-        data = load_links(self.config.data, self.config.cache_dir, content_hash=content_hash,
-                          relation=self.config.task.relation,
-                          like=learned_of(self.config.train.init, self.config.data.is_stored))
+        data = load_links(
+            self.config.data,
+            self.config.cache_dir,
+            content_hash=content_hash,
+            relation=self.config.task.relation,
+            like=learned_of(self.config.train.init, self.config.data.is_stored),
+        )
         self.check_data(data)
         return data
 
@@ -60,32 +70,52 @@ class LinkKind(Kind):
 
     def task(self, data: Data) -> LinkTask:
         if data.kind is not DataKind.PAIRS:
-            raise ValueError("task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
-                             "labels of nodes: set task=node")
+            raise ValueError(
+                "task=link needs a graph with pairs of nodes, as data=ogb_link reads them; this one has "
+                "labels of nodes: set task=node"
+            )
         asked = self.config.task.valid_edges
-        return LinkTask(data, hidden_channels=self.config.model.hidden_channels, metric=self.config.task.metric,
-                        valid_edges=self.config.data.allows_valid_edges if asked is None else asked)
+        return LinkTask(
+            data,
+            hidden_channels=self.config.model.hidden_channels,
+            metric=self.config.task.metric,
+            valid_edges=self.config.data.allows_valid_edges if asked is None else asked,
+        )
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         task, data = self.config.task, self.config.data
         across = data.links == "edges" and data.link_negatives != "all"
-        return PairLoader(clusters, pairs_per_step=task.pairs_per_step, num_negatives=task.num_negatives,
-                          strict=task.strict_negatives, hide=task.hide_pairs, seed=self.config.seed,
-                          side=sides_of(clusters.data) if across else None)
+        return PairLoader(
+            clusters,
+            pairs_per_step=task.pairs_per_step,
+            num_negatives=task.num_negatives,
+            strict=task.strict_negatives,
+            hide=task.hide_pairs,
+            seed=self.config.seed,
+            side=sides_of(clusters.data) if across else None,
+        )
 
     def model(self, encoder: torch.nn.Module, task: Task) -> LinkModel:
         config = self.config
-        return LinkModel(encoder, task.out_channels, three_hops=self._reads_three_hops(cast(LinkTask, task)),
-                         num_layers=config.task.predictor_layers,
-                         kind=config.task.predictor, reads_index=config.task.common_neighbors,
-                         dropout=getattr(config.model, "dropout", 0.0))
+        return LinkModel(
+            encoder,
+            task.out_channels,
+            three_hops=self._reads_three_hops(cast(LinkTask, task)),
+            num_layers=config.task.predictor_layers,
+            kind=config.task.predictor,
+            reads_index=config.task.common_neighbors,
+            dropout=getattr(config.model, "dropout", 0.0),
+        )
 
     def _reads_three_hops(self, task: LinkTask) -> bool:
         """Tell whether the paths between the nodes of a pair are those of three links."""
         asked, data = self.config.task, self.config.data
         may_be_bipartite = data.links == "edges" and data.link_negatives != "all"
-        return asked.three_hops and asked.hide_pairs and (task.own is not None or (
-            may_be_bipartite and task.is_bipartite))
+        return (
+            asked.three_hops
+            and asked.hide_pairs
+            and (task.own is not None or (may_be_bipartite and task.is_bipartite))
+        )
 
     def encoder(self, model: torch.nn.Module) -> torch.nn.Module:
         return cast(LinkModel, model).encoder
@@ -104,14 +134,34 @@ class LinkKind(Kind):
             return of_rankings(task.links, task.metric, self.config.baselines.seconds, data)
         return of_links(data, task)
 
-    def record(self, data: Data, task: LinkTask, model: torch.nn.Module, rows: Tensor) -> dict[str, Any]:
-        return {"splits": {split: {"rows": len(data[f"{split}_pairs"]), **({} if split == "train" else {
-            "negatives": len(data[f"{split}_negatives"]), **task.describe(model, rows, split)})} for split in SPLITS}}
+    def record(
+        self, data: Data, task: LinkTask, model: torch.nn.Module, rows: Tensor
+    ) -> dict[str, Any]:
+        return {
+            "splits": {
+                split: {
+                    "rows": len(data[f"{split}_pairs"]),
+                    **(
+                        {}
+                        if split == "train"
+                        else {
+                            "negatives": len(data[f"{split}_negatives"]),
+                            **task.describe(model, rows, split),
+                        }
+                    ),
+                }
+                for split in SPLITS
+            }
+        }
 
-    def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> Tensor | pd.DataFrame | top.Asked | None:
+    def read(
+        self, asked: GNNPredictConfig, run: str, *, is_new: bool
+    ) -> Tensor | pd.DataFrame | top.Asked | None:
         pairs = asked.pairs
         if asked.calibrate:
-            raise ValueError(f"calibrate=true is for classes and binary tasks, and {run} has task=link. Leave it out")
+            raise ValueError(
+                f"calibrate=true is for classes and binary tasks, and {run} has task=link. Leave it out"
+            )
         if asked.top is not None:
             return top.read(asked, run)
         self.refuse_nodes(asked, run)
@@ -120,36 +170,60 @@ class LinkKind(Kind):
                 raise ValueError("other data have no pairs to predict: name them by pairs=FILE")
             return None
         if asked.predictions is None and asked.output is None:
-            raise ValueError(f"pairs={pairs} needs a file for its predictions. Give output=TABLE or predictions=FILE")
+            raise ValueError(
+                f"pairs={pairs} needs a file for its predictions. Give output=TABLE or predictions=FILE"
+            )
         return read_pairs(pairs)
 
-    def find(self, given: Tensor | pd.DataFrame | top.Asked | None, data: Data, whole: Data,
-             asked: GNNPredictConfig) -> Int[Tensor, "num_pairs 2"] | top.Question | None:
+    def find(
+        self,
+        given: Tensor | pd.DataFrame | top.Asked | None,
+        data: Data,
+        whole: Data,
+        asked: GNNPredictConfig,
+    ) -> Int[Tensor, "num_pairs 2"] | top.Question | None:
         if given is None:
             if asked.output is not None and not len(data.test_pairs):
-                raise ValueError(f"output={asked.output} holds the pairs of the test without pairs=FILE, and "
-                                 f"{asked.run} has no test pairs. Give a table with the columns source and target as "
-                                 "pairs=FILE")
+                raise ValueError(
+                    f"output={asked.output} holds the pairs of the test without pairs=FILE, and "
+                    f"{asked.run} has no test pairs. Give a table with the columns source and target as "
+                    "pairs=FILE"
+                )
             return None
         if isinstance(given, top.Asked):
             return top.find(given, top.links_of(data), ids_of(whole), asked)
         own = link_relation_of(data)
         if isinstance(given, pd.DataFrame):
-            return number_pairs(given, ids_of(whole), "pairs" if asked.pairs is None else f"pairs={asked.pairs}", own,
-                                skips=asked.skip_unknown)
+            return number_pairs(
+                given,
+                ids_of(whole),
+                "pairs" if asked.pairs is None else f"pairs={asked.pairs}",
+                own,
+                skips=asked.skip_unknown,
+            )
         return number_ends(given, data.num_nodes, own)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         pairs, own = _pairs_of(predicted), link_relation_of(predicted.graph)
-        first, width = None if own is None else first_nodes(own), cast(LinkModel, predicted.model).out_channels
-        found = {"pairs": pairs if first is None else pairs - first, "logits": _decode(predicted, pairs),
-                 "embeddings": predicted.rows[:, -width:], "first_node": first, "n_id": predicted.graph.get("n_id")}
+        first, width = (
+            None if own is None else first_nodes(own),
+            cast(LinkModel, predicted.model).out_channels,
+        )
+        found = {
+            "pairs": pairs if first is None else pairs - first,
+            "logits": _decode(predicted, pairs),
+            "embeddings": predicted.rows[:, -width:],
+            "first_node": first,
+            "n_id": predicted.graph.get("n_id"),
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     def table(self, predicted: Predicted, asked: GNNPredictConfig) -> Table:
         ids = ids_of(predicted.whole) if predicted.ids is None else predicted.ids
         if (question := predicted.question) is not None:
-            score = cast(LinkTask, predicted.task).score_by(predicted.model, predicted.rows, of_test=True)
+            score = cast(LinkTask, predicted.task).score_by(
+                predicted.model, predicted.rows, of_test=True
+            )
             return top.table_of(ids, question.answer(score), len(question.sources))
         pairs = _pairs_of(predicted)
         num_links = len(predicted.graph.test_pairs) if predicted.chosen is None else None
@@ -159,7 +233,9 @@ class LinkKind(Kind):
         data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
         data.update(dict.fromkeys(MASKS, torch.zeros(data.num_nodes, dtype=torch.bool)))
         data.metric = learned.metric
-        if (number := name_relation(data, self.config.task.relation, self.config.data.origin())) is not None:
+        if (
+            number := name_relation(data, self.config.task.relation, self.config.data.origin())
+        ) is not None:
             data[RELATION] = number
         return data
 
@@ -167,16 +243,26 @@ class LinkKind(Kind):
 def _pairs_of(predicted: Predicted) -> Tensor:
     """Return the pairs that are asked for; the positive and then the negative ones of the test if none are."""
     graph = predicted.graph
-    return torch.cat([graph.test_pairs, graph.test_negatives]) if predicted.chosen is None else predicted.chosen
+    return (
+        torch.cat([graph.test_pairs, graph.test_negatives])
+        if predicted.chosen is None
+        else predicted.chosen
+    )
 
 
 def _decode(predicted: Predicted, pairs: Tensor) -> Tensor:
     """Compute the logits of pairs, which are predicted as those of the test are."""
-    return cast(LinkTask, predicted.task).decode(predicted.model, predicted.rows, pairs.long(), of_test=True)
+    return cast(LinkTask, predicted.task).decode(
+        predicted.model, predicted.rows, pairs.long(), of_test=True
+    )
 
 
-def table_of(ids: np.ndarray, pairs: Int[Tensor, "num_pairs 2"], logits: Float[Tensor, " num_pairs"],
-             num_links: int | None) -> Table:
+def table_of(
+    ids: np.ndarray,
+    pairs: Int[Tensor, "num_pairs 2"],
+    logits: Float[Tensor, " num_pairs"],
+    num_links: int | None,
+) -> Table:
     """Return a table with a row for each pair: source, target, whether it is a link, if that is known, and the score.
 
     The score is the probability of a link among pairs of which every second one is a link, as in training.
@@ -185,6 +271,7 @@ def table_of(ids: np.ndarray, pairs: Int[Tensor, "num_pairs 2"], logits: Float[T
         ids: of all nodes.
         num_links: number of the pairs, the first ones, that are links; none where nobody knows.
     """
+
     def columns(part: slice) -> Columns:
         found = dict(zip(PAIR_COLUMNS, ids[pairs[part].long().numpy()].T, strict=True))
         if num_links is not None:
@@ -209,7 +296,9 @@ def read_pairs(path: str) -> Tensor | pd.DataFrame:
     table = read_texts(key, path, PAIR_COLUMNS)
     for column in PAIR_COLUMNS:
         if (empty := table[column] == "").any():
-            raise ValueError(f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {column}")
+            raise ValueError(
+                f"{key}: row {int(np.argmax(empty)) + 1} below the header has no {column}"
+            )
     return table
 
 
@@ -217,8 +306,10 @@ def _refuse_loops(table: pd.DataFrame, same: np.ndarray, key: str) -> None:
     """Refuse rows that pair a node with itself."""
     if same.any():
         row = int(np.argmax(same))
-        raise ValueError(f"{key}: {_place(key, row)} pairs {table.iloc[row, 0]!r} with itself; a link is between two "
-                         "different nodes")
+        raise ValueError(
+            f"{key}: {_place(key, row)} pairs {table.iloc[row, 0]!r} with itself; a link is between two "
+            "different nodes"
+        )
 
 
 def _place(key: str, row: int) -> str:
@@ -241,7 +332,9 @@ def first_nodes(own: LinkRelation) -> Int[Tensor, " 2"]:
     return torch.tensor([own.source.start, own.target.start])
 
 
-def number_ends(pairs: Tensor, num_nodes: int, own: LinkRelation | None) -> Int[Tensor, "num_pairs 2"]:
+def number_ends(
+    pairs: Tensor, num_nodes: int, own: LinkRelation | None
+) -> Int[Tensor, "num_pairs 2"]:
     """Find the nodes of pairs of numbers; those of a relation are numbers within the types of source and target.
 
     Raises:
@@ -251,15 +344,25 @@ def number_ends(pairs: Tensor, num_nodes: int, own: LinkRelation | None) -> Int[
         check_pairs(pairs, num_nodes)
         return pairs
     check_pairs(pairs, max(len(own.source), len(own.target)))
-    for what, column, nodes in zip(PAIR_COLUMNS, pairs.unbind(1), (own.source, own.target), strict=True):
+    for what, column, nodes in zip(
+        PAIR_COLUMNS, pairs.unbind(1), (own.source, own.target), strict=True
+    ):
         if len(pairs) and int(column.max()) >= len(nodes):
-            raise ValueError(f"pairs name node {int(column.max())} as {what} of {own.name}; the nodes of its type are "
-                             f"0 to {len(nodes) - 1}")
+            raise ValueError(
+                f"pairs name node {int(column.max())} as {what} of {own.name}; the nodes of its type are "
+                f"0 to {len(nodes) - 1}"
+            )
     return pairs.long() + first_nodes(own)
 
 
-def number_pairs(table: pd.DataFrame, ids: np.ndarray, key: str, own: LinkRelation | None = None, *,
-                 skips: bool = False) -> Int[Tensor, "num_pairs 2"]:
+def number_pairs(
+    table: pd.DataFrame,
+    ids: np.ndarray,
+    key: str,
+    own: LinkRelation | None = None,
+    *,
+    skips: bool = False,
+) -> Int[Tensor, "num_pairs 2"]:
     """Find the nodes that a table of pairs names; those of a relation have ids that are unique within a type.
 
     Args:
@@ -271,9 +374,14 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, key: str, own: LinkRelati
     Raises:
         ValueError: names the first id that no node has, and one that looks alike; or a row pairs a node with itself.
     """
-    sides = [(table, ids, "the run")] if own is None else [
-        (table[[name]], ids[nodes.start:nodes.stop], f"the type of the {name}s of {own.name}")
-        for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)]
+    sides = (
+        [(table, ids, "the run")]
+        if own is None
+        else [
+            (table[[name]], ids[nodes.start : nodes.stop], f"the type of the {name}s of {own.name}")
+            for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)
+        ]
+    )
     numbers = torch.cat([_look_up(*side, key, skips=skips) for side in sides], dim=1)
     unknown = (numbers < 0).any(1)
     if skips:
@@ -287,11 +395,14 @@ def number_pairs(table: pd.DataFrame, ids: np.ndarray, key: str, own: LinkRelati
 def find_pair(ids: list[str], key: str, predicted: Predicted) -> Int[Tensor, " 2"]:
     """Find the two nodes that a key names. Raises ValueError as :func:`number_pairs` does."""
     table = pd.DataFrame([ids], columns=list(PAIR_COLUMNS))
-    return number_pairs(table, ids_of(predicted.whole), f"{key}={','.join(ids)}", link_relation_of(predicted.graph))[0]
+    return number_pairs(
+        table, ids_of(predicted.whole), f"{key}={','.join(ids)}", link_relation_of(predicted.graph)
+    )[0]
 
 
-def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *,
-             skips: bool) -> Int[Tensor, "num_pairs num_columns"]:
+def _look_up(
+    table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *, skips: bool
+) -> Int[Tensor, "num_pairs num_columns"]:
     """Find the places of ids among those of some nodes.
 
     Args:
@@ -305,7 +416,10 @@ def _look_up(table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *,
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
         more = (f"; {rows:,} rows name such nodes" if rows > 1 else "") + (
-            "; skip_unknown=true leaves such rows out" if key.startswith("pairs=") else "")
-        raise ValueError(f"{key}: {_place(key, row)} names {name!r}, which is not one of the "
-                         f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}")
+            "; skip_unknown=true leaves such rows out" if key.startswith("pairs=") else ""
+        )
+        raise ValueError(
+            f"{key}: {_place(key, row)} names {name!r}, which is not one of the "
+            f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}"
+        )
     return torch.from_numpy(numbers)

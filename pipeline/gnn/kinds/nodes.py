@@ -35,8 +35,10 @@ class NodeKind(LabelKind):
         super().check_data(data)
         self._check_smooth(data)
         if weight and TEXT_SCORES not in data:
-            raise ValueError(f"task.text_scores={weight:g} needs scores of texts among the features, and {origin} has "
-                             "none. Leave it out")
+            raise ValueError(
+                f"task.text_scores={weight:g} needs scores of texts among the features, and {origin} has "
+                "none. Leave it out"
+            )
 
     def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
         return of_labels(data, task, self.config.baselines.seconds)
@@ -65,21 +67,26 @@ class NodeKind(LabelKind):
                 raise ValueError(f"{name}={value} is for a table of predictions. Give output=FILE")
         return None if asked.output_nodes is None else ids.read_ids(asked.output_nodes)
 
-    def find(self, given: list[str] | None, data: Data, whole: Data, asked: GNNPredictConfig) -> Tensor | None:
+    def find(
+        self, given: list[str] | None, data: Data, whole: Data, asked: GNNPredictConfig
+    ) -> Tensor | None:
         if asked.output is None:
             return None
         nodes = self._nodes_of(data, asked)
         if given is None:
             return None if len(nodes) == data.num_nodes else torch.arange(nodes.start, nodes.stop)
-        own = ids.ids_of(whole, data.get("n_id"))[nodes.start:nodes.stop]
-        return nodes.start + torch.from_numpy(ids.find_nodes(given, own, asked.output_nodes,
-                                                               skips=asked.skip_unknown))
+        own = ids.ids_of(whole, data.get("n_id"))[nodes.start : nodes.stop]
+        return nodes.start + torch.from_numpy(
+            ids.find_nodes(given, own, asked.output_nodes, skips=asked.skip_unknown)
+        )
 
     def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
         if asked.output_type != "all":
             return self.describe_ends(numbers, data) if self.is_labelled(data, asked) else {}
         last = np.cumsum(data.types.counts)
-        return {"type": np.array(data.types.names, object)[np.searchsorted(last, numbers, side="right")]}
+        return {
+            "type": np.array(data.types.names, object)[np.searchsorted(last, numbers, side="right")]
+        }
 
     def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
         """Return columns that say what each of some nodes with labels is of, if they are edges."""
@@ -97,34 +104,52 @@ class NodeKind(LabelKind):
         """Return the nodes that a table may hold: those of a type."""
         types, name = data.types, asked.output_type or data.types.labelled
         if types.homogeneous and asked.output_type is not None:
-            raise ValueError(f"output_type={name} is for graphs with several types of nodes, and this one has one. "
-                             "Leave it out")
+            raise ValueError(
+                f"output_type={name} is for graphs with several types of nodes, and this one has one. "
+                "Leave it out"
+            )
         if name not in (*types.names, "all"):
-            raise ValueError(f"output_type={name}: there is no such type of nodes; there are "
-                             f"{', '.join(types.names)}, and all")
+            raise ValueError(
+                f"output_type={name}: there is no such type of nodes; there are "
+                f"{', '.join(types.names)}, and all"
+            )
         if name != types.labelled and not asked.embeddings:
-            raise ValueError(f"output_type={name}: the model predicts labels of {types.labelled}. For the vectors of "
-                             "other nodes give embeddings=true")
+            raise ValueError(
+                f"output_type={name}: the model predicts labels of {types.labelled}. For the vectors of "
+                "other nodes give embeddings=true"
+            )
         if name != "all":
             return types.nodes_of(name)
         if asked.output_nodes is not None:
-            raise ValueError(f"output_nodes={asked.output_nodes} lists ids, which are unique within a type only. Name "
-                             "their type by output_type")
+            raise ValueError(
+                f"output_nodes={asked.output_nodes} lists ids, which are unique within a type only. Name "
+                "their type by output_type"
+            )
         return range(data.num_nodes)
 
     def _check_smooth(self, data: Data) -> None:
         if not self.config.evaluation.smooths:
             return
         key = f"evaluation.smooth={self.config.evaluation.smooth}"
-        takes = ("classes", "binary tasks") if self.config.evaluation.smooth == "two_step_propagation" else ("classes",)
+        takes = (
+            ("classes", "binary tasks")
+            if self.config.evaluation.smooth == "two_step_propagation"
+            else ("classes",)
+        )
         if (kind := kind_of(data.metric)) not in takes:
-            raise ValueError(f"{key} needs {' or '.join(takes)}; this run learns {kind}. Leave it out")
+            raise ValueError(
+                f"{key} needs {' or '.join(takes)}; this run learns {kind}. Leave it out"
+            )
         if not data.types.homogeneous:
-            raise ValueError(f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
-                             "it out")
+            raise ValueError(
+                f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
+                "it out"
+            )
         if not bool(data.valid_mask.any()):
-            raise ValueError(f"{key} is tuned by the validation labels, and the valid split is empty. Leave it out, or "
-                             "choose another split")
+            raise ValueError(
+                f"{key} is tuned by the validation labels, and the valid split is empty. Leave it out, or "
+                "choose another split"
+            )
 
 
 def refuse_unlabelled(data: Data, origin: str) -> None:
@@ -134,5 +159,9 @@ def refuse_unlabelled(data: Data, origin: str) -> None:
         ValueError: says how to give them.
     """
     if "train_mask" not in data:
-        refuse_without_labels(origin, "add y and masks, or y with data.split=random" if origin.endswith(".pt")
-                              else "give them with the graph")
+        refuse_without_labels(
+            origin,
+            "add y and masks, or y with data.split=random"
+            if origin.endswith(".pt")
+            else "give them with the graph",
+        )

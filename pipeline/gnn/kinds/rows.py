@@ -21,16 +21,22 @@ class RowKind(NodeKind):
     """Predicts the labels of the rows of a label table, which are the nodes of a type."""
 
     unit, learns = "rows", RowTask
-    instead_of_pairs = "For other rows give a label table as data.label_table=FILE; it needs no labels"
+    instead_of_pairs = (
+        "For other rows give a label table as data.label_table=FILE; it needs no labels"
+    )
 
     def check(self) -> None:
         super().check()
         if self.config.train.label_input:
-            raise ValueError(f"train.label_input={self.config.train.label_input:g} shows labels to neighbours, and the "
-                             "rows of a label table have none to show them to. Leave it out")
+            raise ValueError(
+                f"train.label_input={self.config.train.label_input:g} shows labels to neighbours, and the "
+                "rows of a label table have none to show them to. Leave it out"
+            )
         if self.config.evaluation.smooths:
-            raise ValueError(f"evaluation.smooth={self.config.evaluation.smooth} spreads labels along edges, and the "
-                             "rows of a label table send nothing. Leave it out")
+            raise ValueError(
+                f"evaluation.smooth={self.config.evaluation.smooth} spreads labels along edges, and the "
+                "rows of a label table send nothing. Leave it out"
+            )
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         return EdgeLoader(clusters, find_ends(clusters.data))
@@ -43,11 +49,15 @@ class RowKind(NodeKind):
 
     def read(self, asked: GNNPredictConfig, run: str, *, is_new: bool) -> list[str] | None:
         if asked.output_nodes is not None:
-            raise ValueError(f"output_nodes={asked.output_nodes} lists nodes, and this run predicts rows of a node and "
-                             "a time. Name a table of the rows to predict by data.label_table=FILE")
+            raise ValueError(
+                f"output_nodes={asked.output_nodes} lists nodes, and this run predicts rows of a node and "
+                "a time. Name a table of the rows to predict by data.label_table=FILE"
+            )
         if asked.output_type is not None:
-            raise ValueError(f"output_type={asked.output_type}: vectors of nodes are those of a time, and only rows of "
-                             "a label table have one. Leave it out")
+            raise ValueError(
+                f"output_type={asked.output_type}: vectors of nodes are those of a time, and only rows of "
+                "a label table have one. Leave it out"
+            )
         return super().read(asked, run, is_new=is_new)
 
     def describe_ends(self, numbers: np.ndarray, data: Data) -> Columns:
@@ -57,4 +67,6 @@ class RowKind(NodeKind):
 
 def _part(names: np.ndarray, place: int) -> np.ndarray:
     """Return the id or the time in the names of rows."""
-    return np.array([name.split(ROW_SEPARATOR)[place if ROW_SEPARATOR in name else 0] for name in names], object)
+    return np.array(
+        [name.split(ROW_SEPARATOR)[place if ROW_SEPARATOR in name else 0] for name in names], object
+    )

@@ -31,8 +31,13 @@ class BackgroundRounds:
         wait_seconds: the part of it that the consumer had to wait.
     """
 
-    def __init__(self, rounds: Iterable[tuple[int, Callable[[], Iterator[Data]]]], *,
-                 device: torch.device = torch.device("cpu"), prefetch: int = 2):
+    def __init__(
+        self,
+        rounds: Iterable[tuple[int, Callable[[], Iterator[Data]]]],
+        *,
+        device: torch.device = torch.device("cpu"),
+        prefetch: int = 2,
+    ):
         self._rounds, self._device = rounds, device
         self._queue: queue.Queue = queue.Queue(maxsize=prefetch)
         self._stopped = threading.Event()
@@ -41,7 +46,9 @@ class BackgroundRounds:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            self._stream.wait_stream(torch.cuda.current_stream(device))  # what it reads may be on its way there
+            self._stream.wait_stream(
+                torch.cuda.current_stream(device)
+            )  # what it reads may be on its way there
         self.busy_seconds = self.wait_seconds = 0.0
 
     def __enter__(self) -> "BackgroundRounds":
@@ -49,8 +56,12 @@ class BackgroundRounds:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stopped.set()
         self._thread.join()
         self._threads.__exit__(kind, error, trace)

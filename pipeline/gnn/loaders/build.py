@@ -61,10 +61,14 @@ def build_partitioner(config: GNNConfig, data: Data, edges: EdgeIndex | None = N
     """
     num_parts = config.partition.num_parts
     return Partitioner(
-        data.edge_index if edges is None else edges, name=config.partition.name,
+        data.edge_index if edges is None else edges,
+        name=config.partition.name,
         num_parts=1 if num_parts == keys.AUTO else num_parts,
-        seed=config.seed, num_micro_parts=config.partition.num_micro_parts,
-        cache=Path(config.cache_dir) / "partitions", strata=_strata_of(config, data))
+        seed=config.seed,
+        num_micro_parts=config.partition.num_micro_parts,
+        cache=Path(config.cache_dir) / "partitions",
+        strata=_strata_of(config, data),
+    )
 
 
 def _strata_of(config: GNNConfig, data: Data) -> list[int] | None:
@@ -72,12 +76,16 @@ def _strata_of(config: GNNConfig, data: Data) -> list[int] | None:
     if not config.partition.stratify:
         return None
     if len(data.types.names) == 1:
-        raise ValueError("partition.stratify=true gives each cluster the same share of the nodes of every type, and "
-                         f"{config.data.origin()} has one type of nodes. Leave it out")
+        raise ValueError(
+            "partition.stratify=true gives each cluster the same share of the nodes of every type, and "
+            f"{config.data.origin()} has one type of nodes. Leave it out"
+        )
     return data.types.counts
 
 
-def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None = None) -> ClusterStream | None:
+def build_stream(
+    config: GNNConfig, data: Data, partitioner: Partitioner | None = None
+) -> ClusterStream | None:
     """Build what reads clusters of a graph on disk in one pass; none for a graph in memory.
 
     Args:
@@ -90,14 +98,21 @@ def build_stream(config: GNNConfig, data: Data, partitioner: Partitioner | None 
 
     def lay_out(buffer: int) -> LaidOut:
         assert partitioner is not None
-        return LaidOut(data, partitioner.micro_clusters(), cache_dir / "graphs", spill=cache_dir / "spill",
-                       buffer=buffer)
+        return LaidOut(
+            data,
+            partitioner.micro_clusters(),
+            cache_dir / "graphs",
+            spill=cache_dir / "spill",
+            buffer=buffer,
+        )
 
     has_micro = partitioner is not None and partitioner.has_micro_clusters
     return ClusterStream(data, spill=cache_dir / "spill", lay_out=lay_out if has_micro else None)
 
 
-def build_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device = torch.device("cpu")) -> Loader:
+def build_loader(
+    config: GNNConfig, data: Data, kind: Kind, device: torch.device = torch.device("cpu")
+) -> Loader:
     """Build what makes the batches.
 
     Raises:
@@ -106,16 +121,28 @@ def build_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device
     build = LOADERS[config.loader.name].build
     if SNAPSHOT not in data:
         return build(config, data, kind, device)
-    return SnapshotLoader(data, lambda view: build(config, view, kind, device), device=device, seed=config.seed)
+    return SnapshotLoader(
+        data, lambda view: build(config, view, kind, device), device=device, seed=config.seed
+    )
 
 
 def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
     """Return the record of a loader of clusters, from which a kind may make batches of its own."""
+
     def build(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> Loader:
-        partitioner = build_partitioner(config, data, kind.undirected(data) if config.partition.is_cut else None)
-        return kind.loader(loader(
-            data, partitioner, device=device, stream=build_stream(config, data, partitioner),
-            clusters_per_step=config.partition.clusters_per_step, scale_sums=config.partition.scale_sums))
+        partitioner = build_partitioner(
+            config, data, kind.undirected(data) if config.partition.is_cut else None
+        )
+        return kind.loader(
+            loader(
+                data,
+                partitioner,
+                device=device,
+                stream=build_stream(config, data, partitioner),
+                clusters_per_step=config.partition.clusters_per_step,
+                scale_sums=config.partition.scale_sums,
+            )
+        )
 
     return LoaderKind(build, lambda config: check_engine(config.partition.name), _nodes_of_clusters)
 
@@ -125,13 +152,22 @@ def _nodes_of_clusters(config: GNNConfig, data: Data) -> tuple[int, str] | None:
     if partition.num_parts == keys.AUTO:  # until the number is chosen
         return None
     num_parts = partition.num_clusters
-    return math.ceil(data.num_nodes / num_parts) * min(partition.clusters_per_step, num_parts), \
-        "raise partition.num_parts"
+    return math.ceil(data.num_nodes / num_parts) * min(
+        partition.clusters_per_step, num_parts
+    ), "raise partition.num_parts"
 
 
-def _build_neighbor_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> NeighborLoader:
-    return NeighborLoader(data, config.fan_outs, batch_size=config.loader.batch_size, seed=config.seed,
-                          backend=config.loader.backend, device=device)
+def _build_neighbor_loader(
+    config: GNNConfig, data: Data, kind: Kind, device: torch.device
+) -> NeighborLoader:
+    return NeighborLoader(
+        data,
+        config.fan_outs,
+        batch_size=config.loader.batch_size,
+        seed=config.seed,
+        backend=config.loader.backend,
+        device=device,
+    )
 
 
 def _check_neighbor_loader(config: GNNConfig) -> None:
@@ -144,22 +180,39 @@ def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
     return min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
 
 
-def _build_graph_loader(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> GraphLoader:
-    loader = GraphLoader(data, batch_size=config.loader.batch_size, pack=config.loader.pack, seed=config.seed,
-                         num_vectors=getattr(config.data, "laplacian", None) or 0, device=device)
-    if getattr(config.model, "norm", None) == "batch" and loader.num_batches and loader.least_graphs < 2:
-        raise ValueError(f"loader.batch_size={config.loader.batch_size}: a batch of the {int(data.train_mask.sum()):,} "
-                         "training graphs holds a single graph, and batch norm needs two. Raise loader.batch_size, or "
-                         "set model.norm=layer")
+def _build_graph_loader(
+    config: GNNConfig, data: Data, kind: Kind, device: torch.device
+) -> GraphLoader:
+    loader = GraphLoader(
+        data,
+        batch_size=config.loader.batch_size,
+        pack=config.loader.pack,
+        seed=config.seed,
+        num_vectors=getattr(config.data, "laplacian", None) or 0,
+        device=device,
+    )
+    if (
+        getattr(config.model, "norm", None) == "batch"
+        and loader.num_batches
+        and loader.least_graphs < 2
+    ):
+        raise ValueError(
+            f"loader.batch_size={config.loader.batch_size}: a batch of the {int(data.train_mask.sum()):,} "
+            "training graphs holds a single graph, and batch norm needs two. Raise loader.batch_size, or "
+            "set model.norm=layer"
+        )
     return loader
 
 
 def _nodes_of_graphs(config: GNNConfig, data: Data) -> tuple[int, str]:
-    return math.ceil(data.num_nodes / (data.ptr.numel() - 1) * config.loader.batch_size), "lower loader.batch_size"
+    return math.ceil(
+        data.num_nodes / (data.ptr.numel() - 1) * config.loader.batch_size
+    ), "lower loader.batch_size"
 
 
 # One line for each member of loaders/.
 LOADERS: dict[str, LoaderKind] = {
     "cluster": of_clusters(ClusterLoader),
     "neighbor": LoaderKind(_build_neighbor_loader, _check_neighbor_loader, _nodes_of_seeds),
-    "graph": LoaderKind(_build_graph_loader, lambda config: None, _nodes_of_graphs)}
+    "graph": LoaderKind(_build_graph_loader, lambda config: None, _nodes_of_graphs),
+}

@@ -41,12 +41,22 @@ class ClusterLoader:
         graph: what batches are made from, on the device where they are made.
     """
 
-    def __init__(self, data: Data, partitioner: Partitioner | None = None, *, clusters_per_step: int = 1,
-                 scale_sums: bool = False, stream: ClusterStream | None = None,
-                 device: torch.device = torch.device("cpu")):
+    def __init__(
+        self,
+        data: Data,
+        partitioner: Partitioner | None = None,
+        *,
+        clusters_per_step: int = 1,
+        scale_sums: bool = False,
+        stream: ClusterStream | None = None,
+        device: torch.device = torch.device("cpu"),
+    ):
         self.data, self.device, self._scale_sums, self._stream = data, device, scale_sums, stream
         self.graph = data
-        self._partitioner, self._clusters_per_step = cast(Partitioner, partitioner), clusters_per_step
+        self._partitioner, self._clusters_per_step = (
+            cast(Partitioner, partitioner),
+            clusters_per_step,
+        )
         self._whole: Data | None = None
 
     @property
@@ -78,7 +88,9 @@ class ClusterLoader:
         partition = self.draw(round_, share)
         return self.batches_of(partition, share.batches(partition.num_parts))
 
-    def batches_of(self, partition: Partition, clusters: Iterable[int] | None = None) -> Iterator[Data]:
+    def batches_of(
+        self, partition: Partition, clusters: Iterable[int] | None = None
+    ) -> Iterator[Data]:
         """Build the batch of each cluster in turn, or of those given."""
         clusters = list(range(partition.num_parts) if clusters is None else clusters)
         if partition.num_parts == 1:
@@ -88,8 +100,10 @@ class ClusterLoader:
         if self._stream is not None:
             subgraphs = self._stream.induce(partition, clusters)
         else:  # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex
-            subgraphs = (induced_subgraph(self.graph, partition.nodes(cluster), dtype=torch.int64)
-                         for cluster in clusters)
+            subgraphs = (
+                induced_subgraph(self.graph, partition.nodes(cluster), dtype=torch.int64)
+                for cluster in clusters
+            )
         for cluster, batch in zip(clusters, subgraphs):
             yield self._finish(self._scaled(batch) if self._scale_sums else batch, cluster)
 
@@ -100,9 +114,11 @@ class ClusterLoader:
             ValueError: names the keys.
         """
         if (smallest := int(partition.ptr.diff().min())) < 2:
-            raise ValueError(f"{partition.num_parts:,} batches of {partition.perm.numel():,} nodes: the smallest has "
-                             f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
-                             "raise partition.clusters_per_step")
+            raise ValueError(
+                f"{partition.num_parts:,} batches of {partition.perm.numel():,} nodes: the smallest has "
+                f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
+                "raise partition.clusters_per_step"
+            )
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw, log the result, and return it as a record for metrics.jsonl.
@@ -110,18 +126,38 @@ class ClusterLoader:
         Args:
             seconds: how long the draw took.
         """
-        quality = (measure_partition(self.data.edge_index, partition, seconds) if self._stream is None else
-                   self._stream.measure(partition, seconds))
+        quality = (
+            measure_partition(self.data.edge_index, partition, seconds)
+            if self._stream is None
+            else self._stream.measure(partition, seconds)
+        )
         log.info("partition: %s, %s", self._partitioner.name, quality)
-        by_relation = {"relations": count_kept(self.data, partition)} if listed_types(self.data) is not None else {}
-        return {"partition": {
-            "name": self._partitioner.name, "sizes": quality.sizes, "kept_edges": quality.kept_edges,
-            "num_edges": quality.num_edges, "cut": quality.cut, "imbalance": quality.imbalance,
-            "seconds": quality.seconds, **by_relation}}
+        by_relation = (
+            {"relations": count_kept(self.data, partition)}
+            if listed_types(self.data) is not None
+            else {}
+        )
+        return {
+            "partition": {
+                "name": self._partitioner.name,
+                "sizes": quality.sizes,
+                "kept_edges": quality.kept_edges,
+                "num_edges": quality.num_edges,
+                "cut": quality.cut,
+                "imbalance": quality.imbalance,
+                "seconds": quality.seconds,
+                **by_relation,
+            }
+        }
 
     def _scaled(self, batch: Data) -> Data:
-        indptr, part = self.graph.edge_index.get_csc()[0][0], batch.edge_index.get_csc()[0][0].diff()
-        batch.degree_ratio = torch.where(part > 0, (indptr[batch.n_id + 1] - indptr[batch.n_id]) / part, 1.0)
+        indptr, part = (
+            self.graph.edge_index.get_csc()[0][0],
+            batch.edge_index.get_csc()[0][0].diff(),
+        )
+        batch.degree_ratio = torch.where(
+            part > 0, (indptr[batch.n_id + 1] - indptr[batch.n_id]) / part, 1.0
+        )
         return batch
 
     def _finish(self, batch: Data, cluster: int) -> Data:
@@ -135,9 +171,14 @@ class ClusterLoader:
         It is the graph itself, and its edges lie in the cache if there is one: processes share the memory of both.
         """
         if self._whole is None:
-            batch, cache = copy.copy(self.data), None if self._partitioner is None else self._partitioner.cache
+            batch, cache = (
+                copy.copy(self.data),
+                None if self._partitioner is None else self._partitioner.cache,
+            )
             device = self.graph.edge_index.device
-            batch.update({key: value for key, value in self.graph.to_dict().items() if key != "held"})
+            batch.update(
+                {key: value for key, value in self.graph.to_dict().items() if key != "held"}
+            )
             batch.edge_index = keep_both_orders(self.data.edge_index, cache).to(device)
             batch.n_id = torch.arange(self.data.num_nodes, device=device)
             self._whole = self._finish(batch, 0)
@@ -148,4 +189,6 @@ def hand_over(batch: Data, device: torch.device) -> Data:
     """Put what lies on the CPU into page-locked memory, if a batch will be used on a GPU."""
     if device.type != "cuda":
         return batch
-    return batch.apply(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
+    return batch.apply(
+        lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    )

@@ -44,7 +44,9 @@ class EdgeLoader(ClusterLoader):
             batch.target = batch.target & is_whole[batch.n_id]
             yield batch
 
-    def batches_of(self, partition: Partition, clusters: Iterable[int] | None = None) -> Iterator[Data]:
+    def batches_of(
+        self, partition: Partition, clusters: Iterable[int] | None = None
+    ) -> Iterator[Data]:
         return super().batches_of(self._follow(partition), clusters)
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
@@ -56,11 +58,16 @@ class EdgeLoader(ClusterLoader):
         train = self.data.train_mask[self._own]
         kept, total = int((self._is_whole(partition) & train).sum()), int(train.sum())
         if not kept:
-            raise ValueError(f"none of the {total:,} training edges has both ends in one of {partition.num_parts:,} "
-                             "clusters: lower partition.num_parts, or set partition=metis or whole")
+            raise ValueError(
+                f"none of the {total:,} training edges has both ends in one of {partition.num_parts:,} "
+                "clusters: lower partition.num_parts, or set partition=metis or whole"
+            )
         records = super().measure(self._follow(partition), seconds)
-        log.info("edges: %s of %s training edges have both ends in their cluster, and are learned", f"{kept:,}",
-                 f"{total:,}")
+        log.info(
+            "edges: %s of %s training edges have both ends in their cluster, and are learned",
+            f"{kept:,}",
+            f"{total:,}",
+        )
         return records
 
     def _is_whole(self, partition: Partition) -> Tensor:

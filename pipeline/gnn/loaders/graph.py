@@ -35,10 +35,23 @@ class GraphLoader:
         device: where the batches will be used; for a GPU they are put into page-locked memory.
     """
 
-    def __init__(self, data: Data, *, batch_size: int, pack: str = "graphs", seed: int = 0,
-                 num_vectors: int = 0, device: torch.device = torch.device("cpu")):
+    def __init__(
+        self,
+        data: Data,
+        *,
+        batch_size: int,
+        pack: str = "graphs",
+        seed: int = 0,
+        num_vectors: int = 0,
+        device: torch.device = torch.device("cpu"),
+    ):
         self.data, self.graph, self.device = data, data, device
-        self._batch_size, self._pack, self._seed, self._num_vectors = batch_size, pack, seed, num_vectors
+        self._batch_size, self._pack, self._seed, self._num_vectors = (
+            batch_size,
+            pack,
+            seed,
+            num_vectors,
+        )
         self._learned = data.train_mask.nonzero().squeeze(1)
 
     @property
@@ -74,8 +87,16 @@ class GraphLoader:
         for batch in self._select(partition, share.batches(partition.num_parts)):
             if self._num_vectors:
                 rng = stream("signs", self._seed, round_, share.draw, batch.cluster)
-                signs = torch.from_numpy(rng.integers(2, size=(batch.graph_id.numel(), self._num_vectors))) * 2 - 1
-                batch.x = flip(batch.x, signs.to(batch.x.device).repeat_interleave(batch.ptr.diff(), dim=0))
+                signs = (
+                    torch.from_numpy(
+                        rng.integers(2, size=(batch.graph_id.numel(), self._num_vectors))
+                    )
+                    * 2
+                    - 1
+                )
+                batch.x = flip(
+                    batch.x, signs.to(batch.x.device).repeat_interleave(batch.ptr.diff(), dim=0)
+                )
             yield hand_over(batch, self.device)
 
     def all_graphs(self) -> Partition:
@@ -93,8 +114,10 @@ class GraphLoader:
             ValueError: names the key.
         """
         if int(partition.ptr.diff().min()) < 2:
-            raise ValueError(f"{partition.num_parts:,} batches of {partition.perm.numel():,} graphs: the smallest has "
-                             "one, and batch norm needs two graphs to train. Raise loader.batch_size")
+            raise ValueError(
+                f"{partition.num_parts:,} batches of {partition.perm.numel():,} graphs: the smallest has "
+                "one, and batch norm needs two graphs to train. Raise loader.batch_size"
+            )
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: a record for who writes it down.
@@ -104,12 +127,31 @@ class GraphLoader:
         """
         graphs = partition.ptr.diff()
         nodes = _sums(self.data.ptr.diff()[partition.perm], partition.ptr)
-        record = {"num_graphs": partition.perm.numel(), "num_batches": partition.num_parts, "pack": self._pack,
-                  "least_graphs": int(graphs.min()), "most_graphs": int(graphs.max()),
-                  "least_nodes": int(nodes.min()), "most_nodes": int(nodes.max()), "seconds": seconds}
-        log.info("batches: %s training graphs in %s batches of %s to %s graphs and %s to %s nodes, drawn in %.2f s",
-                 *(f"{record[key]:,}" for key in ("num_graphs", "num_batches", "least_graphs", "most_graphs",
-                                                  "least_nodes", "most_nodes")), seconds)
+        record = {
+            "num_graphs": partition.perm.numel(),
+            "num_batches": partition.num_parts,
+            "pack": self._pack,
+            "least_graphs": int(graphs.min()),
+            "most_graphs": int(graphs.max()),
+            "least_nodes": int(nodes.min()),
+            "most_nodes": int(nodes.max()),
+            "seconds": seconds,
+        }
+        log.info(
+            "batches: %s training graphs in %s batches of %s to %s graphs and %s to %s nodes, drawn in %.2f s",
+            *(
+                f"{record[key]:,}"
+                for key in (
+                    "num_graphs",
+                    "num_batches",
+                    "least_graphs",
+                    "most_graphs",
+                    "least_nodes",
+                    "most_nodes",
+                )
+            ),
+            seconds,
+        )
         return {"graphs": record}
 
     def _select(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:

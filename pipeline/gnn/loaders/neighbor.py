@@ -64,22 +64,37 @@ class NeighborLoader:
         ValueError: there is no seed, PyG's loader has nothing to sample with, or the numbers do not fit the relations.
     """
 
-    def __init__(self, data: Data, num_neighbors: NumNeighbors, *, batch_size: int, nodes: Tensor | None = None,
-                 purpose: str = "train", seed: int = 0, backend: str = "native",
-                 device: torch.device = torch.device("cpu")):
+    def __init__(
+        self,
+        data: Data,
+        num_neighbors: NumNeighbors,
+        *,
+        batch_size: int,
+        nodes: Tensor | None = None,
+        purpose: str = "train",
+        seed: int = 0,
+        backend: str = "native",
+        device: torch.device = torch.device("cpu"),
+    ):
         self.data, self.graph, self.device = data, data, device
         self._fan_outs, self._batch_size = fan_outs_of(num_neighbors, data), batch_size
-        self._num_neighbors = dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
+        self._num_neighbors = (
+            dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
+        )
         self._nodes = data.train_mask.nonzero().squeeze(1) if nodes is None else nodes
         self._purpose, self._seed, self._backend = purpose, seed, backend
         if not self._nodes.numel():
-            raise ValueError("loader=neighbor draws the neighbours of training nodes, but the graph has no training "
-                             "nodes. Put some nodes into train_mask")
+            raise ValueError(
+                "loader=neighbor draws the neighbours of training nodes, but the graph has no training "
+                "nodes. Put some nodes into train_mask"
+            )
         if backend == "pyg":
             check_pyg()
             if isinstance(self._fan_outs, Tensor):
-                raise ValueError("loader.backend=pyg draws from all relations together. For numbers of neighbours of "
-                                 "each relation, set loader.backend=native")
+                raise ValueError(
+                    "loader.backend=pyg draws from all relations together. For numbers of neighbours of "
+                    "each relation, set loader.backend=native"
+                )
 
     @property
     def num_batches(self) -> int:
@@ -94,15 +109,18 @@ class NeighborLoader:
         src, dst = self.data.edge_index.as_tensor().long()
         if isinstance(self._fan_outs, Tensor):
             return 1 if self._may_draw_loops_alone(src, dst, self._fan_outs[0]) else 2
-        degree, loops = (torch.bincount(nodes, minlength=self.data.num_nodes)[self._nodes]
-                         for nodes in (dst, dst[src == dst]))
+        degree, loops = (
+            torch.bincount(nodes, minlength=self.data.num_nodes)[self._nodes]
+            for nodes in (dst, dst[src == dst])
+        )
         most = self._fan_outs[0]
         return 1 if bool((loops >= (degree if most < 0 else degree.clamp(max=most))).any()) else 2
 
     def _may_draw_loops_alone(self, src: Tensor, dst: Tensor, most: Tensor) -> bool:
         """Tell whether some seed may draw nothing but edges from itself, of each relation."""
         rows, row_of, degree = (dst * len(most) + self.data.edge_attr[:, 0].long()).unique(
-            return_inverse=True, return_counts=True)
+            return_inverse=True, return_counts=True
+        )
         loops = torch.bincount(row_of[src == dst], minlength=len(rows))
         limit = most[rows % len(most)]
         has_others = loops < torch.where(limit < 0, degree, torch.minimum(degree, limit))
@@ -144,8 +162,10 @@ class NeighborLoader:
             ValueError: names the keys.
         """
         if self.least_nodes < 2:
-            raise ValueError("batch norm needs two nodes to train, but a batch may hold a single training node without "
-                             "neighbours. Set another loader.batch_size, or model.norm=layer")
+            raise ValueError(
+                "batch norm needs two nodes to train, but a batch may hold a single training node without "
+                "neighbours. Set another loader.batch_size, or model.norm=layer"
+            )
 
     def measure(self, order: SeedOrder, seconds: float) -> dict[str, dict]:
         """Draw some batches, measure them and say so: a record for who writes it down.
@@ -154,39 +174,79 @@ class NeighborLoader:
             seconds: how long the order took.
         """
         if self._backend == "pyg":
-            log.info("loader.backend=pyg draws other neighbours in every run: only loader.backend=native is "
-                     "reproducible and resumes with the same bits")
+            log.info(
+                "loader.backend=pyg draws other neighbours in every run: only loader.backend=native is "
+                "reproducible and resumes with the same bits"
+            )
         start = time.perf_counter()
         numbers = range(min(NUM_MEASURED, self.num_batches))
-        sizes = [(nodes.numel(), edge_index.size(1)) for _, _, (edge_index, nodes, _) in self._samples(order, numbers)]
+        sizes = [
+            (nodes.numel(), edge_index.size(1))
+            for _, _, (edge_index, nodes, _) in self._samples(order, numbers)
+        ]
         mean_nodes, mean_edges = (sum(column) / len(sizes) for column in zip(*sizes))
         seconds += (time.perf_counter() - start) / len(sizes)
-        log.info("sampling: %s, num_neighbors=%s, %s batches of %s of %s seeds, with %s nodes and %s edges on average "
-                 "(of %d), %.3f s each", self.name, self._shown, f"{self.num_batches:,}",
-                 f"{min(self._batch_size, len(order.seeds)):,}", f"{len(order.seeds):,}", f"{mean_nodes:,.0f}",
-                 f"{mean_edges:,.0f}", len(sizes), seconds)
-        return {"sampling": {"name": self.name, "num_neighbors": self._num_neighbors, "num_batches": self.num_batches,
-                             "num_seeds": len(order.seeds), "mean_nodes": mean_nodes, "mean_edges": mean_edges,
-                             "seconds": seconds}}
+        log.info(
+            "sampling: %s, num_neighbors=%s, %s batches of %s of %s seeds, with %s nodes and %s edges on average "
+            "(of %d), %.3f s each",
+            self.name,
+            self._shown,
+            f"{self.num_batches:,}",
+            f"{min(self._batch_size, len(order.seeds)):,}",
+            f"{len(order.seeds):,}",
+            f"{mean_nodes:,.0f}",
+            f"{mean_edges:,.0f}",
+            len(sizes),
+            seconds,
+        )
+        return {
+            "sampling": {
+                "name": self.name,
+                "num_neighbors": self._num_neighbors,
+                "num_batches": self.num_batches,
+                "num_seeds": len(order.seeds),
+                "mean_nodes": mean_nodes,
+                "mean_edges": mean_edges,
+                "seconds": seconds,
+            }
+        }
 
     @property
     def _shown(self) -> str:
-        return show(self._num_neighbors) if isinstance(self._num_neighbors, dict) else str(self._num_neighbors)
+        return (
+            show(self._num_neighbors)
+            if isinstance(self._num_neighbors, dict)
+            else str(self._num_neighbors)
+        )
 
     @property
     def name(self) -> str:
         """The sampler that draws the neighbours."""
-        return "PyG's NeighborLoader" if self._backend == "pyg" else "torch" if LIBRARY.get() is None else "native"
+        return (
+            "PyG's NeighborLoader"
+            if self._backend == "pyg"
+            else "torch"
+            if LIBRARY.get() is None
+            else "native"
+        )
 
-    def _samples(self, order: SeedOrder,
-                 numbers: Iterable[int]) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
+    def _samples(
+        self, order: SeedOrder, numbers: Iterable[int]
+    ) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
         """Draw the batches of these numbers: their number, their number of seeds, and what was drawn."""
         # One for each iterator: training and evaluation may draw at the same time, in threads of their own.
-        sample = (self._pyg_sample if self._backend == "pyg"
-                  else NeighborSampler(self.graph.edge_index, self._fan_outs, relation=self._relation).sample)
+        sample = (
+            self._pyg_sample
+            if self._backend == "pyg"
+            else NeighborSampler(
+                self.graph.edge_index, self._fan_outs, relation=self._relation
+            ).sample
+        )
         for number in numbers:
-            seeds = order.seeds[number * self._batch_size:(number + 1) * self._batch_size]
-            key = stream(f"{self._purpose} neighbours", self._seed, *order.path, number).bit_generator.random_raw()
+            seeds = order.seeds[number * self._batch_size : (number + 1) * self._batch_size]
+            key = stream(
+                f"{self._purpose} neighbours", self._seed, *order.path, number
+            ).bit_generator.random_raw()
             yield number, seeds.numel(), sample(seeds, int(key))
 
     @functools.cached_property
@@ -210,9 +270,11 @@ def check_pyg() -> None:
         ValueError: it has not.
     """
     if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
-        raise ValueError("loader.backend=pyg: PyG's NeighborLoader needs pyg-lib or torch_sparse (pip install "
-                         "setuptools wheel, then pip install --no-build-isolation torch_scatter torch_sparse); "
-                         "loader.backend=native needs neither")
+        raise ValueError(
+            "loader.backend=pyg: PyG's NeighborLoader needs pyg-lib or torch_sparse (pip install "
+            "setuptools wheel, then pip install --no-build-isolation torch_scatter torch_sparse); "
+            "loader.backend=native needs neither"
+        )
 
 
 def pyg_sampler(edge_index: EdgeIndex, num_neighbors: Sequence[int]) -> Sample:

@@ -57,14 +57,30 @@ class PairLoader:
         seed: of every random number here.
     """
 
-    def __init__(self, clusters: ClusterLoader, *, pairs_per_step: int, num_negatives: int = 1, strict: bool = False,
-                 hide: bool = False, side: Tensor | None = None, seed: int = 0):
-        self.clusters, self.data, self.graph, self.device = clusters, clusters.data, clusters.data, clusters.device
+    def __init__(
+        self,
+        clusters: ClusterLoader,
+        *,
+        pairs_per_step: int,
+        num_negatives: int = 1,
+        strict: bool = False,
+        hide: bool = False,
+        side: Tensor | None = None,
+        seed: int = 0,
+    ):
+        self.clusters, self.data, self.graph, self.device = (
+            clusters,
+            clusters.data,
+            clusters.data,
+            clusters.device,
+        )
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
         self._hide, self._side, self._seed = hide, side, seed
         self._own, self._strict = link_relation_of(self.data), strict
-        self._linked = PairSet(self._pairs, self.data.num_nodes) if strict and self._own is None else None
+        self._linked = (
+            PairSet(self._pairs, self.data.num_nodes) if strict and self._own is None else None
+        )
         self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
         if hide and self._visits == 1:
             self._visits, self._pairs_per_step = 2, -(-len(self._pairs) // 2)
@@ -79,7 +95,10 @@ class PairLoader:
         self.clusters.place(put)
         self.graph = self.clusters.graph
         device = self.graph.edge_index.device
-        self._pairs, self._side = self._pairs.to(device), None if self._side is None else self._side.to(device)
+        self._pairs, self._side = (
+            self._pairs.to(device),
+            None if self._side is None else self._side.to(device),
+        )
         self._linked = None if self._linked is None else PairSet(self._pairs, self.data.num_nodes)
 
     def prepare(self) -> None:
@@ -93,12 +112,21 @@ class PairLoader:
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
         partition = self.draw(round_, share)
-        order = torch.from_numpy(stream("pairs", self._seed, round_, share.draw).permutation(len(self._pairs)))
+        order = torch.from_numpy(
+            stream("pairs", self._seed, round_, share.draw).permutation(len(self._pairs))
+        )
         pairs = sort_by_cluster(self._pairs, partition, order.to(self._pairs.device))
-        return self.batches_of(partition, pairs, share.batches(self.num_batches), (round_, share.draw))
+        return self.batches_of(
+            partition, pairs, share.batches(self.num_batches), (round_, share.draw)
+        )
 
-    def batches_of(self, partition: Partition, pairs: PairsByCluster, numbers: Iterable[int],
-                   path: tuple[int, int]) -> Iterator[Data]:
+    def batches_of(
+        self,
+        partition: Partition,
+        pairs: PairsByCluster,
+        numbers: Iterable[int],
+        path: tuple[int, int],
+    ) -> Iterator[Data]:
         """Build batches of a draw, given their numbers, in turn: first each cluster once, then again.
 
         Args:
@@ -106,7 +134,9 @@ class PairLoader:
         """
         place = self._pairs.new_empty(self.data.num_nodes)
         numbers = list(numbers)
-        batches = self.clusters.batches_of(partition, [number % partition.num_parts for number in numbers])
+        batches = self.clusters.batches_of(
+            partition, [number % partition.num_parts for number in numbers]
+        )
         for number, batch in zip(numbers, batches, strict=True):
             visit, cluster = divmod(number, partition.num_parts)
             place[batch.n_id] = torch.arange(batch.num_nodes, device=place.device)
@@ -115,9 +145,11 @@ class PairLoader:
 
     def _cut(self, pairs: Tensor, visit: int, partition: Partition) -> Tensor:
         size = self._pairs_per_step if partition.num_parts == 1 else -(-len(pairs) // self._visits)
-        return pairs[visit * size:(visit + 1) * size]
+        return pairs[visit * size : (visit + 1) * size]
 
-    def _finish(self, cluster: Data, pairs: Tensor, within: Tensor, number: int, path: tuple[int, int]) -> Data:
+    def _finish(
+        self, cluster: Data, pairs: Tensor, within: Tensor, number: int, path: tuple[int, int]
+    ) -> Data:
         """Complete the batch of a cluster with some of the training pairs `within` it, all by their places in it."""
         batch = copy.copy(cluster)  # the whole graph is handed out again
         for key in PAIRS:
@@ -126,8 +158,13 @@ class PairLoader:
         rng = stream("negatives", self._seed, *path, number)
         batch.pairs, batch.cluster = pairs, number
         if self._own is None:
-            batch.negatives = draw_negatives(rng, self._num_negatives * len(pairs), batch.n_id, self._linked,
-                                             None if self._side is None else self._side[batch.n_id])
+            batch.negatives = draw_negatives(
+                rng,
+                self._num_negatives * len(pairs),
+                batch.n_id,
+                self._linked,
+                None if self._side is None else self._side[batch.n_id],
+            )
         else:
             batch.negatives = self._draw_targets(rng, pairs, within, batch.n_id, self._own)
         if self._hide and len(pairs):
@@ -137,12 +174,20 @@ class PairLoader:
                 batch.edge_attr = batch.edge_attr.index_select(0, kept)
         return hand_over(batch, self.device)
 
-    def _draw_targets(self, rng: np.random.Generator, pairs: Tensor, within: Tensor, nodes: Tensor,
-                      own: LinkRelation) -> Tensor:
+    def _draw_targets(
+        self,
+        rng: np.random.Generator,
+        pairs: Tensor,
+        within: Tensor,
+        nodes: Tensor,
+        own: LinkRelation,
+    ) -> Tensor:
         """Draw targets among the nodes of a cluster for the sources of pairs [num_negatives x num_pairs, 2]."""
         candidates = ((nodes >= own.target.start) & (nodes < own.target.stop)).nonzero().squeeze(1)
         sources = pairs[:, 0].repeat(self._num_negatives)
-        taken = _taken(within, candidates, len(nodes), own) if self._strict else pairs.new_empty(0, 2)
+        taken = (
+            _taken(within, candidates, len(nodes), own) if self._strict else pairs.new_empty(0, 2)
+        )
         targets = draw_targets(rng, sources, len(candidates), taken)
         free = targets >= 0
         return torch.stack([sources[free], candidates[targets[free]]], dim=1)
@@ -163,27 +208,56 @@ class PairLoader:
         records = self.clusters.measure(partition, seconds)
         order = torch.arange(len(self._pairs), device=self._pairs.device)
         pairs = sort_by_cluster(self._pairs, partition, order)
-        within, sizes = pairs.ptr.diff(), [len(self._cut(pairs.of(cluster), 0, partition))
-                                           for cluster in range(partition.num_parts)]
+        within, sizes = (
+            pairs.ptr.diff(),
+            [
+                len(self._cut(pairs.of(cluster), 0, partition))
+                for cluster in range(partition.num_parts)
+            ],
+        )
         total, num_kept, num_empty = len(self._pairs), int(within.sum()), int((within == 0).sum())
         if not num_kept:
-            raise ValueError(f"none of the {total:,} training pairs lies within one of {partition.num_parts:,} "
-                             "clusters: lower partition.num_parts, or set partition=metis")
+            raise ValueError(
+                f"none of the {total:,} training pairs lies within one of {partition.num_parts:,} "
+                "clusters: lower partition.num_parts, or set partition=metis"
+            )
         if self._linked is not None:
             self._check_negatives(partition, self._linked)
-        log.info("pairs: %s of %s training pairs within clusters (%.1f%% left out), %s batches of up to %s, each with "
-                 "%s drawn for one of them%s%s", f"{num_kept:,}", f"{total:,}", 100 * (1 - num_kept / total),
-                 f"{self.num_batches:,}", f"{max(sizes):,}", self._num_negatives,
-                 ", across the sides of the graph" if self._side is not None else "",
-                 "; the pairs of a batch are hidden from its graph" if self._hide else "")
+        log.info(
+            "pairs: %s of %s training pairs within clusters (%.1f%% left out), %s batches of up to %s, each with "
+            "%s drawn for one of them%s%s",
+            f"{num_kept:,}",
+            f"{total:,}",
+            100 * (1 - num_kept / total),
+            f"{self.num_batches:,}",
+            f"{max(sizes):,}",
+            self._num_negatives,
+            ", across the sides of the graph" if self._side is not None else "",
+            "; the pairs of a batch are hidden from its graph" if self._hide else "",
+        )
         if num_kept < FEW * total:
-            log.warning("pairs: only %.1f%% of the training pairs lie within a cluster, and no other one is learned. "
-                        "Lower partition.num_parts, or set partition=metis or partition=whole", 100 * num_kept / total)
+            log.warning(
+                "pairs: only %.1f%% of the training pairs lie within a cluster, and no other one is learned. "
+                "Lower partition.num_parts, or set partition=metis or partition=whole",
+                100 * num_kept / total,
+            )
         if num_empty:
-            log.warning("pairs: %s of %s clusters hold no training pair: their steps learn nothing. Lower "
-                        "partition.num_parts", f"{num_empty:,}", f"{partition.num_parts:,}")
-        return {**records, "pairs": {"num_pairs": total, "num_within": num_kept, "num_batches": self.num_batches,
-                                     "num_clusters_without": num_empty, "largest": max(sizes)}}
+            log.warning(
+                "pairs: %s of %s clusters hold no training pair: their steps learn nothing. Lower "
+                "partition.num_parts",
+                f"{num_empty:,}",
+                f"{partition.num_parts:,}",
+            )
+        return {
+            **records,
+            "pairs": {
+                "num_pairs": total,
+                "num_within": num_kept,
+                "num_batches": self.num_batches,
+                "num_clusters_without": num_empty,
+                "largest": max(sizes),
+            },
+        }
 
     def _check_negatives(self, partition: Partition, linked: PairSet) -> None:
         pairs, side = linked.nodes().cpu(), None if self._side is None else self._side.cpu()
@@ -192,14 +266,18 @@ class PairLoader:
         most = sizes * (sizes - 1) // 2
         if side is not None:
             cluster = torch.arange(len(sizes)).repeat_interleave(sizes)
-            first, second = (torch.bincount(cluster[side[partition.perm] == number], minlength=len(sizes))
-                             for number in (0, 1))
+            first, second = (
+                torch.bincount(cluster[side[partition.perm] == number], minlength=len(sizes))
+                for number in (0, 1)
+            )
             most = first * second
         full = ((within == most) & (within > 0)).nonzero()
         if len(full):
-            raise ValueError(f"all pairs of the {int(sizes[full[0]]):,} nodes of cluster {int(full[0]) + 1} are "
-                             "training pairs: there is no other to draw. Lower partition.num_parts, or set "
-                             "task.strict_negatives=false")
+            raise ValueError(
+                f"all pairs of the {int(sizes[full[0]]):,} nodes of cluster {int(full[0]) + 1} are "
+                "training pairs: there is no other to draw. Lower partition.num_parts, or set "
+                "task.strict_negatives=false"
+            )
 
 
 def _taken(within: Tensor, candidates: Tensor, num_nodes: int, own: LinkRelation) -> Tensor:

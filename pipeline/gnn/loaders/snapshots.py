@@ -31,7 +31,9 @@ def num_snapshots(data: Data) -> int:
 
 def rows_of(data: Data, number: int) -> Int[Tensor, " num_rows"]:
     """Return the nodes that are the rows of a snapshot."""
-    return data.types.nodes_of(data.types.labelled).start + (data[SNAPSHOT] == number).nonzero().squeeze(1)
+    return data.types.nodes_of(data.types.labelled).start + (
+        data[SNAPSHOT] == number
+    ).nonzero().squeeze(1)
 
 
 def size_of_pass(data: Data) -> tuple[int, int]:
@@ -62,8 +64,11 @@ def take_snapshot(data: Data, number: int) -> Graph:
     ptr = torch.zeros(len(nodes) + 1, dtype=torch.int64)
     ptr[1:] = torch.bincount(dst, minlength=len(nodes)).cumsum(0)
     edges = torch.stack([src.index_select(0, kept), dst.to(src.dtype)])  # rows send nothing
-    view = Graph(edge_index=from_csc(edges, ptr.to(src.dtype)), num_nodes=len(nodes),
-                 edge_attr=data.edge_attr.index_select(0, kept))
+    view = Graph(
+        edge_index=from_csc(edges, ptr.to(src.dtype)),
+        num_nodes=len(nodes),
+        edge_attr=data.edge_attr.index_select(0, kept),
+    )
     attach_nodes(view, data, nodes)
     view.types = replace(data.types, counts=[*data.types.counts[:-1], len(nodes) - first])
     return view
@@ -72,7 +77,9 @@ def take_snapshot(data: Data, number: int) -> Graph:
 def in_whole(batch: Data, view: Data) -> Data:
     """Return a batch of a snapshot with the numbers of its nodes in the whole graph."""
     found = copy.copy(batch)
-    found.n_id = view.n_id.to(batch.n_id.device)[batch.n_id]  # which moves nothing where both lie on one device
+    found.n_id = view.n_id.to(batch.n_id.device)[
+        batch.n_id
+    ]  # which moves nothing where both lie on one device
     return found
 
 
@@ -85,12 +92,23 @@ class SnapshotLoader:
         seed: of the order.
     """
 
-    def __init__(self, data: Data, build: Callable[[Data], Loader], *, device: torch.device, seed: int):
-        self.data, self.graph, self.device, self._build, self._seed = data, data, device, build, seed
+    def __init__(
+        self, data: Data, build: Callable[[Data], Loader], *, device: torch.device, seed: int
+    ):
+        self.data, self.graph, self.device, self._build, self._seed = (
+            data,
+            data,
+            device,
+            build,
+            seed,
+        )
         self._loaders = dict[int, Loader]()
         self._put: Callable[[Data], Data] | None = None
-        self._numbers = [number for number in range(num_snapshots(data))
-                         if bool(data.train_mask[rows_of(data, number)].any())]
+        self._numbers = [
+            number
+            for number in range(num_snapshots(data))
+            if bool(data.train_mask[rows_of(data, number)].any())
+        ]
         self._counts = [self._loader(number).num_batches for number in self._numbers]
 
     @property
@@ -135,7 +153,11 @@ class SnapshotLoader:
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
         first, stride = share.first, share.stride
-        for place in stream("snapshots", self._seed, round_, share.draw).permutation(len(self._numbers)).tolist():
+        for place in (
+            stream("snapshots", self._seed, round_, share.draw)
+            .permutation(len(self._numbers))
+            .tolist()
+        ):
             num_batches = self._counts[place]
             if first < num_batches and not share.is_empty:
                 loader = self._loader(self._numbers[place])

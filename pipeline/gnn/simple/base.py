@@ -14,7 +14,14 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import correct_and_smooth
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
-from parallel_epochs.pipeline.gnn.simple import edges, linear, mean, propagation, rows as rows_of_table, trees
+from parallel_epochs.pipeline.gnn.simple import (
+    edges,
+    linear,
+    mean,
+    propagation,
+    rows as rows_of_table,
+    trees,
+)
 from parallel_epochs.pipeline.gnn.simple.folds import divide
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import to_logits
@@ -67,18 +74,38 @@ class Base:
 
 # By the value of task.base: the settings of each method, of which validation chooses.
 NODES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
-    "mean": mean.methods, "diffusion": propagation.many_steps, "propagation": propagation.two_steps,
-    "linear": linear.methods, "trees": trees.methods}
+    "mean": mean.methods,
+    "diffusion": propagation.many_steps,
+    "propagation": propagation.two_steps,
+    "linear": linear.methods,
+    "trees": trees.methods,
+}
 EDGES: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
-    "mean": mean.methods, **{end: partial(edges.methods, end) for end in edges.GROUPS}, "trees": trees.methods}
+    "mean": mean.methods,
+    **{end: partial(edges.methods, end) for end in edges.GROUPS},
+    "trees": trees.methods,
+}
 ROWS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
-    "mean": mean.methods, "earlier": rows_of_table.methods, "linear": linear.methods, "trees": trees.methods}
+    "mean": mean.methods,
+    "earlier": rows_of_table.methods,
+    "linear": linear.methods,
+    "trees": trees.methods,
+}
 GRAPHS: dict[str, Callable[[Inputs, int], Iterator[Method]]] = {
-    "mean": mean.methods, "linear": linear.methods, "forest": trees.methods}
-PREDICT = {"mean": mean.predict, "diffusion": propagation.predict_many_steps,
-           "propagation": propagation.predict_two_steps, "linear": linear.predict,
-           "earlier": rows_of_table.predict, "trees": trees.predict, "forest": trees.predict,
-           **dict.fromkeys(edges.GROUPS, edges.predict)}
+    "mean": mean.methods,
+    "linear": linear.methods,
+    "forest": trees.methods,
+}
+PREDICT = {
+    "mean": mean.predict,
+    "diffusion": propagation.predict_many_steps,
+    "propagation": propagation.predict_two_steps,
+    "linear": linear.predict,
+    "earlier": rows_of_table.predict,
+    "trees": trees.predict,
+    "forest": trees.predict,
+    **dict.fromkeys(edges.GROUPS, edges.predict),
+}
 
 
 def names_of(data: Data, task: NodeTask) -> list[str]:
@@ -89,13 +116,17 @@ def names_of(data: Data, task: NodeTask) -> list[str]:
         return list(EDGES)
     if isinstance(task, RowTask):
         # Without a span, nobody knows when a label is known.
-        return [name for name in ROWS if name != "earlier" or bool(data[ROW_TIMES][1].isfinite().any())]
+        return [
+            name for name in ROWS if name != "earlier" or bool(data[ROW_TIMES][1].isfinite().any())
+        ]
     if data.x is None or not data.x.size(1):
         return [name for name in NODES if name != "linear"]
     return [*NODES, *[SMOOTHED] * (data.metric in CLASS_METRICS and len(data.types.names) == 1)]
 
 
-def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: float = SECONDS) -> Base:
+def fit_base(
+    data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: float = SECONDS
+) -> Base:
     """Fit a simple method.
 
     Args:
@@ -107,18 +138,26 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
         ValueError: the data or the task do not fit; names the key.
     """
     if "y" not in data or "edge_index" not in data:
-        raise ValueError(f"task.base={name} needs labels of nodes or graphs; this run has none. Set task.base=none")
+        raise ValueError(
+            f"task.base={name} needs labels of nodes or graphs; this run has none. Set task.base=none"
+        )
     inputs = Inputs(data, task, seconds)
     check(inputs, name)
     if name != "auto":
         try:
             return _fit(inputs, name, seed)
         except TooLong as error:
-            raise ValueError(f"task.base={name}: {error}. Set task.base=none, or choose another one") from None
+            raise ValueError(
+                f"task.base={name}: {error}. Set task.base=none, or choose another one"
+            ) from None
     began, found = time.perf_counter(), dict[str, Chosen]()
     for each in names_of(data, task):
-        if each == SMOOTHED and ("linear" not in found or is_far_below(
-                "acc", found["linear"].score, max(chosen.score for chosen in found.values()))):
+        if each == SMOOTHED and (
+            "linear" not in found
+            or is_far_below(
+                "acc", found["linear"].score, max(chosen.score for chosen in found.values())
+            )
+        ):
             continue  # a linear model that is far below the others will not be the best one
         try:
             inputs.seconds = seconds * PARTS.get(each, 1.0)
@@ -126,10 +165,17 @@ def fit_base(data: Data, task: NodeTask, name: str, *, seed: int = 0, seconds: f
         except FAILURES as error:
             log.info("task.base=%s is left out: %s", each, one_line(error))
     for best in sorted(found, key=lambda each: found[each].score, reverse=True):
-        log.info("task.base=auto: %s; valid %s", best, ", ".join(
-            f"{each} {merit(task.metric, chosen.score):.4f}" for each, chosen in found.items()))
+        log.info(
+            "task.base=auto: %s; valid %s",
+            best,
+            ", ".join(
+                f"{each} {merit(task.metric, chosen.score):.4f}" for each, chosen in found.items()
+            ),
+        )
         try:
-            return replace(_complete(inputs, best, found[best], seed), seconds=time.perf_counter() - began)
+            return replace(
+                _complete(inputs, best, found[best], seed), seconds=time.perf_counter() - began
+            )
         except FAILURES as error:
             log.info("task.base=%s is left out: %s", best, one_line(error))
     raise ValueError("task.base=auto: every simple method fails on these data. Set task.base=none")
@@ -151,16 +197,23 @@ def check(inputs: Inputs, name: str) -> None:
     """Refuse a base that the data do not allow; arguments and errors as of :func:`fit_base`."""
     key, data, task = f"task.base={name}", inputs.data, inputs.task
     if name not in (names := [*names_of(data, task), "auto"]):
-        raise ValueError(f"{key} is no simple method for this data; choose one of {', '.join(names)}, or none")
+        raise ValueError(
+            f"{key} is no simple method for this data; choose one of {', '.join(names)}, or none"
+        )
     if not bool(inputs.labels.known(data.train_mask).any()):
-        raise ValueError(f"{key} is fitted to the training labels, and there are none. Set task.base=none")
+        raise ValueError(
+            f"{key} is fitted to the training labels, and there are none. Set task.base=none"
+        )
     if not task.is_defined("valid"):
-        raise ValueError(f"{key} is chosen by the {task.metric} of the valid split, which has too few labels for it. "
-                         "Set task.base=none, or choose another split")
+        raise ValueError(
+            f"{key} is chosen by the {task.metric} of the valid split, which has too few labels for it. "
+            "Set task.base=none, or choose another split"
+        )
 
 
-def apply(fitted: dict[str, Any], data: Data, task: NodeTask,
-          asked: Tensor | None = None) -> Float[Tensor, "num_rows out_channels"]:
+def apply(
+    fitted: dict[str, Any], data: Data, task: NodeTask, asked: Tensor | None = None
+) -> Float[Tensor, "num_rows out_channels"]:
     """Score other data of the same form, or the same: every row by what was fitted to training rows.
 
     Args:
@@ -175,7 +228,9 @@ def apply(fitted: dict[str, Any], data: Data, task: NodeTask,
 
 def _predict(inputs: Inputs, fitted: dict, asked: Tensor | None) -> Tensor:
     predict = PREDICT[fitted["name"]]
-    found = torch.stack([predict(inputs, model, inputs.labels.train, asked) for model in fitted["models"]]).mean(0)
+    found = torch.stack(
+        [predict(inputs, model, inputs.labels.train, asked) for model in fitted["models"]]
+    ).mean(0)
     return to_logits(found, fitted["logits"])
 
 
@@ -200,7 +255,11 @@ def _choose(inputs: Inputs, name: str, seed: int, smoothed: "Chosen | None" = No
         num_alphas = len(propagation.SMOOTHING_ALPHAS)
         num_times = num_alphas * (num_alphas + 1) + 2 + 2 * NUM_FOLDS
         propagation.refuse_long(inputs, num_times * propagation.SMOOTHING_STEPS)
-        return _smooth(inputs, _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed), seed)
+        return _smooth(
+            inputs,
+            _complete(inputs, "linear", smoothed or _choose(inputs, "linear", seed), seed),
+            seed,
+        )
     for method in (GRAPHS if inputs.are_graphs else NODES | EDGES | ROWS)[name](inputs, seed):
         model = method.fit(train)
         rows = method.predict(inputs, model, train, ~train)
@@ -217,7 +276,9 @@ def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
     models, rows, own = [chosen.model], chosen.rows, chosen.rows
     if not method.leaves_out:
         own, of_folds = _out_of_fold(inputs, method, seed)
-        mean_rows = torch.stack([method.predict(inputs, each, train, ~train) for each in of_folds]).mean(0)
+        mean_rows = torch.stack(
+            [method.predict(inputs, each, train, ~train) for each in of_folds]
+        ).mean(0)
         if inputs.valid(mean_rows) > chosen.score:
             models, rows = of_folds, mean_rows
     logits = inputs.labels.calibrate(own, train)
@@ -227,7 +288,15 @@ def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
     title = method.title + f", mean of {NUM_FOLDS} folds" * (len(models) > 1)
     plain = [{key: value for key, value in model.items() if key != trees.QUICK} for model in models]
     fitted = chosen.model if name == SMOOTHED else {"name": name, "models": plain, "logits": logits}
-    return Base(name, title, rows, scores, method.reads_labels, chosen.seconds + time.perf_counter() - began, fitted)
+    return Base(
+        name,
+        title,
+        rows,
+        scores,
+        method.reads_labels,
+        chosen.seconds + time.perf_counter() - began,
+        fitted,
+    )
 
 
 class Chosen(NamedTuple):
@@ -256,13 +325,24 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     began, y = time.perf_counter(), inputs.data.y[:, 0].clamp(min=0)
     labelled, probabilities = inputs.labels.known(inputs.labels.train)[:, 0], base.rows.softmax(1)
 
-    def smoothed(known: Tensor, corrections: Sequence[float], alphas: Sequence[float]) -> Iterator[tuple]:
-        return correct_and_smooth(inputs.adjacency, probabilities, y, known, corrections, alphas,
-                                  propagation.SMOOTHING_STEPS)
+    def smoothed(
+        known: Tensor, corrections: Sequence[float], alphas: Sequence[float]
+    ) -> Iterator[tuple]:
+        return correct_and_smooth(
+            inputs.adjacency,
+            probabilities,
+            y,
+            known,
+            corrections,
+            alphas,
+            propagation.SMOOTHING_STEPS,
+        )
 
     tried = smoothed(labelled, propagation.SMOOTHING_ALPHAS, propagation.SMOOTHING_ALPHAS)
-    score, first, second, rows = max(((inputs.valid(rows), first, second, rows) for first, second, rows in tried),
-                                     key=lambda found: found[0])
+    score, first, second, rows = max(
+        ((inputs.valid(rows), first, second, rows) for first, second, rows in tried),
+        key=lambda found: found[0],
+    )
     fold = divide(inputs, seed)
     for number in range(NUM_FOLDS):
         known = labelled & (fold != number)

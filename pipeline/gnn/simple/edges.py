@@ -28,7 +28,7 @@ def columns_of_ends(inputs: Inputs) -> Float[Tensor, "num_edges columns"]:
     """Return the columns of the nodes at both ends, and how many edges these have."""
     data, ends = inputs.data, find_ends(inputs.data)
     degrees = find_degrees(data.edge_index, data.num_nodes).in_degree.float().log1p()
-    x, parts = data.x[:, :max(data.types.widths)][:, :MOST_COLUMNS].float(), []
+    x, parts = data.x[:, : max(data.types.widths)][:, :MOST_COLUMNS].float(), []
     for end in ends.unbind(1):
         known = (end >= 0).float().unsqueeze(1)
         own = end.clamp(min=0)
@@ -36,7 +36,9 @@ def columns_of_ends(inputs: Inputs) -> Float[Tensor, "num_edges columns"]:
     return torch.cat(parts, dim=1)
 
 
-def labels_of_ends(inputs: Inputs, known: Bool[Tensor, " num_rows"]) -> Float[Tensor, "num_edges columns"]:
+def labels_of_ends(
+    inputs: Inputs, known: Bool[Tensor, " num_rows"]
+) -> Float[Tensor, "num_edges columns"]:
     """Return the mean label of the other known edges of the same source, of the same target, of both, and of both the
     other way round, and how many they are.
 
@@ -44,7 +46,9 @@ def labels_of_ends(inputs: Inputs, known: Bool[Tensor, " num_rows"]) -> Float[Te
     """
     ends, parts = find_ends(inputs.data), []
     groups = [number_groups(inputs.data, ends[:, list(columns)]) for columns in GROUPS.values()]
-    means = [mean_of_others(inputs, group, known) for group in groups] + [_mean_of_reverse(inputs, ends, known)]
+    means = [mean_of_others(inputs, group, known) for group in groups] + [
+        _mean_of_reverse(inputs, ends, known)
+    ]
     for values, num in means:
         parts += [values[:, :MOST_LABELS], num.log1p()]
     return torch.cat(parts, dim=1)
@@ -57,8 +61,9 @@ def number_groups(data: Data, ends: Int[Tensor, "num_edges columns"]) -> Int[Ten
     return torch.where((ends >= 0).all(1), group, -1)
 
 
-def mean_of_others(inputs: Inputs, group: Int[Tensor, " num_edges"], known: Bool[Tensor, " num_rows"]
-                   ) -> tuple[Float[Tensor, "num_edges columns"], Float[Tensor, "num_edges columns_or_one"]]:
+def mean_of_others(
+    inputs: Inputs, group: Int[Tensor, " num_edges"], known: Bool[Tensor, " num_rows"]
+) -> tuple[Float[Tensor, "num_edges columns"], Float[Tensor, "num_edges columns_or_one"]]:
     """Compute the mean label of the other known edges of a group, and how many there are."""
     values, marks = _sums(inputs, known)
     total, num = _of_group(group, values), _of_group(group, marks)
@@ -70,8 +75,12 @@ def _mean_of_reverse(inputs: Inputs, ends: Tensor, known: Tensor) -> tuple[Tenso
     values, marks = _sums(inputs, known)
     both = torch.cat([ends, ends.flip(1)])
     group, is_loop = number_groups(inputs.data, both), (ends[:, 0] == ends[:, 1]).unsqueeze(1)
-    found = [_of_group(group, torch.cat([own.masked_fill(is_loop, 0), torch.zeros_like(own)]))[len(ends):]
-             for own in (values, marks)]
+    found = [
+        _of_group(group, torch.cat([own.masked_fill(is_loop, 0), torch.zeros_like(own)]))[
+            len(ends) :
+        ]
+        for own in (values, marks)
+    ]
     return _mean(inputs, found[0], found[1], known)
 
 
@@ -85,7 +94,9 @@ def _of_group(group: Tensor, values: Tensor) -> Tensor:
     """Sum values over each group, and return the sum of that of each edge."""
     own = group.clamp(min=0)
     values = values.masked_fill((group < 0).unsqueeze(1), 0)
-    return values.new_zeros(len(group), values.size(1)).index_add_(0, own, values)[own] * (group >= 0).unsqueeze(1)
+    return values.new_zeros(len(group), values.size(1)).index_add_(0, own, values)[own] * (
+        group >= 0
+    ).unsqueeze(1)
 
 
 def _mean(inputs: Inputs, total: Tensor, num: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,8 +106,14 @@ def _mean(inputs: Inputs, total: Tensor, num: Tensor, known: Tensor) -> tuple[Te
 
 def methods(end: str, inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield the mean label of the other edges at the same end, for classes their shares."""
-    yield Method(end, f"{inputs.labels.mean_name} of the {end}", partial(_settings, inputs, end), predict,
-                 leaves_out=True, reads_labels=True)
+    yield Method(
+        end,
+        f"{inputs.labels.mean_name} of the {end}",
+        partial(_settings, inputs, end),
+        predict,
+        leaves_out=True,
+        reads_labels=True,
+    )
 
 
 def _settings(inputs: Inputs, end: str, known: Tensor) -> dict:

@@ -21,20 +21,35 @@ def count_contents(data: Data, num_last: int = 0) -> Float[Tensor, "num_graphs c
     graph = torch.arange(len(data.ptr) - 1).repeat_interleave(data.ptr.diff())
     ends = graph[data.edge_index.as_tensor()[1].long()]
     parts = [torch.bincount(graph, minlength=len(data.ptr) - 1).float().unsqueeze(1)]
-    for of, values, sizes in ((graph, data.x, data.get("x_tables")), (ends, data.edge_attr, data.get("edge_tables"))):
+    for of, values, sizes in (
+        (graph, data.x, data.get("x_tables")),
+        (ends, data.edge_attr, data.get("edge_tables")),
+    ):
         if values is None or not values.size(1):
             continue
         for column in range(values.size(1) - (num_last if values is data.x else 0)):
             if sizes is None:
-                found = torch.zeros(len(parts[0])).index_add_(0, of, values[:, column].float()).unsqueeze(1)
+                found = (
+                    torch.zeros(len(parts[0]))
+                    .index_add_(0, of, values[:, column].float())
+                    .unsqueeze(1)
+                )
             else:
-                found = torch.bincount(of * sizes[column] + values[:, column].long(),
-                                       minlength=len(parts[0]) * sizes[column]).view(-1, sizes[column]).float()
+                found = (
+                    torch.bincount(
+                        of * sizes[column] + values[:, column].long(),
+                        minlength=len(parts[0]) * sizes[column],
+                    )
+                    .view(-1, sizes[column])
+                    .float()
+                )
             parts.append(found)
     return torch.cat(parts, dim=1)
 
 
-def count_patterns(data: Data, num_last: int = 0) -> Float[Tensor, "num_graphs num_patterns"] | None:
+def count_patterns(
+    data: Data, num_last: int = 0
+) -> Float[Tensor, "num_graphs num_patterns"] | None:
     """Count the neighbourhoods of up to two steps in each graph, told apart by the categories of nodes and edges.
 
     For molecules these are the circular fingerprints of Rogers and Hahn, Extended-Connectivity Fingerprints, J. Chem.

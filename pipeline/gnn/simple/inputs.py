@@ -55,9 +55,15 @@ class Inputs:
         if len(types.names) > 1:
             assert types.labelled is not None
             nodes = types.nodes_of(types.labelled)
-            self.own, self.width = slice(nodes.start, nodes.stop), types.widths[types.names.index(types.labelled)]
-        self.has_relations = len(types.names) > 1 and SUMMARIES not in data and (
-            OF_COLUMN * data.num_edges * sum(types.widths) < seconds / 3)
+            self.own, self.width = (
+                slice(nodes.start, nodes.stop),
+                types.widths[types.names.index(types.labelled)],
+            )
+        self.has_relations = (
+            len(types.names) > 1
+            and SUMMARIES not in data
+            and (OF_COLUMN * data.num_edges * sum(types.widths) < seconds / 3)
+        )
         self._hops: list[Tensor] = []
         self._moments = dict[int, tuple[Tensor, Tensor]]()
         self.kept: tuple[int, Tensor, Any] | None = None
@@ -68,7 +74,9 @@ class Inputs:
     @cached_property
     def adjacency(self) -> NormalizedAdjacency:
         """The normalised adjacency of the edges, each of weight 1."""
-        return NormalizedAdjacency(self.data.edge_index, self.data.num_nodes, degree=self.data.get(WHOLE_DEGREE))
+        return NormalizedAdjacency(
+            self.data.edge_index, self.data.num_nodes, degree=self.data.get(WHOLE_DEGREE)
+        )
 
     @cached_property
     def terms(self) -> sp.csr_array | None:
@@ -77,7 +85,9 @@ class Inputs:
         if pointers is None or len(pointers) != self.own.stop - self.own.start + 1:
             return None
         terms, weights = (array.numpy() for array in arrays)
-        return sp.csr_array((weights, terms, pointers.numpy()), shape=(len(pointers) - 1, NUM_TERMS))
+        return sp.csr_array(
+            (weights, terms, pointers.numpy()), shape=(len(pointers) - 1, NUM_TERMS)
+        )
 
     @property
     def num_hops(self) -> int:
@@ -92,10 +102,12 @@ class Inputs:
         data, types = copy.copy(self.data), self.data.types
         if "edge_time" in data:
             del data.edge_time
-        self.plan = Summaries(**summarise(data, NUM_HOPS, data.get(MARKS, NO_MARKS), self.plan)[SUMMARIES])
+        self.plan = Summaries(
+            **summarise(data, NUM_HOPS, data.get(MARKS, NO_MARKS), self.plan)[SUMMARIES]
+        )
         assert types.labelled is not None
         width = self.plan.widths[types.names.index(types.labelled)]
-        return data.x[self.own, self.width:self.width + width]
+        return data.x[self.own, self.width : self.width + width]
 
     def hop(self, number: int) -> Float[Tensor, "num_own columns"]:
         """Return the columns of the rows that may have labels, after some steps along the edges.
@@ -104,10 +116,17 @@ class Inputs:
         nodes, hop 1 are the summaries by relation.
         """
         if not self._hops:
-            self._hops.append(count_contents(self.data, getattr(self.task, "num_last", 0)) if self.are_graphs else
-                              self.data.x[self.own, :self.width].float())
+            self._hops.append(
+                count_contents(self.data, getattr(self.task, "num_last", 0))
+                if self.are_graphs
+                else self.data.x[self.own, : self.width].float()
+            )
         while len(self._hops) <= number:
-            self._hops.append(self.adjacency @ self._hops[-1] if len(self.data.types.names) == 1 else self.relations)
+            self._hops.append(
+                self.adjacency @ self._hops[-1]
+                if len(self.data.types.names) == 1
+                else self.relations
+            )
         return self._hops[number]
 
     @property
@@ -121,8 +140,7 @@ class Inputs:
             self.plan = Summaries(**fitted["plan"])
 
     def moments(self, number: int) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
-        """Return the mean and the deviation of each column of a hop, float64; those of training rows of label tables.
-        """
+        """Return the mean and the deviation of each column of a hop, float64; those of training rows of label tables."""
         if number not in self._moments:
             x = self.hop(number).double()
             x = x[self.labels.train[self.own]] if SNAPSHOT in self.data else x
@@ -134,10 +152,14 @@ class Inputs:
         """Compute the metric of probabilities, or values, on the validation rows, with the sign for which more is
         better; the lowest of all numbers where it is undefined.
         """
-        score = self.task.score("valid", self.task.from_learned(to_logits(found, self.labels.plain)))
+        score = self.task.score(
+            "valid", self.task.from_learned(to_logits(found, self.labels.plain))
+        )
         return -math.inf if math.isnan(score) else merit(self.task.metric, score)
 
-    def draw(self, rows: Bool[Tensor, " num_rows"], most: int, seed: int) -> Bool[Tensor, " num_rows"]:
+    def draw(
+        self, rows: Bool[Tensor, " num_rows"], most: int, seed: int
+    ) -> Bool[Tensor, " num_rows"]:
         """Draw some rows at random if there are more than a limit."""
         chosen = rows.nonzero().squeeze(1).numpy()
         if len(chosen) <= most:
@@ -146,7 +168,9 @@ class Inputs:
         out[np.sort(stream("rows of bases", seed).choice(chosen, most, replace=False))] = True
         return out
 
-    def among_all(self, rows: Tensor, others: Tensor, chosen: Tensor | slice = slice(None)) -> Tensor:
+    def among_all(
+        self, rows: Tensor, others: Tensor, chosen: Tensor | slice = slice(None)
+    ) -> Tensor:
         """Return rows of all nodes, given those of some that may have labels, and one for every other."""
         if len(rows) == len(self.labels.y):
             return rows
@@ -161,6 +185,9 @@ def without_times(data: Data) -> Data:
     Columns of the rows summarise these edges.
     """
     found, kept = copy.copy(data), (data.edge_time < 0).nonzero().squeeze(1)
-    found.edge_index, found.edge_attr = keep_edges(data.edge_index, kept), data.edge_attr.index_select(0, kept)
+    found.edge_index, found.edge_attr = (
+        keep_edges(data.edge_index, kept),
+        data.edge_attr.index_select(0, kept),
+    )
     del found.edge_time
     return found

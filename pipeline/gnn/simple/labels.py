@@ -32,7 +32,9 @@ class Labels:
         self._mean = data.get(WHOLE_MEAN)
         if self.are_classes:
             known = data.y >= 0
-            self.y = torch.nn.functional.one_hot(data.y[:, 0].clamp(min=0), task.out_channels).float()
+            self.y = torch.nn.functional.one_hot(
+                data.y[:, 0].clamp(min=0), task.out_channels
+            ).float()
             self.y = self.y.where(known, torch.nan)
         else:
             self.y = task.to_learned(data.y.float()) if self.are_values else data.y.float()
@@ -63,7 +65,9 @@ class Labels:
         known = self.known(rows)
         return torch.where(known, self.y, 0.0).sum(0) / known.sum(0).clamp(min=1)
 
-    def calibrate(self, found: Float[Tensor, "num_rows columns"], rows: Bool[Tensor, " num_rows"]) -> dict:
+    def calibrate(
+        self, found: Float[Tensor, "num_rows columns"], rows: Bool[Tensor, " num_rows"]
+    ) -> dict:
         """Fit what makes probabilities of rows that no model was fitted to logits; see :func:`to_logits`.
 
         Logarithms of probabilities, and shares of neighbours as they are, are divided by a temperature. The likelihood
@@ -80,18 +84,26 @@ class Labels:
         best: tuple[float, dict] | None = None
         for form in ("logarithm", "share"):
             fitted = {"form": form, "are_classes": self.are_classes, "mean": self.mean(self.train)}
-            fitted["temperature"] = fit_temperatures(to_logits(found[rows], fitted), y, are_classes=self.are_classes)
+            fitted["temperature"] = fit_temperatures(
+                to_logits(found[rows], fitted), y, are_classes=self.are_classes
+            )
             logits = to_logits(found[rows], fitted).double()
-            loss = torch.nn.functional.cross_entropy(logits, y[:, 0]) if self.are_classes else \
-                torch.nn.functional.binary_cross_entropy_with_logits(
-                    logits, y.nan_to_num().double(), reduction="none")[~y.isnan()].mean()
+            loss = (
+                torch.nn.functional.cross_entropy(logits, y[:, 0])
+                if self.are_classes
+                else torch.nn.functional.binary_cross_entropy_with_logits(
+                    logits, y.nan_to_num().double(), reduction="none"
+                )[~y.isnan()].mean()
+            )
             if best is None or loss < best[0]:
                 best = float(loss), fitted
         assert best is not None
         return best[1]
 
 
-def to_logits(found: Float[Tensor, "num_rows columns"], fitted: dict) -> Float[Tensor, "num_rows columns"]:
+def to_logits(
+    found: Float[Tensor, "num_rows columns"], fitted: dict
+) -> Float[Tensor, "num_rows columns"]:
     """Make probabilities logits, by what :meth:`Labels.calibrate` has fitted; leave values as they are.
 
     The order of the classes of a row, and that of the rows of a binary task, does not change.
@@ -99,8 +111,11 @@ def to_logits(found: Float[Tensor, "num_rows columns"], fitted: dict) -> Float[T
     if not fitted:
         return found
     if fitted["form"] == "logarithm":
-        logits = found.clamp(min=CERTAIN).log() if fitted["are_classes"] else \
-            found.clamp(CERTAIN, 1 - CERTAIN).logit()
+        logits = (
+            found.clamp(min=CERTAIN).log()
+            if fitted["are_classes"]
+            else found.clamp(CERTAIN, 1 - CERTAIN).logit()
+        )
         return logits / fitted.get("temperature", 1)
     if fitted["are_classes"]:
         return found / fitted.get("temperature", 1)

@@ -49,9 +49,14 @@ TERM_EPOCHS, BATCH, OF_EPOCH, LOGISTIC, HINGE = 3, 128, 1.7, (0.3, 1e-3), (0.1, 
 OF_NUMBER, OF_CELL, OF_TERM, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-9, 1e-10, 7
 
 
-def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Tensor, "num_rows columns"],
-               labels: Labels, strength: float, start: Tensor | None = None, num_steps: int = MOST_STEPS,
-               ) -> Float[Tensor, "channels_and_one columns"]:
+def fit_linear(
+    x: Float[Tensor, "num_rows channels"] | sp.csr_array,
+    y: Float[Tensor, "num_rows columns"],
+    labels: Labels,
+    strength: float,
+    start: Tensor | None = None,
+    num_steps: int = MOST_STEPS,
+) -> Float[Tensor, "channels_and_one columns"]:
     """Fit one model of all classes, or of each column of labels, with a penalty of the squared weights.
 
     Without steps, a regression on 0 and 1 takes the place of the logistic one; what is unknown counts as the mean.
@@ -86,15 +91,25 @@ def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Te
         return out
     target, known = target[:, has], known[:, has]
     if labels.are_classes:
-        one, target = one[known.all(1) if isinstance(x, Tensor) else known.all(1).numpy()], target[known.all(1)]
+        one, target = (
+            one[known.all(1) if isinstance(x, Tensor) else known.all(1).numpy()],
+            target[known.all(1)],
+        )
     is_partial = not bool(known.all())
-    multiply, turned = (torch.mm, one.t()) if isinstance(x, Tensor) else (_multiply, cast(sp.csr_array, one).T.tocsr())
+    multiply, turned = (
+        (torch.mm, one.t())
+        if isinstance(x, Tensor)
+        else (_multiply, cast(sp.csr_array, one).T.tocsr())
+    )
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weight = torch.from_numpy(flat).view(num_weights, -1)
         logits = multiply(one, weight.float())
         if labels.are_classes:
-            value, error = F.cross_entropy(logits, target, reduction="sum"), logits.softmax(1).sub_(target)
+            value, error = (
+                F.cross_entropy(logits, target, reduction="sum"),
+                logits.softmax(1).sub_(target),
+            )
         else:
             error = F.softplus(logits).sub_(target * logits)
             value = (error * known if is_partial else error).double().sum()
@@ -102,18 +117,38 @@ def fit_linear(x: Float[Tensor, "num_rows channels"] | sp.csr_array, y: Float[Te
             error = error.mul_(known) if is_partial else error
         gradient = strength * multiply(turned, error).double()
         gradient[:-1] += weight[:-1]
-        return float(strength * value + weight[:-1].square().sum() / 2), gradient.reshape(-1).numpy()
+        return float(strength * value + weight[:-1].square().sum() / 2), gradient.reshape(
+            -1
+        ).numpy()
 
-    begin = torch.zeros(num_weights, int(has.sum()), dtype=torch.float64) if start is None else start[:, has]
-    found = minimize(loss, begin.reshape(-1).numpy(), method="L-BFGS-B", jac=True,
-                     options={"maxiter": num_steps, "maxfun": 2 * num_steps, "gtol": 1e-5 * strength * one.shape[0],
-                              "maxcor": 10 if isinstance(x, Tensor) else 5})
+    begin = (
+        torch.zeros(num_weights, int(has.sum()), dtype=torch.float64)
+        if start is None
+        else start[:, has]
+    )
+    found = minimize(
+        loss,
+        begin.reshape(-1).numpy(),
+        method="L-BFGS-B",
+        jac=True,
+        options={
+            "maxiter": num_steps,
+            "maxfun": 2 * num_steps,
+            "gtol": 1e-5 * strength * one.shape[0],
+            "maxcor": 10 if isinstance(x, Tensor) else 5,
+        },
+    )
     out[:, has] = torch.from_numpy(found.x).view(num_weights, -1)
     return out
 
 
-def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], num_epochs: int, *, is_hinge: bool = False,
-                   ) -> Float[Tensor, "terms_and_one columns"]:
+def fit_by_batches(
+    x: sp.csr_array,
+    y: Float[Tensor, "num_rows columns"],
+    num_epochs: int,
+    *,
+    is_hinge: bool = False,
+) -> Float[Tensor, "terms_and_one columns"]:
     """Fit a model of each column to many rows of terms by AdaGrad (Duchi et al., JMLR 2011): rare terms move further.
 
     An epoch takes about as long as one and a half steps of :func:`fit_linear`, of which fifty are not enough for as
@@ -124,7 +159,11 @@ def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], num_ep
         is_hinge: whether the loss is the squared hinge, as of linear support vector machines; the logistic otherwise.
     """
     rate, decay = HINGE if is_hinge else LOGISTIC
-    x, known, target = cast(sp.csr_array, _with_ones(x)), (~y.isnan()).numpy(), y.nan_to_num().numpy()
+    x, known, target = (
+        cast(sp.csr_array, _with_ones(x)),
+        (~y.isnan()).numpy(),
+        y.nan_to_num().numpy(),
+    )
     weight = np.zeros((x.shape[1], y.size(1)), np.float32)
     squares = np.full_like(weight, 1e-8)
     for epoch in range(num_epochs):
@@ -133,7 +172,9 @@ def fit_by_batches(x: sp.csr_array, y: Float[Tensor, "num_rows columns"], num_ep
             used, place = np.unique((batch := x[rows]).indices, return_inverse=True)
             batch = sp.csr_array((batch.data, place, batch.indptr), shape=(len(rows), len(used)))
             logits, side = batch @ weight[used], 2 * target[rows] - 1
-            error = -side * (np.maximum(1 - side * logits, 0) if is_hinge else expit(-side * logits))
+            error = -side * (
+                np.maximum(1 - side * logits, 0) if is_hinge else expit(-side * logits)
+            )
             gradient = batch.T @ (error * known[rows]) + decay * weight[used]
             squares[used] += gradient**2
             weight[used] -= rate * gradient / np.sqrt(squares[used])
@@ -144,10 +185,14 @@ def _with_ones(x: Tensor | sp.csr_array) -> Tensor:
     """Return columns, or terms, with a column of ones behind them."""
     if isinstance(x, Tensor):
         return torch.cat([x, x.new_ones(len(x), 1)], 1)
-    return cast(Tensor, sp.csr_array(sp.hstack([x, np.ones((x.shape[0], 1), x.dtype)], format="csr")))
+    return cast(
+        Tensor, sp.csr_array(sp.hstack([x, np.ones((x.shape[0], 1), x.dtype)], format="csr"))
+    )
 
 
-def _multiply(terms: sp.csr_array, columns: Float[Tensor, "num_terms columns"]) -> Float[Tensor, "num_rows columns"]:
+def _multiply(
+    terms: sp.csr_array, columns: Float[Tensor, "num_terms columns"]
+) -> Float[Tensor, "num_rows columns"]:
     return torch.from_numpy(terms @ columns.numpy())
 
 
@@ -155,17 +200,24 @@ def _fit_ridge(x: Tensor | sp.csr_array, y: Tensor, strength: float) -> Tensor:
     known, x = ~y.isnan(), x.double().numpy() if isinstance(x, Tensor) else x.astype(np.float64)
     out = torch.zeros(x.shape[1] + 1, y.size(1), dtype=torch.float64)
     alike = bool((known == known[:, :1]).all())
-    for columns in [slice(None)] if alike else [slice(place, place + 1) for place in range(y.size(1))]:
+    for columns in (
+        [slice(None)] if alike else [slice(place, place + 1) for place in range(y.size(1))]
+    ):
         rows = known[:, columns][:, 0]
         if bool(rows.any()):
-            model = Ridge(alpha=1 / strength).fit(x[rows.numpy()], y[rows][:, columns].double().numpy())
+            model = Ridge(alpha=1 / strength).fit(
+                x[rows.numpy()], y[rows][:, columns].double().numpy()
+            )
             out[:-1, columns] = torch.from_numpy(np.atleast_2d(model.coef_)).t()
             out[-1, columns] = torch.from_numpy(np.atleast_1d(model.intercept_))
     return out
 
 
-def scale_columns(mean: Float[Tensor, " channels"], std: Float[Tensor, " channels"], scaling: str,
-                  ) -> tuple[Tensor, Tensor]:
+def scale_columns(
+    mean: Float[Tensor, " channels"],
+    std: Float[Tensor, " channels"],
+    scaling: str,
+) -> tuple[Tensor, Tensor]:
     """Return what is subtracted from the columns of a hop, and what they are divided by; float64.
 
     Args:
@@ -182,8 +234,15 @@ def scale_columns(mean: Float[Tensor, " channels"], std: Float[Tensor, " channel
 
 def _columns(inputs: Inputs, fitted: dict, chosen: Tensor | slice) -> Tensor:
     """Return the scaled columns of all hops of a model for some of the rows that may have labels."""
-    return torch.cat([((inputs.hop(hop)[chosen].double() - shift) / scale).float() for hop, shift, scale in zip(
-        fitted["hops"], fitted["shift"], fitted["scale"], strict=True)], dim=1)
+    return torch.cat(
+        [
+            ((inputs.hop(hop)[chosen].double() - shift) / scale).float()
+            for hop, shift, scale in zip(
+                fitted["hops"], fitted["shift"], fitted["scale"], strict=True
+            )
+        ],
+        dim=1,
+    )
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
@@ -195,15 +254,22 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
     chosen, labels = slice(None) if asked is None else asked[inputs.own], inputs.labels
     if "terms" in fitted:
         if inputs.terms is None:
-            raise ValueError("the simple method reads texts, as the tables of the training have them, and these data "
-                             "have none. Name tables with the same columns of text")
+            raise ValueError(
+                "the simple method reads texts, as the tables of the training have them, and these data "
+                "have none. Name tables with the same columns of text"
+            )
         own = inputs.terms[chosen.numpy() if isinstance(chosen, Tensor) else chosen]
         terms = fitted["terms"].numpy()
         places = np.bincount(own.indices, minlength=NUM_TERMS)[terms].nonzero()[0]  # few for a row
-        rows = _multiply(own[:, terms[places]], fitted["weight"][places].float()) + fitted["weight"][-1]
+        rows = (
+            _multiply(own[:, terms[places]], fitted["weight"][places].float())
+            + fitted["weight"][-1]
+        )
     else:
         inputs.follow(fitted)
-        rows = _columns(inputs, fitted, chosen).double() @ fitted["weight"][:-1] + fitted["weight"][-1]
+        rows = (
+            _columns(inputs, fitted, chosen).double() @ fitted["weight"][:-1] + fitted["weight"][-1]
+        )
     rows = rows if labels.are_values else rows.softmax(1) if labels.are_classes else rows.sigmoid()
     return inputs.among_all(rows.float(), fitted["mean"], chosen)
 
@@ -229,7 +295,12 @@ def _lines(inputs: Inputs) -> Iterator[Method]:
     x, y = x - x.mean(0), (y - y.nanmean(0)).nan_to_num()
     likeness = (x.t() @ y).square().sum(1) / x.square().sum(0)
     for column in likeness.nan_to_num().topk(min(MOST_LINES, len(likeness))).indices.tolist():
-        yield Method("linear", f"a straight line of column {column}", partial(_fit_line, inputs, column), predict)
+        yield Method(
+            "linear",
+            f"a straight line of column {column}",
+            partial(_fit_line, inputs, column),
+            predict,
+        )
 
 
 def _fit_line(inputs: Inputs, column: int, known: Bool[Tensor, " num_rows"]) -> dict:
@@ -249,35 +320,61 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     """
     hops = range(inputs.num_hops + 1)
     # With one hop alone, unscaled columns are those of one scale with another C.
-    choices: list[tuple[tuple[int, ...], str]] = [((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]]
+    choices: list[tuple[tuple[int, ...], str]] = [
+        ((hop,), scaling) for hop in hops for scaling in SCALINGS[1:]
+    ]
     choices += [(tuple(range(last + 1)), scaling) for last in hops[1:] for scaling in SCALINGS]
     refuse_much(inputs)
-    choices = [choice for choice in choices if sum(inputs.hop(hop).size(1) for hop in choice[0]) <= MOST_COLUMNS]
+    choices = [
+        choice
+        for choice in choices
+        if sum(inputs.hop(hop).size(1) for hop in choice[0]) <= MOST_COLUMNS
+    ]
     rows = inputs.draw(inputs.labels.train, COARSE_ROWS, seed)
     best: tuple[float, tuple[int, ...], str] | None = None
     seconds = 0.0
     for of_hops, scaling in choices:
-        seconds += OF_PAIR * COARSE_ROWS * sum(inputs.hop(hop).size(1) for hop in of_hops)**2
+        seconds += OF_PAIR * COARSE_ROWS * sum(inputs.hop(hop).size(1) for hop in of_hops) ** 2
         if best is not None and seconds > inputs.seconds / 4:
             break
-        score = max((inputs.valid(found) for found in _regress(inputs, rows, of_hops, scaling)), default=-math.inf)
+        score = max(
+            (inputs.valid(found) for found in _regress(inputs, rows, of_hops, scaling)),
+            default=-math.inf,
+        )
         if best is None or score > best[0]:
             best = score, of_hops, scaling
     if best is None:
-        raise TooLong(f"a linear model takes at most {MOST_COLUMNS:,} columns, and there are "
-                      f"{inputs.hop(0).size(1):,}")
+        raise TooLong(
+            f"a linear model takes at most {MOST_COLUMNS:,} columns, and there are "
+            f"{inputs.hop(0).size(1):,}"
+        )
     _, of_hops, scaling = best
     scores, start, (num_steps, most) = [], None, _effort(inputs, of_hops)
     strengths = STRENGTHS if num_steps else COARSE_STRENGTHS
     for strength in strengths:
-        fitted = fit_hops(inputs, rows, of_hops, scaling, strength, start, min(num_steps, COARSE_STEPS))
+        fitted = fit_hops(
+            inputs, rows, of_hops, scaling, strength, start, min(num_steps, COARSE_STEPS)
+        )
         start = fitted["weight"]
         scores.append(inputs.valid(predict(inputs, fitted, rows, inputs.data.valid_mask)))
     place = scores.index(max(scores))
-    for strength in strengths[max(place - 1, 0):place + 1]:  # of more rows, the penalty weighs less
-        yield Method("linear", _title(inputs, of_hops, scaling, strength, num_steps),
-                     partial(fit_hops, inputs, hops=of_hops, scaling=scaling, strength=strength, num_steps=num_steps,
-                             most=most), predict)
+    for strength in strengths[
+        max(place - 1, 0) : place + 1
+    ]:  # of more rows, the penalty weighs less
+        yield Method(
+            "linear",
+            _title(inputs, of_hops, scaling, strength, num_steps),
+            partial(
+                fit_hops,
+                inputs,
+                hops=of_hops,
+                scaling=scaling,
+                strength=strength,
+                num_steps=num_steps,
+                most=most,
+            ),
+            predict,
+        )
 
 
 def refuse_much(inputs: Inputs) -> None:
@@ -289,12 +386,13 @@ def refuse_much(inputs: Inputs) -> None:
     # Those of all hops, and three copies of them in float64, of the scaled ones and of what is predicted.
     size = len(inputs.labels.y) * inputs.width * (inputs.num_hops + 1) * (4 + 3 * 8)
     if size > machine_memory() // 4:
-        raise TooLong(f"a linear model of {inputs.width:,} columns would take about {format_bytes(size)}")
+        raise TooLong(
+            f"a linear model of {inputs.width:,} columns would take about {format_bytes(size)}"
+        )
 
 
 def _effort(inputs: Inputs, hops: tuple[int, ...]) -> tuple[int, int]:
-    """Return the steps of a fit, none for a regression, and the training rows that it reads, in the time that there is.
-    """
+    """Return the steps of a fit, none for a regression, and the training rows that it reads, in the time that there is."""
     num, width = int(inputs.labels.train.sum()), sum(inputs.hop(hop).size(1) for hop in hops)
     of_step = NUM_FITS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * width)
     for num_steps in (MOST_STEPS, COARSE_STEPS):
@@ -309,10 +407,17 @@ def _most_rows(inputs: Inputs, seconds: float) -> int:
     Args:
         seconds: what a row takes in all of them.
     """
-    num, most = int(inputs.labels.train.sum()), max(int(min(inputs.seconds / seconds, 1e15)), COARSE_ROWS)
+    num, most = (
+        int(inputs.labels.train.sum()),
+        max(int(min(inputs.seconds / seconds, 1e15)), COARSE_ROWS),
+    )
     if most < num:
-        log.info("simple methods: linear models are fitted to %s of %s training rows, drawn at random "
-                 "(baselines.seconds)", f"{most:,}", f"{num:,}")
+        log.info(
+            "simple methods: linear models are fitted to %s of %s training rows, drawn at random "
+            "(baselines.seconds)",
+            f"{most:,}",
+            f"{num:,}",
+        )
     return most
 
 
@@ -328,8 +433,12 @@ def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
         num_epochs = int(min(max(inputs.seconds / (OF_EPOCH * of_step), 1), TERM_EPOCHS))
         for is_hinge in (False, True) if labels.are_classes else (False,):
             name = "linear support vector machine" if is_hinge else labels.linear_name
-            yield Method("linear", f"{name} on TF-IDF of the texts ({num_epochs} epoch{'s' * (num_epochs > 1)})",
-                         partial(_fit_terms, inputs, num_epochs=num_epochs, is_hinge=is_hinge), predict)
+            yield Method(
+                "linear",
+                f"{name} on TF-IDF of the texts ({num_epochs} epoch{'s' * (num_epochs > 1)})",
+                partial(_fit_terms, inputs, num_epochs=num_epochs, is_hinge=is_hinge),
+                predict,
+            )
         if TERM_STEPS * of_step > inputs.seconds:
             return
     rows, scores, start = inputs.draw(labels.train, COARSE_ROWS, seed), [], None
@@ -338,13 +447,25 @@ def _methods_of_terms(inputs: Inputs, seed: int) -> Iterator[Method]:
         start = fitted["weight"].double()
         scores.append(inputs.valid(predict(inputs, fitted, rows, inputs.data.valid_mask)))
     place, most = scores.index(max(scores)), _most_rows(inputs, NUM_FITS * TERM_STEPS * of_row)
-    for strength in TERM_STRENGTHS[max(place - 1, 0):place + 1]:
-        yield Method("linear", f"{title} (C {strength:g})", partial(_fit_terms, inputs, strength=strength, most=most),
-                     predict)
+    for strength in TERM_STRENGTHS[max(place - 1, 0) : place + 1]:
+        yield Method(
+            "linear",
+            f"{title} (C {strength:g})",
+            partial(_fit_terms, inputs, strength=strength, most=most),
+            predict,
+        )
 
 
-def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float = 1.0, start: Tensor | None = None,
-               num_steps: int = TERM_STEPS, most: int = 2**62, num_epochs: int = 0, is_hinge: bool = False) -> dict:
+def _fit_terms(
+    inputs: Inputs,
+    known: Bool[Tensor, " num_rows"],
+    strength: float = 1.0,
+    start: Tensor | None = None,
+    num_steps: int = TERM_STEPS,
+    most: int = 2**62,
+    num_epochs: int = 0,
+    is_hinge: bool = False,
+) -> dict:
     """Fit a linear model of the most frequent terms of some rows, by batches if there is a number of epochs; arguments
     as of :func:`fit_linear` and :func:`fit_by_batches`. Weights are kept as float16, but for values.
     """
@@ -352,23 +473,40 @@ def _fit_terms(inputs: Inputs, known: Bool[Tensor, " num_rows"], strength: float
     rows = inputs.draw(known, most, 0)[inputs.own]
     own, y = inputs.terms[rows.numpy()], inputs.labels.y[inputs.own][rows]
     frequency = np.bincount(own.indices, minlength=own.shape[1])
-    terms = np.argsort(-frequency, kind="stable")[:max(MOST_WEIGHTS // inputs.task.out_channels, 1)]
+    terms = np.argsort(-frequency, kind="stable")[
+        : max(MOST_WEIGHTS // inputs.task.out_channels, 1)
+    ]
     terms = np.sort(terms[frequency[terms] > 0])
-    weight = fit_by_batches(own[:, terms], y, num_epochs, is_hinge=is_hinge) if num_epochs else \
-        fit_linear(own[:, terms], y, inputs.labels, strength, start, num_steps)
-    return {"terms": torch.from_numpy(terms), "mean": inputs.labels.mean(known),
-            "weight": weight.float() if inputs.labels.are_values else weight.half()}
+    weight = (
+        fit_by_batches(own[:, terms], y, num_epochs, is_hinge=is_hinge)
+        if num_epochs
+        else fit_linear(own[:, terms], y, inputs.labels, strength, start, num_steps)
+    )
+    return {
+        "terms": torch.from_numpy(terms),
+        "mean": inputs.labels.mean(known),
+        "weight": weight.float() if inputs.labels.are_values else weight.half(),
+    }
 
 
 def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) -> Iterator[Tensor]:
     """Predict by ridge regression on the labels, with each of some penalties; what is unknown counts as the mean."""
-    labels, fitted, asked = inputs.labels, _scales(inputs, rows, hops, scaling), inputs.data.valid_mask[inputs.own]
+    labels, fitted, asked = (
+        inputs.labels,
+        _scales(inputs, rows, hops, scaling),
+        inputs.data.valid_mask[inputs.own],
+    )
     own, x = (_columns(inputs, fitted, chosen).double() for chosen in (rows[inputs.own], asked))
     y = labels.y[rows].double()
     center, mean = own.mean(0), y.nanmean(0).nan_to_num()
-    products, target = (own - center).t() @ (own - center), (own - center).t() @ (y - mean).nan_to_num()
+    products, target = (
+        (own - center).t() @ (own - center),
+        (own - center).t() @ (y - mean).nan_to_num(),
+    )
     for strength in COARSE_STRENGTHS:  # no other row is looked at
-        factor, failed = torch.linalg.cholesky_ex(products + torch.eye(len(products)).double() / strength)
+        factor, failed = torch.linalg.cholesky_ex(
+            products + torch.eye(len(products)).double() / strength
+        )
         if failed:
             continue  # columns of too different sizes
         found = mean + (x - center) @ torch.cholesky_solve(target, factor)
@@ -378,22 +516,50 @@ def _regress(inputs: Inputs, rows: Tensor, hops: tuple[int, ...], scaling: str) 
 
 def _scales(inputs: Inputs, known: Tensor, hops: tuple[int, ...], scaling: str) -> dict:
     scales = [scale_columns(*inputs.moments(hop), scaling) for hop in hops]
-    return {"hops": list(hops), "shift": [shift for shift, _ in scales], "scale": [scale for _, scale in scales],
-            "mean": inputs.labels.mean(known)}
+    return {
+        "hops": list(hops),
+        "shift": [shift for shift, _ in scales],
+        "scale": [scale for _, scale in scales],
+        "mean": inputs.labels.mean(known),
+    }
 
 
-def fit_hops(inputs: Inputs, known: Bool[Tensor, " num_rows"], hops: tuple[int, ...], scaling: str, strength: float,
-             start: Tensor | None = None, num_steps: int = MOST_STEPS, most: int = 2**62) -> dict:
+def fit_hops(
+    inputs: Inputs,
+    known: Bool[Tensor, " num_rows"],
+    hops: tuple[int, ...],
+    scaling: str,
+    strength: float,
+    start: Tensor | None = None,
+    num_steps: int = MOST_STEPS,
+    most: int = 2**62,
+) -> dict:
     """Fit a linear model of the columns of some hops to some rows; arguments as of :func:`fit_linear`."""
     labels, rows = inputs.labels, inputs.draw(known, most, 0)[inputs.own]
     fitted = _scales(inputs, known, hops, scaling)
-    weight = fit_linear(_columns(inputs, fitted, rows), labels.y[inputs.own][rows], labels, strength, start, num_steps)
+    weight = fit_linear(
+        _columns(inputs, fitted, rows),
+        labels.y[inputs.own][rows],
+        labels,
+        strength,
+        start,
+        num_steps,
+    )
     return {**fitted, "weight": weight, "plan": inputs.kept_plan}
 
 
-def _title(inputs: Inputs, hops: tuple[int, ...], scaling: str, strength: float, num_steps: int) -> str:
-    of = "sums over nodes and edges" if inputs.are_graphs else "the node's own columns" if hops == (0,) else \
-        f"columns of hop {hops[0]}" if len(hops) == 1 else f"columns of hops 0 to {hops[-1]}"
+def _title(
+    inputs: Inputs, hops: tuple[int, ...], scaling: str, strength: float, num_steps: int
+) -> str:
+    of = (
+        "sums over nodes and edges"
+        if inputs.are_graphs
+        else "the node's own columns"
+        if hops == (0,)
+        else f"columns of hop {hops[0]}"
+        if len(hops) == 1
+        else f"columns of hops 0 to {hops[-1]}"
+    )
     scale = {"none": "not scaled", "one": "one scale", "each": "each column scaled"}[scaling]
     name = inputs.labels.linear_name if num_steps else "ridge regression"
     return f"{name} on {of} ({scale}, C {strength:g})"

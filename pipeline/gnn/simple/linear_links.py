@@ -18,7 +18,9 @@ MOST_BYTES = 1 << 31
 _kept: dict[tuple[str, float], np.ndarray] = {}
 
 
-def ease_weights(links: scipy.sparse.csr_array, penalty: float) -> Float[np.ndarray, "num_targets num_targets"]:
+def ease_weights(
+    links: scipy.sparse.csr_array, penalty: float
+) -> Float[np.ndarray, "num_targets num_targets"]:
     """Fit "Embarrassingly Shallow Autoencoders" (https://arxiv.org/abs/1905.03375): each column of a matrix is
     predicted from the others, by ridge regression with a closed form.
 
@@ -48,11 +50,13 @@ def _invert(links: scipy.sparse.csr_array, penalty: float) -> np.ndarray:
     factor, failed = lapack.dpotrf(matrix, lower=1, overwrite_a=1, clean=0)
     inverse, fails = lapack.dpotri(factor, lower=1, overwrite_c=1)
     if failed or fails:
-        raise np.linalg.LinAlgError(f"the matrix of EASE with penalty {penalty:g} cannot be inverted")
+        raise np.linalg.LinAlgError(
+            f"the matrix of EASE with penalty {penalty:g} cannot be inverted"
+        )
     weights, diagonal = inverse.astype(np.float32), np.diag(inverse).astype(np.float32)
     del matrix, factor, inverse
     for row in range(len(weights)):
-        weights[row, row + 1:] = weights[row + 1:, row]
+        weights[row, row + 1 :] = weights[row + 1 :, row]
         weights[row, row] = 0
     weights /= -diagonal
     return weights
@@ -76,20 +80,32 @@ def columns_of(data: Data, direction: Direction) -> tuple[np.ndarray, np.ndarray
     return found[0], found[1]
 
 
-def join_columns(links: scipy.sparse.csr_array, direction: Direction, of_sources: np.ndarray,
-                 of_targets: np.ndarray) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
+def join_columns(
+    links: scipy.sparse.csr_array,
+    direction: Direction,
+    of_sources: np.ndarray,
+    of_targets: np.ndarray,
+) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
     """Return the columns of the sources to the right of their links, and rows of the columns of the targets for below.
 
     Args:
         links: a row for each node, a column for each candidate.
     """
     columns = _spread(of_sources, direction, links.shape[0])
-    more = np.hstack([OF_TARGETS * of_targets.T, np.zeros((of_targets.shape[1], of_sources.shape[1]))])
-    return scipy.sparse.hstack([links, columns]).tocsr(), scipy.sparse.csr_array(more.astype(np.float32))
+    more = np.hstack(
+        [OF_TARGETS * of_targets.T, np.zeros((of_targets.shape[1], of_sources.shape[1]))]
+    )
+    return scipy.sparse.hstack([links, columns]).tocsr(), scipy.sparse.csr_array(
+        more.astype(np.float32)
+    )
 
 
-def fit_columns(links: scipy.sparse.csr_array, direction: Direction, of_sources: np.ndarray,
-                of_targets: np.ndarray) -> tuple[scipy.sparse.csr_array, Float[np.ndarray, "num_columns num_targets"]]:
+def fit_columns(
+    links: scipy.sparse.csr_array,
+    direction: Direction,
+    of_sources: np.ndarray,
+    of_targets: np.ndarray,
+) -> tuple[scipy.sparse.csr_array, Float[np.ndarray, "num_columns num_targets"]]:
     """Fit linear maps of columns to links, by ridge regression: those of a source, and the sums of those of its targets
     divided by the root of their number.
 
@@ -102,11 +118,15 @@ def fit_columns(links: scipy.sparse.csr_array, direction: Direction, of_sources:
     num_links = np.maximum(np.asarray(own.sum(1)).reshape(-1, 1), 1)
     summed = own @ of_targets.astype(np.float64) / np.sqrt(num_links)
     columns = np.hstack([np.ones((len(of_sources), 1)), of_sources, summed])
-    inverse = np.linalg.inv(columns.T @ columns + COLUMN_PENALTY * len(columns) * np.eye(columns.shape[1]))
+    inverse = np.linalg.inv(
+        columns.T @ columns + COLUMN_PENALTY * len(columns) * np.eye(columns.shape[1])
+    )
     weights = inverse @ (own.T @ columns).T
     if of_targets.shape[1]:
-        mapped = inverse[:, 1 + of_sources.shape[1]:] @ of_targets.T
-        shown, norm = ((of_targets.T * rows[1 + of_sources.shape[1]:]).sum(0) for rows in (weights, mapped))
+        mapped = inverse[:, 1 + of_sources.shape[1] :] @ of_targets.T
+        shown, norm = (
+            (of_targets.T * rows[1 + of_sources.shape[1] :]).sum(0) for rows in (weights, mapped)
+        )
         weights -= mapped * (shown / np.where(norm > 0, norm, 1))
     return _spread(columns, direction, links.shape[0]), weights.astype(np.float32)
 

@@ -50,17 +50,25 @@ def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
     if ranks_at(task.metric):
         return _try_sources(task.metric, links, scorers)
     pairs, negatives = task.pairs_of("valid_pairs"), task.pairs_of("valid_negatives")
-    columns = torch.stack([scorer.of_pairs(torch.cat([pairs, negatives])) for scorer in scorers], dim=1)
+    columns = torch.stack(
+        [scorer.of_pairs(torch.cat([pairs, negatives])) for scorer in scorers], dim=1
+    )
     each = len(negatives) // len(pairs) if task.has_own_negatives else 0
 
     k = hits_at(task.metric)
     # The score of the K-th negative alone is a matter of chance, which a choice would exploit.
-    metrics = {f"hits@{min(max(part, 1), len(negatives))}" for part in (k // 2, k, 2 * k)} if k else {task.metric}
+    metrics = (
+        {f"hits@{min(max(part, 1), len(negatives))}" for part in (k // 2, k, 2 * k)}
+        if k
+        else {task.metric}
+    )
 
     def values(scores: Tensor) -> Tensor:
-        others = scores[len(pairs):]
-        found = [values_of_pairs(metric, scores[:len(pairs)], others.view(-1, each) if each else others)
-                 for metric in sorted(metrics)]
+        others = scores[len(pairs) :]
+        found = [
+            values_of_pairs(metric, scores[: len(pairs)], others.view(-1, each) if each else others)
+            for metric in sorted(metrics)
+        ]
         return torch.stack(found).mean(0)
 
     return Trial(columns, values)
@@ -75,17 +83,35 @@ def _try_sources(metric: str, links: Links, scorers: Sequence[Scorer]) -> Trial:
     parts = []
     for direction in links.answered:
         mine = own[torch.isin(own, direction.sources)]
-        for block in mine.split(max(1, NUMBERS // max(len(direction.candidates) * len(scorers), 1))):
+        for block in mine.split(
+            max(1, NUMBERS // max(len(direction.candidates) * len(scorers), 1))
+        ):
             parts.append(_compare(block, direction, answers, known, scorers, best))
     columns, is_link, is_best, source = (torch.cat(each) for each in zip(*parts, strict=True))
     order = source.argsort(stable=True)
-    columns, is_link, is_best, source = columns[order], is_link[order], is_best[order], source[order]
-    return Trial(columns, values_by_source(metric, is_link, source),
-                 partial(fit_logit, is_link=is_link, is_best=is_best, place=source.unique(return_inverse=True)[1]))
+    columns, is_link, is_best, source = (
+        columns[order],
+        is_link[order],
+        is_best[order],
+        source[order],
+    )
+    return Trial(
+        columns,
+        values_by_source(metric, is_link, source),
+        partial(
+            fit_logit, is_link=is_link, is_best=is_best, place=source.unique(return_inverse=True)[1]
+        ),
+    )
 
 
-def _compare(block: Tensor, direction: Direction, answers: Tensor, known: Tensor, scorers: Sequence[Scorer],
-             best: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compare(
+    block: Tensor,
+    direction: Direction,
+    answers: Tensor,
+    known: Tensor,
+    scorers: Sequence[Scorer],
+    best: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Score the links of some sources and the best candidates of each method."""
     scores = torch.stack([scorer(block, direction.candidates) for scorer in scorers])
     row, column = find_known(block, known[:, 0].contiguous(), known, direction)
@@ -94,13 +120,16 @@ def _compare(block: Tensor, direction: Direction, answers: Tensor, known: Tensor
     for own in scores:
         chosen.scatter_(1, own.topk(min(best, own.size(1))).indices, True)
     of_block = answers[torch.isin(answers[:, 0], block)]
-    is_link[torch.searchsorted(block, of_block[:, 0].contiguous()), place_of(direction, of_block[:, 1])] = True
+    is_link[
+        torch.searchsorted(block, of_block[:, 0].contiguous()), place_of(direction, of_block[:, 1])
+    ] = True
     row, column = ((chosen | is_link) & (scores[0] > -torch.inf)).nonzero(as_tuple=True)
     return scores[:, row, column].t(), is_link[row, column], chosen[row, column], block[row]
 
 
-def values_by_source(metric: str, is_link: Bool[Tensor, " num_rows"],
-                     source: Int[Tensor, " num_rows"]) -> Callable[[Tensor], Tensor]:
+def values_by_source(
+    metric: str, is_link: Bool[Tensor, " num_rows"], source: Int[Tensor, " num_rows"]
+) -> Callable[[Tensor], Tensor]:
     """Build a function from the scores of rows to the metric of each source, which ranks its links among its rows.
 
     Among equal scores, a rank is the mean of the best and the worst that it could be.
@@ -134,7 +163,9 @@ def add_up(trial: Trial, picked: Bool[Tensor, " num_values"]) -> Float[Tensor, "
     best, chosen = -torch.inf, weights
     for _ in range(MOST_TERMS):
         total = trial.columns @ weights
-        found = torch.stack([trial.values(total + column)[picked].mean() for column in trial.columns.t()])
+        found = torch.stack(
+            [trial.values(total + column)[picked].mean() for column in trial.columns.t()]
+        )
         weights = weights.clone()
         weights[found.argmax()] += 1
         if float(found.max()) > best:
@@ -142,9 +173,14 @@ def add_up(trial: Trial, picked: Bool[Tensor, " num_values"]) -> Float[Tensor, "
     return chosen
 
 
-def fit_logit(columns: Float[Tensor, "num_rows num_methods"], picked: Bool[Tensor, " num_sources"], *,
-              is_link: Bool[Tensor, " num_rows"], is_best: Bool[Tensor, " num_rows"],
-              place: Int[Tensor, " num_rows"]) -> Float[Tensor, " num_methods"]:
+def fit_logit(
+    columns: Float[Tensor, "num_rows num_methods"],
+    picked: Bool[Tensor, " num_sources"],
+    *,
+    is_link: Bool[Tensor, " num_rows"],
+    is_best: Bool[Tensor, " num_rows"],
+    place: Int[Tensor, " num_rows"],
+) -> Float[Tensor, " num_methods"]:
     """Fit a conditional logit: weights from 0 that make the links of some sources likely among all rows of a source.
 
     A link that is among the best of no method is left out. The other rows are there because some method ranks them
@@ -157,15 +193,21 @@ def fit_logit(columns: Float[Tensor, "num_rows num_methods"], picked: Bool[Tenso
     """
     rows = (picked[place] & is_best).nonzero().squeeze(1)
     own, source, link = columns[rows].double(), place[rows], is_link[rows]
-    roots = torch.full((columns.size(1),), columns.size(1)**-0.5, dtype=torch.float64, requires_grad=True)
+    roots = torch.full(
+        (columns.size(1),), columns.size(1) ** -0.5, dtype=torch.float64, requires_grad=True
+    )
     optimizer = torch.optim.LBFGS([roots], max_iter=NUM_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
         score = own @ roots.square()
-        most = torch.zeros(len(picked), dtype=score.dtype).scatter_reduce(0, source, score.detach(), "amax")
+        most = torch.zeros(len(picked), dtype=score.dtype).scatter_reduce(
+            0, source, score.detach(), "amax"
+        )
         total = torch.zeros_like(most).index_add(0, source, (score - most[source]).exp())
-        found = (most[source] + total.clamp(min=1e-300).log()[source] - score)[link].sum() / max(int(link.sum()), 1)
+        found = (most[source] + total.clamp(min=1e-300).log()[source] - score)[link].sum() / max(
+            int(link.sum()), 1
+        )
         found = found + SHRINKAGE * roots.square().square().sum()
         found.backward()
         return found

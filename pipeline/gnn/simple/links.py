@@ -26,5 +26,8 @@ def of_links(data: Data, task: LinkTask) -> Iterator[Baseline]:
             alike.append(name)
         yield Baseline(name, scores, time.perf_counter() - began)
     if alike:
-        log.info("baselines: %s: 0 for every pair, as the ends of no pair have a common neighbour. So it is in a "
-                 "bipartite graph, whose links join its two sides", ", ".join(alike))
+        log.info(
+            "baselines: %s: 0 for every pair, as the ends of no pair have a common neighbour. So it is in a "
+            "bipartite graph, whose links join its two sides",
+            ", ".join(alike),
+        )

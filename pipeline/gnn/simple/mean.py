@@ -13,8 +13,13 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
 
     It is the same for all rows. The mean of the other folds would tell a row's label: it is lower where that is high.
     """
-    yield Method("mean", inputs.labels.mean_name, lambda known: {"mean": inputs.labels.mean(known)}, predict,
-                 leaves_out=True)
+    yield Method(
+        "mean",
+        inputs.labels.mean_name,
+        lambda known: {"mean": inputs.labels.mean(known)},
+        predict,
+        leaves_out=True,
+    )
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:

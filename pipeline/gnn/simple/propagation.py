@@ -33,7 +33,9 @@ Steps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def both_steps(data: Data, labels: Labels, weight: Tensor, known: Tensor) -> Steps:
     """Propagate labels and marks that they are known by one step and by two, without what comes back to a node."""
-    adjacency = NormalizedAdjacency(data.edge_index, data.num_nodes, weight=weight, degree=data.get(WHOLE_DEGREE))
+    adjacency = NormalizedAdjacency(
+        data.edge_index, data.num_nodes, weight=weight, degree=data.get(WHOLE_DEGREE)
+    )
     is_known, own = _marks(labels, known), adjacency.square_diagonal()
 
     def both(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,8 +68,14 @@ def two_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
     for number, _ in enumerate(edge_weights(inputs.data)):
         for share in SECOND:  # one after the other, as the two steps are kept
             title = f"label propagation in two steps ({name_weight(number)}, second step {share:g})"
-            yield Method("propagation", title, partial(_settings, inputs.labels, weight=number, second=share),
-                         predict_two_steps, leaves_out=True, reads_labels=True)
+            yield Method(
+                "propagation",
+                title,
+                partial(_settings, inputs.labels, weight=number, second=share),
+                predict_two_steps,
+                leaves_out=True,
+                reads_labels=True,
+            )
 
 
 def _settings(labels: Labels, known: Tensor, **settings: float) -> dict:
@@ -76,11 +84,16 @@ def _settings(labels: Labels, known: Tensor, **settings: float) -> dict:
 
 def name_weight(number: int) -> str:
     """Name the weights of edges that :func:`edge_weights` yields."""
-    return ("all edges alike", "edges by the sum of their columns")[number] if number < 2 else \
-        f"edges by column {number - 2}"
+    return (
+        ("all edges alike", "edges by the sum of their columns")[number]
+        if number < 2
+        else f"edges by column {number - 2}"
+    )
 
 
-def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
+def predict_two_steps(
+    inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None
+) -> Tensor:
     """Predict by the labels one and two steps away, the own one left out.
 
     Raises:
@@ -90,8 +103,10 @@ def predict_two_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor
     if inputs.kept is None or inputs.kept[0] != number or not torch.equal(inputs.kept[1], known):
         weight = nth_weights(inputs.data, number)
         if weight is None:
-            raise ValueError(f"{name_weight(number)}: the graph of the training had such columns, none of them "
-                             "negative, and this one has not")
+            raise ValueError(
+                f"{name_weight(number)}: the graph of the training had such columns, none of them "
+                "negative, and this one has not"
+            )
         inputs.kept = number, known, both_steps(inputs.data, inputs.labels, weight, known)
     return mean_label(inputs.kept[2], fitted["second"], fitted["mean"])
 
@@ -100,8 +115,13 @@ def many_steps(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield label propagation in many steps, with each weight of what the neighbours say."""
     refuse_long(inputs, (len(ALPHAS) + NUM_FOLDS) * STEPS)
     for alpha in ALPHAS:
-        yield Method("diffusion", f"label propagation in {STEPS} steps (alpha {alpha:g})",
-                     partial(_settings, inputs.labels, alpha=alpha), predict_many_steps, reads_labels=True)
+        yield Method(
+            "diffusion",
+            f"label propagation in {STEPS} steps (alpha {alpha:g})",
+            partial(_settings, inputs.labels, alpha=alpha),
+            predict_many_steps,
+            reads_labels=True,
+        )
 
 
 def refuse_long(inputs: Inputs, num_steps: int) -> None:
@@ -112,17 +132,23 @@ def refuse_long(inputs: Inputs, num_steps: int) -> None:
     """
     seconds = OF_MESSAGE * num_steps * inputs.data.num_edges * inputs.task.out_channels
     if seconds > inputs.seconds:
-        raise TooLong(f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s (baselines.seconds)")
+        raise TooLong(
+            f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s (baselines.seconds)"
+        )
 
 
-def predict_many_steps(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
+def predict_many_steps(
+    inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None
+) -> Tensor:
     """Predict the mean of the labels around a node, of which near ones count more; the overall mean where none is.
 
     Each label and each mark that it is known takes `STEPS` steps ``z = alpha S z + (1 - alpha) x``.
     """
     labels, adjacency, alpha = inputs.labels, inputs.adjacency, fitted["alpha"]
     is_known = _marks(labels, known)
-    values = propagate(adjacency, labels.y.nan_to_num() * is_known, alpha, STEPS, low=-torch.inf, high=torch.inf)
+    values = propagate(
+        adjacency, labels.y.nan_to_num() * is_known, alpha, STEPS, low=-torch.inf, high=torch.inf
+    )
     weight = propagate(adjacency, is_known, alpha, STEPS)
     return torch.where(weight > CERTAIN, values / weight, fitted["mean"])
 

@@ -11,7 +11,9 @@ from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 
-def of_rankings(links: Links, metric: str, seconds: float, data: Data | None = None) -> Iterator[Baseline]:
+def of_rankings(
+    links: Links, metric: str, seconds: float, data: Data | None = None
+) -> Iterator[Baseline]:
     """Rank by each simple method, and score it; the methods know the training links alone.
 
     Args:
@@ -24,7 +26,9 @@ def of_rankings(links: Links, metric: str, seconds: float, data: Data | None = N
         if name.startswith("EASE") and (left := left - seconds_of_ease(links)) < 0:
             continue
         began = time.perf_counter()
-        if (score := build()).seconds(num_sources) > seconds and not name.startswith(("popularity", "item", "res")):
+        if (score := build()).seconds(num_sources) > seconds and not name.startswith(
+            ("popularity", "item", "res")
+        ):
             continue
         scores = {split: score_split(links, score, metric, split) for split in SPLITS}
         yield Baseline(name, scores, time.perf_counter() - began)

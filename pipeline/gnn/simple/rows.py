@@ -19,8 +19,14 @@ PRIOR = 1.0
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield the label of the latest earlier row about the same node, and the mean of all of them."""
     for name, title in (("last", "last known"), ("earlier", "mean known")):
-        yield Method("earlier", f"{title} label of the same node", partial(_settings, inputs, name), predict,
-                     leaves_out=True, reads_labels=True)
+        yield Method(
+            "earlier",
+            f"{title} label of the same node",
+            partial(_settings, inputs, name),
+            predict,
+            leaves_out=True,
+            reads_labels=True,
+        )
 
 
 def _settings(inputs: Inputs, which: str, known: Tensor) -> dict:
@@ -38,7 +44,9 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
     moments = np.unique(tells[told])
     keys = entity[told] * (len(moments) + 1) + np.searchsorted(moments, tells[told])
     begin = np.searchsorted(entity[told], entity)
-    end = np.searchsorted(keys, entity * (len(moments) + 1) + np.searchsorted(moments, asks, side="right"))
+    end = np.searchsorted(
+        keys, entity * (len(moments) + 1) + np.searchsorted(moments, asks, side="right")
+    )
     if fitted["which"] == "last":
         begin = np.maximum(begin, end - 1)
     sums = torch.cat([y.new_zeros(1, y.size(1)), y[torch.from_numpy(told)]]).double().cumsum(0)

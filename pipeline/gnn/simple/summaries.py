@@ -26,8 +26,9 @@ PARTS = ("own", "degrees", "neighbours", "labels", "patterns", "ends", "labels o
 MOST_COLUMNS, MOST_LABELS = 256, 128
 
 
-def summarise(inputs: Inputs, known: Bool[Tensor, " num_rows"],
-              parts: tuple[str, ...]) -> Float[Tensor, "num_own columns"]:
+def summarise(
+    inputs: Inputs, known: Bool[Tensor, " num_rows"], parts: tuple[str, ...]
+) -> Float[Tensor, "num_own columns"]:
     """Return the columns of the rows that may have labels.
 
     Args:
@@ -35,10 +36,16 @@ def summarise(inputs: Inputs, known: Bool[Tensor, " num_rows"],
         parts: of :data:`PARTS`.
     """
     if {"degrees", "patterns"} & set(parts) and not inputs.structure:
-        patterns = count_patterns(inputs.data, getattr(inputs.task, "num_last", 0)) if inputs.are_graphs else None
+        patterns = (
+            count_patterns(inputs.data, getattr(inputs.task, "num_last", 0))
+            if inputs.are_graphs
+            else None
+        )
         inputs.structure = _of_structure(inputs) if patterns is None else {"patterns": patterns}
     found = [inputs.hop(0)] if "own" in parts else []
-    found += [inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts]
+    found += [
+        inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts
+    ]
     found += [inputs.relations] if "relations" in parts else []
     found += [_of_labels(inputs, known)] if "labels" in parts else []
     found += [columns_of_ends(inputs)] if "ends" in parts else []
@@ -53,9 +60,21 @@ def choices(inputs: Inputs) -> list[tuple[str, ...]]:
         has_patterns = inputs.data.get("x_tables") is not None
         return [own, ("patterns",), (*own, "patterns")] if has_patterns else [own]
     if are_edges(inputs):
-        return [parts for parts in (own, (*own, "labels of ends"), (*own, "ends"), (*own, "ends", "labels of ends"))
-                if parts]
-    several = [own] if isinstance(inputs.task, RowTask) else [own, (*own, "labels"), (*own, "degrees", "labels")]
+        return [
+            parts
+            for parts in (
+                own,
+                (*own, "labels of ends"),
+                (*own, "ends"),
+                (*own, "ends", "labels of ends"),
+            )
+            if parts
+        ]
+    several = (
+        [own]
+        if isinstance(inputs.task, RowTask)
+        else [own, (*own, "labels"), (*own, "degrees", "labels")]
+    )
     if inputs.has_relations:
         several += [(*own, "relations"), *[(*own, "relations", "labels")] * (len(several) > 1)]
     elif len(inputs.data.types.names) == 1:  # the columns of each type are its own
@@ -71,15 +90,27 @@ def _of_structure(inputs: Inputs) -> dict[str, Tensor]:
     edges, num = data.edge_index, data.num_nodes
     found = [find_degrees(edges, num).in_degree.float().log1p().unsqueeze(1), _page_rank(inputs)]
     if data.edge_attr is not None and data.edge_attr.size(1):
-        found.append(update_all(edges, "copy_e", "mean", e=data.edge_attr[:, :MOST_COLUMNS].float(), num_dst=num))
+        found.append(
+            update_all(
+                edges, "copy_e", "mean", e=data.edge_attr[:, :MOST_COLUMNS].float(), num_dst=num
+            )
+        )
     degrees = torch.cat(found, dim=1)
     if len(data.types.names) > 1:
         return {"degrees": degrees[own]}
     columns = torch.cat([inputs.hop(0)[:, :MOST_COLUMNS], degrees], 1)
     once = update_all(edges, "copy_u", "mean", u=columns, num_src=num)
-    return {"degrees": degrees, "neighbours": torch.cat([
-        once, update_all(edges, "copy_u", "mean", u=once, num_src=num),
-        update_all(edges, "copy_u", "max", u=columns, num_src=num)], dim=1)}
+    return {
+        "degrees": degrees,
+        "neighbours": torch.cat(
+            [
+                once,
+                update_all(edges, "copy_u", "mean", u=once, num_src=num),
+                update_all(edges, "copy_u", "max", u=columns, num_src=num),
+            ],
+            dim=1,
+        ),
+    }
 
 
 def _page_rank(inputs: Inputs) -> Tensor:
@@ -89,7 +120,9 @@ def _page_rank(inputs: Inputs) -> Tensor:
     share = torch.bincount(src, minlength=num).clamp(min=1).float().reciprocal()
     share, rank = share.unsqueeze(1), torch.ones(num, 1)
     for _ in range(STEPS):
-        rank = 1 - DAMPING + DAMPING * update_all(edges, "copy_u", "sum", u=rank * share, num_src=num)
+        rank = (
+            1 - DAMPING + DAMPING * update_all(edges, "copy_u", "sum", u=rank * share, num_src=num)
+        )
     return rank.log()
 
 
@@ -106,6 +139,5 @@ def _of_labels(inputs: Inputs, known: Tensor) -> Tensor:
 
 
 def weights_of_labels(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
-    """Yield equal weights of the edges and, where it is not negative, the sum of their columns; labels take the last.
-    """
+    """Yield equal weights of the edges and, where it is not negative, the sum of their columns; labels take the last."""
     return islice(edge_weights(data), 2)

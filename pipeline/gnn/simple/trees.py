@@ -30,8 +30,11 @@ QUICK = "quick"
 # One fit may take this share of the time that a method may take, as there are folds and several choices of columns.
 SHARE = 0.1
 # Names of the columns of graphs.
-GRAPHS = {("own",): "sums over nodes and edges", ("patterns",): "patterns of categories",
-          ("own", "patterns"): "sums and patterns of categories"}
+GRAPHS = {
+    ("own",): "sums over nodes and edges",
+    ("patterns",): "patterns of categories",
+    ("own", "patterns"): "sums and patterns of categories",
+}
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
@@ -42,12 +45,22 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     train, best, tried = inputs.labels.train, None, choices(inputs)
     for fit, cost, noun in KINDS:
         for parts in tried if best is None else [best[1]]:
-            size = int(train.sum()), summarise(inputs, train, parts).size(1), inputs.task.out_channels
+            size = (
+                int(train.sum()),
+                summarise(inputs, train, parts).size(1),
+                inputs.task.out_channels,
+            )
             num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
             if num_trees < cost.least:
                 continue
-            model = fit(inputs, parts, seed, min(num_trees, COARSE_TREES) if cost.is_forest else num_trees, train,
-                        most=COARSE_ROWS)
+            model = fit(
+                inputs,
+                parts,
+                seed,
+                min(num_trees, COARSE_TREES) if cost.is_forest else num_trees,
+                train,
+                most=COARSE_ROWS,
+            )
             score = inputs.valid(predict(inputs, model, train, inputs.data.valid_mask))
             if best is None or score > best[0]:
                 best = score, parts, fit, noun, num_trees
@@ -55,9 +68,13 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         raise TooLong(f"trees would take longer than {inputs.seconds:.3g} s (baselines.seconds)")
     _, parts, fit, noun, num_trees = best
     of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
-    yield Method("forest" if inputs.are_graphs else "trees", f"{noun.format(num_trees)} on {of}",
-                 partial(fit, inputs, parts, seed, num_trees), predict,
-                 reads_labels=bool({"labels", "labels of ends"} & set(parts)))
+    yield Method(
+        "forest" if inputs.are_graphs else "trees",
+        f"{noun.format(num_trees)} on {of}",
+        partial(fit, inputs, parts, seed, num_trees),
+        predict,
+        reads_labels=bool({"labels", "labels of ends"} & set(parts)),
+    )
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
@@ -71,7 +88,9 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
     return inputs.among_all(rows.float(), fitted["mean"], chosen)
 
 
-def evaluate(fitted: dict, x: Float[np.ndarray, "num_rows channels"]) -> Float[np.ndarray, "num_rows columns"]:
+def evaluate(
+    fitted: dict, x: Float[np.ndarray, "num_rows channels"]
+) -> Float[np.ndarray, "num_rows columns"]:
     """Sum the leaves of all trees, float64.
 
     Args:
@@ -108,8 +127,16 @@ class Trees:
         self._columns: list[int] = []
         self._first = self._num_leaves = 0
 
-    def add(self, is_leaf: np.ndarray, feature: np.ndarray, threshold: np.ndarray, left: np.ndarray,
-            right: np.ndarray, value: np.ndarray, column: int = -1) -> None:
+    def add(
+        self,
+        is_leaf: np.ndarray,
+        feature: np.ndarray,
+        threshold: np.ndarray,
+        left: np.ndarray,
+        right: np.ndarray,
+        value: np.ndarray,
+        column: int = -1,
+    ) -> None:
         """Add a tree: for each node whether it is a leaf, the column and the threshold of its split, and both ends.
 
         Args:
@@ -117,29 +144,45 @@ class Trees:
         """
         self._roots.append(self._first)
         self._columns.append(column)
-        self._parts.append({
-            "feature": np.where(is_leaf, 0, feature).astype(np.int32), "threshold": threshold,
-            "left": np.where(is_leaf, 0, left + self._first).astype(np.int32),
-            "right": np.where(is_leaf, 0, right + self._first).astype(np.int32),
-            "value": np.where(is_leaf, np.cumsum(is_leaf) - 1 + self._num_leaves, 0).astype(np.int32),
-            "leaves": value.astype(np.float32)})
+        self._parts.append(
+            {
+                "feature": np.where(is_leaf, 0, feature).astype(np.int32),
+                "threshold": threshold,
+                "left": np.where(is_leaf, 0, left + self._first).astype(np.int32),
+                "right": np.where(is_leaf, 0, right + self._first).astype(np.int32),
+                "value": np.where(is_leaf, np.cumsum(is_leaf) - 1 + self._num_leaves, 0).astype(
+                    np.int32
+                ),
+                "leaves": value.astype(np.float32),
+            }
+        )
         self._first, self._num_leaves = self._first + len(is_leaf), self._num_leaves + len(value)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the arrays of all trees."""
-        found = {name: torch.from_numpy(np.concatenate([part[name] for part in self._parts]))
-                 for name in (self._parts[0] if self._parts else ())}
+        found = {
+            name: torch.from_numpy(np.concatenate([part[name] for part in self._parts]))
+            for name in (self._parts[0] if self._parts else ())
+        }
         return {**found, "roots": torch.tensor(self._roots), "column": torch.tensor(self._columns)}
 
 
-def _rows_of(inputs: Inputs, parts: tuple[str, ...], seed: int, known: Tensor, most: int) -> tuple[np.ndarray, Tensor]:
+def _rows_of(
+    inputs: Inputs, parts: tuple[str, ...], seed: int, known: Tensor, most: int
+) -> tuple[np.ndarray, Tensor]:
     """Return the columns and the labels of the rows that trees are fitted to."""
     rows = inputs.draw(known & ~inputs.labels.y.isnan().all(1), most, seed)
     return summarise(inputs, known, parts)[rows[inputs.own]].numpy(), inputs.labels.y[rows]
 
 
-def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int, known: Tensor,
-               most: int = MOST_ROWS) -> dict:
+def fit_forest(
+    inputs: Inputs,
+    parts: tuple[str, ...],
+    seed: int,
+    num_trees: int,
+    known: Tensor,
+    most: int = MOST_ROWS,
+) -> dict:
     """Fit randomised trees whose leaves have numbers for all classes, or all columns of labels.
 
     Unknown labels count as the mean.
@@ -159,7 +202,10 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
         target = y.where(~y.isnan(), mean).numpy()
         options["max_features"] = 0.3 if labels.are_values and y.size(1) == 1 else "sqrt"
         model = _fit(
-            ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options), x, target if y.size(1) > 1 else target[:, 0])
+            ensemble.ExtraTreesRegressor(min_samples_leaf=3, **options),
+            x,
+            target if y.size(1) > 1 else target[:, 0],
+        )
         present = np.arange(y.size(1))
     found = []
     for each in model.estimators_:
@@ -168,7 +214,9 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
         value = np.zeros((int(is_leaf.sum()), y.size(1)), np.float32)
         value[:, present] = tree.value.reshape(tree.node_count, -1)[is_leaf] / num_trees
         found.append((tree, is_leaf.cumsum() - 1, value))
-        trees.add(is_leaf, tree.feature, tree.threshold, tree.children_left, tree.children_right, value)
+        trees.add(
+            is_leaf, tree.feature, tree.threshold, tree.children_left, tree.children_right, value
+        )
 
     def quick(x: np.ndarray) -> np.ndarray:
         out = np.zeros((len(x), y.size(1)))
@@ -176,12 +224,25 @@ def fit_forest(inputs: Inputs, parts: tuple[str, ...], seed: int, num_trees: int
             out += value[place[tree.apply(x)]]
         return out
 
-    return {**trees.arrays(), "start": torch.zeros(y.size(1)), "is_boosted": False, "mean": mean,
-            "parts": parts, "plan": inputs.kept_plan, QUICK: quick}
+    return {
+        **trees.arrays(),
+        "start": torch.zeros(y.size(1)),
+        "is_boosted": False,
+        "mean": mean,
+        "parts": parts,
+        "plan": inputs.kept_plan,
+        QUICK: quick,
+    }
 
 
-def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: int, known: Tensor,
-                most: int = MOST_ROWS) -> dict:
+def fit_boosted(
+    inputs: Inputs,
+    parts: tuple[str, ...],
+    seed: int,
+    num_rounds: int,
+    known: Tensor,
+    most: int = MOST_ROWS,
+) -> dict:
     """Fit trees one after the other, each to what those before leave; arguments as of :func:`fit_forest`."""
     labels, (x, y), trees = inputs.labels, _rows_of(inputs, parts, seed, known, most), Trees()
     start = torch.full((y.size(1),), ABSENT if labels.are_classes else 0.0)
@@ -194,28 +255,54 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
         if len(kinds) < 2:
             start[int(kinds[0]) if labels.are_classes else column] = _constant(labels, kinds)
             continue
-        make = ensemble.HistGradientBoostingRegressor if labels.are_values else ensemble.HistGradientBoostingClassifier
+        make = (
+            ensemble.HistGradientBoostingRegressor
+            if labels.are_values
+            else ensemble.HistGradientBoostingClassifier
+        )
         stops = len(values) >= LEAST_TO_STOP and (
-            labels.are_values or counts.min() > 1 and SPARED * len(values) >= len(kinds))
-        model = _fit(make(max_iter=num_rounds, random_state=seed, early_stopping=stops, n_iter_no_change=10,
-                          validation_fraction=SPARED, max_bins=NUM_BINS,
-                          learning_rate=0.1 if num_rounds >= MANY_ROUNDS else 0.2),
-                     x[has.numpy()], values)
+            labels.are_values or counts.min() > 1 and SPARED * len(values) >= len(kinds)
+        )
+        model = _fit(
+            make(
+                max_iter=num_rounds,
+                random_state=seed,
+                early_stopping=stops,
+                n_iter_no_change=10,
+                validation_fraction=SPARED,
+                max_bins=NUM_BINS,
+                learning_rate=0.1 if num_rounds >= MANY_ROUNDS else 0.2,
+            ),
+            x[has.numpy()],
+            values,
+        )
         # With two classes there is one tree a round, which tells the second from the first.
-        model._baseline_prediction = model._baseline_prediction.astype(np.float32).astype(np.float64)
+        model._baseline_prediction = model._baseline_prediction.astype(np.float32).astype(
+            np.float64
+        )
         first = np.ravel(model._baseline_prediction)
-        outputs = kinds.astype(int)[-len(first):] if labels.are_classes else np.array([column])
+        outputs = kinds.astype(int)[-len(first) :] if labels.are_classes else np.array([column])
         if labels.are_classes:
             start[torch.from_numpy(kinds.astype(int))] = 0.0
         start[torch.from_numpy(outputs)] = torch.from_numpy(first).float()
         models.append((outputs, model))
-        for output, predictor in ((output, each) for round_ in model._predictors
-                                  for output, each in zip(outputs.tolist(), round_, strict=True)):
+        for output, predictor in (
+            (output, each)
+            for round_ in model._predictors
+            for output, each in zip(outputs.tolist(), round_, strict=True)
+        ):
             nodes = predictor.nodes
             nodes["value"] = nodes["value"].astype(np.float32)
             is_leaf = nodes["is_leaf"].astype(bool)
-            trees.add(is_leaf, nodes["feature_idx"], nodes["num_threshold"], nodes["left"].astype(np.int64),
-                      nodes["right"].astype(np.int64), nodes["value"][is_leaf].reshape(-1, 1), output)
+            trees.add(
+                is_leaf,
+                nodes["feature_idx"],
+                nodes["num_threshold"],
+                nodes["left"].astype(np.int64),
+                nodes["right"].astype(np.int64),
+                nodes["value"][is_leaf].reshape(-1, 1),
+                output,
+            )
 
     def quick(x: np.ndarray) -> np.ndarray:
         out = np.tile(start.numpy().astype(np.float64), (len(x), 1))
@@ -224,8 +311,15 @@ def fit_boosted(inputs: Inputs, parts: tuple[str, ...], seed: int, num_rounds: i
             out[:, outputs] = found.reshape(len(x), -1)
         return out
 
-    return {**trees.arrays(), "start": start, "is_boosted": True, "mean": labels.mean(known),
-            "parts": parts, "plan": inputs.kept_plan, QUICK: quick}
+    return {
+        **trees.arrays(),
+        "start": start,
+        "is_boosted": True,
+        "mean": labels.mean(known),
+        "parts": parts,
+        "plan": inputs.kept_plan,
+        QUICK: quick,
+    }
 
 
 def _fit(model: BaseEstimator, x: np.ndarray, y: np.ndarray) -> BaseEstimator:
@@ -262,5 +356,7 @@ class Cost(NamedTuple):
         return rows * math.log2(rows + 2) * (6e-8 + 5e-9 * tried + 5e-10 * tried * num_labels)
 
 
-KINDS = ((fit_forest, Cost(10, 100, True), "forest of {} trees"),
-         (fit_boosted, Cost(30, 200, False), "boosted trees, at most {} rounds,"))
+KINDS = (
+    (fit_forest, Cost(10, 100, True), "forest of {} trees"),
+    (fit_boosted, Cost(30, 200, False), "boosted trees, at most {} rounds,"),
+)

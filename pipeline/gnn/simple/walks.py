@@ -16,7 +16,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.gnn.ranking import Direction, Links
-from parallel_epochs.pipeline.gnn.simple.linear_links import columns_of, ease_weights, fit_columns, join_columns
+from parallel_epochs.pipeline.gnn.simple.linear_links import (
+    columns_of,
+    ease_weights,
+    fit_columns,
+    join_columns,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +45,9 @@ GAINED = "resource allocation to what like sources gained lately"
 class Scorer(Protocol):
     """Scores pairs of nodes, more is better: all pairs of some sources and candidates, or some pairs."""
 
-    def __call__(self, sources: Int[Tensor, " num_sources"],
-                 candidates: Int[Tensor, " num_candidates"]) -> Float[Tensor, "num_sources num_candidates"]: ...
+    def __call__(
+        self, sources: Int[Tensor, " num_sources"], candidates: Int[Tensor, " num_candidates"]
+    ) -> Float[Tensor, "num_sources num_candidates"]: ...
     def of_pairs(self, pairs: Int[Tensor, "num_pairs 2"]) -> Float[Tensor, " num_pairs"]: ...
 
 
@@ -54,8 +60,12 @@ class Walk:
         columns: the nodes of the last one's columns in ascending order; others score 0. None: all nodes.
     """
 
-    def __init__(self, first: scipy.sparse.csr_array, *steps: scipy.sparse.csr_array | np.ndarray,
-                 columns: Int[Tensor, " num_columns"] | None = None):
+    def __init__(
+        self,
+        first: scipy.sparse.csr_array,
+        *steps: scipy.sparse.csr_array | np.ndarray,
+        columns: Int[Tensor, " num_columns"] | None = None,
+    ):
         self._first, self._middle = first.tocsr(), cast(list[scipy.sparse.csr_array], steps[:-1])
         self._last = steps[-1] if isinstance(steps[-1], np.ndarray) else steps[-1].tocsc()
         self._columns, self._unit = columns, 0.0
@@ -73,10 +83,14 @@ class Walk:
             num_pairs: that are scored instead; the last product is that of their rows and columns alone.
         """
         entries, operations = self._first.nnz / max(self._first.shape[0], 1), 0.0
-        for before, step in zip([self._first, *self._middle], [*self._middle, *[self._last] * (num_pairs is None)]):
+        for before, step in zip(
+            [self._first, *self._middle], [*self._middle, *[self._last] * (num_pairs is None)]
+        ):
             if isinstance(step, np.ndarray):
                 is_dense = entries > DENSE * step.shape[0]
-                operations += step.size * SPARSE_FLOPS / FLOPS if is_dense else entries * step.shape[1]
+                operations += (
+                    step.size * SPARSE_FLOPS / FLOPS if is_dense else entries * step.shape[1]
+                )
                 continue
             # A walk reaches a row the more often, the more entries its column has in the step before.
             reached = np.bincount(before.tocsr().indices, minlength=step.shape[0])
@@ -108,7 +122,9 @@ class Walk:
             found, row = block[:, 0].unique(return_inverse=True)
             place, is_there = self._places(block[:, 1])
             rows, last = self._rows(found.numpy())[row.numpy()], self._last.T[place]
-            scores = torch.from_numpy(self._scale(np.asarray(rows.multiply(last).sum(1), np.float32).reshape(-1)))
+            scores = torch.from_numpy(
+                self._scale(np.asarray(rows.multiply(last).sum(1), np.float32).reshape(-1))
+            )
             parts.append(scores if is_there is None else scores * is_there)
         return torch.cat(parts)
 
@@ -122,7 +138,9 @@ class Walk:
         """Return the columns of nodes, and which of them have one; none if all have."""
         if self._columns is None:
             return nodes.numpy(), None
-        place = torch.searchsorted(self._columns, nodes.contiguous()).clamp(max=len(self._columns) - 1)
+        place = torch.searchsorted(self._columns, nodes.contiguous()).clamp(
+            max=len(self._columns) - 1
+        )
         return place.numpy(), self._columns[place] == nodes
 
     def _scale(self, scores: np.ndarray) -> np.ndarray:
@@ -153,8 +171,14 @@ class Sum:
         return total
 
 
-def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None = None, *,
-               of_pairs: bool = False, asked: Collection[str] = ()) -> dict[str, Callable[[], Walk]]:
+def find_walks(
+    links: Links,
+    matrix: scipy.sparse.csr_array,
+    data: Data | None = None,
+    *,
+    of_pairs: bool = False,
+    asked: Collection[str] = (),
+) -> dict[str, Callable[[], Walk]]:
     """Name the walks that fit a graph, and how each is made.
 
     Args:
@@ -164,19 +188,30 @@ def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None =
             nodes does not where links have no direction.
         asked: names that are needed: without times, all links count as the latest ones.
     """
-    direction, candidates = links.directions[0], torch.cat([one.candidates for one in links.answered]).unique()
+    direction, candidates = (
+        links.directions[0],
+        torch.cat([one.candidates for one in links.answered]).unique(),
+    )
     found: dict[str, Callable[[], Walk]] = {
-        POPULARITY: partial(by_popularity, matrix), "item cosine": partial(by_cosine, matrix)}
+        POPULARITY: partial(by_popularity, matrix),
+        "item cosine": partial(by_cosine, matrix),
+    }
     if of_pairs:
-        found = {DEGREES: partial(by_degrees, matrix), **({} if links.is_two_way else {
-            "item cosine": partial(by_cosine, matrix)})}
+        found = {
+            DEGREES: partial(by_degrees, matrix),
+            **({} if links.is_two_way else {"item cosine": partial(by_cosine, matrix)}),
+        }
     if len(np.intersect1d(direction.sources, direction.candidates)):
-        found |= {"resource allocation over two hops": partial(allocate_in_two_hops, matrix),
-                  "cosine of neighbours": partial(by_neighbours, matrix)}
+        found |= {
+            "resource allocation over two hops": partial(allocate_in_two_hops, matrix),
+            "cosine of neighbours": partial(by_neighbours, matrix),
+        }
     found["resource allocation over three hops"] = partial(allocate_in_three_hops, matrix)
     lately = latest_of(links, matrix)
     if lately is None and any(name.endswith(" lately") for name in asked):
-        log.warning("the simple method asks for the latest links, and these have no times: all of them are read")
+        log.warning(
+            "the simple method asks for the latest links, and these have no times: all of them are read"
+        )
         lately = matrix
     if lately is not None:
         found[GAINED] = partial(allocate_in_three_hops, matrix, lately)
@@ -192,11 +227,17 @@ def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None =
     if data is not None:
         own, of_targets = columns_of(data, direction)
         if own.shape[1]:
-            found["columns of the source"] = partial(by_columns, matrix, direction, own, of_targets[:, :0])
+            found["columns of the source"] = partial(
+                by_columns, matrix, direction, own, of_targets[:, :0]
+            )
         if of_targets.shape[1]:
-            found["columns of the source and its targets"] = partial(by_columns, matrix, direction, own, of_targets)
+            found["columns of the source and its targets"] = partial(
+                by_columns, matrix, direction, own, of_targets
+            )
         if own.shape[1] + of_targets.shape[1]:
-            found["EASE with columns"] = partial(ease, matrix, direction, PENALTIES[0], (own, of_targets))
+            found["EASE with columns"] = partial(
+                ease, matrix, direction, PENALTIES[0], (own, of_targets)
+            )
     for penalty in PENALTIES:
         found[f"EASE (penalty {penalty:g})"] = partial(ease, matrix, direction, penalty)
     return found
@@ -204,13 +245,15 @@ def find_walks(links: Links, matrix: scipy.sparse.csr_array, data: Data | None =
 
 def seconds_of_ease(links: Links) -> float:
     """Estimate the time for the inverse of a matrix of all candidates."""
-    return len(torch.cat([one.candidates for one in links.answered]).unique())**3 / FLOPS
+    return len(torch.cat([one.candidates for one in links.answered]).unique()) ** 3 / FLOPS
 
 
 def matrix_of(answers: Int[Tensor, "num_answers 2"], num_nodes: int) -> scipy.sparse.csr_array:
     """Return a matrix [num_nodes, num_nodes] with 1 for each source and target."""
     source, target = answers.numpy().T
-    found = scipy.sparse.coo_array((np.ones(len(answers), np.float32), (source, target)), (num_nodes,) * 2).tocsr()
+    found = scipy.sparse.coo_array(
+        (np.ones(len(answers), np.float32), (source, target)), (num_nodes,) * 2
+    ).tocsr()
     found.data[:] = 1
     return found
 
@@ -225,7 +268,9 @@ def latest_of(links: Links, matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_
     if not bool(is_known.any()):
         return None
     known = times[is_known].sort().values
-    return matrix_of(pairs[is_known & (times >= known[int((1 - LATEST) * len(known))])], links.num_nodes)
+    return matrix_of(
+        pairs[is_known & (times >= known[int((1 - LATEST) * len(known))])], links.num_nodes
+    )
 
 
 def by_popularity(links: scipy.sparse.csr_array) -> Walk:
@@ -236,8 +281,12 @@ def by_popularity(links: scipy.sparse.csr_array) -> Walk:
 
 def by_degrees(links: scipy.sparse.csr_array) -> Walk:
     """Score a pair by the product of the numbers of links of both nodes, each increased by one."""
-    return Walk(*(scipy.sparse.csr_array(1 + np.asarray(links.sum(axis), np.float32).reshape(shape))
-                  for axis, shape in ((1, (-1, 1)), (0, (1, -1)))))
+    return Walk(
+        *(
+            scipy.sparse.csr_array(1 + np.asarray(links.sum(axis), np.float32).reshape(shape))
+            for axis, shape in ((1, (-1, 1)), (0, (1, -1)))
+        )
+    )
 
 
 def by_cosine(links: scipy.sparse.csr_array) -> Walk:
@@ -259,7 +308,9 @@ def by_neighbours(links: scipy.sparse.csr_array) -> Walk:
     return Walk(by_row.T.tocsr(), by_row)
 
 
-def allocate_in_three_hops(links: scipy.sparse.csr_array, last: scipy.sparse.csr_array | None = None) -> Walk:
+def allocate_in_three_hops(
+    links: scipy.sparse.csr_array, last: scipy.sparse.csr_array | None = None
+) -> Walk:
     """Score a candidate by the sources that share a target with a source: the sum of 1 / (degree of that target times
     degree of the other source), over all such paths of links to the candidate.
 
@@ -268,19 +319,26 @@ def allocate_in_three_hops(links: scipy.sparse.csr_array, last: scipy.sparse.csr
     Args:
         last: the links that a path may end with. None: all of them.
     """
-    scaled = _scaled(links, _inverse(links.sum(0))), _scaled(links.T.tocsr(), _inverse(links.sum(1)))
+    scaled = (
+        _scaled(links, _inverse(links.sum(0))),
+        _scaled(links.T.tocsr(), _inverse(links.sum(1))),
+    )
     return Walk(*scaled, links if last is None else last)
 
 
 def by_features(data: Data) -> Walk:
     """Score a candidate by the cosine of its features and those of the source."""
-    x = data.x[:, :data.x.size(1) - data.num_categories].double()
+    x = data.x[:, : data.x.size(1) - data.num_categories].double()
     own = scipy.sparse.csr_array(torch.nn.functional.normalize(x).float().numpy())
     return Walk(own, own.T)
 
 
-def ease(links: scipy.sparse.csr_array, direction: Direction, penalty: float,
-         columns: tuple[np.ndarray, np.ndarray] | None = None) -> Walk:
+def ease(
+    links: scipy.sparse.csr_array,
+    direction: Direction,
+    penalty: float,
+    columns: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Walk:
     """Score candidates by the other targets of a source, see :func:`pipeline.gnn.simple.linear_links.ease_weights`.
 
     Args:
@@ -291,8 +349,11 @@ def ease(links: scipy.sparse.csr_array, direction: Direction, penalty: float,
     if columns is None:
         return Walk(own, ease_weights(own, penalty), columns=direction.candidates)
     own, more = join_columns(own, direction, *columns)
-    return Walk(own, ease_weights(scipy.sparse.vstack([own, more]), penalty)[:, :len(direction.candidates)],
-                columns=direction.candidates)
+    return Walk(
+        own,
+        ease_weights(scipy.sparse.vstack([own, more]), penalty)[:, : len(direction.candidates)],
+        columns=direction.candidates,
+    )
 
 
 def by_columns(links: scipy.sparse.csr_array, direction: Direction, *columns: np.ndarray) -> Walk:
@@ -300,7 +361,9 @@ def by_columns(links: scipy.sparse.csr_array, direction: Direction, *columns: np
     return Walk(*fit_columns(links, direction, *columns), columns=direction.candidates)
 
 
-def _along_relations(links: scipy.sparse.csr_array, data: Data) -> Iterator[tuple[str, Callable[[], Walk]]]:
+def _along_relations(
+    links: scipy.sparse.csr_array, data: Data
+) -> Iterator[tuple[str, Callable[[], Walk]]]:
     """Name random walks of one to three steps along the relations of a graph, from its sources to its targets.
 
     A step goes to each of its neighbours with the same probability, as in "Relational Retrieval Using a Combination of
@@ -316,18 +379,35 @@ def _along_relations(links: scipy.sparse.csr_array, data: Data) -> Iterator[tupl
     for number, (first, name, last) in enumerate(types.relations):
         if number not in (own.number, own.reverse, *types.reverse):
             is_alone = [name for _, name, _ in types.relations].count(name) == 1
-            steps.append((name if is_alone else f"[{first},{name},{last}]", first, last, matrix_of(
-                edges[:, relation == number].t(), data.num_nodes)))
-    steps += [(f"{name} back", last, first, matrix.T.tocsr()) for name, first, last, matrix in steps]
-    known = {(own.name,), (f"{own.name} back",), (own.name, f"{own.name} back", own.name)}  # the last one is a method
+            steps.append(
+                (
+                    name if is_alone else f"[{first},{name},{last}]",
+                    first,
+                    last,
+                    matrix_of(edges[:, relation == number].t(), data.num_nodes),
+                )
+            )
+    steps += [
+        (f"{name} back", last, first, matrix.T.tocsr()) for name, first, last, matrix in steps
+    ]
+    known = {
+        (own.name,),
+        (f"{own.name} back",),
+        (own.name, f"{own.name} back", own.name),
+    }  # the last one is a method
     paths, num_found = [((), source)], 0
     for _ in range(LONGEST):
-        paths = [((*path, step), step[2]) for path, end in paths for step in steps if step[1] == end]
+        paths = [
+            ((*path, step), step[2]) for path, end in paths for step in steps if step[1] == end
+        ]
         for path, end in paths:
             names = tuple(step[0] for step in path)
             if end == target and names not in known and num_found < MOST_PATHS:
                 num_found += 1
-                yield f"walks along {', '.join(names)}", partial(_walk_along, [step[3] for step in path])
+                yield (
+                    f"walks along {', '.join(names)}",
+                    partial(_walk_along, [step[3] for step in path]),
+                )
 
 
 def _walk_along(matrices: list[scipy.sparse.csr_array]) -> Walk:
@@ -350,4 +430,4 @@ def _scaled(matrix: scipy.sparse.csr_array, factor: np.ndarray) -> scipy.sparse.
 def _inverse(degree: np.ndarray, power: float = 1.0) -> np.ndarray:
     """Return 1 / degree^power, in float32; 0 where the degree is 0."""
     degree = np.asarray(degree, np.float64)
-    return np.where(degree > 0, np.maximum(degree, 1)**-power, 0).astype(np.float32)
+    return np.where(degree > 0, np.maximum(degree, 1) ** -power, 0).astype(np.float32)

@@ -36,8 +36,9 @@ class EdgeTask(NodeTask):
             return super().draw(batch, rng)
         return torch.rand(batch.train_mask.shape, generator=rng)
 
-    def _divide(self, batch: Data, drawn: Float[Tensor, " num_nodes"] | None) -> tuple[Bool[Tensor, " num_nodes"],
-                                                                                       Bool[Tensor, " num_nodes"]]:
+    def _divide(
+        self, batch: Data, drawn: Float[Tensor, " num_nodes"] | None
+    ) -> tuple[Bool[Tensor, " num_nodes"], Bool[Tensor, " num_nodes"]]:
         if self.label_input or drawn is None:
             return super()._divide(batch, drawn)
         shown = (drawn < SHOWN).to(batch.train_mask.device)
@@ -61,10 +62,18 @@ def relations_of(data: Data) -> list[int]:
         ValueError: the labels of the graph are not of edges.
     """
     own, relations = data.types.labelled, data.types.relations
-    found = [[number for number, (_, name, target) in enumerate(relations)
-              if target == own and name == f"rev_{own}_{end}"] for end in ENDS]
+    found = [
+        [
+            number
+            for number, (_, name, target) in enumerate(relations)
+            if target == own and name == f"rev_{own}_{end}"
+        ]
+        for end in ENDS
+    ]
     if own is None or not found[0]:
-        raise ValueError("task=edge needs labels of edges, and those of this graph are of nodes: set task=node")
+        raise ValueError(
+            "task=edge needs labels of edges, and those of this graph are of nodes: set task=node"
+        )
     return [numbers[0] for numbers in found if numbers]
 
 
@@ -86,4 +95,6 @@ def with_both_ways(data: Data) -> EdgeIndex:
     is_own = (src >= own.start) & (src < own.stop)
     number = torch.arange(own.start, own.stop)
     back = torch.cat([torch.stack([number, end])[:, end >= 0] for end in ends.unbind(1)], dim=1)
-    return sort_edges(torch.cat([torch.stack([src, dst])[:, ~is_own], back], dim=1), data.num_nodes)[0]
+    return sort_edges(
+        torch.cat([torch.stack([src, dst])[:, ~is_own], back], dim=1), data.num_nodes
+    )[0]

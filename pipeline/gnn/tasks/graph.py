@@ -31,8 +31,9 @@ class GraphTask(NodeTask):
         super().__init__(data, **options)
         self.num_rows, self.num_last = data.ptr.numel() - 1, 0
 
-    def _predict(self, model: torch.nn.Module, batch: Data,
-                 shown: Bool[Tensor, " num_graphs"]) -> Float[Tensor, "num_graphs out_channels"]:
+    def _predict(
+        self, model: torch.nn.Module, batch: Data, shown: Bool[Tensor, " num_graphs"]
+    ) -> Float[Tensor, "num_graphs out_channels"]:
         return model(batch.x, batch.edge_index, batch.edge_attr, ptr=batch.ptr)
 
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_graphs"]:

@@ -36,7 +36,9 @@ class Mixture(Protocol):
 
     share: float
 
-    def answer(self, network: Callable[[], Tensor], simple: Callable[[Any], Tensor], *, of_test: bool) -> Tensor: ...
+    def answer(
+        self, network: Callable[[], Tensor], simple: Callable[[Any], Tensor], *, of_test: bool
+    ) -> Tensor: ...
 
 
 class LinkTask:
@@ -73,7 +75,14 @@ class LinkTask:
     kind = "links"
     label_moments: Tensor | None = None
 
-    def __init__(self, data: Data, *, hidden_channels: int, metric: str | None = None, valid_edges: bool = False):
+    def __init__(
+        self,
+        data: Data,
+        *,
+        hidden_channels: int,
+        metric: str | None = None,
+        valid_edges: bool = False,
+    ):
         self.metric: str = metric or data.metric
         self.in_channels = data.x.size(1) - data.num_categories
         self.out_channels, self.num_rows = hidden_channels, data.num_nodes
@@ -83,23 +92,29 @@ class LinkTask:
         for split in SPLITS[1:]:
             found = len(data[f"{split}_negatives"])
             if len(data[f"{split}_pairs"]) and found < max(k, 1) and self.links is None:
-                raise ValueError(f"{self.metric} of the {split} split: {found:,} negative pairs are fewer than "
-                                 f"{max(k, 1):,}, so that any model would have a perfect score. Set task.metric=mrr or "
-                                 "hits@K with a lower K, or give more negatives")
+                raise ValueError(
+                    f"{self.metric} of the {split} split: {found:,} negative pairs are fewer than "
+                    f"{max(k, 1):,}, so that any model would have a perfect score. Set task.metric=mrr or "
+                    "hits@K with a lower K, or give more negatives"
+                )
         self.test_data = self._with_valid_edges() if valid_edges else None
         self.mixture: Mixture | None = None
 
-    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
-                                                                    Float[Tensor, "num_targets out_channels"]]:
+    def predict(
+        self, model: torch.nn.Module, batch: Data
+    ) -> tuple[Int[Tensor, " num_targets"], Float[Tensor, "num_targets out_channels"]]:
         """Compute the embeddings of the targets of a batch.
 
         Returns:
             The numbers of these nodes in the graph, and their embeddings.
         """
-        return batch.n_id[batch.target], model(batch.x, batch.edge_index, batch.edge_attr)[batch.target]
+        return batch.n_id[batch.target], model(batch.x, batch.edge_index, batch.edge_attr)[
+            batch.target
+        ]
 
-    def loss(self, model: torch.nn.Module, batch: Data,
-             rng: torch.Generator) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def loss(
+        self, model: torch.nn.Module, batch: Data, rng: torch.Generator
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Compute the loss of a batch, summed over its training pairs, and their number.
 
         Each training pair brings its own loss and the mean of those of the pairs that were drawn for it.
@@ -111,14 +126,20 @@ class LinkTask:
         h = model(batch.x, batch.edge_index, batch.edge_attr)
         decoder = cast(LinkModel, model)
         paths = decoder.find_paths(self.links_of(batch, decoder), batch.num_nodes)
-        positive, negative = (decoder.decode(h, pairs, paths).float()
-                              for pairs in (batch.pairs, batch.negatives))
+        positive, negative = (
+            decoder.decode(h, pairs, paths).float() for pairs in (batch.pairs, batch.negatives)
+        )
         each = len(positive) / max(len(negative), 1)
         total = F.softplus(-positive).sum() + each * F.softplus(negative).sum()
         return total, torch.tensor(len(positive), device=total.device)
 
-    def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"], *,
-               official: bool = False) -> dict[str, float]:
+    def scores(
+        self,
+        model: torch.nn.Module | None,
+        rows: Float[Tensor, "num_rows columns"],
+        *,
+        official: bool = False,
+    ) -> dict[str, float]:
         """Compute the metric of each split; NaN for a split without pairs.
 
         Args:
@@ -130,8 +151,15 @@ class LinkTask:
             FloatingPointError: an embedding or a score is not finite.
         """
         if self.links is not None:
-            return {split: score_split(self.links, self.score_by(model, rows, of_test=split == "test"), self.metric,
-                                       split) for split in SPLITS}
+            return {
+                split: score_split(
+                    self.links,
+                    self.score_by(model, rows, of_test=split == "test"),
+                    self.metric,
+                    split,
+                )
+                for split in SPLITS
+            }
 
         def decode(key: str) -> Tensor:
             return self.decode(model, rows, self.pairs_of(key), of_test=key.startswith("test"))
@@ -148,9 +176,15 @@ class LinkTask:
         training pairs as validation pairs.
         """
         pairs = self._data[key]
-        return pairs[:len(self._data.valid_negatives) // self._each] if self._each and key == "train_pairs" else pairs
+        return (
+            pairs[: len(self._data.valid_negatives) // self._each]
+            if self._each and key == "train_pairs"
+            else pairs
+        )
 
-    def rank_pairs(self, score: Callable[[str], Tensor], *, official: bool = False) -> dict[str, float]:
+    def rank_pairs(
+        self, score: Callable[[str], Tensor], *, official: bool = False
+    ) -> dict[str, float]:
         """Compute the metric of each split from scores of its pairs, by whatever method; see :meth:`scores`.
 
         Args:
@@ -158,36 +192,62 @@ class LinkTask:
                 :meth:`pairs_of`.
         """
         scored = {key: score(key) for key in PAIRS}
-        return {split: self._score(scored[f"{split}_pairs"],
-                                   scored[f"{'valid' if split == 'train' else split}_negatives"], official)
-                for split in SPLITS}
+        return {
+            split: self._score(
+                scored[f"{split}_pairs"],
+                scored[f"{'valid' if split == 'train' else split}_negatives"],
+                official,
+            )
+            for split in SPLITS
+        }
 
-    def describe(self, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"], split: str) -> dict[str, Any]:
+    def describe(
+        self, model: torch.nn.Module, rows: Float[Tensor, "num_rows columns"], split: str
+    ) -> dict[str, Any]:
         """Score the pairs of validation or test for the report: ``ranking`` and ``curve``, as :mod:`pipeline.metrics`
         makes them. Without pairs of both kinds, or with more than MAX_DESCRIBED, there is nothing.
         """
         keys = [f"{split}_pairs", f"{split}_negatives"]
         if not self.is_defined(split) or sum(len(self._data[key]) for key in keys) > MAX_DESCRIBED:
             return {}
-        positive, negative = (self.decode(model, rows, self._data[key], of_test=split == "test") for key in keys)
+        positive, negative = (
+            self.decode(model, rows, self._data[key], of_test=split == "test") for key in keys
+        )
         truth = torch.cat([torch.ones_like(positive), torch.zeros_like(negative)])
-        return {"ranking": link_ranking(positive, negative.view(-1, self._each) if self._each else negative),
-                "each": self._each, "curve": count_by_score(truth, torch.cat([positive, negative]))}
+        return {
+            "ranking": link_ranking(
+                positive, negative.view(-1, self._each) if self._each else negative
+            ),
+            "each": self._each,
+            "curve": count_by_score(truth, torch.cat([positive, negative])),
+        }
 
     @property
     def is_bipartite(self) -> bool:
         """Tell whether all pairs go from one side of the graph to another."""
-        return find_sides(torch.cat([self._data[f"{split}_pairs"] for split in SPLITS]), self.num_rows) is not None
+        return (
+            find_sides(torch.cat([self._data[f"{split}_pairs"] for split in SPLITS]), self.num_rows)
+            is not None
+        )
 
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of the validation or the test split is a number: it needs pairs, and negatives unless
         all candidates are ranked.
         """
-        return bool(len(self._data[f"{split}_pairs"]) and (self.links or len(self._data[f"{split}_negatives"])))
+        return bool(
+            len(self._data[f"{split}_pairs"])
+            and (self.links or len(self._data[f"{split}_negatives"]))
+        )
 
     @torch.no_grad()
-    def decode(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"],
-               pairs: Int[Tensor, "num_pairs 2"], *, of_test: bool = False) -> Float[Tensor, " num_pairs"]:
+    def decode(
+        self,
+        model: torch.nn.Module | None,
+        rows: Float[Tensor, "num_rows columns"],
+        pairs: Int[Tensor, "num_pairs 2"],
+        *,
+        of_test: bool = False,
+    ) -> Float[Tensor, " num_pairs"]:
         """Compute the logits of pairs of nodes, some at a time, on the model's device, and mix them with those of a
         simple method, where the run answers with a mixture.
 
@@ -197,18 +257,32 @@ class LinkTask:
         Raises:
             FloatingPointError: one is not finite.
         """
+
         def network() -> Tensor:
             decoder, own, paths = self._prepare(model, rows, of_test)
-            blocks = [decoder.decode(own, block.to(own.device), paths).cpu() for block in pairs.split(BLOCK)]
+            blocks = [
+                decoder.decode(own, block.to(own.device), paths).cpu()
+                for block in pairs.split(BLOCK)
+            ]
             logits = torch.cat(blocks) if blocks else torch.empty(0)
             check_finite(logits)
             return logits
 
-        return network() if self.mixture is None else self.mixture.answer(
-            network, lambda simple: simple.of_pairs(pairs), of_test=of_test)
+        return (
+            network()
+            if self.mixture is None
+            else self.mixture.answer(
+                network, lambda simple: simple.of_pairs(pairs), of_test=of_test
+            )
+        )
 
-    def score_by(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows columns"], *,
-                 of_test: bool = False) -> BlockScorer:
+    def score_by(
+        self,
+        model: torch.nn.Module | None,
+        rows: Float[Tensor, "num_rows columns"],
+        *,
+        of_test: bool = False,
+    ) -> BlockScorer:
         """Return what computes the logits of all pairs of some sources and candidates; see :meth:`decode`.
 
         Args:
@@ -218,22 +292,35 @@ class LinkTask:
 
         @torch.no_grad()
         def network(sources: Tensor, candidates: Tensor) -> Tensor:
-            logits = decoder.decode_all(rows, sources.to(rows.device), candidates.to(rows.device), paths).float().cpu()
+            logits = (
+                decoder.decode_all(rows, sources.to(rows.device), candidates.to(rows.device), paths)
+                .float()
+                .cpu()
+            )
             check_finite(logits)
             return logits
 
         if (mixture := self.mixture) is None:
             return network
         return lambda sources, candidates: mixture.answer(
-            lambda: network(sources, candidates), lambda simple: simple(sources, candidates), of_test=of_test)
+            lambda: network(sources, candidates),
+            lambda simple: simple(sources, candidates),
+            of_test=of_test,
+        )
 
-    def _prepare(self, model: torch.nn.Module | None, rows: Tensor, of_test: bool) -> tuple[LinkModel, Tensor, Any]:
+    def _prepare(
+        self, model: torch.nn.Module | None, rows: Tensor, of_test: bool
+    ) -> tuple[LinkModel, Tensor, Any]:
         """Return a decoder, the embeddings that it decodes, and the paths that it reads."""
         decoder = cast(LinkModel, model).eval()
         device, width = next(decoder.parameters()).device, decoder.out_channels
         rows = (rows[:, -width:] if of_test else rows[:, :width]).to(device)
         data = self.test_data if of_test and self.test_data is not None else self._data
-        return decoder, rows, decoder.find_paths(self.links_of(data, decoder).to(device), data.num_nodes)
+        return (
+            decoder,
+            rows,
+            decoder.find_paths(self.links_of(data, decoder).to(device), data.num_nodes),
+        )
 
     def links_of(self, data: Data, decoder: LinkModel) -> Tensor:
         """Return the edges of a graph that a decoder finds paths in: with three hops, those of the relation."""
@@ -245,10 +332,13 @@ class LinkTask:
         if not len(positive) or not len(negative):
             return math.nan
         if self._each:
-            negative = negative.view(-1, self._each)[:len(positive)]
+            negative = negative.view(-1, self._each)[: len(positive)]
         if not official:
             return link_metric(self.metric, positive, negative)
-        from parallel_epochs.pipeline.data.readers.ogb_link import official_metric  # takes as long to import as torch
+        from parallel_epochs.pipeline.data.readers.ogb_link import (
+            official_metric,
+        )  # takes as long to import as torch
+
         return official_metric(self.metric, positive, negative)
 
     def _with_valid_edges(self) -> Data:
@@ -257,13 +347,20 @@ class LinkTask:
         pairs, out = data.valid_pairs.t(), copy.copy(data)
         added = [pairs] if own is not None and own.reverse is None else [pairs, pairs.flip(0)]
         if data.edge_attr is not None:
-            if own is None or bool((data.edge_attr[own.edges_of(data.edge_attr[:, 0]), 1:] != 0).any()):
-                which, num = ("the graph's edges", data.edge_attr.size(1)) if own is None else (
-                    f"the edges of {own.name}", data.edge_attr.size(1) - 1)
-                raise ValueError(f"task.valid_edges=true adds the validation pairs as edges, but {which} have {num} "
-                                 "features and the pairs have none. Set task.valid_edges=false")
+            if own is None or bool(
+                (data.edge_attr[own.edges_of(data.edge_attr[:, 0]), 1:] != 0).any()
+            ):
+                which, num = (
+                    ("the graph's edges", data.edge_attr.size(1))
+                    if own is None
+                    else (f"the edges of {own.name}", data.edge_attr.size(1) - 1)
+                )
+                raise ValueError(
+                    f"task.valid_edges=true adds the validation pairs as edges, but {which} have {num} "
+                    "features and the pairs have none. Set task.valid_edges=false"
+                )
             rows = data.edge_attr.new_zeros(len(added), pairs.size(1), data.edge_attr.size(1))
-            rows[:, :, 0] = torch.tensor([own.number, own.reverse or 0][:len(added)])[:, None]
+            rows[:, :, 0] = torch.tensor([own.number, own.reverse or 0][: len(added)])[:, None]
         edges = torch.cat([data.edge_index.as_tensor().long(), *added], dim=1)
         out.edge_index, order = sort_edges(edges, data.num_nodes)
         if data.edge_attr is not None:

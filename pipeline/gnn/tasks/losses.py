@@ -56,13 +56,20 @@ class LossOptions:
             ValueError: names the key.
         """
         if self.label_smoothing and kind != "classes":
-            raise ValueError(f"task.label_smoothing={self.label_smoothing:g} needs classes; this run learns {kind}. "
-                             "Leave it out")
-        for name, value in (("class_weights", self.class_weights), ("focal_gamma", self.focal_gamma)):
+            raise ValueError(
+                f"task.label_smoothing={self.label_smoothing:g} needs classes; this run learns {kind}. "
+                "Leave it out"
+            )
+        for name, value in (
+            ("class_weights", self.class_weights),
+            ("focal_gamma", self.focal_gamma),
+        ):
             if value and kind == "real values":
                 shown = f"{value:g}" if isinstance(value, float) else value
-                raise ValueError(f"task.{name}={shown} needs classes or binary tasks; this run learns {kind}. Leave it "
-                                 "out")
+                raise ValueError(
+                    f"task.{name}={shown} needs classes or binary tasks; this run learns {kind}. Leave it "
+                    "out"
+                )
 
 
 class LabelLoss:
@@ -88,26 +95,39 @@ class LabelLoss:
 
     def __init__(self, options: LossOptions, data: Data, *, num_labels: int, is_binary: bool):
         self._options, self._is_binary = options, is_binary
-        self._names = unpack_names(data, "label_names") if "label_names" in data else list(map(str, range(num_labels)))
+        self._names = (
+            unpack_names(data, "label_names")
+            if "label_names" in data
+            else list(map(str, range(num_labels)))
+        )
         self.weights = self._weights(data, num_labels)
 
-    def __call__(self, logits: Float[Tensor, "num_rows num_labels"],
-                 y: Shaped[Tensor, "num_rows columns"]) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+    def __call__(
+        self, logits: Float[Tensor, "num_rows num_labels"], y: Shaped[Tensor, "num_rows columns"]
+    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         """Compute the loss, summed, and what it is to be divided by.
 
         Args:
             y: classes [num_rows, 1], int64, or 0, 1 and NaN [num_rows, num_labels].
         """
         weights = None if self.weights is None else on_device(self.weights, y.device)
-        return self._of_tasks(logits, y, weights) if self._is_binary else self._of_classes(logits, y[:, 0], weights)
+        return (
+            self._of_tasks(logits, y, weights)
+            if self._is_binary
+            else self._of_classes(logits, y[:, 0], weights)
+        )
 
     @property
     def has_mask(self) -> bool:
         """Tell whether :meth:`masked` computes this loss."""
         return not self._options.focal_gamma
 
-    def masked(self, logits: Float[Tensor, "num_rows num_labels"], y: Shaped[Tensor, "num_rows columns"],
-               learned: Bool[Tensor, " num_rows"]) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+    def masked(
+        self,
+        logits: Float[Tensor, "num_rows num_labels"],
+        y: Shaped[Tensor, "num_rows columns"],
+        learned: Bool[Tensor, " num_rows"],
+    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         """Compute the same of the `learned` rows alone, by operations whose shapes do not depend on their number."""
         weights = None if self.weights is None else on_device(self.weights, y.device)
         logits = torch.where(learned.unsqueeze(1), logits, 0.0)
@@ -115,8 +135,14 @@ class LabelLoss:
             return self._of_tasks(logits, torch.where(learned.unsqueeze(1), y, math.nan), weights)
         label = torch.where(learned, y[:, 0], 0)
         count = learned.sum() if weights is None else (weights[label].double() * learned).sum()
-        return F.cross_entropy(logits, label.masked_fill(~learned, IGNORED), weight=weights, reduction="sum",
-                               ignore_index=IGNORED, label_smoothing=self._options.label_smoothing), count
+        return F.cross_entropy(
+            logits,
+            label.masked_fill(~learned, IGNORED),
+            weight=weights,
+            reduction="sum",
+            ignore_index=IGNORED,
+            label_smoothing=self._options.label_smoothing,
+        ), count
 
     def __str__(self) -> str:
         """Say how the loss differs from the plain one; "" if it does not."""
@@ -125,29 +151,52 @@ class LabelLoss:
             parts.append(f"label smoothing {options.label_smoothing:g}")
         if self.weights is not None:
             ends = dict.fromkeys((int(self.weights.argmin()), int(self.weights.argmax())))
-            parts.append(("weights of positive labels: " if self._is_binary else "class weights: ")
-                         + " to ".join(f"{self.weights[label]:.3g} ({self._names[label]})" for label in ends))
+            parts.append(
+                ("weights of positive labels: " if self._is_binary else "class weights: ")
+                + " to ".join(f"{self.weights[label]:.3g} ({self._names[label]})" for label in ends)
+            )
         if options.focal_gamma:
             parts.append(f"focal loss with gamma {options.focal_gamma:g}")
         return ", ".join(parts)
 
-    def _of_classes(self, logits: Float[Tensor, "num_rows num_labels"], y: Int[Tensor, " num_rows"],
-                    weights: Float[Tensor, " num_labels"] | None) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
-        count = torch.tensor(y.size(0), device=y.device) if weights is None else weights[y].double().sum()
+    def _of_classes(
+        self,
+        logits: Float[Tensor, "num_rows num_labels"],
+        y: Int[Tensor, " num_rows"],
+        weights: Float[Tensor, " num_labels"] | None,
+    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+        count = (
+            torch.tensor(y.size(0), device=y.device)
+            if weights is None
+            else weights[y].double().sum()
+        )
         if not (gamma := self._options.focal_gamma):
-            return F.cross_entropy(logits, y, weight=weights, reduction="sum",
-                                   label_smoothing=self._options.label_smoothing), count
+            return F.cross_entropy(
+                logits,
+                y,
+                weight=weights,
+                reduction="sum",
+                label_smoothing=self._options.label_smoothing,
+            ), count
         log_p = -F.cross_entropy(logits, y, reduction="none")
         return (_focal(log_p, gamma) * (1.0 if weights is None else weights[y])).sum(), count
 
-    def _of_tasks(self, logits: Float[Tensor, "num_rows num_labels"], y: Float[Tensor, "num_rows num_labels"],
-                  weights: Float[Tensor, " num_labels"] | None) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def _of_tasks(
+        self,
+        logits: Float[Tensor, "num_rows num_labels"],
+        y: Float[Tensor, "num_rows num_labels"],
+        weights: Float[Tensor, " num_labels"] | None,
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         known, target = ~y.isnan(), y.nan_to_num()
         if not (gamma := self._options.focal_gamma):
-            each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=weights, reduction="none")
+            each = F.binary_cross_entropy_with_logits(
+                logits, target, pos_weight=weights, reduction="none"
+            )
         else:
             log_p = -F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-            each = _focal(log_p, gamma) * (1.0 if weights is None else torch.where(target == 1, weights, 1.0))
+            each = _focal(log_p, gamma) * (
+                1.0 if weights is None else torch.where(target == 1, weights, 1.0)
+            )
         return (each * known).sum(), known.sum()
 
     def _weights(self, data: Data, num_labels: int) -> Float[Tensor, " num_labels"] | None:
@@ -156,30 +205,44 @@ class LabelLoss:
             return None
         if given == BALANCED:
             y = data.y[data.train_mask]
-            return self._balanced_tasks(y) if self._is_binary else self._balanced_classes(y[:, 0], num_labels)
+            return (
+                self._balanced_tasks(y)
+                if self._is_binary
+                else self._balanced_classes(y[:, 0], num_labels)
+            )
         if len(given) != num_labels:
             what = "binary tasks" if self._is_binary else "classes"
             shown = ", ".join(self._names[:5]) + ", ..." * (num_labels > 5)
-            raise ValueError(f"task.class_weights has {len(given)} numbers, and the dataset has {num_labels:,} {what} "
-                             f"({shown}). Give one number for each, in this order")
+            raise ValueError(
+                f"task.class_weights has {len(given)} numbers, and the dataset has {num_labels:,} {what} "
+                f"({shown}). Give one number for each, in this order"
+            )
         return torch.tensor(given, dtype=torch.float32)
 
-    def _balanced_classes(self, y: Int[Tensor, " num_rows"], num_labels: int) -> Float[Tensor, " num_labels"]:
+    def _balanced_classes(
+        self, y: Int[Tensor, " num_rows"], num_labels: int
+    ) -> Float[Tensor, " num_labels"]:
         counts = torch.bincount(y, minlength=num_labels)
         self._refuse_without(counts == 0, "class", "does not occur")
         return (len(y) / (num_labels * counts.double())).float()
 
-    def _balanced_tasks(self, y: Float[Tensor, "num_rows num_labels"]) -> Float[Tensor, " num_labels"]:
+    def _balanced_tasks(
+        self, y: Float[Tensor, "num_rows num_labels"]
+    ) -> Float[Tensor, " num_labels"]:
         positive, negative = (y == 1).sum(0), (y == 0).sum(0)
         self._refuse_without(positive == 0, "task", "has no positive label")
         self._refuse_without(negative == 0, "task", "has no negative label")
         return (negative.double() / positive).float()
 
-    def _refuse_without(self, lacking: Bool[Tensor, " num_labels"], what: str, problem: str) -> None:
+    def _refuse_without(
+        self, lacking: Bool[Tensor, " num_labels"], what: str, problem: str
+    ) -> None:
         if lacking.any():
-            raise ValueError(f"task.class_weights=balanced: {what} {self._names[int(lacking.nonzero()[0])]} {problem} "
-                             "in the training split, so its weight cannot be computed. Give a list of weights, or "
-                             "choose another split")
+            raise ValueError(
+                f"task.class_weights=balanced: {what} {self._names[int(lacking.nonzero()[0])]} {problem} "
+                "in the training split, so its weight cannot be computed. Give a list of weights, or "
+                "choose another split"
+            )
 
 
 def _focal(log_p: Float[Tensor, "..."], gamma: float) -> Float[Tensor, "..."]:

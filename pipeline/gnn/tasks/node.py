@@ -59,15 +59,26 @@ class NodeTask:
 
     evaluators = "parallel_epochs.pipeline.data.readers.ogb_node"
 
-    def __init__(self, data: Data, *, label_input: float = 0.0, metric: str | None = None,
-                 loss_options: LossOptions = LossOptions(), text_scores: float = 0.0):
+    def __init__(
+        self,
+        data: Data,
+        *,
+        label_input: float = 0.0,
+        metric: str | None = None,
+        loss_options: LossOptions = LossOptions(),
+        text_scores: float = 0.0,
+    ):
         if "y" not in data:
-            raise ValueError("task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link")
+            raise ValueError(
+                "task=node needs a graph with labels of nodes; this one has pairs of nodes: set task=link"
+            )
         self.metric: str = metric or data.metric
         self.kind = kind_of(data.metric)
         self.label_input = label_input
         self._is_of_texts = BASE_COLUMNS not in data
-        first, self._base_scale, self._base_shift = data.get(BASE_COLUMNS, (data.get(TEXT_SCORES, 0), text_scores, 0.0))
+        first, self._base_scale, self._base_shift = data.get(
+            BASE_COLUMNS, (data.get(TEXT_SCORES, 0), text_scores, 0.0)
+        )
         # From the end, since columns of a learned table may come in front.
         self._first_base = first - data.x.size(1)
         self._is_log = data.get(LOG_LABEL, False)
@@ -76,8 +87,16 @@ class NodeTask:
         self.in_channels = data.x.size(1) - data.num_categories
         self._data = data
         loss_options.check_kind(self.kind)
-        self.label_loss = None if self.kind == "real values" else LabelLoss(
-            loss_options, data, num_labels=self.out_channels, is_binary=self.kind == "binary tasks")
+        self.label_loss = (
+            None
+            if self.kind == "real values"
+            else LabelLoss(
+                loss_options,
+                data,
+                num_labels=self.out_channels,
+                is_binary=self.kind == "binary tasks",
+            )
+        )
         if self.label_loss is None:
             self._mean, self._std = _standard(self.to_learned(data.y[data.train_mask]))
         if label_input:
@@ -118,8 +137,9 @@ class NodeTask:
         del found._data
         return found
 
-    def predict(self, model: torch.nn.Module, batch: Data) -> tuple[Int[Tensor, " num_targets"],
-                                                                    Float[Tensor, "num_targets out_channels"]]:
+    def predict(
+        self, model: torch.nn.Module, batch: Data
+    ) -> tuple[Int[Tensor, " num_targets"], Float[Tensor, "num_targets out_channels"]]:
         """Predict the targets of a batch.
 
         Returns:
@@ -130,19 +150,24 @@ class NodeTask:
             rows = rows[batch.target]
         return self._rows_of(batch)[batch.target], self._to_unit(rows)
 
-    def predict_all(self, model: torch.nn.Module, batch: Data) -> Float[Tensor, "num_rows out_channels"]:
+    def predict_all(
+        self, model: torch.nn.Module, batch: Data
+    ) -> Float[Tensor, "num_rows out_channels"]:
         """Predict every row of a batch whose ``x`` has the labels that are inputs already; see :meth:`predict`."""
         return self._to_unit(self._predict(model, batch, batch.train_mask))
 
-    def _to_unit(self, rows: Float[Tensor, "num_rows out_channels"]) -> Float[Tensor, "num_rows out_channels"]:
+    def _to_unit(
+        self, rows: Float[Tensor, "num_rows out_channels"]
+    ) -> Float[Tensor, "num_rows out_channels"]:
         """Return logits as they are, and what is learned of real values in the unit of the labels."""
         if self.label_loss is not None:
             return rows
         mean, std = self._moments(rows.device)
         return self.from_learned(rows.float() * std + mean)
 
-    def loss(self, model: torch.nn.Module, batch: Data,
-             rng: torch.Generator) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+    def loss(
+        self, model: torch.nn.Module, batch: Data, rng: torch.Generator
+    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         """Compute the loss of a batch, summed over the labels that its targets have for training, and their number.
 
         With weights of classes, the second is the sum of the weights of these labels.
@@ -164,10 +189,13 @@ class NodeTask:
     @property
     def has_static_loss(self) -> bool:
         """Tell whether :meth:`static_loss` computes this loss."""
-        return type(self).loss is NodeTask.loss and (self.label_loss is None or self.label_loss.has_mask)
+        return type(self).loss is NodeTask.loss and (
+            self.label_loss is None or self.label_loss.has_mask
+        )
 
-    def static_loss(self, model: torch.nn.Module, batch: Data,
-                    drawn: Float[Tensor, " num_nodes"] | None) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+    def static_loss(
+        self, model: torch.nn.Module, batch: Data, drawn: Float[Tensor, " num_nodes"] | None
+    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         """Compute :meth:`loss` by operations whose shapes do not depend on the number of labels.
 
         Args:
@@ -178,17 +206,21 @@ class NodeTask:
         if self.label_loss is not None:
             return self.label_loss.masked(logits, batch.y, learned)
         learned = learned.unsqueeze(1)
-        return self._loss_of_values(torch.where(learned, logits, 0.0), torch.where(learned, batch.y, math.nan))
+        return self._loss_of_values(
+            torch.where(learned, logits, 0.0), torch.where(learned, batch.y, math.nan)
+        )
 
-    def _loss_of_values(self, logits: Float[Tensor, "num_rows out_channels"],
-                        y: Float[Tensor, "num_rows columns"]) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
+    def _loss_of_values(
+        self, logits: Float[Tensor, "num_rows out_channels"], y: Float[Tensor, "num_rows columns"]
+    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
         known, y = ~y.isnan(), self.to_learned(y)
         mean, std = self._moments(y.device)
         errors = (logits - ((y - mean) / std).nan_to_num()) * known
         return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
 
-    def _divide(self, batch: Data, drawn: Float[Tensor, " num_nodes"] | None) -> tuple[Bool[Tensor, " num_nodes"],
-                                                                                       Bool[Tensor, " num_nodes"]]:
+    def _divide(
+        self, batch: Data, drawn: Float[Tensor, " num_nodes"] | None
+    ) -> tuple[Bool[Tensor, " num_nodes"], Bool[Tensor, " num_nodes"]]:
         """Tell which training nodes of a batch show their labels, if these are inputs; the others are learned."""
         shown, learned = batch.train_mask, batch.train_mask & batch.target
         if drawn is None:
@@ -200,8 +232,13 @@ class NodeTask:
         """Return the batch that those who are learned are predicted from."""
         return batch
 
-    def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
-               official: bool = False) -> dict[str, float]:
+    def scores(
+        self,
+        model: torch.nn.Module | None,
+        rows: Float[Tensor, "num_rows out_channels"],
+        *,
+        official: bool = False,
+    ) -> dict[str, float]:
         """Compute the metric on the nodes of each split; NaN for a split on which it is undefined.
 
         Where logarithms are learned, their metric is there too, as ``rmse_of_log@valid`` and ``rmse_of_log`` of the
@@ -217,18 +254,25 @@ class NodeTask:
         """
         check_finite(rows)
         found = {split: self.score(split, rows, official=official) for split in SPLITS}
-        for name, split in ((f"{self.metric}_of_log@valid", "valid"), (f"{self.metric}_of_log", "test")):
+        for name, split in (
+            (f"{self.metric}_of_log@valid", "valid"),
+            (f"{self.metric}_of_log", "test"),
+        ):
             if self._is_log and not math.isnan(found[split]):
                 mask = self._data[f"{split}_mask"]
                 found[name] = self._score(rows[mask].log1p(), self._data.y[mask].log1p(), official)
         return found
 
-    def score(self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False) -> float:
+    def score(
+        self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False
+    ) -> float:
         """Compute the metric on the nodes of a split; NaN where it is undefined. Arguments as of :meth:`scores`."""
         mask = self._data[f"{split}_mask"]
         return self._score(rows[mask], self._data.y[mask], official)
 
-    def labels_of(self, split: str) -> tuple[Shaped[Tensor, "num_labelled columns"], Int[Tensor, " num_labelled"]]:
+    def labels_of(
+        self, split: str
+    ) -> tuple[Shaped[Tensor, "num_labelled columns"], Int[Tensor, " num_labelled"]]:
         """Return the labels of a split, and the numbers of its rows."""
         mask = self._data[f"{split}_mask"]
         return self._data.y[mask], mask.nonzero().squeeze(1)
@@ -236,10 +280,13 @@ class NodeTask:
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of a split is a number: it needs labels, and some metrics labels of both kinds."""
         y = self._data.y[self._data[f"{split}_mask"]]
-        return not math.isnan(self._score(torch.zeros(y.size(0), self.out_channels), y, official=False))
+        return not math.isnan(
+            self._score(torch.zeros(y.size(0), self.out_channels), y, official=False)
+        )
 
-    def _predict(self, model: torch.nn.Module, batch: Data,
-                 shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes out_channels"]:
+    def _predict(
+        self, model: torch.nn.Module, batch: Data, shown: Bool[Tensor, " num_nodes"]
+    ) -> Float[Tensor, "num_nodes out_channels"]:
         more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
         logits = model(self.inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
         return logits + self._start(batch) if self._base_scale else logits
@@ -247,31 +294,42 @@ class NodeTask:
     def _start(self, batch: Data) -> Float[Tensor, "num_nodes out_channels"]:
         """Turn columns of scores into what the model adds to: logits, or multiples of the deviation."""
         first = self._first_base + batch.x.size(1)
-        rows = self._base_scale * batch.x[:, first:first + self.out_channels] + self._base_shift
+        rows = self._base_scale * batch.x[:, first : first + self.out_channels] + self._base_shift
         if self.label_loss is not None or self._is_of_texts:
             return rows
         mean, std = self._moments(rows.device)
         return (rows - mean) / std
 
-    def _moments(self, device: torch.device) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
+    def _moments(
+        self, device: torch.device
+    ) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
         """Return mean and deviation of the labels on a device."""
         return on_device(self._mean, device), on_device(self._std, device)
 
     def _rows_of(self, batch: Data) -> Int[Tensor, " num_nodes"]:
         return batch.n_id
 
-    def inputs(self, batch: Data, shown: Bool[Tensor, " num_nodes"]) -> Float[Tensor, "num_nodes channels"]:
+    def inputs(
+        self, batch: Data, shown: Bool[Tensor, " num_nodes"]
+    ) -> Float[Tensor, "num_nodes channels"]:
         """Return what a model reads of each node: the labels that are shown, if they are inputs, and its features."""
         if not self.label_input:
             return batch.x
         mean, std = self._moments(batch.y.device)
         labels = (self._label_columns(batch.y) - mean) / std
         shown = shown.unsqueeze(1)
-        return torch.cat([torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1)
+        return torch.cat(
+            [torch.where(shown, labels.nan_to_num(), 0.0), shown.float(), batch.x], dim=1
+        )
 
-    def _label_columns(self, y: Shaped[Tensor, "num_nodes columns"]) -> Float[Tensor, "num_nodes out_channels"]:
-        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.kind == "classes" else \
-            self.to_learned(y)
+    def _label_columns(
+        self, y: Shaped[Tensor, "num_nodes columns"]
+    ) -> Float[Tensor, "num_nodes out_channels"]:
+        return (
+            F.one_hot(y.squeeze(1), self.out_channels).float()
+            if self.kind == "classes"
+            else self.to_learned(y)
+        )
 
     def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
         if y.size(0) == 0:
@@ -283,12 +341,15 @@ class NodeTask:
         if self.metric not in ogb.OFFICIAL:
             return score
         y_pred = logits.argmax(1, keepdim=True) if self.kind == "classes" else logits
-        return float(ogb.evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric])
+        return float(
+            ogb.evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric]
+        )
 
 
-def _standard(y: Float[Tensor, "num_nodes columns"]) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
-    """Compute mean and standard deviation of each column's known values; 0 and 1 of a column without, 1 of a constant.
-    """
+def _standard(
+    y: Float[Tensor, "num_nodes columns"],
+) -> tuple[Float[Tensor, " columns"], Float[Tensor, " columns"]]:
+    """Compute mean and standard deviation of each column's known values; 0 and 1 of a column without, 1 of a constant."""
     mean = y.double().nanmean(0).nan_to_num()
     deviation = (y - mean).square().nanmean(0).sqrt().nan_to_num()
     # A spread that only comes from the rounding of float32 does not count.

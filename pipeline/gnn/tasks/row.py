@@ -22,21 +22,32 @@ class RowTask(NodeTask):
     @cached_property
     def _is_new(self) -> Bool[Tensor, " num_nodes"]:
         data, entity = self._data, find_ends(self._data)[:, 0]
-        own, trained = data.types.nodes_of(data.types.labelled), torch.zeros(data.num_nodes, dtype=torch.bool)
-        trained[entity[data.train_mask[own.start:own.stop]]] = True
+        own, trained = (
+            data.types.nodes_of(data.types.labelled),
+            torch.zeros(data.num_nodes, dtype=torch.bool),
+        )
+        trained[entity[data.train_mask[own.start : own.stop]]] = True
         found = torch.zeros_like(trained)
-        found[own.start:own.stop] = ~trained[entity]
+        found[own.start : own.stop] = ~trained[entity]
         return found
 
-    def scores(self, model: torch.nn.Module | None, rows: Float[Tensor, "num_rows out_channels"], *,
-               official: bool = False) -> dict[str, float]:
+    def scores(
+        self,
+        model: torch.nn.Module | None,
+        rows: Float[Tensor, "num_rows out_channels"],
+        *,
+        official: bool = False,
+    ) -> dict[str, float]:
         """Compute the metric on the rows of each split, and as ``_of_new@valid`` and ``_of_new`` on new ones of two
         splits, unless there are few. Other data than those of the training do not tell which rows are new.
         """
         found = super().scores(model, rows, official=official)
         if "split_names" in self._data:
             return found
-        for name, split in ((f"{self.metric}_of_new@valid", "valid"), (f"{self.metric}_of_new", "test")):
+        for name, split in (
+            (f"{self.metric}_of_new@valid", "valid"),
+            (f"{self.metric}_of_new", "test"),
+        ):
             chosen = self._data[f"{split}_mask"] & self._is_new
             if int(chosen.sum()) < FEWEST:
                 continue

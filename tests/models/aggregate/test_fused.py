@@ -19,12 +19,25 @@ from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
 
-pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
-              pytest.mark.usefixtures("poisoned_memory")]
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+    ),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 NAMES = ("x", "edge_attr", "weight", "bias", "t", "p", "y")
-LEARNS = {"softmax": "t", "softmax_sg": "", "softmax_sum": "ty", "power": "p", "power_sum": "py",
-          "powermean": "p", "mean": "", "max": "", "add": ""}
+LEARNS = {
+    "softmax": "t",
+    "softmax_sg": "",
+    "softmax_sum": "ty",
+    "power": "p",
+    "power_sum": "py",
+    "powermean": "p",
+    "mean": "",
+    "max": "",
+    "add": "",
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,15 +45,30 @@ def compiled():
     assert cpu.LIBRARY.get() is not None, cpu.LIBRARY.missing()
 
 
-def graph(num_src, num_dst, num_edges, *, edge_dim=8, channels=16, encoded=False, hub=0, seed=0, dtype=torch.int64):
+def graph(
+    num_src,
+    num_dst,
+    num_edges,
+    *,
+    edge_dim=8,
+    channels=16,
+    encoded=False,
+    hub=0,
+    seed=0,
+    dtype=torch.int64,
+):
     """Random edges between all nodes but the last, duplicates included; the first `hub` of them into node 0.
 
     Features are multiples of 1/32 and so are exact in sums: float32 and float64 agree on which messages are positive
     and which are equal. One of 100,000 would otherwise be decided by rounding.
     """
     g = torch.Generator().manual_seed(seed)
-    edge_index = torch.stack([torch.randint(max(num_src - 1, 1), (num_edges,), generator=g),
-                              torch.randint(max(num_dst - 1, 1), (num_edges,), generator=g)])
+    edge_index = torch.stack(
+        [
+            torch.randint(max(num_src - 1, 1), (num_edges,), generator=g),
+            torch.randint(max(num_dst - 1, 1), (num_edges,), generator=g),
+        ]
+    )
     edge_index[1, :hub] = 0
     inputs = dict.fromkeys(NAMES)
     inputs["x"] = torch.randn(num_src, channels, generator=g)
@@ -50,7 +78,10 @@ def graph(num_src, num_dst, num_edges, *, edge_dim=8, channels=16, encoded=False
         inputs["edge_attr"] = torch.rand(num_edges, edge_dim, generator=g)
         inputs["weight"] = torch.randn(channels, edge_dim, generator=g) * 0.5
         inputs["bias"] = torch.randn(channels, generator=g)
-    inputs = {name: value if value is None else (value * 32).round() / 32 for name, value in inputs.items()}
+    inputs = {
+        name: value if value is None else (value * 32).round() / 32
+        for name, value in inputs.items()
+    }
     # Positive, so that the gradients of the scalars t, p and y do not cancel to nothing.
     grad = torch.rand(num_dst, channels, generator=g) + 0.5
     return edge_index.to(dtype), inputs, grad
@@ -58,16 +89,29 @@ def graph(num_src, num_dst, num_edges, *, edge_dim=8, channels=16, encoded=False
 
 def run(edge_index, inputs, grad, *, aggr, kernel, dtype=torch.float32, learn=None, **options):
     learn = LEARNS[aggr] if learn is None else learn
-    leaves = {name: None if value is None else torch.as_tensor(value).to(dtype, copy=True)
-              for name, value in inputs.items()}
+    leaves = {
+        name: None if value is None else torch.as_tensor(value).to(dtype, copy=True)
+        for name, value in inputs.items()
+    }
     for name, leaf in leaves.items():
         if leaf is not None and (len(name) > 1 or name == "x" or name in learn):
             leaf.requires_grad_()
-    out = aggregate(leaves["x"], edge_index, leaves["edge_attr"], leaves["weight"], leaves["bias"], aggr=aggr,
-                    num_dst=grad.size(0), kernel=kernel, **options,
-                    **{name: leaves[name] for name in ("t", "p", "y", "table") if leaves.get(name) is not None})
+    out = aggregate(
+        leaves["x"],
+        edge_index,
+        leaves["edge_attr"],
+        leaves["weight"],
+        leaves["bias"],
+        aggr=aggr,
+        num_dst=grad.size(0),
+        kernel=kernel,
+        **options,
+        **{name: leaves[name] for name in ("t", "p", "y", "table") if leaves.get(name) is not None},
+    )
     out.backward(grad.to(out.dtype))
-    return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
+    return {"out": out.detach()} | {
+        name: leaf.grad for name, leaf in leaves.items() if leaf is not None
+    }
 
 
 def assert_close(ours, exact, tolerance=1e-5, grad=None, exponent=1.0):
@@ -85,7 +129,12 @@ def assert_close(ours, exact, tolerance=1e-5, grad=None, exponent=1.0):
             # are out * log(message) / p.
             terms = 0.1 * grad * exact["out"]
             if name == "p":
-                terms = grad * exact["out"] * exact["out"].clamp(min=1e-7).log().abs().clamp(min=1) / exponent
+                terms = (
+                    grad
+                    * exact["out"]
+                    * exact["out"].clamp(min=1e-7).log().abs().clamp(min=1)
+                    / exponent
+                )
             scale = scale.maximum(terms.abs().sum())
         error = (actual.double() - expected.double()).norm()
         assert error <= tolerance * scale, f"{name}: {error:.1e} of {scale:.1e}"
@@ -100,11 +149,15 @@ def check(edge_index, inputs, grad, **options):
 def off_the_bounds(edge_index, inputs, grad, aggr="powermean"):
     """No gradient for what is at a bound of a power mean, where rounding decides the side."""
     low, high = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    x, attr, weight, bias, p = (inputs[name] if inputs[name] is None else inputs[name].double()
-                                for name in (*NAMES[:4], "p"))
+    x, attr, weight, bias, p = (
+        inputs[name] if inputs[name] is None else inputs[name].double()
+        for name in (*NAMES[:4], "p")
+    )
     message = x[edge_index[0]]
     if attr is not None:
-        message = message + (attr if weight is None else torch.nn.functional.linear(attr, weight, bias))
+        message = message + (
+            attr if weight is None else torch.nn.functional.linear(attr, weight, bias)
+        )
     powers = (message.relu() + 1e-7).clamp(low, high) ** p
     mean = torch.zeros(grad.shape, dtype=torch.float64).index_add(0, edge_index[1], powers)
     mean /= edge_index[1].bincount(minlength=grad.size(0)).clamp(min=1).unsqueeze(1)
@@ -116,7 +169,9 @@ def wide_graph(p, aggr="powermean"):
     edge_index, inputs, grad = graph(30, 40, 100)
     inputs["x"] *= torch.tensor([1 / 16, 1.0, 128.0])[torch.arange(30) % 3, None]
     inputs["p"] = torch.tensor([p])
-    message = inputs["x"][edge_index[0]] + torch.nn.functional.linear(*(inputs[name] for name in NAMES[1:4]))
+    message = inputs["x"][edge_index[0]] + torch.nn.functional.linear(
+        *(inputs[name] for name in NAMES[1:4])
+    )
     assert (message < 1e-4).any() and (message > 100).any()
     return edge_index, inputs, off_the_bounds(edge_index, inputs, grad, aggr)
 
@@ -129,10 +184,18 @@ def test_power_clamps_messages_and_mean(p):
     message = (x[edge_index[0]] + torch.nn.functional.linear(attr, weight, bias)).relu() + 1e-7
     degree = edge_index[1].bincount(minlength=40).unsqueeze(1)
     powers = torch.zeros(grad.shape, dtype=torch.float64).index_add(
-        0, edge_index[1], message.clamp(1e-7, 10) ** exponent)
+        0, edge_index[1], message.clamp(1e-7, 10) ** exponent
+    )
     mean = powers / degree.clamp(min=1)
-    assert p == 0.5 or p == 1 or ((mean > 10) & (degree > 0)).any() and (p < 0 or ((mean < 1e-7) & (degree > 0)).any())
-    out = torch.where(degree > 0, torch.where(degree > 0, mean, 1).clamp(1e-7, 10) ** (1 / exponent), 0)
+    assert (
+        p == 0.5
+        or p == 1
+        or ((mean > 10) & (degree > 0)).any()
+        and (p < 0 or ((mean < 1e-7) & (degree > 0)).any())
+    )
+    out = torch.where(
+        degree > 0, torch.where(degree > 0, mean, 1).clamp(1e-7, 10) ** (1 / exponent), 0
+    )
     out.backward(grad.double())
     exact = {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
     for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
@@ -149,19 +212,33 @@ def test_powermean_is_pygs(p):
     message = (x[edge_index[0]] + torch.nn.functional.linear(attr, weight, bias)).relu() + 1e-7
     out = pygs(message, edge_index[1], dim_size=40)
     out.backward(grad.double())
-    exact = {"out": out.detach(), "x": x.grad, "edge_attr": attr.grad, "weight": weight.grad, "bias": bias.grad,
-             "p": pygs.p.grad}
+    exact = {
+        "out": out.detach(),
+        "x": x.grad,
+        "edge_attr": attr.grad,
+        "weight": weight.grad,
+        "bias": bias.grad,
+        "p": pygs.p.grad,
+    }
     for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
         ours = run(edge_index, inputs, grad, aggr="powermean", kernel=kernel, dtype=dtype)
         torch.testing.assert_close(ours["out"].double(), exact["out"], rtol=1e-5, atol=0)
         assert_close(ours, exact, grad=grad, exponent=abs(p))
 
 
-@pytest.mark.parametrize("p, x, message", [(1.0, 200.0, 100.0), (-2.0, 200.0, 100.0), (1.0, 0.0, 1e-4)])
+@pytest.mark.parametrize(
+    "p, x, message", [(1.0, 200.0, 100.0), (-2.0, 200.0, 100.0), (1.0, 0.0, 1e-4)]
+)
 def test_a_mean_at_its_bound_is_inside(p, x, message):
     inputs = dict.fromkeys(NAMES) | {"x": torch.tensor([[x]]), "p": torch.tensor([p])}
     dst = torch.arange(400).repeat_interleave(torch.arange(1, 401))
-    ours = run(torch.stack([torch.zeros_like(dst), dst]), inputs, torch.ones(400, 1), aggr="powermean", kernel="fused")
+    ours = run(
+        torch.stack([torch.zeros_like(dst), dst]),
+        inputs,
+        torch.ones(400, 1),
+        aggr="powermean",
+        kernel="fused",
+    )
     # Where all messages are the same, so is their power mean whatever p is, but its bound depends on p.
     torch.testing.assert_close(ours["out"], torch.full((400, 1), message), rtol=1e-5, atol=0)
     torch.testing.assert_close(ours["p"], torch.zeros(1), rtol=0, atol=0.01 * message)
@@ -169,19 +246,29 @@ def test_a_mean_at_its_bound_is_inside(p, x, message):
 
 
 given_any_graph = given(
-    aggr=st.sampled_from(AGGREGATIONS), sizes=st.tuples(st.integers(1, 60), st.integers(1, 60)),
-    num_edges=st.one_of(st.integers(0, 40), st.integers(0, 3000), st.just(10_000)), channels=st.integers(1, 130),
+    aggr=st.sampled_from(AGGREGATIONS),
+    sizes=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    num_edges=st.one_of(st.integers(0, 40), st.integers(0, 3000), st.just(10_000)),
+    channels=st.integers(1, 130),
     features=st.one_of(st.none(), st.integers(0, 9), st.just("encoded")),
     dtype=st.sampled_from([torch.int32, torch.int64]),
-    t=st.floats(-5, 5), p=st.one_of(st.floats(-3, -0.3), st.floats(0.3, 6)), y=st.floats(-2, 2),
+    t=st.floats(-5, 5),
+    p=st.one_of(st.floats(-3, -0.3), st.floats(0.3, 6)),
+    y=st.floats(-2, 2),
     seed=st.integers(0, 99),
 )
 
 
 def check_any_graph(aggr, sizes, num_edges, channels, features, dtype, t, p, y, seed):
     edge_index, inputs, grad = graph(
-        *sizes, num_edges, channels=channels, seed=seed, dtype=dtype, encoded=features == "encoded",
-        edge_dim=features if isinstance(features, int) else None)
+        *sizes,
+        num_edges,
+        channels=channels,
+        seed=seed,
+        dtype=dtype,
+        encoded=features == "encoded",
+        edge_dim=features if isinstance(features, int) else None,
+    )
     if aggr.startswith("power"):
         # Where p < 1 the slope m^(p - 1) is steepest at m = 0: the rounding of messages close to it is all one sees.
         inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
@@ -206,17 +293,32 @@ def test_very_many_graphs(**case):
 
 
 # Every aggregation with two kinds of features, and every kind with half of them; the rest is slow.
-HUBS = [pytest.param(aggr, features, marks=[] if number % 2 == place % 2 else pytest.mark.slow)
-        for number, aggr in enumerate(AGGREGATIONS) for place, features in enumerate((8, 20, "encoded", None))]
+HUBS = [
+    pytest.param(aggr, features, marks=[] if number % 2 == place % 2 else pytest.mark.slow)
+    for number, aggr in enumerate(AGGREGATIONS)
+    for place, features in enumerate((8, 20, "encoded", None))
+]
 
 
 @pytest.mark.parametrize("aggr, features", HUBS)
 def test_hub_of_10_000_edges(aggr, features):
-    edge_index, inputs, grad = graph(300, 40, 15_000, channels=33, hub=10_000, encoded=features == "encoded",
-                                     edge_dim=features if isinstance(features, int) else None)
+    edge_index, inputs, grad = graph(
+        300,
+        40,
+        15_000,
+        channels=33,
+        hub=10_000,
+        encoded=features == "encoded",
+        edge_dim=features if isinstance(features, int) else None,
+    )
     inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
     check(edge_index, inputs, grad, aggr=aggr)
-    check(edge_index.flip(0), inputs | {"x": inputs["x"][:40].repeat(1, 1)}, grad.repeat(8, 1)[:300], aggr=aggr)
+    check(
+        edge_index.flip(0),
+        inputs | {"x": inputs["x"][:40].repeat(1, 1)},
+        grad.repeat(8, 1)[:300],
+        aggr=aggr,
+    )
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
@@ -227,7 +329,9 @@ def test_edge_index_is_used_as_it_is(aggr):
         sorted_index, perm = EdgeIndex(edge_index, sparse_size=(50, 50)).sort_by(order)
         permuted = inputs | {"edge_attr": inputs["edge_attr"][perm]}
         ours = run(sorted_index, permuted, grad, aggr=aggr, kernel="fused")
-        ours["edge_attr"] = torch.empty_like(ours["edge_attr"]).index_copy_(0, perm, ours["edge_attr"])
+        ours["edge_attr"] = torch.empty_like(ours["edge_attr"]).index_copy_(
+            0, perm, ours["edge_attr"]
+        )
         assert_close(ours, plain, 1e-6)
 
 
@@ -248,8 +352,10 @@ def test_threads_do_not_change_a_bit(aggr):
 def test_y_is_summed_in_blocks_that_do_not_depend_on_threads():
     edge_index, inputs, grad = graph(50_000, 50_000, 60_000, channels=1, edge_dim=None)
     inputs["y"] = torch.tensor([0.2])
-    same_for_any_threads(lambda: run(edge_index, inputs, grad, aggr="softmax_sum", kernel="fused", learn="y")["y"],
-                         (1, 2))
+    same_for_any_threads(
+        lambda: run(edge_index, inputs, grad, aggr="softmax_sum", kernel="fused", learn="y")["y"],
+        (1, 2),
+    )
 
 
 @pytest.mark.parametrize("t", [-1e4, -300.0, 0.0, 300.0, 1e4])
@@ -259,16 +365,31 @@ def test_large_exponents_stay_finite_and_right(t):
     for result in run(edge_index, inputs, grad, aggr="softmax", kernel="fused").values():
         assert result is None or result.isfinite().all()
     ours = run(edge_index, inputs, grad, aggr="softmax", kernel="fused")["out"]
-    assert_close({"out": ours}, {"out": run(edge_index, inputs, grad, aggr="softmax", kernel="reference",
-                                            dtype=torch.float64)["out"]}, 1e-4)
+    assert_close(
+        {"out": ours},
+        {
+            "out": run(
+                edge_index, inputs, grad, aggr="softmax", kernel="reference", dtype=torch.float64
+            )["out"]
+        },
+        1e-4,
+    )
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 def test_nan_reaches_its_destinations_and_only_these(aggr):
     edge_index, inputs, _ = graph(30, 30, 200)
     inputs["x"][3, 5] = float("nan")
-    out = aggregate(inputs["x"], edge_index, inputs["edge_attr"], inputs["weight"], inputs["bias"], aggr=aggr, p=2.0,
-                    kernel="fused")
+    out = aggregate(
+        inputs["x"],
+        edge_index,
+        inputs["edge_attr"],
+        inputs["weight"],
+        inputs["bias"],
+        aggr=aggr,
+        p=2.0,
+        kernel="fused",
+    )
     expected = torch.zeros(30, 16, dtype=torch.bool)
     expected[edge_index[1, edge_index[0] == 3], 5] = True
     assert torch.equal(out.isnan(), expected) and expected.any()
@@ -283,8 +404,12 @@ def test_a_gradient_of_zero_gives_exactly_zero():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_features(dtype):
     edge_index, inputs, grad = graph(40, 40, 500)
-    rounded = {name: value if value is None else value.to(dtype).float() for name, value in inputs.items()}
-    exact = run(edge_index, rounded, grad.to(dtype), aggr="softmax", kernel="reference", dtype=torch.float64)
+    rounded = {
+        name: value if value is None else value.to(dtype).float() for name, value in inputs.items()
+    }
+    exact = run(
+        edge_index, rounded, grad.to(dtype), aggr="softmax", kernel="reference", dtype=torch.float64
+    )
     ours = run(edge_index, inputs, grad, aggr="softmax", kernel="fused", dtype=dtype)
     assert ours["out"].dtype == dtype
     assert_close(ours, exact, 1e-2)
@@ -296,7 +421,11 @@ def test_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = conv(inputs["x"][:, :8], edge_index, inputs["edge_attr"])
     out.float().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in conv.parameters() if parameter.grad is not None)
+    assert all(
+        parameter.grad.isfinite().all()
+        for parameter in conv.parameters()
+        if parameter.grad is not None
+    )
 
 
 @pytest.mark.parametrize("aggr", ops.KINDS)
@@ -306,12 +435,22 @@ def test_operators(aggr, encoded):
 
 
 def test_operators_with_relations():
-    check_operators("softmax", False, ("test_schema", "test_autograd_registration", "test_faketensor"), related=True)
+    check_operators(
+        "softmax",
+        False,
+        ("test_schema", "test_autograd_registration", "test_faketensor"),
+        related=True,
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggr, encoded, related", [
-    *((aggr, encoded, False) for aggr in ops.KINDS for encoded in (False, True)), ("softmax", False, True)])
+@pytest.mark.parametrize(
+    "aggr, encoded, related",
+    [
+        *((aggr, encoded, False) for aggr in ops.KINDS for encoded in (False, True)),
+        ("softmax", False, True),
+    ],
+)
 def test_operators_in_the_compiler(aggr, encoded, related):
     """With symbols for sizes, which takes a hundred times as long as the other tests of operators."""
     check_operators(aggr, encoded, "test_aot_dispatch_dynamic", related)
@@ -320,27 +459,52 @@ def test_operators_in_the_compiler(aggr, encoded, related):
 def check_operators(aggr, encoded, tests, related=False):
     edge_index, inputs, grad = graph(12, 12, 40, encoded=encoded)
     structure = sorting.sort_edges(edge_index, 12, 12)
-    x, attr, weight, bias = (None if value is None else value.requires_grad_() for value in list(inputs.values())[:4])
+    x, attr, weight, bias = (
+        None if value is None else value.requires_grad_() for value in list(inputs.values())[:4]
+    )
     table = None
     if related:
-        attr = torch.cat([torch.arange(40.0).remainder(3).unsqueeze(1), attr.detach()], dim=1).requires_grad_()
+        attr = torch.cat(
+            [torch.arange(40.0).remainder(3).unsqueeze(1), attr.detach()], dim=1
+        ).requires_grad_()
         table = torch.randn(3, 16, requires_grad=True)
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    opcheck(ops.forward, (x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True),
-            test_utils=tests)
+    opcheck(
+        ops.forward,
+        (x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True),
+        test_utils=tests,
+    )
     opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
     with torch.no_grad():
-        out, stat, stat2 = ops.forward(x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True)
-        arguments = (grad, out, stat, stat2, x.detach(), structure,
-                     *(None if value is None else value.detach() for value in (attr, weight, bias, table)), t.detach(),
-                     aggr, 1e-7, *POWER_RANGE, True, weight is not None, related)
+        out, stat, stat2 = ops.forward(
+            x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True
+        )
+        arguments = (
+            grad,
+            out,
+            stat,
+            stat2,
+            x.detach(),
+            structure,
+            *(None if value is None else value.detach() for value in (attr, weight, bias, table)),
+            t.detach(),
+            aggr,
+            1e-7,
+            *POWER_RANGE,
+            True,
+            weight is not None,
+            related,
+        )
     opcheck(ops.backward, arguments, test_utils=tests)
 
 
 def test_nothing_to_aggregate():
     none = torch.empty(2, 0, dtype=torch.int64)
     for aggr in AGGREGATIONS:
-        assert torch.equal(aggregate(torch.ones(0, 3), none, aggr=aggr, num_dst=4, kernel="fused"), torch.zeros(4, 3))
+        assert torch.equal(
+            aggregate(torch.ones(0, 3), none, aggr=aggr, num_dst=4, kernel="fused"),
+            torch.zeros(4, 3),
+        )
         x = torch.ones(2, 3, requires_grad=True)
         aggregate(x, none, aggr=aggr, num_dst=0, kernel="fused").sum().backward()
         assert torch.equal(x.grad, torch.zeros(2, 3))
@@ -363,7 +527,9 @@ def test_what_runs_and_why():
     with pytest.raises(ValueError, match="weight has shape"), unchecked():
         aggregate(x, edge_index, inputs["edge_attr"], inputs["weight"][:5], kernel="fused")
     with pytest.raises(ValueError, match="sparse_size"):
-        aggregate(x, EdgeIndex(edge_index, sparse_size=(12, 12)).sort_by("col").values, kernel="fused")
+        aggregate(
+            x, EdgeIndex(edge_index, sparse_size=(12, 12)).sort_by("col").values, kernel="fused"
+        )
 
 
 def test_a_gpu_needs_triton(monkeypatch):
@@ -371,4 +537,6 @@ def test_a_gpu_needs_triton(monkeypatch):
     monkeypatch.setattr(choose.Fused, "_register_gpu", choose.Fused._register_gpu.__wrapped__)
     for kernel in (KERNEL, attention.KERNEL, messages.fused.KERNEL):
         assert kernel.missing("cuda") == "the GPU kernel needs Triton (pip install triton)"
-    assert "'meta'" in backend(torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"))
+    assert "'meta'" in backend(
+        torch.empty(10, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta")
+    )

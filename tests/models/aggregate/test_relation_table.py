@@ -12,8 +12,12 @@ from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
 from tests.models.aggregate.test_fused import assert_close, check, graph, off_the_bounds, run
 
-pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
-              pytest.mark.usefixtures("poisoned_memory")]
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+    ),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 OTHERS = ("edge_attr", "weight", "bias")
 SCALARS = dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
 
@@ -38,16 +42,27 @@ def one_hot(inputs):
     """The same features with a column for each relation, and the table as columns of the weight."""
     table, attr, weight = inputs["table"], inputs["edge_attr"], inputs["weight"]
     columns = torch.nn.functional.one_hot(attr[:, 0].long(), table.size(0)).to(attr.dtype)
-    return inputs | {"table": None, "edge_attr": torch.cat([columns, attr[:, 1:]], dim=1),
-                     "weight": table.t() if weight is None else torch.cat([table.t(), weight], dim=1)}
+    return inputs | {
+        "table": None,
+        "edge_attr": torch.cat([columns, attr[:, 1:]], dim=1),
+        "weight": table.t() if weight is None else torch.cat([table.t(), weight], dim=1),
+    }
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
-@pytest.mark.parametrize("edge_dim, num_relations, channels, dtype", [
-    (None, 3000, 16, torch.int32), (3, 1, 40, torch.int64), (17, 8, 33, torch.int32), (0, 5, 3, torch.int64)])
+@pytest.mark.parametrize(
+    "edge_dim, num_relations, channels, dtype",
+    [
+        (None, 3000, 16, torch.int32),
+        (3, 1, 40, torch.int64),
+        (17, 8, 33, torch.int32),
+        (0, 5, 3, torch.int64),
+    ],
+)
 def test_output_and_gradients_of_the_reference(aggr, edge_dim, num_relations, channels, dtype):
-    edge_index, inputs, grad = related_graph(50, 40, 3000, num_relations, edge_dim, channels=channels, dtype=dtype,
-                                             hub=1200)
+    edge_index, inputs, grad = related_graph(
+        50, 40, 3000, num_relations, edge_dim, channels=channels, dtype=dtype, hub=1200
+    )
     inputs |= SCALARS
     if aggr.startswith("power"):
         inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
@@ -55,7 +70,8 @@ def test_output_and_gradients_of_the_reference(aggr, edge_dim, num_relations, ch
         rows = {"edge_attr": inputs["table"][inputs["edge_attr"][:, 0].long()], "weight": None}
         if edge_dim is not None:
             rows["edge_attr"] = rows["edge_attr"] + torch.nn.functional.linear(
-                inputs["edge_attr"][:, 1:], inputs["weight"], inputs["bias"])
+                inputs["edge_attr"][:, 1:], inputs["weight"], inputs["bias"]
+            )
         grad = off_the_bounds(edge_index, inputs | rows, grad, aggr)
     check(edge_index, inputs, grad, aggr=aggr)
 
@@ -65,7 +81,9 @@ def test_output_and_gradients_of_the_reference(aggr, edge_dim, num_relations, ch
 def test_the_reference_is_that_of_one_hot_columns(aggr, edge_dim):
     edge_index, inputs, grad = related_graph(20, 30, 200, 6, edge_dim)
     ours = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
-    plain = run(edge_index, one_hot(inputs), grad, aggr=aggr, kernel="reference", dtype=torch.float64)
+    plain = run(
+        edge_index, one_hot(inputs), grad, aggr=aggr, kernel="reference", dtype=torch.float64
+    )
     of_table = plain["weight"][:, :6].t() if plain["weight"] is not None else None
     torch.testing.assert_close(ours["out"], plain["out"])
     torch.testing.assert_close(ours["x"], plain["x"])
@@ -88,23 +106,41 @@ def test_blocks_of_the_reference(monkeypatch):
         assert expected is None or torch.allclose(ours[name], expected, rtol=1e-10), name
 
 
-@pytest.mark.parametrize("num_relations, channels", [(4, 40), (30_000, 16)])  # as many partial tables as chunks, and 16
+@pytest.mark.parametrize(
+    "num_relations, channels", [(4, 40), (30_000, 16)]
+)  # as many partial tables as chunks, and 16
 def test_threads_do_not_change_a_bit(num_relations, channels):
-    edge_index, inputs, grad = related_graph(500, 400, 50_000, num_relations, 2, channels=channels, hub=9000)
-    ours = same_for_any_threads(lambda: run(edge_index, inputs, grad, aggr="softmax", kernel="fused"))
+    edge_index, inputs, grad = related_graph(
+        500, 400, 50_000, num_relations, 2, channels=channels, hub=9000
+    )
+    ours = same_for_any_threads(
+        lambda: run(edge_index, inputs, grad, aggr="softmax", kernel="fused")
+    )
     exact = run(edge_index, inputs, grad, aggr="softmax", kernel="reference", dtype=torch.float64)
     assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "reference"])
-@pytest.mark.parametrize("wrong", [-1.0, 5.0, 1.5, float("nan"), float("inf"), -float("inf"), 3e38, -0.25])
+@pytest.mark.parametrize(
+    "wrong", [-1.0, 5.0, 1.5, float("nan"), float("inf"), -float("inf"), 3e38, -0.25]
+)
 def test_a_wrong_relation_is_refused(wrong, kernel):
     edge_index, inputs, _ = related_graph(20, 30, 2000, 5, 3)
     inputs["edge_attr"][1234, 0] = wrong
-    text = re.escape(f"holds the relation {wrong:g} at edge 1234, but relations are the whole numbers 0 to 4")
+    text = re.escape(
+        f"holds the relation {wrong:g} at edge 1234, but relations are the whole numbers 0 to 4"
+    )
     with pytest.raises(IndexError, match=text):
-        aggregate(inputs["x"], edge_index, inputs["edge_attr"], inputs["weight"], inputs["bias"], num_dst=30,
-                  table=inputs["table"], kernel=kernel)
+        aggregate(
+            inputs["x"],
+            edge_index,
+            inputs["edge_attr"],
+            inputs["weight"],
+            inputs["bias"],
+            num_dst=30,
+            table=inputs["table"],
+            kernel=kernel,
+        )
 
 
 def test_a_relation_that_becomes_wrong_before_backward_is_refused():
@@ -120,12 +156,24 @@ def test_what_does_not_match_is_refused():
     edge_index, inputs, _ = related_graph(20, 20, 200, 300, 3)
     x, attr, weight, table = (inputs[name] for name in ("x", "edge_attr", "weight", "table"))
     for arguments, options, text in [
-            ((None,), dict(table=table), "a table of 300 relations needs edge_attr"),
-            ((attr,), dict(table=table), r"edge_attr has shape \(200, 4\), but must be \[num_edges, 1\]"),
-            ((attr[:, 1:], weight), dict(table=table), r"but must be \[num_edges, 4\]"),
-            ((attr, weight), dict(table=table[:, :5]), r"\(300, 5\), but must be \[num_relations, 16\]"),
-            ((attr, weight), dict(table=table[:0]), "with a row for each relation"),
-            ((attr.bfloat16(), weight), dict(table=table), "bfloat16, which cannot hold the numbers of 300 relations"),
+        ((None,), dict(table=table), "a table of 300 relations needs edge_attr"),
+        (
+            (attr,),
+            dict(table=table),
+            r"edge_attr has shape \(200, 4\), but must be \[num_edges, 1\]",
+        ),
+        ((attr[:, 1:], weight), dict(table=table), r"but must be \[num_edges, 4\]"),
+        (
+            (attr, weight),
+            dict(table=table[:, :5]),
+            r"\(300, 5\), but must be \[num_relations, 16\]",
+        ),
+        ((attr, weight), dict(table=table[:0]), "with a row for each relation"),
+        (
+            (attr.bfloat16(), weight),
+            dict(table=table),
+            "bfloat16, which cannot hold the numbers of 300 relations",
+        ),
     ]:
         with pytest.raises(ValueError, match=text), unchecked():
             aggregate(x, edge_index, *arguments, **options)
@@ -135,8 +183,12 @@ def test_what_does_not_match_is_refused():
 def test_16_bits(dtype, num_relations):
     edge_index, inputs, grad = related_graph(40, 40, 3000, num_relations, 3)
     inputs["edge_attr"][0, 0] = num_relations - 1
-    rounded = {name: value if value is None else value.to(dtype).float() for name, value in inputs.items()}
-    exact = run(edge_index, rounded, grad.to(dtype), aggr="softmax", kernel="reference", dtype=torch.float64)
+    rounded = {
+        name: value if value is None else value.to(dtype).float() for name, value in inputs.items()
+    }
+    exact = run(
+        edge_index, rounded, grad.to(dtype), aggr="softmax", kernel="reference", dtype=torch.float64
+    )
     ours = run(edge_index, inputs, grad, aggr="softmax", kernel="fused", dtype=dtype)
     assert ours["out"].dtype == ours["table"].dtype == dtype
     assert_close(ours, exact, 1e-2)
@@ -157,12 +209,25 @@ def test_gradients_of_gradients(edge_dim):
     edge_index, inputs, _ = related_graph(10, 10, 60, 4, edge_dim, channels=4)
     results = []
     for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
-        leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("x", "table", *OTHERS)
-                  if inputs[name] is not None}
-        out = aggregate(leaves["x"], edge_index, *(leaves.get(name) for name in OTHERS), table=leaves["table"],
-                        kernel=kernel)
-        first = torch.autograd.grad(out.square().sum(), [leaves["x"], leaves["table"]], create_graph=True)
-        second = torch.autograd.grad(sum(part.square().sum() for part in first), list(leaves.values()),
-                                     allow_unused=True)
-        results.append({name: part for name, part in zip(leaves, second, strict=True) if name != "edge_attr"})
+        leaves = {
+            name: inputs[name].to(dtype).requires_grad_()
+            for name in ("x", "table", *OTHERS)
+            if inputs[name] is not None
+        }
+        out = aggregate(
+            leaves["x"],
+            edge_index,
+            *(leaves.get(name) for name in OTHERS),
+            table=leaves["table"],
+            kernel=kernel,
+        )
+        first = torch.autograd.grad(
+            out.square().sum(), [leaves["x"], leaves["table"]], create_graph=True
+        )
+        second = torch.autograd.grad(
+            sum(part.square().sum() for part in first), list(leaves.values()), allow_unused=True
+        )
+        results.append(
+            {name: part for name, part in zip(leaves, second, strict=True) if name != "edge_attr"}
+        )
     assert_close(*results, tolerance=1e-4)

@@ -12,7 +12,9 @@ from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, reference
 from tests.helpers.tensors import Largest
 from tests.models.aggregate.test_fused import LEARNS, graph, run
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+)
 MAGNITUDES = [1e-3, 1e-2, 0.1, 1.0, 10.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e8, 1e10, 1e12]
 
 
@@ -25,31 +27,46 @@ def compare(aggr, value, kernel):
         # Messages at PyG's bounds: what is left where nothing comes in is 1e-4^(1 / p), beyond float32 for small -p.
         edge_index = torch.cat([edge_index, torch.arange(20).expand(2, 20)], dim=1)
         inputs["edge_attr"] = torch.cat([inputs["edge_attr"], inputs["edge_attr"][:20]])
-    inputs |= {"y": torch.tensor([0.2]), "p" if aggr.startswith("power") else "t": torch.tensor([value])}
-    exact, ours = (run(edge_index, inputs, grad, aggr=aggr, kernel=kind, dtype=dtype)
-                   for kind, dtype in (("reference", torch.float64), (kernel, torch.float32)))
+    inputs |= {
+        "y": torch.tensor([0.2]),
+        "p" if aggr.startswith("power") else "t": torch.tensor([value]),
+    }
+    exact, ours = (
+        run(edge_index, inputs, grad, aggr=aggr, kernel=kind, dtype=dtype)
+        for kind, dtype in (("reference", torch.float64), (kernel, torch.float32))
+    )
     errors = {}
     for name, expected in exact.items():
         if expected is None or name in "tp":
             assert ours[name] is None or ours[name].isfinite().all(), name
             continue
-        errors[name] = float((ours[name].double() - expected).norm() / expected.norm().clamp(min=1e-30))
+        errors[name] = float(
+            (ours[name].double() - expected).norm() / expected.norm().clamp(min=1e-30)
+        )
     for name in "tp":
         if name in LEARNS[aggr]:
             # A sum of differences of messages or of their logarithms, which cancel for large t and p.
             scale = (grad * exact["out"]).abs().sum() / max(1.0, abs(value))
             errors[name] = float((ours[name].double() - exact[name]).abs() / scale)
-            errors[name] *= 1e-3 if abs(value) < 0.1 and name == "p" else 1  # 1 / p multiplies the rounding
+            errors[name] *= (
+                1e-3 if abs(value) < 0.1 and name == "p" else 1
+            )  # 1 / p multiplies the rounding
     return errors
 
 
 @pytest.mark.parametrize("kernel", ["fused", "reference"])
-@pytest.mark.parametrize("aggr", [aggr for aggr in AGGREGATIONS if "soft" in aggr or "power" in aggr])
+@pytest.mark.parametrize(
+    "aggr", [aggr for aggr in AGGREGATIONS if "soft" in aggr or "power" in aggr]
+)
 def test_any_t_and_p(aggr, kernel):
     for magnitude in MAGNITUDES:
         for value in (magnitude, -magnitude):
             for name, error in compare(aggr, value, kernel).items():
-                assert error < (2e-4 if magnitude < 1e-2 or magnitude >= 1e3 else 3e-5), (value, name, error)
+                assert error < (2e-4 if magnitude < 1e-2 or magnitude >= 1e3 else 3e-5), (
+                    value,
+                    name,
+                    error,
+                )
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e2, 1e6, 1e10, 1e20])
@@ -62,7 +79,11 @@ def test_messages_of_any_size(scale):
         for kernel in ("fused", "reference"):
             ours = run(edge_index, inputs, grad, aggr=aggr, kernel=kernel)
             for name in ("out", "x"):
-                assert (ours[name].double() - exact[name]).norm() <= 1e-3 * exact[name].norm(), (kernel, aggr, name)
+                assert (ours[name].double() - exact[name]).norm() <= 1e-3 * exact[name].norm(), (
+                    kernel,
+                    aggr,
+                    name,
+                )
 
 
 def test_one_warning_says_that_the_kernel_is_not_used(monkeypatch):
@@ -76,8 +97,11 @@ def test_one_warning_says_that_the_kernel_is_not_used(monkeypatch):
     with torch.no_grad():  # whose exponents need no rounding for backward
         aggregate(inputs["x"], edge_index, t=1e5, kernel="fused")
     runs = "the reference aggregation runs for these messages"
-    assert lines == ["aggr=softmax, t=1e+09 times a message is beyond 11,357, where the kernel's float32 rounds too "
-                     f"much: {runs}", f"aggr=power, p=70 is beyond 64, the kernel's largest power: {runs}"]
+    assert lines == [
+        "aggr=softmax, t=1e+09 times a message is beyond 11,357, where the kernel's float32 rounds too "
+        f"much: {runs}",
+        f"aggr=power, p=70 is beyond 64, the kernel's largest power: {runs}",
+    ]
 
 
 def test_what_is_not_steep_has_the_bits_of_the_plain_formulas():
@@ -89,27 +113,42 @@ def test_what_is_not_steep_has_the_bits_of_the_plain_formulas():
         index = dst.unsqueeze(1).expand_as(logit)
         top = torch.zeros(20, 16).scatter_reduce(0, index, logit, "amax", include_self=False)
         share = (logit - top[dst]).exp()
-        total, weighted = (torch.zeros(20, 16).index_add(0, dst, part) for part in (share, share * message))
+        total, weighted = (
+            torch.zeros(20, 16).index_add(0, dst, part) for part in (share, share * message)
+        )
         expected = weighted / total.masked_fill(total == 0, 1.0)
         assert torch.equal(reference.aggregate(x, edge_index, t=t), expected)
     degree = dst.bincount(minlength=20).unsqueeze(1)
     for p in (1.0, torch.tensor([1.7]), torch.tensor([-3.0])):
-        mean = torch.zeros(20, 16).index_add(0, dst, message.clamp(1e-7, 10).pow(p)) / degree.clamp(min=1)
+        mean = torch.zeros(20, 16).index_add(0, dst, message.clamp(1e-7, 10).pow(p)) / degree.clamp(
+            min=1
+        )
         expected = mean.masked_fill(degree == 0, 1.0).clamp(1e-7, 10).pow(1 / p) * (degree > 0)
         assert torch.equal(reference.aggregate(x, edge_index, aggr="power", p=p), expected)
 
 
 # Every pair of an aggregation, an order of the edges and a kind of features; the other cases are slow.
-IN_BLOCKS = [pytest.param(aggr, order, features, marks=[] if (row + column + place) % 3 == 0 else pytest.mark.slow)
-             for row, aggr in enumerate(AGGREGATIONS)
-             for column, order in enumerate(("plain", "col", "row", "unsorted"))
-             for place, features in enumerate((3, None, "encoded"))]
+IN_BLOCKS = [
+    pytest.param(
+        aggr, order, features, marks=[] if (row + column + place) % 3 == 0 else pytest.mark.slow
+    )
+    for row, aggr in enumerate(AGGREGATIONS)
+    for column, order in enumerate(("plain", "col", "row", "unsorted"))
+    for place, features in enumerate((3, None, "encoded"))
+]
 
 
 @pytest.mark.parametrize("aggr, order, features", IN_BLOCKS)
 def test_blocks_change_nothing_but_rounding(aggr, order, features, monkeypatch):
-    edge_index, inputs, grad = graph(40, 30, 900, channels=8, hub=200, encoded=features == "encoded",
-                                     edge_dim=features if isinstance(features, int) else None)
+    edge_index, inputs, grad = graph(
+        40,
+        30,
+        900,
+        channels=8,
+        hub=200,
+        encoded=features == "encoded",
+        edge_dim=features if isinstance(features, int) else None,
+    )
     inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
     if order != "plain":
         edge_index = EdgeIndex(edge_index, sparse_size=(40, 30))
@@ -119,8 +158,11 @@ def test_blocks_change_nothing_but_rounding(aggr, order, features, monkeypatch):
                 inputs["edge_attr"] = inputs["edge_attr"][perm]
     whole = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
     calls, aggregate_edges = [], reference.aggregate_edges
-    monkeypatch.setattr(reference, "aggregate_edges",
-                        lambda *args, **kw: calls.append(1) or aggregate_edges(*args, **kw))
+    monkeypatch.setattr(
+        reference,
+        "aggregate_edges",
+        lambda *args, **kw: calls.append(1) or aggregate_edges(*args, **kw),
+    )
     monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 100)
     ours = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
     assert len(calls) >= 2 * 8
@@ -146,10 +188,14 @@ def test_gradients_of_gradients_through_blocks(monkeypatch):
     results = []
     for most in (1000, 10):
         monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", most)
-        leaves = [inputs[name].double().requires_grad_() for name in ("x", "edge_attr", "weight", "bias")]
+        leaves = [
+            inputs[name].double().requires_grad_() for name in ("x", "edge_attr", "weight", "bias")
+        ]
         leaves.append(torch.tensor([1.3], dtype=torch.float64, requires_grad=True))
         out = aggregate(leaves[0], edge_index, *leaves[1:4], t=leaves[4], kernel="reference")
         first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        results.append([*first, *torch.autograd.grad(sum(part.square().sum() for part in first), leaves)])
+        results.append(
+            [*first, *torch.autograd.grad(sum(part.square().sum() for part in first), leaves)]
+        )
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)

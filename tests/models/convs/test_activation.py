@@ -10,7 +10,9 @@ from parallel_epochs.models.kernels.norm import LIBRARY, backward, forward
 from tests.helpers.operators import opcheck
 from tests.helpers.tensors import same_for_any_threads
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +31,9 @@ def layer_norm(channels: int, generator: torch.Generator) -> torch.nn.LayerNorm:
 @given(st.integers(0, 300), st.integers(1, 140), st.integers(0, 10**6))
 @example(107, 2, 121)
 @example(262, 2, 27200)
-@example(4096, 3, 0)  # 64 chunks of 64 rows, the most that the gradients of the weights are summed in
+@example(
+    4096, 3, 0
+)  # 64 chunks of 64 rows, the most that the gradients of the weights are summed in
 @example(5000, 3, 0)  # 64 chunks of 79 rows, the last one short
 def test_output_and_gradients_are_the_references(num_rows, channels, seed):
     g = torch.Generator().manual_seed(seed)
@@ -48,7 +52,10 @@ def test_output_and_gradients_are_the_references(num_rows, channels, seed):
     gradient = gradient.where(reference(wide).abs().float() > 1e-4, 0.0)
     names = ("out", "x", "weight", "bias")
     ours = (out, *torch.autograd.grad(out, [x, *norm.parameters()], gradient))
-    theirs = (expected, *torch.autograd.grad(expected, [wide, *reference.parameters()], gradient.double()))
+    theirs = (
+        expected,
+        *torch.autograd.grad(expected, [wide, *reference.parameters()], gradient.double()),
+    )
     # A row whose values nearly coincide magnifies the rounding of its mean by one over their deviation.
     deviation = (wide.detach().var(1, correction=0, keepdim=True) + norm.eps).sqrt()
     tolerance = 2e-5 * max(1, 0.1 / deviation.min())
@@ -99,7 +106,11 @@ def test_nan_is_not_hidden():
 
 def test_what_cannot_be_fused_runs_as_torchs_own():
     x = torch.randn(50, 8)
-    for norm in (torch.nn.BatchNorm1d(8), torch.nn.LayerNorm(8, bias=False), torch.nn.LayerNorm(8).double()):
+    for norm in (
+        torch.nn.BatchNorm1d(8),
+        torch.nn.LayerNorm(8, bias=False),
+        torch.nn.LayerNorm(8).double(),
+    ):
         arguments = x.to(next(norm.parameters()).dtype)
         assert torch.equal(norm_relu_dropout(arguments, norm), norm(arguments).relu())
 
@@ -107,8 +118,14 @@ def test_what_cannot_be_fused_runs_as_torchs_own():
 @pytest.mark.slow
 def test_registered_operators():
     g = torch.Generator().manual_seed(0)
-    norm, x, seed = layer_norm(20, g), torch.randn(30, 20, generator=g).requires_grad_(), torch.tensor([7])
+    norm, x, seed = (
+        layer_norm(20, g),
+        torch.randn(30, 20, generator=g).requires_grad_(),
+        torch.tensor([7]),
+    )
     opcheck(forward, (x, norm.weight, norm.bias, seed, 1e-5, 0.2))
     with torch.no_grad():
         _, mean, scale = forward(x, norm.weight, norm.bias, seed, 1e-5, 0.2)
-        opcheck(backward, (torch.ones(30, 20), x, mean, scale, norm.weight, norm.bias, seed, 1e-5, 0.2))
+        opcheck(
+            backward, (torch.ones(30, 20), x, mean, scale, norm.weight, norm.bias, seed, 1e-5, 0.2)
+        )

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.usefixtures("said")
 def pair(name, sizes=(6, 5), **options):
     torch.manual_seed(0)
     kernel = {"kernel": options.pop("kernel")} if "kernel" in options else {}
-    ours, theirs = getattr(attention_convs, name)(*sizes, **options, **kernel), getattr(pyg, name)(*sizes, **options)
+    ours, theirs = (
+        getattr(attention_convs, name)(*sizes, **options, **kernel),
+        getattr(pyg, name)(*sizes, **options),
+    )
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
@@ -32,44 +35,69 @@ def inputs():
 
 def run(conv, *arguments, **options):
     """Return outputs, and gradients of all parameters and of the inputs that are floating point."""
-    arguments = [value.detach().clone().requires_grad_() if isinstance(value, torch.Tensor)
-                 and value.is_floating_point() and value.layout == torch.strided else value for value in arguments]
+    arguments = [
+        value.detach().clone().requires_grad_()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.layout == torch.strided
+        else value
+        for value in arguments
+    ]
     conv.zero_grad()
     out = conv(*arguments, **options)
     out, weights = out if isinstance(out, tuple) else (out, None)
     total = (out * torch.arange(out.numel()).view_as(out).cos()).sum()
     if weights is not None:
-        total = total + (weights[1] * torch.arange(weights[1].numel()).view_as(weights[1]).sin()).sum()
+        total = (
+            total + (weights[1] * torch.arange(weights[1].numel()).view_as(weights[1]).sin()).sum()
+        )
     total.backward()
-    return [out, *(weights or ()), *(value.grad for value in arguments if isinstance(value, torch.Tensor)),
-            *(parameter.grad for parameter in conv.parameters())]
+    return [
+        out,
+        *(weights or ()),
+        *(value.grad for value in arguments if isinstance(value, torch.Tensor)),
+        *(parameter.grad for parameter in conv.parameters()),
+    ]
 
 
 def assert_same(ours, theirs, *arguments, **options):
-    for a, b in zip(run(ours, *arguments, **options), run(theirs, *arguments, **options), strict=True):
+    for a, b in zip(
+        run(ours, *arguments, **options), run(theirs, *arguments, **options), strict=True
+    ):
         assert (a is None) == (b is None)
         if b is not None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name, options", [
-    ("GATConv", dict(heads=3)), ("GATConv", dict(heads=2, edge_dim=3, residual=True, concat=False)),
-    ("GATConv", dict(edge_dim=3, fill_value="max", bias=False)), ("GATConv", dict(add_self_loops=False, edge_dim=3)),
-    ("GATv2Conv", dict(heads=3, share_weights=True)), ("GATv2Conv", dict(heads=2, edge_dim=3, residual=True)),
-    ("GATv2Conv", dict(edge_dim=3, fill_value=0.5, concat=False, negative_slope=-0.3)),
-    ("GATv2Conv", dict(edge_dim=3, fill_value=torch.arange(3.0), add_self_loops=True)),
-    ("TransformerConv", dict(heads=3, edge_dim=3, beta=True)),
-    ("TransformerConv", dict(heads=2, concat=False, root_weight=False))])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("GATConv", dict(heads=3)),
+        ("GATConv", dict(heads=2, edge_dim=3, residual=True, concat=False)),
+        ("GATConv", dict(edge_dim=3, fill_value="max", bias=False)),
+        ("GATConv", dict(add_self_loops=False, edge_dim=3)),
+        ("GATv2Conv", dict(heads=3, share_weights=True)),
+        ("GATv2Conv", dict(heads=2, edge_dim=3, residual=True)),
+        ("GATv2Conv", dict(edge_dim=3, fill_value=0.5, concat=False, negative_slope=-0.3)),
+        ("GATv2Conv", dict(edge_dim=3, fill_value=torch.arange(3.0), add_self_loops=True)),
+        ("TransformerConv", dict(heads=3, edge_dim=3, beta=True)),
+        ("TransformerConv", dict(heads=2, concat=False, root_weight=False)),
+    ],
+)
 @pytest.mark.parametrize("kernel", ["auto", "reference", "pyg"])
 def test_layers_are_pygs(said, name, options, kernel):
     ours, theirs = pair(name, **options, kernel=kernel)
     x, edge_index, edge_attr = inputs()
     features = (edge_attr,) if options.get("edge_dim") else ()
     assert_same(ours, theirs, x, edge_index, *features)
-    assert_same(ours, theirs, x, EdgeIndex(edge_index, sparse_size=(N, N)).sort_by("col").values, *features)
+    assert_same(
+        ours, theirs, x, EdgeIndex(edge_index, sparse_size=(N, N)).sort_by("col").values, *features
+    )
     assert_same(ours, theirs, x, edge_index, *features, return_attention_weights=True)
-    expected = {"auto": "the reference computes gradients of attention weights",
-                "pyg": "PyG's own code runs (kernel=pyg)"}
+    expected = {
+        "auto": "the reference computes gradients of attention weights",
+        "pyg": "PyG's own code runs (kernel=pyg)",
+    }
     assert [expected.get(kernel, "?") in line for line in said] == [True] * (kernel in expected)
 
 
@@ -81,10 +109,17 @@ def test_bipartite_lazy_and_sparse_inputs(name):
     ours, theirs = pair(name, sizes=((6, 4), 5), heads=2, edge_dim=3)
     assert_same(ours, theirs, (x, x[:12, :4]), edge_index, edge_attr)
     ours, theirs = pair(name, sizes=((6, 4), 5), heads=2)
-    assert_same(ours, theirs, (x[:12], x[:, :4]), edge_index.flip(0))  # fewer sources than destinations
+    assert_same(
+        ours, theirs, (x[:12], x[:, :4]), edge_index.flip(0)
+    )  # fewer sources than destinations
     ours, theirs = pair(name, heads=2)
     edges = edge_index.unique(dim=1).flip(0)
-    assert_same(ours, theirs, x, torch.sparse_coo_tensor(edges, torch.ones(edges.size(1)), (N, N)).coalesce())
+    assert_same(
+        ours,
+        theirs,
+        x,
+        torch.sparse_coo_tensor(edges, torch.ones(edges.size(1)), (N, N)).coalesce(),
+    )
     if name == "GATConv":
         assert_same(ours, theirs, (x, None), edge_index, size=(N, 12))
     ours = getattr(attention_convs, name)(-1, 5, edge_dim=3)
@@ -104,9 +139,15 @@ def test_signature_state_and_copies(name):
     assert_same(copy.deepcopy(ours), theirs, *inputs())
 
 
-@pytest.mark.parametrize("change, why", [
-    (dict(aggr="mean"), "aggr=mean"), (dict(flow="target_to_source"), "flow=target_to_source"),
-    ("hook", "hooks on the steps of message passing"), ("lin_edge", "lin_edge was replaced or has hooks")])
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (dict(aggr="mean"), "aggr=mean"),
+        (dict(flow="target_to_source"), "flow=target_to_source"),
+        ("hook", "hooks on the steps of message passing"),
+        ("lin_edge", "lin_edge was replaced or has hooks"),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_pygs_own_code_runs_and_one_warning_says_so(said, name, change, why):
     ours, theirs = pair(name, edge_dim=3, **({} if isinstance(change, str) else change))
@@ -118,7 +159,9 @@ def test_pygs_own_code_runs_and_one_warning_says_so(said, name, change, why):
     assert_same(ours, theirs, *inputs())
     assert said == [f"{name}: PyG's own code runs ({why})"]
     ours.kernel = "fused"
-    with pytest.raises(ValueError, match="kernel=fused cannot run: .*Use kernel=auto to run PyG's own code"):
+    with pytest.raises(
+        ValueError, match="kernel=fused cannot run: .*Use kernel=auto to run PyG's own code"
+    ):
         ours(*inputs())
 
 
@@ -141,7 +184,9 @@ def test_dropout_is_drawn_from_torchs_state_and_only_in_training(name):
 
 @pytest.mark.parametrize("fill_value", ["mean", "add"])
 def test_a_gpu_fills_loops_in_one_order(fill_value):
-    edge_index = torch.tensor([[0, 1, 2, 2, 3, 1, 0], [0, 0, 0, 1, 1, 2, 2]])  # node 0 has a self-loop, 3 no edges
+    edge_index = torch.tensor(
+        [[0, 1, 2, 2, 3, 1, 0], [0, 0, 0, 1, 1, 2, 2]]
+    )  # node 0 has a self-loop, 3 no edges
     attr = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
     given = edge_index, attr, 4, fill_value
     expected = attention_convs.fill_loops(*given, num_src=4, num_dst=4)
@@ -166,11 +211,27 @@ def test_edge_dropout_removes_edges_in_training():
     assert int((weights == 0).sum()) == 0
 
 
-@pytest.mark.parametrize("name, given, message", [
-    ("GATv2Conv", dict(edge_attr=torch.ones(E, 3)), "the layer was built without edge_dim: build it with edge_dim=3"),
-    ("GATv2Conv", dict(x=(torch.ones(N, 6), None)), "needs the features of the destination nodes"),
-    ("GATConv", dict(size=(N, 9)), f"x has {N} destination nodes"),
-    ("TransformerConv", dict(edge_index=torch.ones(3, 4, dtype=torch.int64)), "must be int32 or int64")])
+@pytest.mark.parametrize(
+    "name, given, message",
+    [
+        (
+            "GATv2Conv",
+            dict(edge_attr=torch.ones(E, 3)),
+            "the layer was built without edge_dim: build it with edge_dim=3",
+        ),
+        (
+            "GATv2Conv",
+            dict(x=(torch.ones(N, 6), None)),
+            "needs the features of the destination nodes",
+        ),
+        ("GATConv", dict(size=(N, 9)), f"x has {N} destination nodes"),
+        (
+            "TransformerConv",
+            dict(edge_index=torch.ones(3, 4, dtype=torch.int64)),
+            "must be int32 or int64",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(name, given, message):
     ours, _ = pair(name)
     x, edge_index, _ = inputs()

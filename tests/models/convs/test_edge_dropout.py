@@ -15,15 +15,24 @@ from parallel_epochs.pipeline.graph.edges import transpose
 from tests.helpers.graphs import random_graph
 
 DATA = random_graph(40, 400, 0)
-MODELS = {"deepergcn": DeeperGCN, "checkpointed": functools.partial(DeeperGCN, gradient_checkpointing=True),
-          "revgnn": RevGNN, "equilibrium": EquilibriumGNN, "pyg": functools.partial(PyGModel, conv="GINEConv"),
-          "PyG's attention": functools.partial(PyGModel, conv="GATConv", kernel="pyg",
-                                               kwargs={"add_self_loops": False})}
+MODELS = {
+    "deepergcn": DeeperGCN,
+    "checkpointed": functools.partial(DeeperGCN, gradient_checkpointing=True),
+    "revgnn": RevGNN,
+    "equilibrium": EquilibriumGNN,
+    "pyg": functools.partial(PyGModel, conv="GINEConv"),
+    "PyG's attention": functools.partial(
+        PyGModel, conv="GATConv", kernel="pyg", kwargs={"add_self_loops": False}
+    ),
+}
 # Their kernels leave edges out.
-INSIDE = {"attention": functools.partial(PyGModel, conv="GATConv", kwargs={"add_self_loops": False}),
-          "attention by PyG's code": functools.partial(PyGModel, conv="GATConv",
-                                                       kwargs={"add_self_loops": False, "aggr": "mean"}),
-          "gipa": functools.partial(PyGModel, conv="GIPAConv")}
+INSIDE = {
+    "attention": functools.partial(PyGModel, conv="GATConv", kwargs={"add_self_loops": False}),
+    "attention by PyG's code": functools.partial(
+        PyGModel, conv="GATConv", kwargs={"add_self_loops": False, "aggr": "mean"}
+    ),
+    "gipa": functools.partial(PyGModel, conv="GIPAConv"),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -37,7 +46,11 @@ def test_kept_edges_keep_both_sorted_orders(dtype):
     ours = keep_edges(transpose(edge_index), kept)
     theirs = transpose(EdgeIndex(whole[:, kept], sparse_size=(40, 40), sort_order="col"))
     ours.validate()
-    assert torch.equal(ours.as_tensor(), theirs.as_tensor()) and ours._indptr is not None and ours._T_perm is not None
+    assert (
+        torch.equal(ours.as_tensor(), theirs.as_tensor())
+        and ours._indptr is not None
+        and ours._T_perm is not None
+    )
     for order in ("get_csc", "get_csr"):
         (pointers, nodes), perm = getattr(ours, order)()
         (expected_pointers, expected_nodes), expected_perm = getattr(theirs, order)()
@@ -45,18 +58,25 @@ def test_kept_edges_keep_both_sorted_orders(dtype):
         assert perm is None and expected_perm is None or torch.equal(perm, expected_perm)
         assert pointers.dtype == nodes.dtype == dtype
     by_row = EdgeIndex(whole.flip(0), sparse_size=(40, 40), sort_order="row")
-    assert keep_edges(by_row, kept).sort_order == by_row.sort_order and keep_edges(by_row, kept).validate() is not None
+    assert (
+        keep_edges(by_row, kept).sort_order == by_row.sort_order
+        and keep_edges(by_row, kept).validate() is not None
+    )
 
 
 def test_edges_are_dropped_by_a_hash_of_the_seed_and_their_number():
     seed, threshold = 2**61 + 12345, 0.3 * 2**24
     by_hand = [mix(seed + number * GOLDEN & MASK) >> 40 >= threshold for number in range(1000)]
-    assert draw_kept(torch.tensor([seed]), 1000, 0.3).tolist() == by_hand and 650 < sum(by_hand) < 750
+    assert (
+        draw_kept(torch.tensor([seed]), 1000, 0.3).tolist() == by_hand and 650 < sum(by_hand) < 750
+    )
     edges, attr = torch.arange(2000).view(2, 1000), torch.arange(1000.0).unsqueeze(1)
     assert drop_edges(edges, attr, dropout=0.3, training=False) == (edges, attr)
     assert drop_edges(edges, attr, dropout=0.0, training=True) == (edges, attr)
     torch.manual_seed(0)
-    (first, features), (second, _) = (drop_edges(edges, attr, dropout=0.3, training=True) for _ in range(2))
+    (first, features), (second, _) = (
+        drop_edges(edges, attr, dropout=0.3, training=True) for _ in range(2)
+    )
     assert torch.equal(first[0].float(), features.squeeze(1)) and not torch.equal(first, second)
     torch.manual_seed(0)
     assert torch.equal(drop_edges(edges, None, dropout=0.3, training=True)[0], first)
@@ -67,7 +87,13 @@ def edges_of_layers(model) -> list[list]:
     seen = []
 
     def see(_, args, keywords):
-        seen.append((keywords["edge_index"] if "edge_index" in keywords else args[1]).as_tensor().long().t().tolist())
+        seen.append(
+            (keywords["edge_index"] if "edge_index" in keywords else args[1])
+            .as_tensor()
+            .long()
+            .t()
+            .tolist()
+        )
 
     for module in model.modules():
         if module.__class__.__name__.endswith("Conv"):
@@ -98,9 +124,15 @@ def test_without_edges_and_inputs_a_model_still_learns(name):
     assert name not in INSIDE or [layer.edge_dropout for layer in model.layers] == [0.0, 0.0]
     model(DATA.x, DATA.edge_index, DATA.edge_attr).sum().backward()
     none = torch.empty(2, 0, dtype=torch.int64)
-    torch.testing.assert_close(model(DATA.x, DATA.edge_index, DATA.edge_attr),
-                               model.eval()(DATA.x, none, torch.empty(0, 3)))
+    torch.testing.assert_close(
+        model(DATA.x, DATA.edge_index, DATA.edge_attr),
+        model.eval()(DATA.x, none, torch.empty(0, 3)),
+    )
     model = make(5, 8, 2, 2, edge_dim=3, dropout=0.0, input_dropout=1 - 1e-7).train()
-    torch.testing.assert_close(*(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x)))
+    torch.testing.assert_close(
+        *(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x))
+    )
     model.eval()
-    assert not torch.allclose(*(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x)))
+    assert not torch.allclose(
+        *(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x))
+    )

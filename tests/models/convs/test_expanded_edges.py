@@ -24,28 +24,39 @@ def draw(num_nodes: int, num_edges: int, num_relations: int) -> tuple[torch.Tens
     return ends, relation
 
 
-def uniform(num_nodes: int, num_edges: int, num_relations: int) -> tuple[torch.Tensor, torch.Tensor]:
+def uniform(
+    num_nodes: int, num_edges: int, num_relations: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw edges so that nearly every node has some of every relation."""
     rng = torch.Generator().manual_seed(1)
-    return (torch.randint(num_nodes, (2, num_edges), generator=rng),
-            torch.randint(num_relations, (num_edges,), generator=rng))
+    return (
+        torch.randint(num_nodes, (2, num_edges), generator=rng),
+        torch.randint(num_relations, (num_edges,), generator=rng),
+    )
 
 
-CASES = {"dense": (uniform, 20, 400, 3), "thin": (draw, 40, 120, 7), "many": (draw, 30, 200, 3000),
-         "single": (uniform, 15, 90, 1), "no edges": (uniform, 6, 0, 3)}
+CASES = {
+    "dense": (uniform, 20, 400, 3),
+    "thin": (draw, 40, 120, 7),
+    "many": (draw, 30, 200, 3000),
+    "single": (uniform, 15, 90, 1),
+    "no edges": (uniform, 6, 0, 3),
+}
 
 
-def theirs(x: torch.Tensor, weight: torch.Tensor, edges: torch.Tensor, relation: torch.Tensor) -> list[torch.Tensor]:
+def theirs(
+    x: torch.Tensor, weight: torch.Tensor, edges: torch.Tensor, relation: torch.Tensor
+) -> list[torch.Tensor]:
     """Return the output and gradients of PyG's layer in float64, which gets only the relations that occur."""
     used, renamed = relation.unique(return_inverse=True)
     conv = pyg.RGCNConv(CHANNELS, OUT, max(used.numel(), 1), root_weight=False, bias=False).double()
     with torch.no_grad():
-        conv.weight[:used.numel()] = weight[used].double()
+        conv.weight[: used.numel()] = weight[used].double()
     wide = x.detach().double().requires_grad_()
     out = conv(wide, edges, renamed)
     of_x, of_weight = torch.autograd.grad(out, [wide, conv.weight], out.detach().cos())
     of_all = torch.zeros(weight.shape, dtype=torch.float64)
-    of_all[used] = of_weight[:used.numel()]
+    of_all[used] = of_weight[: used.numel()]
     return [out, of_x, of_all]
 
 
@@ -65,8 +76,15 @@ def test_output_and_gradients_are_those_of_pygs_layer(name, kernel):
     wanted = theirs(x, weight, edges, relation)
     found = [out, *torch.autograd.grad(out, [x, weight], wanted[0].detach().cos().to(dtype))]
     for ours, expected in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours.double(), expected, **(
-            dict(rtol=1e-10, atol=1e-10) if dtype == torch.float64 and name != "thin" else dict(rtol=1e-4, atol=1e-4)))
+        torch.testing.assert_close(
+            ours.double(),
+            expected,
+            **(
+                dict(rtol=1e-10, atol=1e-10)
+                if dtype == torch.float64 and name != "thin"
+                else dict(rtol=1e-4, atol=1e-4)
+            ),
+        )
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -75,8 +93,13 @@ def test_output_and_gradients_are_those_of_pygs_layer(name, kernel):
 def test_without_gradients_the_bits_are_the_same(name, precision):
     kind, num_nodes, num_edges, num_relations = CASES[name]
     torch.manual_seed(0)
-    relations = Relations(*kind(num_nodes, num_edges, num_relations), num_relations, num_nodes, num_nodes)
-    x, weight = torch.randn(num_nodes, CHANNELS), torch.randn(num_relations, CHANNELS, OUT, requires_grad=True)
+    relations = Relations(
+        *kind(num_nodes, num_edges, num_relations), num_relations, num_nodes, num_nodes
+    )
+    x, weight = (
+        torch.randn(num_nodes, CHANNELS),
+        torch.randn(num_relations, CHANNELS, OUT, requires_grad=True),
+    )
     with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
         expected = convolve(x, weight, relations)
         with torch.no_grad():
@@ -136,21 +159,30 @@ def test_without_the_compiler_the_same_edges_are_found(monkeypatch):
     edges, relation = uniform(20, 400, 3)
     sorted_by_kernel = Relations(edges, relation, 3, 20, 20)._sorted
     monkeypatch.setattr("parallel_epochs.models.kernels.sorting.LIBRARY.get", lambda: None)
-    for ours, expected in zip(Relations(edges, relation, 3, 20, 20)._sorted, sorted_by_kernel, strict=True):
+    for ours, expected in zip(
+        Relations(edges, relation, 3, 20, 20)._sorted, sorted_by_kernel, strict=True
+    ):
         assert torch.equal(ours, expected)
 
 
 def test_gradients_of_gradients():
     edges, relation = uniform(8, 60, 2)
-    for make in (lambda: Relations(edges, relation, 2, 8, 8), lambda: Relations(edges[:, :9], relation[:9], 2, 8, 8)):
+    for make in (
+        lambda: Relations(edges, relation, 2, 8, 8),
+        lambda: Relations(edges[:, :9], relation[:9], 2, 8, 8),
+    ):
         relations, found = make(), []
         for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
             torch.manual_seed(0)
-            x, weight = (torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
-                         for shape in ((8, CHANNELS), (2, CHANNELS, OUT)))
+            x, weight = (
+                torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
+                for shape in ((8, CHANNELS), (2, CHANNELS, OUT))
+            )
             out = convolve(x, weight, relations, kernel=kernel)
             first = torch.autograd.grad(out.square().sum(), [x, weight], create_graph=True)
-            found.append(torch.autograd.grad(sum(part.square().sum() for part in first), [x, weight]))
+            found.append(
+                torch.autograd.grad(sum(part.square().sum() for part in first), [x, weight])
+            )
         for ours, expected in zip(*found, strict=True):
             assert (ours - expected).norm() <= 1e-4 * expected.norm()
 
@@ -159,15 +191,22 @@ def test_segments_are_multiplied_by_their_own_matrices():
     sizes = (3, 0, 4)
     values = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
-    expected = torch.cat([part @ matrix for part, matrix in zip(values.split(sizes), weight, strict=True)])
+    expected = torch.cat(
+        [part @ matrix for part, matrix in zip(values.split(sizes), weight, strict=True)]
+    )
     torch.testing.assert_close(multiply_segments(values, weight, sizes), expected)
     assert torch.autograd.gradcheck(lambda *args: multiply_segments(*args, sizes), (values, weight))
-    assert torch.autograd.gradgradcheck(lambda *args: multiply_segments(*args, sizes), (values, weight))
+    assert torch.autograd.gradgradcheck(
+        lambda *args: multiply_segments(*args, sizes), (values, weight)
+    )
 
 
 def test_wrong_relations_and_ends_are_errors():
     edges, relation = uniform(20, 40, 3)
-    with pytest.raises(IndexError, match="^the relations of the edges have numbers from 0 to 2, but there are num_rel"):
+    with pytest.raises(
+        IndexError,
+        match="^the relations of the edges have numbers from 0 to 2, but there are num_rel",
+    ):
         Relations(edges, relation, 2, 20, 20)
     with pytest.raises(IndexError, match="from -1 to"):
         Relations(edges, relation - 1, 3, 20, 20)
@@ -186,7 +225,9 @@ def test_kept_edges_are_those_of_as_many_nodes():
     x = torch.randn(22, 4)
     for num_src, num_dst in ((20, 20), (20, 21), (22, 20)):
         parts = x[:num_src], x[:num_dst]
-        torch.testing.assert_close(ours(parts, edges, relation), theirs(parts, edges, relation), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ours(parts, edges, relation), theirs(parts, edges, relation), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_layer_with_pygs_arguments_keeps_expanded_edges_until_the_relations_are_freed():

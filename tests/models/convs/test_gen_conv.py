@@ -18,8 +18,12 @@ from parallel_epochs.models.kernels import sorting
 from tests.helpers.graphs import random_graph
 from tests.helpers.shapes import unchecked
 
-pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
-              pytest.mark.usefixtures("said")]
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+    ),
+    pytest.mark.usefixtures("said"),
+]
 N, E = 30, 100
 
 
@@ -40,13 +44,22 @@ def assert_same(ours, theirs, *arguments, **options):
     """Compare the outputs and the gradients of all parameters, and of x and edge_attr where they are tensors."""
     results = []
     for conv in (ours, theirs):
-        leaves = [value.detach().clone().requires_grad_()
-                  if value.is_floating_point() and value.layout == torch.strided else value for value in arguments]
+        leaves = [
+            value.detach().clone().requires_grad_()
+            if value.is_floating_point() and value.layout == torch.strided
+            else value
+            for value in arguments
+        ]
         conv.zero_grad()
         out = conv(*leaves, **options)
         (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
-        results.append([out.detach(), *(leaf.grad for leaf in leaves if leaf.is_leaf),
-                        *(parameter.grad for parameter in conv.parameters())])
+        results.append(
+            [
+                out.detach(),
+                *(leaf.grad for leaf in leaves if leaf.is_leaf),
+                *(parameter.grad for parameter in conv.parameters()),
+            ]
+        )
     for a, b in zip(*results, strict=True):
         assert (a is None) == (b is None)
         if b is not None:
@@ -64,11 +77,16 @@ def test_a_plain_layer_runs_fused(said, monkeypatch):
     assert said == ["GENConv: PyG's own code runs (kernel=pyg)"]
 
 
-@pytest.mark.parametrize("options, why", [
-    (dict(aggr="median"), "aggr=median"), (dict(aggr=["mean", "max"]), "aggr=['mean', 'max']"),
-    (dict(aggr=pyg.SoftmaxAggregation(learn=True)), "aggr=SoftmaxAggregation(learn=True)"),
-    (dict(flow="target_to_source"), "flow=target_to_source"),
-    (dict(aggr_kwargs=dict(t=0.3, semi_grad=True)), "aggr_kwargs with semi_grad")])
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        (dict(aggr="median"), "aggr=median"),
+        (dict(aggr=["mean", "max"]), "aggr=['mean', 'max']"),
+        (dict(aggr=pyg.SoftmaxAggregation(learn=True)), "aggr=SoftmaxAggregation(learn=True)"),
+        (dict(flow="target_to_source"), "flow=target_to_source"),
+        (dict(aggr_kwargs=dict(t=0.3, semi_grad=True)), "aggr_kwargs with semi_grad"),
+    ],
+)
 def test_pygs_own_code_runs_and_one_warning_says_so(said, options, why):
     options = dict(edge_dim=None) | options
     ours, theirs = pair(**options)
@@ -77,7 +95,9 @@ def test_pygs_own_code_runs_and_one_warning_says_so(said, options, why):
         assert_same(ours, theirs, x, edge_index)
     assert said == [f"GENConv: PyG's own code runs ({why})"]
     ours.kernel = "fused"
-    with pytest.raises(ValueError, match="kernel=fused cannot run: .*Use kernel=auto to run PyG's own code"):
+    with pytest.raises(
+        ValueError, match="kernel=fused cannot run: .*Use kernel=auto to run PyG's own code"
+    ):
         ours(x, edge_index)
 
 
@@ -99,7 +119,9 @@ class Steps:
 
 @pytest.mark.parametrize("name", ["message", "aggregate", "update", "propagate"])
 def test_steps_of_a_subclass_run(said, name):
-    ours, theirs = (type("Own", (base,), {name: vars(Steps)[name]}) for base in (GENConv, pyg.GENConv))
+    ours, theirs = (
+        type("Own", (base,), {name: vars(Steps)[name]}) for base in (GENConv, pyg.GENConv)
+    )
     x, edge_index, _ = inputs()
     assert_same(*pair(theirs, ours, edge_dim=None), x, edge_index)
     assert said == [f"Own: PyG's own code runs (the class overrides {name})"]
@@ -121,10 +143,19 @@ def double_kwargs(module, given):
     return ({name: None if value is None else 2 * value for name, value in given[-1].items()},)
 
 
-@pytest.mark.parametrize("register, hook", [
-    ("register_message_forward_hook", double_output), ("register_aggregate_forward_hook", double_output),
-    ("register_propagate_forward_hook", double_output), ("register_message_forward_pre_hook", double_kwargs),
-    ("register_propagate_forward_pre_hook", lambda module, given: (given[0].flip(0), *given[1:]))])
+@pytest.mark.parametrize(
+    "register, hook",
+    [
+        ("register_message_forward_hook", double_output),
+        ("register_aggregate_forward_hook", double_output),
+        ("register_propagate_forward_hook", double_output),
+        ("register_message_forward_pre_hook", double_kwargs),
+        (
+            "register_propagate_forward_pre_hook",
+            lambda module, given: (given[0].flip(0), *given[1:]),
+        ),
+    ],
+)
 def test_hooks_are_called_until_they_are_removed(said, register, hook):
     ours, theirs = pair()
     arguments = inputs()
@@ -160,9 +191,14 @@ def test_an_explainer_of_pygs_gives_pygs_explanation():
     masks, (ours, theirs) = [], pair(edge_dim=None)
     for conv in (ours, theirs):
         torch.manual_seed(0)
-        explainer = Explainer(conv, GNNExplainer(epochs=5), explanation_type="model", node_mask_type="object",
-                              edge_mask_type="object", model_config=dict(mode="regression", task_level="node",
-                                                                         return_type="raw"))
+        explainer = Explainer(
+            conv,
+            GNNExplainer(epochs=5),
+            explanation_type="model",
+            node_mask_type="object",
+            edge_mask_type="object",
+            model_config=dict(mode="regression", task_level="node", return_type="raw"),
+        )
         x, edge_index, _ = inputs()
         masks.append(explainer(x, edge_index).edge_mask)
     torch.testing.assert_close(*masks, rtol=1e-3, atol=1e-4)
@@ -170,14 +206,22 @@ def test_an_explainer_of_pygs_gives_pygs_explanation():
     assert_same(ours, theirs, x, edge_index)
 
 
-@pytest.mark.parametrize("aggr, options", [("power", dict(p=2.0, learn_p=True)), ("power_sum", dict(p=1.5)),
-                                           ("softmax_sum", dict(y=0.3, learn_y=True))])
+@pytest.mark.parametrize(
+    "aggr, options",
+    [
+        ("power", dict(p=2.0, learn_p=True)),
+        ("power_sum", dict(p=1.5)),
+        ("softmax_sum", dict(y=0.3, learn_y=True)),
+    ],
+)
 def test_aggregations_that_pyg_lacks_mean_the_same_in_its_code(aggr, options):
     ours = GENConv(6, 6, aggr, edge_dim=3, norm="layer", **options)
     turned = GENConv(6, 6, aggr, edge_dim=3, norm="layer", flow="target_to_source", **options)
     turned.load_state_dict(ours.state_dict())
     x, edge_index, edge_attr = inputs()
-    torch.testing.assert_close(turned(x, edge_index.flip(0), edge_attr), ours(x, edge_index, edge_attr))
+    torch.testing.assert_close(
+        turned(x, edge_index.flip(0), edge_attr), ours(x, edge_index, edge_attr)
+    )
     with pytest.raises(ValueError, match="messages have 3 dimensions, but aggr=power"), unchecked():
         GENConv(6, 6, "power", norm="layer")(x.expand(2, N, 6), edge_index)
 
@@ -191,11 +235,16 @@ def test_torch_sparse_runs_fused(said, layout, columns):
     index = torch.randperm(N * N)[:E]
     index = torch.stack([index // N, index % N])
     value = torch.randn(E, columns) if columns else torch.ones(E)
-    adj_t = torch.sparse_coo_tensor(index, value, (N, N, *value.shape[1:]), check_invariants=True).coalesce()
+    adj_t = torch.sparse_coo_tensor(
+        index, value, (N, N, *value.shape[1:]), check_invariants=True
+    ).coalesce()
     if layout == torch.sparse_csr:
-        rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), adj_t.indices()[0].bincount(minlength=N).cumsum(0)])
-        adj_t = torch.sparse_csr_tensor(rowptr, adj_t.indices()[1], adj_t.values(), adj_t.shape,
-                                        check_invariants=True)
+        rowptr = torch.cat(
+            [torch.zeros(1, dtype=torch.int64), adj_t.indices()[0].bincount(minlength=N).cumsum(0)]
+        )
+        adj_t = torch.sparse_csr_tensor(
+            rowptr, adj_t.indices()[1], adj_t.values(), adj_t.shape, check_invariants=True
+        )
     assert_same(ours, theirs, x, adj_t)
     ours.kernel = "fused"
     given = torch.randn(E, 3)
@@ -224,16 +273,23 @@ def test_other_edges_of_one_sparse_tensor_are_noticed():
     ours, theirs = pair(edge_dim=None)
     x, _, _ = inputs()
     index = torch.stack([torch.arange(N).sort().values, torch.arange(N).flip(0)])
-    adj_t = torch.sparse_coo_tensor(index, torch.ones(N), (N, N), is_coalesced=True, check_invariants=True)
+    adj_t = torch.sparse_coo_tensor(
+        index, torch.ones(N), (N, N), is_coalesced=True, check_invariants=True
+    )
     ours(x, adj_t)
     adj_t._indices()[1].copy_(torch.arange(N).roll(3))
     torch.testing.assert_close(ours(x, adj_t), theirs(x, adj_t), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("edit", [
-    lambda edge_index: edge_index.data.__setitem__((0, 0), 7), lambda edge_index: edge_index.data.add_(1).remainder_(N),
-    lambda edge_index: edge_index.numpy().__setitem__((1, slice(0, 50)), 3),
-    lambda edge_index: edge_index.numpy()[0].sort()])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda edge_index: edge_index.data.__setitem__((0, 0), 7),
+        lambda edge_index: edge_index.data.add_(1).remainder_(N),
+        lambda edge_index: edge_index.numpy().__setitem__((1, slice(0, 50)), 3),
+        lambda edge_index: edge_index.numpy()[0].sort(),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_changes_behind_torchs_back_are_noticed(edit, dtype):
     ours, theirs = pair()
@@ -263,7 +319,12 @@ def test_surplus_and_missing_rows_of_edge_attr_are_refused(rows, kernel):
     ours = GENConv(6, 6, edge_dim=3, norm="layer", kernel=kernel)
     x, edge_index, _ = inputs()
     for edges in (edge_index, EdgeIndex(edge_index, sparse_size=(N, N)).sort_by("col").values):
-        with pytest.raises(ValueError, match=f"edge_attr has {rows} rows, but edge_index has {E} edges"), unchecked():
+        with (
+            pytest.raises(
+                ValueError, match=f"edge_attr has {rows} rows, but edge_index has {E} edges"
+            ),
+            unchecked(),
+        ):
             ours(x, edges, torch.randn(rows, 3))
 
 
@@ -297,7 +358,11 @@ def test_bipartite_graphs_and_sizes(msg_norm):
     for edges, size in ((edge_index, None), (edge_index, (N, 20)), (given, None)):
         a, b = ours((x, x_dst), edges, size=size), theirs((x, x_dst), edges, size=size)
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    cases = [(edge_index, (N, N))] if msg_norm else [(edge_index, None), (edge_index, (N, 20)), (given, None)]
+    cases = (
+        [(edge_index, (N, N))]
+        if msg_norm
+        else [(edge_index, None), (edge_index, (N, 20)), (given, None)]
+    )
     for edges, size in cases:
         a, b = ours((x, None), edges, size=size), theirs((x, None), edges, size=size)
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -316,12 +381,18 @@ def test_gradients_of_gradients(said, aggr, norm):
     for conv in (ours, theirs.double()):
         dtype = conv.mlp[0].weight.dtype
         x, edge_index, edge_attr = inputs()
-        leaves = [x.to(dtype).requires_grad_(), edge_attr.to(dtype).requires_grad_(), *conv.parameters()]
-        out = conv(leaves[0], edge_index, leaves[1] + leaves[0][edge_index[0], :3])  # one depends on the other
+        leaves = [
+            x.to(dtype).requires_grad_(),
+            edge_attr.to(dtype).requires_grad_(),
+            *conv.parameters(),
+        ]
+        out = conv(
+            leaves[0], edge_index, leaves[1] + leaves[0][edge_index[0], :3]
+        )  # one depends on the other
         first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
         second = torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
         results.append([*first, *second])
-    largest = max(float(b.norm()) for b in results[1][len(results[1]) // 2:])
+    largest = max(float(b.norm()) for b in results[1][len(results[1]) // 2 :])
     for a, b in zip(*results, strict=True):
         assert (a.double() - b).norm() <= 1e-4 * b.norm() + 1e-7 * largest
     assert len(said) == 1 and "gradients of gradients" in said[0]
@@ -334,14 +405,19 @@ def test_dropped_elements_stay_dropped_in_gradients_of_gradients():
     weight, bias = torch.rand(8, requires_grad=True), torch.rand(8, requires_grad=True)
     out = norm.forward(x, weight, bias, seed, 1e-5, 0.5)[0]
     kept = torch.autograd.grad(out.sum(), [x, weight, bias])
-    again = torch.autograd.grad(norm.forward(x, weight, bias, seed, 1e-5, 0.5)[0].sum(), [x, weight, bias],
-                                create_graph=True)
+    again = torch.autograd.grad(
+        norm.forward(x, weight, bias, seed, 1e-5, 0.5)[0].sum(),
+        [x, weight, bias],
+        create_graph=True,
+    )
     for a, b in zip(again, kept, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning"
+)
 def test_torch_jit_and_torch_func(said):
     ours, theirs = pair(learn_t=True)
     x, edge_index, edge_attr = inputs()
@@ -356,18 +432,28 @@ def test_torch_jit_and_torch_func(said):
         traced = torch.jit.trace(ours, (x, edge_index, edge_attr))
         torch.testing.assert_close(traced(x, other, edge_attr), expected, **close)
         for transform in (torch.func.grad, torch.func.hessian):
-            a, b = (transform(lambda v, conv=conv: conv(v, edge_index, edge_attr).square().sum())(x)
-                    for conv in (ours, theirs))
+            a, b = (
+                transform(lambda v, conv=conv: conv(v, edge_index, edge_attr).square().sum())(x)
+                for conv in (ours, theirs)
+            )
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
         (_out, slope), (_pygs_out, pygs_slope) = (
-            torch.func.jvp(lambda v, conv=conv: conv(v, edge_index, edge_attr), (x,), (torch.ones_like(x),))
-            for conv in (ours, theirs))
+            torch.func.jvp(
+                lambda v, conv=conv: conv(v, edge_index, edge_attr), (x,), (torch.ones_like(x),)
+            )
+            for conv in (ours, theirs)
+        )
         torch.testing.assert_close(slope, pygs_slope, **close)
-        torch.testing.assert_close(torch.vmap(lambda v: ours(v, edge_index, edge_attr))(torch.stack([x, -x]))[1],
-                                   theirs(-x, edge_index, edge_attr), **close)
+        torch.testing.assert_close(
+            torch.vmap(lambda v: ours(v, edge_index, edge_attr))(torch.stack([x, -x]))[1],
+            theirs(-x, edge_index, edge_attr),
+            **close,
+        )
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-            tangent = torch.autograd.forward_ad.unpack_dual(ours(dual, edge_index, edge_attr)).tangent
+            tangent = torch.autograd.forward_ad.unpack_dual(
+                ours(dual, edge_index, edge_attr)
+            ).tangent
         torch.testing.assert_close(tangent, slope, **close)
         with pytest.raises(ValueError, match="torch.jit.script can only read PyG's own layers"):
             torch.jit.script(GENConv(6, 6, "power_sum"))
@@ -393,10 +479,20 @@ def replace_aggregation(conv):
     conv.aggr_module = pyg.MaxAggregation()
 
 
-@pytest.mark.parametrize("change", [
-    replace_relu, replace_encoder, replace_aggregation,
-    *(lambda conv, path=path: conv.get_submodule(path).register_forward_hook(lambda module, given, out: 2 * out)
-      for path in ("mlp", "mlp.1", "mlp.2", "lin_edge", "aggr_module"))])
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_relu,
+        replace_encoder,
+        replace_aggregation,
+        *(
+            lambda conv, path=path: conv.get_submodule(path).register_forward_hook(
+                lambda module, given, out: 2 * out
+            )
+            for path in ("mlp", "mlp.1", "mlp.2", "lin_edge", "aggr_module")
+        ),
+    ],
+)
 def test_changed_and_hooked_parts_of_a_layer_run(change):
     ours, theirs = pair()
     change(ours), change(theirs)
@@ -406,7 +502,9 @@ def test_changed_and_hooked_parts_of_a_layer_run(change):
 def test_hooks_of_all_modules_run():
     ours, _ = pair()
     seen = []
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
     try:
         ours(*inputs())
     finally:
@@ -414,8 +512,15 @@ def test_hooks_of_all_modules_run():
     assert {"LayerNorm", "ReLU", "Dropout", "SoftmaxAggregation"} <= set(seen)
 
 
-@pytest.mark.parametrize("options", [dict(), dict(aggr="softmax_sg"), dict(aggr="powermean", learn_p=True),
-                                     dict(aggr=["mean", "max"], msg_norm=True, learn_msg_scale=True)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(aggr="softmax_sg"),
+        dict(aggr="powermean", learn_p=True),
+        dict(aggr=["mean", "max"], msg_norm=True, learn_msg_scale=True),
+    ],
+)
 def test_states_names_and_copies(options):
     ours, theirs = pair(sizes=(5, 8), **options)
     assert repr(ours) == repr(theirs) and ours.state_dict().keys() == theirs.state_dict().keys()
@@ -434,18 +539,34 @@ def test_states_names_and_copies(options):
 def test_a_graph_of_nothing():
     for num_nodes in (0, 4):
         ours, theirs = pair()
-        x, none, attr = torch.randn(num_nodes, 6), torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3)
+        x, none, attr = (
+            torch.randn(num_nodes, 6),
+            torch.empty(2, 0, dtype=torch.int64),
+            torch.empty(0, 3),
+        )
         torch.testing.assert_close(ours(x, none, attr), theirs(x, none, attr))
 
 
-@pytest.mark.parametrize("wrong, message", [
-    (dict(x=torch.ones(N, 6, dtype=torch.int64)), "x is torch.int64 of shape"),
-    (dict(edge_index=torch.zeros(E, 2, dtype=torch.int64)), "edge_index is torch.int64 of shape (100, 2)"),
-    (dict(edge_index=torch.zeros(2, E)), "edge_index is torch.float32 of shape (2, 100)"),
-    (dict(edge_index=torch.zeros(2, E, dtype=torch.int64, device="meta")), "tensors are on 'cpu' and 'meta'"),
-    (dict(edge_attr=torch.ones(E, 2)), "edge_attr has shape (100, 2), but must be [num_edges, 3]"),
-    (dict(edge_attr=torch.ones(E)), "edge_attr has shape (100,), but must be [num_edges, 3]"),
-])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(x=torch.ones(N, 6, dtype=torch.int64)), "x is torch.int64 of shape"),
+        (
+            dict(edge_index=torch.zeros(E, 2, dtype=torch.int64)),
+            "edge_index is torch.int64 of shape (100, 2)",
+        ),
+        (dict(edge_index=torch.zeros(2, E)), "edge_index is torch.float32 of shape (2, 100)"),
+        (
+            dict(edge_index=torch.zeros(2, E, dtype=torch.int64, device="meta")),
+            "tensors are on 'cpu' and 'meta'",
+        ),
+        (
+            dict(edge_attr=torch.ones(E, 2)),
+            "edge_attr has shape (100, 2), but must be [num_edges, 3]",
+        ),
+        (dict(edge_attr=torch.ones(E)), "edge_attr has shape (100,), but must be [num_edges, 3]"),
+    ],
+)
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_what_does_not_fit_is_refused(wrong, message, kernel):
     ours = GENConv(6, 6, edge_dim=3, norm="layer", kernel=kernel)
@@ -455,7 +576,9 @@ def test_what_does_not_fit_is_refused(wrong, message, kernel):
 
 
 def test_an_unknown_kernel_is_refused_at_once():
-    with pytest.raises(ValueError, match="kernel=fast is unknown; choose one of auto, fused, reference, pyg"):
+    with pytest.raises(
+        ValueError, match="kernel=fast is unknown; choose one of auto, fused, reference, pyg"
+    ):
         GENConv(6, 6, kernel="fast")
 
 
@@ -468,23 +591,47 @@ def test_hooks_in_a_deep_model_run():
     for name, module in model.named_modules():
         module.register_forward_hook(lambda module, given, out, name=name: seen.append(name))
     out = model(data.x, data.edge_index, data.edge_attr)
-    called = {name for name, module in model.named_modules()
-              if not isinstance(module, (torch.nn.ModuleList, pyg.Aggregation))} - {
-                  name for name, _ in model.named_modules() if name.startswith("convs.") and "aggr_module" in name}
+    called = {
+        name
+        for name, module in model.named_modules()
+        if not isinstance(module, (torch.nn.ModuleList, pyg.Aggregation))
+    } - {
+        name
+        for name, _ in model.named_modules()
+        if name.startswith("convs.") and "aggr_module" in name
+    }
     assert called <= set(seen)
     reference = DeeperGCN(5, 8, 2, 3, edge_dim=3, dropout=0.0, kernel="reference")
     reference.load_state_dict(model.state_dict())
     torch.testing.assert_close(out, reference(data.x, data.edge_index, data.edge_attr))
 
 
-@pytest.mark.parametrize("options, arguments, message", [
-    (dict(), (torch.ones(N, 4),), "x has shape (30, 4), but the model was built for 5 columns"),
-    (dict(num_categories=2), (torch.ones(N, 5),), "x has shape (30, 5), but the model was built for 7 columns"),
-    (dict(), (torch.ones(N, 5), torch.ones(E, 3)), "edge_attr has shape (100, 3), but the model was built without "
-                                                   "edge_dim"),
-    (dict(edge_dim=3), (torch.ones(N, 5), torch.ones(E, 2)), "edge_attr has shape (100, 2), but the model was built "
-                                                             "for edge_dim=3"),
-    (dict(edge_dim=3), (torch.ones(N, 5), torch.ones(99, 3)), "edge_attr has 99 rows, but edge_index has 100 edges")])
+@pytest.mark.parametrize(
+    "options, arguments, message",
+    [
+        (dict(), (torch.ones(N, 4),), "x has shape (30, 4), but the model was built for 5 columns"),
+        (
+            dict(num_categories=2),
+            (torch.ones(N, 5),),
+            "x has shape (30, 5), but the model was built for 7 columns",
+        ),
+        (
+            dict(),
+            (torch.ones(N, 5), torch.ones(E, 3)),
+            "edge_attr has shape (100, 3), but the model was built without edge_dim",
+        ),
+        (
+            dict(edge_dim=3),
+            (torch.ones(N, 5), torch.ones(E, 2)),
+            "edge_attr has shape (100, 2), but the model was built for edge_dim=3",
+        ),
+        (
+            dict(edge_dim=3),
+            (torch.ones(N, 5), torch.ones(99, 3)),
+            "edge_attr has 99 rows, but edge_index has 100 edges",
+        ),
+    ],
+)
 def test_a_deep_model_refuses_what_it_was_not_made_for(options, arguments, message):
     from parallel_epochs.models import DeeperGCN
 
@@ -504,11 +651,27 @@ def test_more_edge_features_than_the_gpu_kernel_encodes_are_said(said):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), unchecked():
-        x, attr, weight, bias = (torch.empty(shape, device="cuda") for shape in ((9, 8), (20, 65), (8, 65), (8,)))
+        x, attr, weight, bias = (
+            torch.empty(shape, device="cuda") for shape in ((9, 8), (20, 65), (8, 65), (8,))
+        )
         edge_index = torch.empty(2, 20, dtype=torch.int64, device="cuda")
         try:
-            fused.aggregate(x, edge_index, attr, weight, bias, aggr="max", t=1.0, p=1.0, y=0.0, eps=0.0, num_dst=9)
+            fused.aggregate(
+                x,
+                edge_index,
+                attr,
+                weight,
+                bias,
+                aggr="max",
+                t=1.0,
+                p=1.0,
+                y=0.0,
+                eps=0.0,
+                num_dst=9,
+            )
         except Exception:  # what comes after the warning needs a GPU
             pass
-    assert said == ["edge_attr has 65 features, and the GPU kernel encodes up to 64: every layer builds a tensor of "
-                    "edges x channels"]
+    assert said == [
+        "edge_attr has 65 features, and the GPU kernel encodes up to 64: every layer builds a tensor of "
+        "edges x channels"
+    ]

@@ -21,7 +21,9 @@ def typed_edges(num_edges: int) -> tuple[torch.Tensor, torch.Tensor, dict]:
     edges, relation, by_type = [], [], {}
     for number, (src, dst) in enumerate(KINDS):
         count = 0 if number == 4 else num_edges
-        ends = torch.stack([torch.randint(SIZES[kind], (count,), generator=rng) for kind in (src, dst)])
+        ends = torch.stack(
+            [torch.randint(SIZES[kind], (count,), generator=rng) for kind in (src, dst)]
+        )
         by_type[src, f"r{number}", dst] = ends
         edges.append(ends + torch.tensor([[first[src]], [first[dst]]]))
         relation.append(torch.full((count,), number))
@@ -60,17 +62,24 @@ def test_output_and_gradients_are_those_of_pygs_layer(kernel, num_edges, in_chan
     ours = ours.double() if kernel == "reference" else ours
     copy(theirs, ours)
     x = torch.randn(22, in_channels, dtype=torch.float64)
-    parts = {name: part.requires_grad_() for name, part in zip(SIZES, x.split(list(SIZES.values())))}
+    parts = {
+        name: part.requires_grad_() for name, part in zip(SIZES, x.split(list(SIZES.values())))
+    }
     expected = theirs(parts, by_type)
     expected = torch.cat([expected["a"], expected["b"]])
-    grad_x = torch.autograd.grad(expected.square().sum(), [*parts.values(), theirs.k_rel.weight, theirs.v_rel.weight,
-                                                           *theirs.p_rel.values()])
+    grad_x = torch.autograd.grad(
+        expected.square().sum(),
+        [*parts.values(), theirs.k_rel.weight, theirs.v_rel.weight, *theirs.p_rel.values()],
+    )
     mine = x.to(ours.skip.dtype).requires_grad_()
     types = NodeTypes.of(torch.arange(3).repeat_interleave(torch.tensor(list(SIZES.values()))), 3)
     out = ours(mine, Relations(edges, relation, len(KINDS), 22, 22), types)[:18]
     found = torch.autograd.grad(out.square().sum(), [mine, ours.k_rel, ours.v_rel, ours.p_rel])
-    wanted = [torch.cat(grad_x[:3]), *(grad.view(HEADS, len(KINDS), 4, 4).transpose(0, 1) for grad in grad_x[3:5]),
-              torch.cat(grad_x[5:])]
+    wanted = [
+        torch.cat(grad_x[:3]),
+        *(grad.view(HEADS, len(KINDS), 4, 4).transpose(0, 1) for grad in grad_x[3:5]),
+        torch.cat(grad_x[5:]),
+    ]
     tolerance = 1e-10 if kernel == "reference" else 1e-4
     for ours_, theirs_ in zip([out, *found], [expected, *wanted], strict=True):
         assert (ours_.double() - theirs_).abs().max() <= tolerance * theirs_.abs().max()
@@ -86,7 +95,9 @@ def test_a_single_type_needs_no_types():
 def test_no_tensor_of_edges_x_channels_is_made():
     layer, (edges, relation, _) = HGTConv(64, 64, 1, 5, 8, kernel="fused"), typed_edges(2_000)
     with Largest() as largest:
-        layer(torch.randn(22, 64, requires_grad=True), Relations(edges, relation, 5, 22, 22)).sum().backward()
+        layer(
+            torch.randn(22, 64, requires_grad=True), Relations(edges, relation, 5, 22, 22)
+        ).sum().backward()
     assert largest.elements <= 5 * 64 * 64
 
 
@@ -98,9 +109,13 @@ def test_heads_must_divide_the_channels():
 @pytest.mark.parametrize("types", [[2, 0, 2, 2, 0], [0, 0, 2, 2, 2]])
 def test_typed_linear_maps_each_node_by_its_type(types):
     lin, x = TypedLinear(3, 5, 4), torch.randn(5, 5)
-    expected = torch.stack([row @ lin.weight[number] + lin.bias[number] for row, number in zip(x, types)])
+    expected = torch.stack(
+        [row @ lin.weight[number] + lin.bias[number] for row, number in zip(x, types)]
+    )
     out = lin(x, NodeTypes.of(torch.tensor(types), 3))
     torch.testing.assert_close(out, expected)
-    grads = [torch.autograd.grad(result.square().sum(), lin.parameters()) for result in (out, expected)]
+    grads = [
+        torch.autograd.grad(result.square().sum(), lin.parameters()) for result in (out, expected)
+    ]
     for found, wanted in zip(*grads, strict=True):
         torch.testing.assert_close(found, wanted)

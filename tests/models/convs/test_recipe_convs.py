@@ -57,7 +57,10 @@ def test_layers_by_hand(kind, attr):
         weight = (softmax_by_hand(scores, EDGES[1]) * softmax_by_hand(scores, EDGES[0])).sqrt()
         one = propagate_by_hand(h, weight)
         two = propagate_by_hand(one, weight)
-        hops = [norm_by_hand(norm, hop) * factor for norm, hop, factor in zip(conv.norms, (one, two), conv.hop_weight)]
+        hops = [
+            norm_by_hand(norm, hop) * factor
+            for norm, hop, factor in zip(conv.norms, (one, two), conv.hop_weight)
+        ]
         expected = sum(hops).flatten(1) + conv.lin_root(X)
     ours = conv(X, from_csc(EDGES, torch.tensor([0, 3, 4, 6, 7, 7])), attr)
     torch.testing.assert_close(ours, expected)
@@ -67,27 +70,39 @@ def test_layers_by_hand(kind, attr):
     assert sum(p.grad is None for p in conv.parameters()) == (0 if attr is not None else 3)
 
 
-@pytest.mark.parametrize("conv, kwargs, by_blocks", [
-    ("AGDNConv", HEADS, False), ("GIPAConv", HEADS, True), ("GatedGCNConv", {}, False)])
+@pytest.mark.parametrize(
+    "conv, kwargs, by_blocks",
+    [("AGDNConv", HEADS, False), ("GIPAConv", HEADS, True), ("GatedGCNConv", {}, False)],
+)
 def test_a_stack_of_them_trains_in_half_precision_and_without_edges(conv, kwargs, by_blocks):
     data = random_graph(30, 200, 0)
     torch.manual_seed(0)
     model = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kwargs=kwargs, edge_dropout=0.3)
     assert model.edge_argument == "edge_attr" and model.splits() == by_blocks
-    assert model.takes_int32_edges and data.edge_index.dtype == torch.int32 and not model.why_pygs_own()
+    assert (
+        model.takes_int32_edges
+        and data.edge_index.dtype == torch.int32
+        and not model.why_pygs_own()
+    )
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             out = model(data.x, data.edge_index, data.edge_attr)
         out.float().square().sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert {part.kernel for part in model.layers[0].modules() if hasattr(part, "kernel")} == {"auto"}
+    assert {part.kernel for part in model.layers[0].modules() if hasattr(part, "kernel")} == {
+        "auto"
+    }
     assert model.describe_code() == "a layer of this program, which PyG does not have"
-    with pytest.raises(ValueError, match=f"^kernel=pyg cannot run {conv}, which PyG does not have. Set kernel=auto"):
+    with pytest.raises(
+        ValueError, match=f"^kernel=pyg cannot run {conv}, which PyG does not have. Set kernel=auto"
+    ):
         PyGModel(5, 8, 2, 2, conv=conv, kernel="pyg")
     fused = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kernel="fused").eval()
     plain = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kernel="reference").eval()
     plain.load_state_dict(fused.state_dict())
-    torch.testing.assert_close(*(net(data.x, data.edge_index, data.edge_attr) for net in (fused, plain)))
+    torch.testing.assert_close(
+        *(net(data.x, data.edge_index, data.edge_attr) for net in (fused, plain))
+    )
     none = torch.empty(2, 0, dtype=torch.int64)
     assert model.eval()(data.x, none, torch.empty(0, 3)).isfinite().all()
 
@@ -96,7 +111,9 @@ def test_a_stack_of_them_trains_in_half_precision_and_without_edges(conv, kwargs
 def test_gated_layers_update_edges_by_hand(attr):
     """Two layers: the second reads the edges that the first has updated."""
     torch.manual_seed(0)
-    model = PyGModel(6, 4, 2, 2, edge_dim=None if attr is None else 3, conv="GatedGCNConv", norm="batch").eval()
+    model = PyGModel(
+        6, 4, 2, 2, edge_dim=None if attr is None else 3, conv="GatedGCNConv", norm="batch"
+    ).eval()
     for layer in model.layers[:1]:  # running statistics that do something
         layer.norm.running_var.fill_(2.0)
         layer.edge_norm.running_mean.fill_(0.5)

@@ -27,29 +27,56 @@ def mlp():
 
 # Layers, the arguments of their constructors, and the edge features that they get.
 LAYERS = [
-    ("GCNConv", (CHANNELS, 4), {}, ""), ("GCNConv", (CHANNELS, 4), {}, WEIGHT),
-    ("GCNConv", (-1, 4), {"improved": True, "bias": False}, WEIGHT), ("GCNConv", (CHANNELS, 4), {"improved": True}, ""),
-    ("GCNConv", (CHANNELS, 4), {"normalize": False}, ""), ("GCNConv", (CHANNELS, 4), {"normalize": False}, WEIGHT),
-    ("GCNConv", (CHANNELS, 4), {"add_self_loops": False}, WEIGHT), ("GCNConv", (CHANNELS, 4), {"cached": True}, ""),
+    ("GCNConv", (CHANNELS, 4), {}, ""),
+    ("GCNConv", (CHANNELS, 4), {}, WEIGHT),
+    ("GCNConv", (-1, 4), {"improved": True, "bias": False}, WEIGHT),
+    ("GCNConv", (CHANNELS, 4), {"improved": True}, ""),
+    ("GCNConv", (CHANNELS, 4), {"normalize": False}, ""),
+    ("GCNConv", (CHANNELS, 4), {"normalize": False}, WEIGHT),
+    ("GCNConv", (CHANNELS, 4), {"add_self_loops": False}, WEIGHT),
+    ("GCNConv", (CHANNELS, 4), {"cached": True}, ""),
     ("GCNConv", (CHANNELS, 4), {"add_self_loops": False}, ""),
-    ("SAGEConv", (CHANNELS, 4), {}, ""), ("SAGEConv", (-1, 4), {"aggr": "max", "bias": False}, ""),
+    ("SAGEConv", (CHANNELS, 4), {}, ""),
+    ("SAGEConv", (-1, 4), {"aggr": "max", "bias": False}, ""),
     ("SAGEConv", (CHANNELS, 4), {"aggr": "add", "normalize": True, "project": True}, ""),
     ("SAGEConv", (CHANNELS, 4), {"aggr": "min", "root_weight": False}, ""),
-    ("GraphConv", (CHANNELS, 4), {}, ""), ("GraphConv", (CHANNELS, 4), {"aggr": "mean", "bias": False}, WEIGHT),
+    ("GraphConv", (CHANNELS, 4), {}, ""),
+    ("GraphConv", (CHANNELS, 4), {"aggr": "mean", "bias": False}, WEIGHT),
     ("GraphConv", (-1, 4), {"aggr": "max"}, WEIGHT),
-    ("GINConv", (mlp,), {"train_eps": True}, ""), ("GINConv", (mlp,), {"eps": 0.3, "aggr": "mean"}, ""),
+    ("GINConv", (mlp,), {"train_eps": True}, ""),
+    ("GINConv", (mlp,), {"eps": 0.3, "aggr": "mean"}, ""),
     ("GINEConv", (mlp,), {"edge_dim": EDGE_DIM, "train_eps": True}, ATTR),
     ("GINEConv", (mlp,), {"aggr": "max"}, "wide"),
 ]
-PNA = dict(aggregators=["mean", "min", "max", "std"], scalers=["identity", "amplification", "attenuation"],
-           deg=torch.tensor([0, 3, 20, 4]))
-PNA_OTHERS = dict(aggregators=["sum", "var"], scalers=["linear", "inverse_linear"], deg=torch.tensor([1, 3, 20, 4]))
+PNA = dict(
+    aggregators=["mean", "min", "max", "std"],
+    scalers=["identity", "amplification", "attenuation"],
+    deg=torch.tensor([0, 3, 20, 4]),
+)
+PNA_OTHERS = dict(
+    aggregators=["sum", "var"],
+    scalers=["linear", "inverse_linear"],
+    deg=torch.tensor([1, 3, 20, 4]),
+)
 LAYERS += [
-    ("ResGatedGraphConv", (CHANNELS, 19), {}, ""), ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM}, ATTR),
-    ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM, "bias": False, "act": torch.tanh}, ATTR),
+    ("ResGatedGraphConv", (CHANNELS, 19), {}, ""),
+    ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM}, ATTR),
+    (
+        "ResGatedGraphConv",
+        (CHANNELS, 4),
+        {"edge_dim": EDGE_DIM, "bias": False, "act": torch.tanh},
+        ATTR,
+    ),
     ("ResGatedGraphConv", (-1, 4), {"root_weight": False, "aggr": "mean"}, ""),
-    ("PNAConv", (CHANNELS, 4), PNA, ""), ("PNAConv", (CHANNELS, 4), PNA | {"edge_dim": EDGE_DIM, "towers": 2}, ATTR),
-    ("PNAConv", (CHANNELS, 4), PNA_OTHERS | {"towers": 2, "divide_input": True, "train_norm": True}, "")]
+    ("PNAConv", (CHANNELS, 4), PNA, ""),
+    ("PNAConv", (CHANNELS, 4), PNA | {"edge_dim": EDGE_DIM, "towers": 2}, ATTR),
+    (
+        "PNAConv",
+        (CHANNELS, 4),
+        PNA_OTHERS | {"towers": 2, "divide_input": True, "train_norm": True},
+        "",
+    ),
+]
 BIPARTITE = ("SAGEConv", "GraphConv", "GINConv", "GINEConv", "ResGatedGraphConv")
 IDS = [f"{number}-{name}" for number, (name, *_) in enumerate(LAYERS)]
 
@@ -66,23 +93,37 @@ def layers(name, arguments, options):
 def inputs(features, num_dst=NUM_NODES):
     """Node features, edges with self-loops and repeated edges, and edge features, in float64."""
     rng = torch.Generator().manual_seed(1)
-    edges = torch.stack([torch.randint(bound, (NUM_EDGES,), generator=rng) for bound in (NUM_NODES, num_dst - 2)])
+    edges = torch.stack(
+        [torch.randint(bound, (NUM_EDGES,), generator=rng) for bound in (NUM_NODES, num_dst - 2)]
+    )
     edges[:, 5] = edges[:, 6] = 3
     columns = {"": None, WEIGHT: (), ATTR: (EDGE_DIM,), "wide": (CHANNELS,)}[features]
     x = torch.randn(NUM_NODES, CHANNELS, dtype=torch.float64, generator=rng)
-    return x, edges, None if columns is None else torch.rand(NUM_EDGES, *columns, dtype=torch.float64, generator=rng)
+    return (
+        x,
+        edges,
+        None
+        if columns is None
+        else torch.rand(NUM_EDGES, *columns, dtype=torch.float64, generator=rng),
+    )
 
 
 def results(conv, x, edges, attr, **more):
     """The output and the gradients by name: of the inputs and of the parameters, all in float64."""
     dtype = next(conv.parameters()).dtype
-    nodes = [value.to(dtype, copy=True).requires_grad_() for value in (x if isinstance(x, tuple) else (x,))]
+    nodes = [
+        value.to(dtype, copy=True).requires_grad_()
+        for value in (x if isinstance(x, tuple) else (x,))
+    ]
     attr = () if attr is None else (attr.to(dtype, copy=True).requires_grad_(),)
     out = conv(tuple(nodes) if isinstance(x, tuple) else nodes[0], edges, *attr, **more)
     conv.zero_grad()
     (out * torch.arange(out.numel(), dtype=dtype).view_as(out).cos()).sum().backward()
-    found = {"out": out.detach(), **{f"input {i}": leaf.grad for i, leaf in enumerate((*nodes, *attr))},
-             **{name: parameter.grad for name, parameter in conv.named_parameters()}}
+    found = {
+        "out": out.detach(),
+        **{f"input {i}": leaf.grad for i, leaf in enumerate((*nodes, *attr))},
+        **{name: parameter.grad for name, parameter in conv.named_parameters()},
+    }
     return {name: value.double() for name, value in found.items() if value is not None}
 
 
@@ -91,8 +132,13 @@ def assert_same(ours, theirs, x, edges, attr, *, pygs_edges=None, tolerance=1e-9
     ours.load_state_dict(theirs.state_dict())
     for name, value in results(ours, x, edges, attr, **more).items():
         size = max(1.0, float(expected[name].abs().max()))
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=tolerance * size,
-                                   msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            value,
+            expected[name],
+            rtol=0,
+            atol=tolerance * size,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 
 
@@ -106,28 +152,47 @@ def test_output_and_gradients_are_pygs(name, arguments, options, features, said,
     ours.kernel = "auto"
     assert_same(ours.float(), theirs, x, edges, attr, tolerance=1e-5)
     order = edges[1].argsort(stable=True)
-    by_target = EdgeIndex(edges[:, order].int(), sparse_size=(NUM_NODES, NUM_NODES), sort_order="col")
+    by_target = EdgeIndex(
+        edges[:, order].int(), sparse_size=(NUM_NODES, NUM_NODES), sort_order="col"
+    )
     if not options.get("cached"):
-        assert_same(ours, theirs, x, by_target, None if attr is None else attr[order], pygs_edges=edges[:, order],
-                    tolerance=1e-5)
+        assert_same(
+            ours,
+            theirs,
+            x,
+            by_target,
+            None if attr is None else attr[order],
+            pygs_edges=edges[:, order],
+            tolerance=1e-5,
+        )
     assert not said
 
 
-@pytest.mark.parametrize("name, arguments, options, features", [case for case in LAYERS if case[0] in BIPARTITE],
-                         ids=[label for label in IDS if label.endswith(BIPARTITE)])
+@pytest.mark.parametrize(
+    "name, arguments, options, features",
+    [case for case in LAYERS if case[0] in BIPARTITE],
+    ids=[label for label in IDS if label.endswith(BIPARTITE)],
+)
 def test_bipartite_graphs(name, arguments, options, features, said):
     ours, theirs = layers(name, arguments, options)
     x, edges, attr = inputs(features, NUM_DST)
     size = (NUM_NODES, NUM_DST)
     takes_size = name != "ResGatedGraphConv"
-    assert_same(ours, theirs, (x, x[:NUM_DST].cos()), edges, attr, **({"size": size} if takes_size else {}))
+    assert_same(
+        ours, theirs, (x, x[:NUM_DST].cos()), edges, attr, **({"size": size} if takes_size else {})
+    )
     if takes_size:
-        alone = [conv((x, None), edges, *(() if attr is None else (attr,)), size=size) for conv in (ours, theirs)]
+        alone = [
+            conv((x, None), edges, *(() if attr is None else (attr,)), size=size)
+            for conv in (ours, theirs)
+        ]
         torch.testing.assert_close(*alone)
     assert not said
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Converting sparse tensor", "ignore:Sparse CSR")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant checks", "ignore:Converting sparse tensor", "ignore:Sparse CSR"
+)
 @pytest.mark.parametrize("name", ["GCNConv", "GraphConv", "SAGEConv", "GINConv"])
 def test_values_of_a_sparse_matrix_are_weights(name):
     ours, theirs = layers(name, (mlp,) if name == "GINConv" else (CHANNELS, 4), {})
@@ -139,12 +204,16 @@ def test_values_of_a_sparse_matrix_are_weights(name):
         torch.testing.assert_close(ours(x, adj), theirs(x, adj))
 
 
-@pytest.mark.parametrize("name, options, features, why", [
-    ("SAGEConv", {"aggr": "lstm"}, "", "aggr=lstm"),
-    ("SAGEConv", {"aggr": ["mean", "max"]}, "", "aggr=['mean', 'max']"),
-    ("GCNConv", {"aggr": "mean"}, "", "aggr=mean"), ("GraphConv", {"flow": "target_to_source"}, "",
-                                                     "flow=target_to_source"),
-    ("GINEConv", {"edge_dim": EDGE_DIM, "aggr": "min"}, ATTR, "aggr=min")])
+@pytest.mark.parametrize(
+    "name, options, features, why",
+    [
+        ("SAGEConv", {"aggr": "lstm"}, "", "aggr=lstm"),
+        ("SAGEConv", {"aggr": ["mean", "max"]}, "", "aggr=['mean', 'max']"),
+        ("GCNConv", {"aggr": "mean"}, "", "aggr=mean"),
+        ("GraphConv", {"flow": "target_to_source"}, "", "flow=target_to_source"),
+        ("GINEConv", {"edge_dim": EDGE_DIM, "aggr": "min"}, ATTR, "aggr=min"),
+    ],
+)
 def test_pygs_own_code_runs_and_one_warning_says_so(name, options, features, why, said):
     ours, theirs = layers(name, (mlp,) if name == "GINEConv" else (CHANNELS, 4), options)
     x, edges, attr = inputs(features)
@@ -156,8 +225,17 @@ def test_pygs_own_code_runs_and_one_warning_says_so(name, options, features, why
         ours(x, edges)
 
 
-@pytest.mark.parametrize("options", [{}, {"aggr": "max", "bias": False}, {"num_bases": 3}, {"num_blocks": 2},
-                                     {"root_weight": False, "aggr": "add"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"aggr": "max", "bias": False},
+        {"num_bases": 3},
+        {"num_blocks": 2},
+        {"root_weight": False, "aggr": "add"},
+    ],
+    ids=str,
+)
 def test_relations(options, said):
     ours, theirs = layers("RGCNConv", (CHANNELS, 4, 5), options)
     x, edges, _ = inputs("", NUM_DST)
@@ -183,16 +261,25 @@ def test_edges_that_change_change_their_self_loops():
     assert_same(ours, theirs, x, edges, None)
 
 
-@pytest.mark.parametrize("name, arguments, options, features", [
-    ("GCNConv", (64, 64), {}, ""), ("GCNConv", (64, 64), {}, WEIGHT), ("SAGEConv", (64, 64), {"aggr": "max"}, ""),
-    ("GraphConv", (64, 64), {"aggr": "mean"}, WEIGHT), ("GINConv", (torch.nn.Identity,), {}, ""),
-    ("GINEConv", (lambda: torch.nn.Linear(64, 64),), {"edge_dim": EDGE_DIM}, ATTR),
-    ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR), ("RGCNConv", (64, 64, 2), {}, ""),
-    ("PNAConv", (64, 64), PNA, "")])
+@pytest.mark.parametrize(
+    "name, arguments, options, features",
+    [
+        ("GCNConv", (64, 64), {}, ""),
+        ("GCNConv", (64, 64), {}, WEIGHT),
+        ("SAGEConv", (64, 64), {"aggr": "max"}, ""),
+        ("GraphConv", (64, 64), {"aggr": "mean"}, WEIGHT),
+        ("GINConv", (torch.nn.Identity,), {}, ""),
+        ("GINEConv", (lambda: torch.nn.Linear(64, 64),), {"edge_dim": EDGE_DIM}, ATTR),
+        ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR),
+        ("RGCNConv", (64, 64, 2), {}, ""),
+        ("PNAConv", (64, 64), PNA, ""),
+    ],
+)
 @pytest.mark.parametrize("kernel", ["fused", "pyg"])
 def test_no_tensor_of_edges_x_channels_is_made(name, arguments, options, features, kernel):
-    conv = stacks.FUSED[getattr(pyg, name)](*[value() if callable(value) else value for value in arguments], **options,
-                                            kernel=kernel)
+    conv = stacks.FUSED[getattr(pyg, name)](
+        *[value() if callable(value) else value for value in arguments], **options, kernel=kernel
+    )
     edges, attr = tiny_graph(EDGE_DIM)
     more = {"": [], WEIGHT: [attr[:, 0]], ATTR: [attr]}[features]
     if name == "RGCNConv":
@@ -207,7 +294,10 @@ def test_no_tensor_of_edges_x_channels_is_made(name, arguments, options, feature
 def test_gated_sums_have_the_same_bits_for_any_number_of_threads():
     rng = torch.Generator().manual_seed(2)
     edges = torch.randint(400, (2, 20_000), generator=rng)
-    attr, x = torch.randn(20_000, EDGE_DIM, generator=rng), torch.randn(400, CHANNELS, generator=rng)
+    attr, x = (
+        torch.randn(20_000, EDGE_DIM, generator=rng),
+        torch.randn(400, CHANNELS, generator=rng),
+    )
     torch.manual_seed(0)
     conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 16, edge_dim=EDGE_DIM, kernel="fused")
 
@@ -220,44 +310,78 @@ def test_gated_sums_have_the_same_bits_for_any_number_of_threads():
 
 def test_gated_sums_say_why_the_kernel_cannot_run():
     x, edges, _ = inputs("")
-    for options, message in (({"act": torch.nn.Tanh()}, "no act=Tanh"), ({"aggr": "max"}, "with aggr=max")):
+    for options, message in (
+        ({"act": torch.nn.Tanh()}, "no act=Tanh"),
+        ({"aggr": "max"}, "with aggr=max"),
+    ):
         conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 4, **options, kernel="fused")
         with pytest.raises(ValueError, match=f"kernel=fused cannot run: .*{message}"):
             conv(x.float(), edges)
     conv = stacks.FUSED[pyg.ResGatedGraphConv](CHANNELS, 4)
-    broken = EdgeIndex(torch.tensor([[99], [1]]), sparse_size=(NUM_NODES, NUM_NODES), sort_order="col")
+    broken = EdgeIndex(
+        torch.tensor([[99], [1]]), sparse_size=(NUM_NODES, NUM_NODES), sort_order="col"
+    )
     message = "edge_index names a node that is not in the graph, or .*: make a new EdgeIndex"
     with torch.no_grad(), pytest.raises(IndexError, match=message):
         conv(x.float(), broken)
 
 
 def test_a_graph_without_edges():
-    for name, options in (("GCNConv", {}), ("SAGEConv", {"aggr": "max"}), ("GraphConv", {}), ("ResGatedGraphConv", {}),
-                          ("PNAConv", PNA)):
-        assert_same(*layers(name, (CHANNELS, 4), options), inputs("")[0], torch.empty(2, 0, dtype=torch.int64), None)
+    for name, options in (
+        ("GCNConv", {}),
+        ("SAGEConv", {"aggr": "max"}),
+        ("GraphConv", {}),
+        ("ResGatedGraphConv", {}),
+        ("PNAConv", PNA),
+    ):
+        assert_same(
+            *layers(name, (CHANNELS, 4), options),
+            inputs("")[0],
+            torch.empty(2, 0, dtype=torch.int64),
+            None,
+        )
 
 
 def test_each_layer_has_a_fused_class_unless_pygs_is_asked_for():
     for kind, ours in stacks.FUSED.items():
         assert stacks.choose_class(kind, "auto") is stacks.choose_class(kind, "reference") is ours
         assert stacks.choose_class(kind, "pyg") is kind and issubclass(ours, kind)
-    with pytest.raises(ValueError, match="kernel=fused cannot run ChebConv, which has no fused class. Set kernel=auto"):
+    with pytest.raises(
+        ValueError,
+        match="kernel=fused cannot run ChebConv, which has no fused class. Set kernel=auto",
+    ):
         stacks.PyGModel(5, 8, 2, 2, conv="ChebConv", kernel="fused")
 
 
 @pytest.mark.slow
-def test_a_run_of_pygs_class_is_evaluated_and_resumed_by_ours(configure, tmp_path, monkeypatch, caplog):
+def test_a_run_of_pygs_class_is_evaluated_and_resumed_by_ours(
+    configure, tmp_path, monkeypatch, caplog
+):
     caplog.set_level("INFO")
-    arguments, run = (*TOY[:5], "model=pyg", "model.conv=GCNConv", "model.num_layers=2"), tmp_path / "run"
+    arguments, run = (
+        (*TOY[:5], "model=pyg", "model.conv=GCNConv", "model.num_layers=2"),
+        tmp_path / "run",
+    )
     with monkeypatch.context() as patch:
         patch.setattr(stacks, "FUSED", {})
         assert train(configure(*arguments, "train.epochs=2"), run)["kernel"] == "the model's own"
         before = building.evaluate(EvaluateConfig(run=str(run)))["valid"]
-    assert "GCNConv: PyG's own code runs (no fused class stands in for it); evaluation: by one forward" in caplog.text
-    assert building.evaluate(EvaluateConfig(run=str(run)))["valid"] == pytest.approx(before, abs=1e-6)
+    assert (
+        "GCNConv: PyG's own code runs (no fused class stands in for it); evaluation: by one forward"
+        in caplog.text
+    )
+    assert building.evaluate(EvaluateConfig(run=str(run)))["valid"] == pytest.approx(
+        before, abs=1e-6
+    )
     caplog.clear()
     assert train(configure(*arguments, "train.epochs=3"), run)["kernel"] != "the model's own"
-    assert "GCNConv: a fused class stands in for PyG's; evaluation: by one forward over the whole graph" in caplog.text
+    assert (
+        "GCNConv: a fused class stands in for PyG's; evaluation: by one forward over the whole graph"
+        in caplog.text
+    )
     caplog.clear()
-    assert train(configure(*arguments, "train.epochs=1", "kernel=pyg"), tmp_path / "pyg")["kernel"] == "the model's own"
+    assert (
+        train(configure(*arguments, "train.epochs=1", "kernel=pyg"), tmp_path / "pyg")["kernel"]
+        == "the model's own"
+    )
     assert "GCNConv: PyG's own code runs (kernel=pyg)" in caplog.text

@@ -1,6 +1,5 @@
 """Layouts on tiles by torch operations against autograd, and as a trainer in place of C++."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -29,17 +28,24 @@ def test_tiles_move_along_the_gradient():
     other = (at[head].unsqueeze(2) - at[drawn].unsqueeze(1)).square().sum(-1)
     is_other = there.unsqueeze(2) & (drawn.unsqueeze(1) != tail.unsqueeze(2))
     (3 * square.log1p() * there).sum().add((0.4 / (1 + other) * is_other).sum()).backward()
-    loss = layout_tiles._train_tiles(rows, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e9), 1e-3, 3.0)
+    loss = layout_tiles._train_tiles(
+        rows, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e9), 1e-3, 3.0
+    )
     torch.testing.assert_close((rows.double() - start) / 1e-3, -at.grad, rtol=1e-3, atol=2e-3)
     assert float(loss.sum()) == pytest.approx(
-        float((square.detach().log1p() * there).sum()), rel=1e-5)  # log(1) of negatives
+        float((square.detach().log1p() * there).sum()), rel=1e-5
+    )  # log(1) of negatives
     clipped = start.clone()
-    layout_tiles._train_tiles(clipped, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e-6), 1.0, 3.0)
+    layout_tiles._train_tiles(
+        clipped, ends, there, drawn, LayoutOptions(negative_weight=2.0, clip=1e-6), 1.0, 3.0
+    )
     assert 0 < (clipped - start).abs().max() < 21 * 16 * 1.1e-6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], ["trainer.dim=3", "trainer.init=random", "train.epochs=100"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["trainer.dim=3", "trainer.init=random", "train.epochs=100"]]
+)
 def test_tiles_part_the_clouds(overrides, small, configure, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(tiled, "trains_tiles", lambda device: True)
     monkeypatch.setattr(tiled, "load_kernel", lambda: layout_tiles.train)

@@ -28,9 +28,13 @@ def tables(num_rows, dim, optimizer="sgd", seed=0):
 def problem(num_heads=23, num_tails=17, num_pairs=900, seed=0):
     """Pairs of one block behind some rows and pairs that are none of its own."""
     rng = np.random.default_rng(seed)
-    pairs = np.stack([rng.integers(num_heads, size=num_pairs), rng.integers(num_tails, size=num_pairs)], 1)
+    pairs = np.stack(
+        [rng.integers(num_heads, size=num_pairs), rng.integers(num_tails, size=num_pairs)], 1
+    )
     weight = torch.from_numpy(rng.exponential(size=num_heads + num_tails + 5).astype(np.float32))
-    negatives = Negatives(*alias_tables(torch.tensor([0, 5, 5 + num_heads, 5 + num_heads + num_tails]), weight))
+    negatives = Negatives(
+        *alias_tables(torch.tensor([0, 5, 5 + num_heads, 5 + num_heads + num_tails]), weight)
+    )
     block = PairBlock(4, 5, 5 + num_heads, num_heads, num_tails, 30, num_pairs)
     return torch.from_numpy(pairs.astype(np.int32)), negatives, block
 
@@ -47,15 +51,27 @@ def assert_close(found, expected):
 
 
 # Each size is quick with one optimizer; the others are slow.
-@pytest.mark.parametrize("optimizer, dim, num_negatives, weight_decay", [
-    pytest.param(optimizer, *sizes, marks=[] if (row - place) % len(skipgram.OPTIMIZERS) == 0 else pytest.mark.slow)
-    for row, optimizer in enumerate(skipgram.OPTIMIZERS)
-    for place, sizes in enumerate([(16, 32, 0.0), (5, 7, 0.01), (37, 4, 0.0), (100, 1, 0.1)])])
+@pytest.mark.parametrize(
+    "optimizer, dim, num_negatives, weight_decay",
+    [
+        pytest.param(
+            optimizer,
+            *sizes,
+            marks=[] if (row - place) % len(skipgram.OPTIMIZERS) == 0 else pytest.mark.slow,
+        )
+        for row, optimizer in enumerate(skipgram.OPTIMIZERS)
+        for place, sizes in enumerate([(16, 32, 0.0), (5, 7, 0.01), (37, 4, 0.0), (100, 1, 0.1)])
+    ],
+)
 def test_native_and_reference_agree(optimizer, dim, num_negatives, weight_decay):
     before = tables(45, dim, optimizer)
     native, plain = copy.deepcopy(before), copy.deepcopy(before)
-    options = dict(optimizer=optimizer, num_negatives=num_negatives, weight_decay=weight_decay,
-                   negative_weight=0.1 * num_negatives)
+    options = dict(
+        optimizer=optimizer,
+        num_negatives=num_negatives,
+        weight_decay=weight_decay,
+        negative_weight=0.1 * num_negatives,
+    )
     loss, count = run(*native, **options)
     expected, pairs = run(*plain, function=skipgram_numpy.train, **options)
     assert count == pairs > 0 and loss == pytest.approx(expected, rel=1e-4)
@@ -89,25 +105,35 @@ def test_a_group_moves_along_the_gradient():
     skipgram.train(heads, tails, [[block]], pairs, negatives, options, lr=lr, key=11)
     bits = random_bits(mix(11 + 4 * GOLDEN & MASK))
     drawn = [next(bits) >> 32 for _ in range(4)]
-    drawn = [number * 8 >> 32 for number in drawn]  # no shuffle of a single group takes numbers before them
+    drawn = [
+        number * 8 >> 32 for number in drawn
+    ]  # no shuffle of a single group takes numbers before them
     u, v = before
-    loss = -torch.nn.functional.logsigmoid(v[[0, 3, 6]] @ u[2]).sum() \
+    loss = (
+        -torch.nn.functional.logsigmoid(v[[0, 3, 6]] @ u[2]).sum()
         - 2.0 * 3 / 4 * torch.nn.functional.logsigmoid(-v[drawn] @ u[2]).sum()
+    )
     loss.backward()
     for table, start in ((heads, u), (tails, v)):
         # Within a tile later updates see earlier ones: equal up to the square of the learning rate.
-        torch.testing.assert_close((table.rows.double() - start.detach()) / lr, -start.grad, rtol=0, atol=5e-3)
+        torch.testing.assert_close(
+            (table.rows.double() - start.detach()) / lr, -start.grad, rtol=0, atol=5e-3
+        )
 
 
 def test_any_number_of_threads_gives_the_same_bits():
     rng = np.random.default_rng(3)
     pairs = torch.from_numpy(rng.integers(10, size=(4000, 2)).astype(np.int32))
     negatives = Negatives(torch.ones(50), torch.zeros(50, dtype=torch.int32))
-    tasks = [[PairBlock(i, 10 * i, 10 * ((i + 1) % 5), 10, 10, 800 * i, 800 * (i + 1))] for i in range(5)]
+    tasks = [
+        [PairBlock(i, 10 * i, 10 * ((i + 1) % 5), 10, 10, 800 * i, 800 * (i + 1))] for i in range(5)
+    ]
 
     def compute():
         heads, tails = tables(50, 20)
-        loss = skipgram.train(heads, tails, tasks, pairs, negatives, SkipGramOptions(), lr=0.1, key=5)
+        loss = skipgram.train(
+            heads, tails, tasks, pairs, negatives, SkipGramOptions(), lr=0.1, key=5
+        )
         return heads.rows, tails.rows, loss
 
     same_for_any_threads(compute, (1, 2, 3, 4))
@@ -128,5 +154,7 @@ def test_nothing_to_train():
     empty = PairBlock(0, 0, 0, 10, 10, 5, 5)
     before = heads.rows.clone()
     for function in (skipgram.train, skipgram_numpy.train):
-        assert function(heads, tails, [[empty], []], pairs, negatives, SkipGramOptions(), lr=1.0, key=0) == (0, 0)
+        assert function(
+            heads, tails, [[empty], []], pairs, negatives, SkipGramOptions(), lr=1.0, key=0
+        ) == (0, 0)
     assert torch.equal(heads.rows, before)

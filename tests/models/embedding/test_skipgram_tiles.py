@@ -39,7 +39,11 @@ def torch_trains(monkeypatch):
 def test_hash_is_that_of_splitmix():
     """The first numbers of the sequence of seed 0 (https://prng.di.unimi.it/splitmix64.c)."""
     found = mix_tensor(torch.arange(1, 4) * signed(GOLDEN))
-    assert [int(bits) % 2**64 for bits in found] == [0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f]
+    assert [int(bits) % 2**64 for bits in found] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
 
 
 def random_pairs(num_rows=90, num_pairs=700, seed=0):
@@ -48,7 +52,9 @@ def random_pairs(num_rows=90, num_pairs=700, seed=0):
     pairs = torch.randint(num_rows, (2 * num_pairs, 2), generator=rng)
     pairs[::3, 1] = 3
     pairs = pairs[pairs[:, 0] != pairs[:, 1]][:num_pairs]
-    return pairs, torch.bincount(pairs[:, 1], minlength=num_rows).argsort(descending=True, stable=True)
+    return pairs, torch.bincount(pairs[:, 1], minlength=num_rows).argsort(
+        descending=True, stable=True
+    )
 
 
 def random_tiles(*, num_rows=90, num_pairs=700, num_parts=4, num_negatives=16, tied=False, key=5):
@@ -79,9 +85,14 @@ def train_round(heads, tails, tiles, options=SkipGramOptions(), lr=0.05):
 def test_parts_get_rows_of_all_degrees(num_rows, num_parts):
     by_degree = torch.randperm(num_rows, generator=torch.Generator().manual_seed(0))
     deals = [pair_tiles.deal_rows(by_degree, num_parts, key) for key in (1, 1, 2)]
-    assert torch.equal(deals[0].part, deals[1].part) and not torch.equal(deals[0].part, deals[2].part)
+    assert torch.equal(deals[0].part, deals[1].part) and not torch.equal(
+        deals[0].part, deals[2].part
+    )
     for deal in deals:
-        assert deal.rows.sort().values.tolist() == list(range(num_rows)) and deal.num_parts == num_parts
+        assert (
+            deal.rows.sort().values.tolist() == list(range(num_rows))
+            and deal.num_parts == num_parts
+        )
         for part, rows in enumerate(deal.rows.split(deal.ptr.diff().tolist())):
             assert (deal.part[rows] == part).all()
         for alike in by_degree.split(num_parts):
@@ -95,22 +106,29 @@ def test_programs_of_a_launch_share_no_rows(tied):
     tiles = random_tiles(tied=tied, num_negatives=3)
     expected = pairs[deal.part[pairs[:, 0]] != deal.part[pairs[:, 1]]] if tied else pairs
     assert sorted(map(tuple, tiles.pairs.tolist())) == sorted(map(tuple, expected.tolist()))
-    assert tiles.num_launches == (6 if tied else 4) and len(tiles.pair_ptr) == 4 * tiles.num_launches + 1
+    assert (
+        tiles.num_launches == (6 if tied else 4)
+        and len(tiles.pair_ptr) == 4 * tiles.num_launches + 1
+    )
     for launch in range(tiles.num_launches):
         taken = set()
         for block in range(4 * launch, 4 * launch + 4):
-            own = tiles.pairs[tiles.pair_ptr[block]:tiles.pair_ptr[block + 1]].long()
-            drawn = tiles.negatives[tiles.tile_ptr[block]:tiles.tile_ptr[block + 1]].long()
+            own = tiles.pairs[tiles.pair_ptr[block] : tiles.pair_ptr[block + 1]].long()
+            drawn = tiles.negatives[tiles.tile_ptr[block] : tiles.tile_ptr[block + 1]].long()
             assert len(drawn) == -(-len(own) // 16)
             used = {("head", int(part)) for part in deal.part[own[:, 0]].unique()}
-            used |= {("head" if tied else "tail", int(part)) for part in deal.part[own[:, 1]].unique()}
+            used |= {
+                ("head" if tied else "tail", int(part)) for part in deal.part[own[:, 1]].unique()
+            }
             assert len(used) in (0, 2) and not used & taken
             taken |= used
             assert not len(own) or (deal.part[drawn] == deal.part[own[0, 1]]).all()
 
 
 def test_pairs_of_walks_are_those_of_the_cpu():
-    walks = torch.tensor([[0, 1, 2, 0, 1], [3, 2, -1, -1, -1], [4, 4, 5, -1, -1]], dtype=torch.int32)
+    walks = torch.tensor(
+        [[0, 1, 2, 0, 1], [3, 2, -1, -1, -1], [4, 4, 5, -1, -1]], dtype=torch.int32
+    )
     for distance, both in ((1, False), (2, True), (9, True)):
         parts = deal_nodes(torch.ones(6), 1)
         theirs = parts.node[collect_pairs(walks, parts, distance=distance, both=both).pairs.long()]
@@ -126,7 +144,7 @@ def test_negatives_follow_the_weights():
     tiles = pair_tiles.arrange(pairs, deal, pair_tiles.whole_weights(weight), 8, 3, tied=False)
     found = torch.bincount(tiles.negatives.flatten(), minlength=50).double()
     for part in range(2):
-        own = deal.rows[deal.ptr[part]:deal.ptr[part + 1]]
+        own = deal.rows[deal.ptr[part] : deal.ptr[part + 1]]
         share, expected = (values[own] / values[own].sum() for values in (found, weight))
         assert (share - expected).abs().max() < 0.005 and not share[expected == 0].any()
 
@@ -147,10 +165,13 @@ def test_a_step_goes_along_the_gradient(tied):
     head, tail = ends.unbind(-1)
     weight = 0.5 / 7 * there.unsqueeze(2) * (drawn.unsqueeze(1) != tail.unsqueeze(2))
     objective = (logsigmoid((u[head] * v[tail]).sum(-1)) * there).sum() + (
-        weight * logsigmoid(-(u[head] @ v[drawn].mT))).sum()
+        weight * logsigmoid(-(u[head] @ v[drawn].mT))
+    ).sum()
     gradients = torch.autograd.grad(objective, [u] if tied else [u, v])
-    expected = [table.rows + 0.01 * gradient for table, gradient in zip([heads] if tied else [heads, tails], gradients,
-                                                                        strict=True)]
+    expected = [
+        table.rows + 0.01 * gradient
+        for table, gradient in zip([heads] if tied else [heads, tails], gradients, strict=True)
+    ]
     options = SkipGramOptions(negative_weight=0.5)
     loss = skipgram_tiles._train_tiles(heads, tails, ends, there, drawn, options, 0.01)
     assert float(loss.sum()) == pytest.approx(-float(objective.detach()))
@@ -163,8 +184,17 @@ def test_a_row_that_all_pairs_move_does_not_diverge():
     pairs = torch.stack([torch.arange(500) % 39 + 1, torch.zeros(500)], 1).long()
     deal = pair_tiles.deal_rows(torch.arange(40), 2, 0)
     heads, tails = tables(40, 8)
-    losses = [train_round(heads, tails, pair_tiles.arrange(pairs, deal, pair_tiles.whole_weights(torch.ones(40)), 16,
-                                                           key, tied=False), lr=3.0) for key in range(20)]
+    losses = [
+        train_round(
+            heads,
+            tails,
+            pair_tiles.arrange(
+                pairs, deal, pair_tiles.whole_weights(torch.ones(40)), 16, key, tied=False
+            ),
+            lr=3.0,
+        )
+        for key in range(20)
+    ]
     assert losses[-1] < losses[0] and heads.rows.abs().max() < 30, losses
 
 
@@ -190,10 +220,16 @@ ADAM = ["trainer.optimizer=adam", "train.lr=0.05"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], TIED, ADAM, [*TIED, *ADAM], ["trainer.optimizer=adagrad"]])
+@pytest.mark.parametrize(
+    "overrides", [[], TIED, ADAM, [*TIED, *ADAM], ["trainer.optimizer=adagrad"]]
+)
 def test_it_finds_the_communities(overrides, small, configure, tmp_path, torch_trains):
-    summary = train(configure(*small, *overrides, "train.epochs=100", "train.eval_every=100"), tmp_path / "run")
-    assert summary["test"] > 0.7, summary  # 0.30 without training; at worst 0.747 to 0.756, by the width of vectors
+    summary = train(
+        configure(*small, *overrides, "train.epochs=100", "train.eval_every=100"), tmp_path / "run"
+    )
+    assert summary["test"] > 0.7, (
+        summary
+    )  # 0.30 without training; at worst 0.747 to 0.756, by the width of vectors
 
 
 def test_its_state_goes_on(small, configure, torch_trains):
@@ -217,7 +253,9 @@ def test_its_state_goes_on(small, configure, torch_trains):
 def test_a_gpu_and_tables_on_the_disk_are_refused(small, configure):
     config = configure(*small, "trainer.tables=disk")
     config.device = "cuda"
-    with pytest.raises(ValueError, match="trainer.tables=disk needs the CPU; this run has device=cuda"):
+    with pytest.raises(
+        ValueError, match="trainer.tables=disk needs the CPU; this run has device=cuda"
+    ):
         config.check()
 
 
@@ -242,8 +280,17 @@ def train_on_both(config, rows_of, monkeypatch):
             yield trainer.embedding()
 
 
-@pytest.mark.parametrize("dim, num_negatives, fits", [
-    (512, 16, True), (512, 17, False), (128, 112, True), (128, 113, False), (513, 1, False), (16, 500, True)])
+@pytest.mark.parametrize(
+    "dim, num_negatives, fits",
+    [
+        (512, 16, True),
+        (512, 17, False),
+        (128, 112, True),
+        (128, 113, False),
+        (513, 1, False),
+        (16, 500, True),
+    ],
+)
 def test_tiles_that_a_multiprocessor_does_not_hold_are_known(dim, num_negatives, fits):
     """A kernel of 512 numbers takes 192 KiB of the 227 KiB of an H100 with 16 negatives, and 320 KiB with 17."""
     assert pair_tiles.fits_tile(dim, num_negatives) == fits

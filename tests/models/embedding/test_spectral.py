@@ -17,7 +17,10 @@ def test_the_factorised_matrix_is_that_of_prone(directed, exponent, num_negative
     weight = np.zeros((6, 6))
     for (a, b), value in EDGES.items():
         weight[a, b], weight[b, a] = value, value * (not directed)
-    steps = [[weight[i, j] / weight[i].sum() if weight[i, j] else 0.0 for j in range(6)] for i in range(6)]
+    steps = [
+        [weight[i, j] / weight[i].sum() if weight[i, j] else 0.0 for j in range(6)]
+        for i in range(6)
+    ]
     reached = [sum(steps[i][j] for i in range(6)) ** exponent for j in range(6)]
     expected = np.zeros((6, 6))
     for i, j in np.argwhere(weight):
@@ -29,7 +32,9 @@ def test_the_factorised_matrix_is_that_of_prone(directed, exponent, num_negative
         return np.linalg.svd(seen[0])
 
     monkeypatch.setattr("sklearn.utils.extmath.randomized_svd", decompose)
-    vectors = spectral.factorise(sp.csr_array(weight), 6, exponent=exponent, num_negatives=num_negatives)
+    vectors = spectral.factorise(
+        sp.csr_array(weight), 6, exponent=exponent, num_negatives=num_negatives
+    )
     np.testing.assert_allclose(seen[0], expected, rtol=1e-12)
     u, s, _ = np.linalg.svd(expected)
     rows = u * np.sqrt(s)

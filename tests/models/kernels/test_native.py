@@ -24,7 +24,9 @@ from tests.models.aggregate.test_fused import check, graph, off_the_bounds
 from tests.models.messages import test_attention, test_several
 from tests.models.messages.test_fused import WALKS, check_hubs
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+)
 
 
 def test_no_compiler(monkeypatch, tmp_path, caplog):
@@ -40,43 +42,92 @@ def test_no_compiler(monkeypatch, tmp_path, caplog):
 
 
 STRUCTURES = (
-    (cpu.AggregationProblem, "models/aggregate/problem.h"), (norm.NormProblem, "models/kernels/norm.h"),
-    (gated.GatedProblem, "models/messages/gated.h"), (head_products.HeadProblem, "models/kernels/head_products.cpp"),
-    (attention_ops.AttentionProblem, "models/messages/attention.h"), (messages.Operand, "models/messages/problem.h"),
-    (messages.MessageProblem, "models/messages/problem.h"), (messages.SeveralProblem, "models/messages/several.h"),
-    (skipgram.SkipGramProblem, "models/embedding/skipgram.h"), (layout.LayoutProblem, "models/embedding/layout.h"),
-    (walks.WalkProblem, "pipeline/graph/walks.cpp"))
+    (cpu.AggregationProblem, "models/aggregate/problem.h"),
+    (norm.NormProblem, "models/kernels/norm.h"),
+    (gated.GatedProblem, "models/messages/gated.h"),
+    (head_products.HeadProblem, "models/kernels/head_products.cpp"),
+    (attention_ops.AttentionProblem, "models/messages/attention.h"),
+    (messages.Operand, "models/messages/problem.h"),
+    (messages.MessageProblem, "models/messages/problem.h"),
+    (messages.SeveralProblem, "models/messages/several.h"),
+    (skipgram.SkipGramProblem, "models/embedding/skipgram.h"),
+    (layout.LayoutProblem, "models/embedding/layout.h"),
+    (walks.WalkProblem, "pipeline/graph/walks.cpp"),
+)
 
 
 # One compilation cannot read files that use the same name twice.
-@pytest.mark.parametrize("files", [r"models/messages/(?!gated)|head_products", r"aggregate|gated|norm|embedding|walks"])
+@pytest.mark.parametrize(
+    "files", [r"models/messages/(?!gated)|head_products", r"aggregate|gated|norm|embedding|walks"]
+)
 def test_fields_lie_where_the_compiler_puts_them(files, tmp_path):
     """And there are no others: the struct of C++ with one field more is longer."""
     lines = ["#include <cstddef>"]
     for structure, header in (pair for pair in STRUCTURES if re.search(files, pair[1])):
-        name, sizes = structure.__name__, {field: getattr(structure, field) for field, _ in structure._fields_}
-        lines += [f'#include "{ROOT / header}"', f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});",
-                  *(f"static_assert(offsetof({name}, {field}) == {at.offset} && sizeof({name}::{field}) == {at.size});"
-                    for field, at in sizes.items())]
+        name, sizes = (
+            structure.__name__,
+            {field: getattr(structure, field) for field, _ in structure._fields_},
+        )
+        lines += [
+            f'#include "{ROOT / header}"',
+            f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});",
+            *(
+                f"static_assert(offsetof({name}, {field}) == {at.offset} && sizeof({name}::{field}) == {at.size});"
+                for field, at in sizes.items()
+            ),
+        ]
     (tmp_path / "check.cpp").write_text("\n".join(lines))
-    subprocess.run([os.environ.get("CXX", "c++"), "-std=c++20", "-fsyntax-only", "-fopenmp", "-w", "check.cpp"],
-                   cwd=tmp_path, check=True)
+    subprocess.run(
+        [
+            os.environ.get("CXX", "c++"),
+            "-std=c++20",
+            "-fsyntax-only",
+            "-fopenmp",
+            "-w",
+            "check.cpp",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
 
 
-@pytest.mark.parametrize("text", ["struct Other {\n  float x;\n};", "struct Problem {\n  short x;\n};",
-                                  "struct Problem {\n  float x[N];\n};", "struct Problem {\n  float (*x)(int);\n};"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "struct Other {\n  float x;\n};",
+        "struct Problem {\n  short x;\n};",
+        "struct Problem {\n  float x[N];\n};",
+        "struct Problem {\n  float (*x)(int);\n};",
+    ],
+)
 def test_a_struct_that_cannot_be_read_is_refused(text, tmp_path):
     (tmp_path / "problem.h").write_text(text)
-    with pytest.raises(ValueError, match="has no struct Problem|neither a number nor a pointer nor an array"):
+    with pytest.raises(
+        ValueError, match="has no struct Problem|neither a number nor a pointer nor an array"
+    ):
         read_structure(tmp_path / "problem.h", "Problem")
 
 
 def test_a_changed_header_is_another_library(tmp_path):
     headers = {file.name for file in find_included(cpu.LIBRARY.source)}
-    assert headers == {"fused_cpu.cpp", "forward.h", "backward.h", "problem.h", "encode.h", "kinds.h", "walk.h",
-                       "tiles.h", "simd.h"}
-    assert {file.name for file in find_included(norm.LIBRARY.source)} == {"norm.cpp", "norm.h", "hash.h", "tiles.h",
-                                                                          "simd.h"}
+    assert headers == {
+        "fused_cpu.cpp",
+        "forward.h",
+        "backward.h",
+        "problem.h",
+        "encode.h",
+        "kinds.h",
+        "walk.h",
+        "tiles.h",
+        "simd.h",
+    }
+    assert {file.name for file in find_included(norm.LIBRARY.source)} == {
+        "norm.cpp",
+        "norm.h",
+        "hash.h",
+        "tiles.h",
+        "simd.h",
+    }
     (tmp_path / "a.cpp").write_text('#include "b.h"\n')
     (tmp_path / "b.h").write_text('#include "sub/c.h"\n')
     (tmp_path / "sub").mkdir()
@@ -87,10 +138,15 @@ def test_a_changed_header_is_another_library(tmp_path):
     assert paths[0] != paths[1]
 
 
-needs_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="has the portable kernels alone")
+needs_x86 = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="has the portable kernels alone"
+)
 # Which of the first twelve elements are dropped, by the number of channels.
-DROPPED = {3: [1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1], 4: [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1],
-           21: [1, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0]}
+DROPPED = {
+    3: [1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1],
+    4: [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1],
+    21: [1, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0],
+}
 LEVELS = ["portable", "avx2", "avx512"]
 
 
@@ -100,8 +156,12 @@ def under(level: str, folder, monkeypatch) -> tuple[str, str]:
     source = folder / "name.cpp"
     source.write_text(f'#include "{norm.LIBRARY.source.with_name("simd.h")}"\nSIMD_NAME\n')
     library = NativeLibrary("name", source, otherwise="")
-    text = subprocess.run([os.environ.get("CXX", "c++"), *library.flags, "-E", "-P", source], check=True,
-                          capture_output=True, text=True).stdout
+    text = subprocess.run(
+        [os.environ.get("CXX", "c++"), *library.flags, "-E", "-P", source],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     return text.splitlines()[-1].strip('"'), library._path.parent.name
 
 
@@ -110,17 +170,25 @@ def test_a_level_caps_the_vectors_and_one_line_says_so(tmp_path, monkeypatch, ca
     caplog.set_level("INFO", native.log.name)
     has, own_key = under("", tmp_path, monkeypatch)
     assert has == native.find_simd() and not caplog.messages
-    for level in LEVELS[:LEVELS.index(has) + 1]:
+    for level in LEVELS[: LEVELS.index(has) + 1]:
         native._say_level.cache_clear()
         caplog.clear()
         name, key = under(level, tmp_path, monkeypatch)
         assert name == level and (key == own_key) == (level == "avx512")
-        assert caplog.messages == [f"kernels: {level}, as PARALLEL_EPOCHS_SIMD={level} and this processor has {has}"]
+        assert caplog.messages == [
+            f"kernels: {level}, as PARALLEL_EPOCHS_SIMD={level} and this processor has {has}"
+        ]
 
 
-@pytest.mark.parametrize("has, flags", [
-    ("avx512", "flags : avx512dq avx512f sse2 avx2 fma"), ("avx2", "flags : sse2 avx2 fma avx512f"),
-    ("portable", "flags : sse2 avx2"), ("portable", "")])
+@pytest.mark.parametrize(
+    "has, flags",
+    [
+        ("avx512", "flags : avx512dq avx512f sse2 avx2 fma"),
+        ("avx2", "flags : sse2 avx2 fma avx512f"),
+        ("portable", "flags : sse2 avx2"),
+        ("portable", ""),
+    ],
+)
 def test_a_level_above_the_processor_is_refused(has, flags, monkeypatch):
     monkeypatch.setattr(native, "_cpu_flags", lambda: flags)
     monkeypatch.delenv(native.SIMD_VARIABLE, raising=False)
@@ -130,14 +198,20 @@ def test_a_level_above_the_processor_is_refused(has, flags, monkeypatch):
         if LEVELS.index(level) <= LEVELS.index(has):
             assert native.choose_simd() == level
             continue
-        choices = " or ".join(LEVELS[:LEVELS.index(has) + 1])
-        with pytest.raises(ValueError, match=f"^PARALLEL_EPOCHS_SIMD={level} needs a processor with {level}, and this "
-                                             f"one has {has}; choose {choices}, or unset it$"):
+        choices = " or ".join(LEVELS[: LEVELS.index(has) + 1])
+        with pytest.raises(
+            ValueError,
+            match=f"^PARALLEL_EPOCHS_SIMD={level} needs a processor with {level}, and this "
+            f"one has {has}; choose {choices}, or unset it$",
+        ):
             native.choose_simd()
 
 
 def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="^PARALLEL_EPOCHS_SIMD=sse is unknown; choose one of portable, avx2, avx512$"):
+    with pytest.raises(
+        ValueError,
+        match="^PARALLEL_EPOCHS_SIMD=sse is unknown; choose one of portable, avx2, avx512$",
+    ):
         under("sse", tmp_path, monkeypatch)
 
 
@@ -149,7 +223,9 @@ def width(request, monkeypatch):
     monkeypatch.setenv(native.SIMD_VARIABLE, request.param)
     for module in (cpu, norm, messages, attention_ops):
         library = module.LIBRARY
-        monkeypatch.setattr(module, "LIBRARY", NativeLibrary(library.name, library.source, otherwise=""))
+        monkeypatch.setattr(
+            module, "LIBRARY", NativeLibrary(library.name, library.source, otherwise="")
+        )
         assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
     return request.param
 
@@ -162,10 +238,19 @@ def test_other_widths_of_vectors(width):
     assert backend(inputs["x"], edge_index) == f"fused-cpu ({width})"
     for aggr in AGGREGATIONS:
         for features in (None, 3, 8, "encoded"):
-            edge_index, inputs, grad = graph(40, 30, 600, channels=21, hub=150, encoded=features == "encoded",
-                                             edge_dim=features if isinstance(features, int) else None)
+            edge_index, inputs, grad = graph(
+                40,
+                30,
+                600,
+                channels=21,
+                hub=150,
+                encoded=features == "encoded",
+                edge_dim=features if isinstance(features, int) else None,
+            )
             if aggr.startswith("power"):
-                inputs = {name: value if value is None else value.abs() for name, value in inputs.items()}
+                inputs = {
+                    name: value if value is None else value.abs() for name, value in inputs.items()
+                }
                 inputs["x"] += 0.125
             inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
             if aggr.startswith("power"):
@@ -204,7 +289,9 @@ def test_other_widths_of_norms(width, channels):
     expected = [expected, *torch.autograd.grad(expected, exact, grad.double())]
     seed = torch.tensor([7])
     out = norm.forward(x, layer.weight, layer.bias, seed, layer.eps, 0.0)[0]
-    for a, b in zip([out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)], expected, strict=True):
+    for a, b in zip(
+        [out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)], expected, strict=True
+    ):
         assert (a - b).norm() <= 1e-5 * b.norm()
     # Which elements are dropped is the same on all machines.
     dropped = norm.forward(x, layer.weight, layer.bias + 10, seed, layer.eps, 0.5)[0] == 0
@@ -216,7 +303,9 @@ def small_library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }\n')
     compiler = os.environ.get("CXX", "c++")
-    subprocess.run([compiler, "-shared", "-fPIC", "answer.cpp", "-o", "a.so"], cwd=folder, check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "answer.cpp", "-o", "a.so"], cwd=folder, check=True
+    )
     return folder / "a.so"
 
 
@@ -243,7 +332,9 @@ def answer(tmp_path, monkeypatch):
 @pytest.fixture
 def quick(small_library, monkeypatch):
     """A compiler that is done at once."""
-    monkeypatch.setattr(NativeLibrary, "_run_compiler", lambda self, folder: shutil.copy(small_library, folder))
+    monkeypatch.setattr(
+        NativeLibrary, "_run_compiler", lambda self, folder: shutil.copy(small_library, folder)
+    )
 
 
 def rewrite(path, content: bytes) -> None:
@@ -256,12 +347,20 @@ def test_only_what_was_compiled_here_is_loaded(answer, quick, caplog):
     path, record = answer.path, answer.path.with_suffix(".sha256")
     content = path.read_bytes()
     altered = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
-    for hurt in (lambda: rewrite(path, content[:len(content) // 2]), lambda: rewrite(path, altered),
-                 lambda: rewrite(path, b""), lambda: path.chmod(0o777), lambda: path.parent.chmod(0o770),
-                 lambda: record.write_text("0" * 64)):
+    for hurt in (
+        lambda: rewrite(path, content[: len(content) // 2]),
+        lambda: rewrite(path, altered),
+        lambda: rewrite(path, b""),
+        lambda: path.chmod(0o777),
+        lambda: path.parent.chmod(0o770),
+        lambda: record.write_text("0" * 64),
+    ):
         hurt()
-        assert answer(caplog) == (42, True, [f"answer: {path} was changed, or others may write to it; compiling it "
-                                             "again"])
+        assert answer(caplog) == (
+            42,
+            True,
+            [f"answer: {path} was changed, or others may write to it; compiling it again"],
+        )
         assert answer(caplog) == (42, False, [])
     record.unlink()  # as versions of before left it
     assert answer(caplog) == (42, True, [])
@@ -280,12 +379,18 @@ def test_nothing_of_another_user_is_loaded(at, answer, quick, caplog):
     assert answer(caplog)[1] == (at >= 2)  # in a folder of another's nothing is kept either
 
 
-def test_a_cache_that_everybody_may_write_to_is_used_where_only_owners_may_rename(answer, quick, caplog):
+def test_a_cache_that_everybody_may_write_to_is_used_where_only_owners_may_rename(
+    answer, quick, caplog
+):
     cache = answer.path.parents[2]
     cache.chmod(0o777)
-    assert answer(caplog)[1:] == (True, [
-        f"answer: others may write to {cache}, so no library there is loaded and every process compiles its own. Set "
-        "TORCH_EXTENSIONS_DIR to a folder that only you can write to"])
+    assert answer(caplog)[1:] == (
+        True,
+        [
+            f"answer: others may write to {cache}, so no library there is loaded and every process compiles its own. Set "
+            "TORCH_EXTENSIONS_DIR to a folder that only you can write to"
+        ],
+    )
     cache.chmod(0o1777)
     assert answer(caplog)[1:] == (True, []) and answer(caplog)[1:] == (False, [])
 
@@ -297,13 +402,18 @@ def test_a_compiler_that_fails_is_one_warning(answer, caplog, monkeypatch):
     for _ in range(2):
         number, _, (warning,) = answer(caplog)
         assert number is None
-        assert re.fullmatch(rf"answer is not available: compiling failed: .*answer.cpp:1:.*error: .* \(output of "
-                            rf"the compiler: {log}\); another answers", warning)
+        assert re.fullmatch(
+            rf"answer is not available: compiling failed: .*answer.cpp:1:.*error: .* \(output of "
+            rf"the compiler: {log}\); another answers",
+            warning,
+        )
     assert "-O3" in log.read_text()
     compiler = answer.source.with_name("compiler")
     compiler.write_text("#!/bin/sh\necho 'no licence' >&2\nexit 3\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    assert answer(caplog)[2] == [f"answer is not available: compiling failed: no licence (output of the compiler: "
-                                 f"{NativeLibrary('answer', answer.source, otherwise='')._path.parents[1]}"
-                                 "/compiler.log); another answers"]
+    assert answer(caplog)[2] == [
+        f"answer is not available: compiling failed: no licence (output of the compiler: "
+        f"{NativeLibrary('answer', answer.source, otherwise='')._path.parents[1]}"
+        "/compiler.log); another answers"
+    ]

@@ -41,7 +41,9 @@ def test_eager_calls_go_straight_to_the_kernel(double, dispatched):
     assert torch.autograd.grad(out.sum(), x)[0].tolist() == [2, 2, 2]
     with torch.no_grad():
         assert not double(x, None, 3.0).requires_grad
-    assert not double(torch.nn.Parameter(torch.ones(1), requires_grad=False), None, 3.0).requires_grad
+    assert not double(
+        torch.nn.Parameter(torch.ones(1), requires_grad=False), None, 3.0
+    ).requires_grad
     assert not dispatched
 
 
@@ -67,7 +69,9 @@ def test_tensors_without_memory_take_the_fake(double, dispatched):
     assert len(dispatched) == 3
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which opcheck of 2.14 reads
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # which opcheck of 2.14 reads
 def test_derivatives_are_torchs(double):
     x = torch.rand(4, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(lambda x: double(x, None, 2.0), x)

@@ -17,7 +17,9 @@ from parallel_epochs.models.kernels import native, shipped
 from parallel_epochs.models.kernels.native import NativeLibrary
 from tests.helpers.running import ROOT
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+)
 LEVELS = list(native.SIMD_NEEDS)
 
 
@@ -27,8 +29,11 @@ def numbers(tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("numbers")
     for place, level in enumerate(LEVELS):
         (folder / "number.c").write_text(f"int number() {{ return {place}; }}\n")
-        subprocess.run([os.environ.get("CXX", "c++"), "-x", "c", "number.c", "-shared", "-fPIC", "-o", level],
-                       cwd=folder, check=True)
+        subprocess.run(
+            [os.environ.get("CXX", "c++"), "-x", "c", "number.c", "-shared", "-fPIC", "-o", level],
+            cwd=folder,
+            check=True,
+        )
     return {level: (folder / level).read_bytes() for level in LEVELS}
 
 
@@ -48,15 +53,26 @@ def number(numbers, tmp_path, monkeypatch):
     return lambda: NativeLibrary("number", source, otherwise="none is told")
 
 
-@pytest.mark.parametrize("flags, level", [
-    ("sse2", "portable"), ("avx2 fma", "avx2"), ("avx2 fma avx512f", "avx2"), ("avx2 fma avx512f avx512dq", "avx512")])
+@pytest.mark.parametrize(
+    "flags, level",
+    [
+        ("sse2", "portable"),
+        ("avx2 fma", "avx2"),
+        ("avx2 fma avx512f", "avx2"),
+        ("avx2 fma avx512f avx512dq", "avx512"),
+    ],
+)
 def test_the_highest_level_of_the_processor_is_loaded(flags, level, number, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_cpu_flags", lambda: flags)
     monkeypatch.delenv(native.SIMD_VARIABLE, raising=False)
     library = number()
     assert library.get().number() == LEVELS.index(level) and library.missing() == ""
     build = native.builds()["number"]
-    assert build["level"] == level and build["build"] == "shipped" and not (tmp_path / "cache").exists()
+    assert (
+        build["level"] == level
+        and build["build"] == "shipped"
+        and not (tmp_path / "cache").exists()
+    )
     assert re.fullmatch(r"GCC \(.+\) \d+\.\d+.*|clang version .+", build["compiler"])
 
 
@@ -90,24 +106,33 @@ def test_a_shipped_library_that_cannot_be_loaded_is_compiled(number, numbers, mo
 
     monkeypatch.setattr(NativeLibrary, "_run_compiler", compile_at_once)
     assert number().get().number() == 0 and native.builds()["number"]["build"] == "compiled"
-    assert "number: the library that the package ships cannot be loaded, so it is compiled: " in caplog.text
+    assert (
+        "number: the library that the package ships cannot be loaded, so it is compiled: "
+        in caplog.text
+    )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the name of the folder is that of wheels for Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the name of the folder is that of wheels for Linux"
+)
 def test_a_library_finds_openmp_where_torch_keeps_it_for_itself(tmp_path, monkeypatch):
     # So do wheels of torch for Linux on aarch64.
     compiler = [os.environ.get("CXX", "c++"), "-x", "c", "-shared", "-fPIC", "-o"]
     openmp = tmp_path / "torch.libs" / "libgomp-0.so.1"
     openmp.parent.mkdir()
-    for source, target in (("int hidden_function() { return 7; }", openmp),
-                           ("int hidden_function(); int number() { return hidden_function(); }", tmp_path / "a.so")):
+    for source, target in (
+        ("int hidden_function() { return 7; }", openmp),
+        ("int hidden_function(); int number() { return hidden_function(); }", tmp_path / "a.so"),
+    ):
         subprocess.run([*compiler, target, "-"], input=source, text=True, check=True)
     private = ctypes.CDLL(str(openmp), os.RTLD_LOCAL)
     with pytest.raises(OSError, match="hidden_function"):
         ctypes.CDLL(str(tmp_path / "a.so"), os.RTLD_NOW)
     monkeypatch.setattr(native.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     native._share_openmp.__wrapped__()
-    assert ctypes.CDLL(str(tmp_path / "a.so"), os.RTLD_NOW).number() == private.hidden_function() == 7
+    assert (
+        ctypes.CDLL(str(tmp_path / "a.so"), os.RTLD_NOW).number() == private.hidden_function() == 7
+    )
 
 
 def test_torchs_loader_does_not_speak_of_cuda(caplog):
@@ -131,8 +156,12 @@ def test_the_flags_of_a_level_give_its_vectors(level, tmp_path):
     source = tmp_path / "name.cpp"
     source.write_text(f'#include "{ROOT}/models/kernels/simd.h"\nSIMD_NAME\n')
     flags = shipped.flags_of(level)
-    text = subprocess.run([os.environ.get("CXX", "c++"), *flags, "-E", "-P", source], check=True, capture_output=True,
-                          text=True).stdout
+    text = subprocess.run(
+        [os.environ.get("CXX", "c++"), *flags, "-E", "-P", source],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     assert text.splitlines()[-1] == f'"{level}"'
 
 
@@ -146,7 +175,9 @@ def setup():
 
 def test_a_wheel_has_the_tag_of_the_newest_glibc_that_its_libraries_need(setup, tmp_path):
     libraries = [tmp_path / "a.so", tmp_path / "b.so"]
-    for path, versions in zip(libraries, (b"GLIBC_2.2.5\0GLIBC_2.28\0", b"GLIBC_2.9\0GLIBC_2.14\0"), strict=True):
+    for path, versions in zip(
+        libraries, (b"GLIBC_2.2.5\0GLIBC_2.28\0", b"GLIBC_2.9\0GLIBC_2.14\0"), strict=True
+    ):
         path.write_bytes(b"\x7fELF\0" + versions)
     assert setup.find_tag(libraries) == "manylinux_2_28_x86_64"
     assert setup.find_tag(libraries[1:]) == "manylinux_2_17_x86_64"
@@ -159,7 +190,10 @@ def test_kernels_are_compiled_for_the_target_that_is_named(setup, monkeypatch):
     monkeypatch.setenv("PARALLEL_EPOCHS_TARGET", "darwin-aarch64")
     assert setup.find_target() == ("darwin", "aarch64") and setup.find_compiler()
     monkeypatch.setenv("PARALLEL_EPOCHS_TARGET", "win32-x86_64")
-    with pytest.raises(SystemExit, match="compiles for linux-x86_64, linux-aarch64, darwin-aarch64, and this is win32"):
+    with pytest.raises(
+        SystemExit,
+        match="compiles for linux-x86_64, linux-aarch64, darwin-aarch64, and this is win32",
+    ):
         setup.find_target()
     assert shipped.openmp_flags(["-O3", "-fopenmp"], "darwin") == ["-O3", "-Xclang", "-fopenmp"]
     assert shipped.openmp_flags(["-O3", "-fopenmp"], "linux") == ["-O3", "-fopenmp"]
@@ -168,13 +202,30 @@ def test_kernels_are_compiled_for_the_target_that_is_named(setup, monkeypatch):
 def test_the_list_of_parts_names_dependencies_and_libraries(setup, tmp_path):
     library = tmp_path / "norm_avx2_0.so"
     library.write_bytes(b"abc")
-    distribution = setup.Distribution({"name": "parallel-epochs", "version": "1.2",
-                                       "install_requires": ["torch>=2.9", "torch_geometric>=2.7", "unknown_package"]})
+    distribution = setup.Distribution(
+        {
+            "name": "parallel-epochs",
+            "version": "1.2",
+            "install_requires": ["torch>=2.9", "torch_geometric>=2.7", "unknown_package"],
+        }
+    )
     parts = json.loads(json.dumps(setup.list_parts(distribution, [library])))
     torch, geometric, unknown, file = parts["components"]
     pinned = (ROOT / "constraints.txt").read_text()
-    assert f"\ntorch=={torch['version']}\n" in pinned and torch["purl"] == f"pkg:pypi/torch@{torch['version']}"
-    assert geometric["name"] == "torch-geometric" and geometric["version"] in pinned and "version" not in unknown
-    assert file["hashes"][0]["content"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (
+        f"\ntorch=={torch['version']}\n" in pinned
+        and torch["purl"] == f"pkg:pypi/torch@{torch['version']}"
+    )
+    assert (
+        geometric["name"] == "torch-geometric"
+        and geometric["version"] in pinned
+        and "version" not in unknown
+    )
+    assert (
+        file["hashes"][0]["content"]
+        == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
     assert parts["metadata"]["component"]["version"] == "1.2"
-    assert parts["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in parts["components"]]
+    assert parts["dependencies"][0]["dependsOn"] == [
+        part["bom-ref"] for part in parts["components"]
+    ]

@@ -16,12 +16,25 @@ from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+)
 NAMES = "message", "source", "target", "edge_attr", "loop_attr", "weight", "att"
 
 
-def problem(score, heads=2, channels=5, *, num_src=23, num_dst=17, num_edges=90, edge_dim=3, num_loops=None, hub=False,
-            seed=0):
+def problem(
+    score,
+    heads=2,
+    channels=5,
+    *,
+    num_src=23,
+    num_dst=17,
+    num_edges=90,
+    edge_dim=3,
+    num_loops=None,
+    hub=False,
+    seed=0,
+):
     """Draw the tensors of a call by name; the last destination and the last source have no edges."""
     rng = torch.Generator().manual_seed(seed)
     draw = lambda *size: torch.randn(*size, generator=rng)  # noqa: E731
@@ -29,28 +42,54 @@ def problem(score, heads=2, channels=5, *, num_src=23, num_dst=17, num_edges=90,
     rows = heads if score == "gat" else heads * channels
     dst = torch.randint(max(num_dst - 1, 1), (num_edges,), generator=rng)
     if hub:
-        dst[:num_edges // 2] = 3
+        dst[: num_edges // 2] = 3
     tensors = dict(
-        message=draw(num_src, heads, channels), source=None if score == "gatv2" else draw(num_src, *vector),
-        target=draw(num_dst, *vector), edge_attr=draw(num_edges, edge_dim) if edge_dim else None,
+        message=draw(num_src, heads, channels),
+        source=None if score == "gatv2" else draw(num_src, *vector),
+        target=draw(num_dst, *vector),
+        edge_attr=draw(num_edges, edge_dim) if edge_dim else None,
         loop_attr=draw(num_loops, edge_dim) if num_loops and edge_dim else None,
-        weight=draw(rows, edge_dim) if edge_dim else None, att=draw(heads, channels) if score == "gatv2" else None)
-    return tensors, torch.stack([torch.randint(max(num_src - 1, 1), (num_edges,), generator=rng), dst])
+        weight=draw(rows, edge_dim) if edge_dim else None,
+        att=draw(heads, channels) if score == "gatv2" else None,
+    )
+    return tensors, torch.stack(
+        [torch.randint(max(num_src - 1, 1), (num_edges,), generator=rng), dst]
+    )
 
 
 def run(tensors, edge_index, dtype=torch.float32, *, weights=False, **options):
     """Return the output, the weights if asked for, and the gradients of all tensors by name."""
-    leaves = {name: None if value is None else value.detach().to(dtype).requires_grad_()
-              for name, value in tensors.items()}
+    leaves = {
+        name: None if value is None else value.detach().to(dtype).requires_grad_()
+        for name, value in tensors.items()
+    }
     given = {name: value for name, value in leaves.items() if name != "loop_attr"}
-    out = attention(given["message"], given["source"], given["target"], edge_index, given["edge_attr"],
-                    given["weight"], given["att"], loop_attr=leaves["loop_attr"], return_weights=True, **options)
-    total = (out[0] * torch.arange(out[0].numel(), device=out[0].device).view_as(out[0]).cos()).sum()
+    out = attention(
+        given["message"],
+        given["source"],
+        given["target"],
+        edge_index,
+        given["edge_attr"],
+        given["weight"],
+        given["att"],
+        loop_attr=leaves["loop_attr"],
+        return_weights=True,
+        **options,
+    )
+    total = (
+        out[0] * torch.arange(out[0].numel(), device=out[0].device).view_as(out[0]).cos()
+    ).sum()
     if weights:
-        total = total + (out[1] * torch.arange(out[1].numel(), device=out[1].device).view_as(out[1]).sin()).sum()
+        total = (
+            total
+            + (
+                out[1] * torch.arange(out[1].numel(), device=out[1].device).view_as(out[1]).sin()
+            ).sum()
+        )
     total.backward()
     return {"out": out[0].detach(), "weights": out[1].detach()} | {
-        name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
+        name: leaf.grad for name, leaf in leaves.items() if leaf is not None
+    }
 
 
 def assert_close(ours, theirs, tolerance=2e-5):
@@ -58,7 +97,10 @@ def assert_close(ours, theirs, tolerance=2e-5):
     for name, value in theirs.items():
         assert ours[name].shape == value.shape
         if value.numel():
-            error = float((ours[name].double() - value.double()).abs().max() / (value.double().abs().max() + 1))
+            error = float(
+                (ours[name].double() - value.double()).abs().max()
+                / (value.double().abs().max() + 1)
+            )
             assert error < tolerance, (name, error)
 
 
@@ -82,14 +124,24 @@ def test_the_reference_is_the_formula():
 
 # Without features of edges, the gradients of "dot" are summed by source.
 @pytest.mark.parametrize("score, edge_dim", [*((score, 3) for score in SCORES), ("dot", 0)])
-@pytest.mark.parametrize("options", [
-    dict(), dict(dropout=0.4), dict(edge_dropout=0.4, dropout=0.2), dict(num_loops=9), dict(negative_slope=-0.5),
-    dict(num_loops=17, dropout=0.3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(dropout=0.4),
+        dict(edge_dropout=0.4, dropout=0.2),
+        dict(num_loops=9),
+        dict(negative_slope=-0.5),
+        dict(num_loops=17, dropout=0.3),
+    ],
+)
 def test_the_kernel_gives_the_references_numbers(score, edge_dim, options, poisoned_memory):
     tensors, edge_index = problem(score, edge_dim=edge_dim, num_loops=options.get("num_loops"))
     options = dict(score=score, seed=torch.tensor([7])) | options
     expected = run(tensors, edge_index, torch.float64, weights=True, **options)
-    assert_close(run(tensors, edge_index, **options), run(tensors, edge_index, torch.float64, **options))
+    assert_close(
+        run(tensors, edge_index, **options), run(tensors, edge_index, torch.float64, **options)
+    )
     assert_close(run(tensors, edge_index, weights=True, **options), expected)
     assert_close(run(tensors, edge_index, weights=True, kernel="reference", **options), expected)
     assert not expected["out"][-1].any() or "num_loops" in options
@@ -117,13 +169,21 @@ def test_edges_with_loops_are_kept_until_they_change():
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-@pytest.mark.parametrize("change, message", [
-    (dict(score="sum"), "score=sum is unknown; choose one of gatv2, gat, dot"),
-    (dict(kernel="fast"), "kernel=fast is unknown"), (dict(dropout=1.5), r"dropout must be in \[0, 1\], not 1.5"),
-    (dict(target=None), "target is missing, but must be"), (dict(source=torch.ones(3)), "source has shape"),
-    (dict(att=torch.ones(2, 4)), r"att has shape \(2, 4\), but must be \[2, 5\]"),
-    (dict(weight=torch.ones(9, 3)), "weight has shape"), (dict(edge_attr=torch.ones(4, 3)), "edge_attr has shape"),
-    (dict(num_loops=3), "loop_attr is missing"), (dict(message=torch.ones(4, 5)), "must be floating point")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(score="sum"), "score=sum is unknown; choose one of gatv2, gat, dot"),
+        (dict(kernel="fast"), "kernel=fast is unknown"),
+        (dict(dropout=1.5), r"dropout must be in \[0, 1\], not 1.5"),
+        (dict(target=None), "target is missing, but must be"),
+        (dict(source=torch.ones(3)), "source has shape"),
+        (dict(att=torch.ones(2, 4)), r"att has shape \(2, 4\), but must be \[2, 5\]"),
+        (dict(weight=torch.ones(9, 3)), "weight has shape"),
+        (dict(edge_attr=torch.ones(4, 3)), "edge_attr has shape"),
+        (dict(num_loops=3), "loop_attr is missing"),
+        (dict(message=torch.ones(4, 5)), "must be floating point"),
+    ],
+)
 def test_what_does_not_fit_is_refused(kernel, change, message):
     tensors, edge_index = problem("gatv2")
     given = dict(tensors, edge_index=edge_index, score="gatv2", kernel=kernel) | change
@@ -131,42 +191,88 @@ def test_what_does_not_fit_is_refused(kernel, change, message):
         attention(**given)
 
 
-@pytest.mark.parametrize("channels, edge_dim, reason", [
-    (512, 64, ""), (513, 0, "a head has 513 channels, and the GPU kernel takes up to 512"),
-    (8, 65, "edge_attr has 65 features, and the GPU kernel encodes up to 64")])
+@pytest.mark.parametrize(
+    "channels, edge_dim, reason",
+    [
+        (512, 64, ""),
+        (513, 0, "a head has 513 channels, and the GPU kernel takes up to 512"),
+        (8, 65, "edge_attr has 65 features, and the GPU kernel encodes up to 64"),
+    ],
+)
 def test_what_is_too_wide_for_a_gpu(channels, edge_dim, reason):
     assert attention_fused.why_too_wide(channels, edge_dim) == reason
 
 
-@pytest.mark.parametrize("heads, channels", [
-    (3, 5), (9, 17), (4, 8), *(pytest.param(heads, channels, marks=pytest.mark.slow) for heads, channels in
-                               itertools.product((1, 3, 4, 6, 9, 17), (1, 5, 16, 17)))])
+@pytest.mark.parametrize(
+    "heads, channels",
+    [
+        (3, 5),
+        (9, 17),
+        (4, 8),
+        *(
+            pytest.param(heads, channels, marks=pytest.mark.slow)
+            for heads, channels in itertools.product((1, 3, 4, 6, 9, 17), (1, 5, 16, 17))
+        ),
+    ],
+)
 @pytest.mark.parametrize("score", SCORES)
 def test_hubs_and_sizes_of_every_kind(score, heads, channels):
     """Rows lie in several chunks, and threads change no bit."""
-    for edge_dim, options in ((0, {}), (8, dict(dropout=0.3)), (5, dict(num_loops=40, edge_dropout=0.3))):
-        tensors, edge_index = problem(score, heads, channels, num_src=50, num_dst=60, num_edges=2500, hub=True,
-                                      edge_dim=edge_dim, num_loops=options.get("num_loops"))
+    for edge_dim, options in (
+        (0, {}),
+        (8, dict(dropout=0.3)),
+        (5, dict(num_loops=40, edge_dropout=0.3)),
+    ):
+        tensors, edge_index = problem(
+            score,
+            heads,
+            channels,
+            num_src=50,
+            num_dst=60,
+            num_edges=2500,
+            hub=True,
+            edge_dim=edge_dim,
+            num_loops=options.get("num_loops"),
+        )
         options = dict(score=score, seed=torch.tensor([2]), kernel="fused") | options
         ours = same_for_any_threads(functools.partial(run, tensors, edge_index, **options), (1, 2))
-        assert_close(ours, run(tensors, edge_index, torch.float64, **options | {"kernel": "auto"}), 4e-5)
+        assert_close(
+            ours, run(tensors, edge_index, torch.float64, **options | {"kernel": "auto"}), 4e-5
+        )
 
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 300.0, -300.0])
 def test_scores_that_are_not_numbers(score, value):
     tensors, edge_index = problem(score)
-    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][3] = value
-    ours, theirs = (run(tensors, edge_index, score=score, kernel=kernel)["out"] for kernel in ("fused", "reference"))
+    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][
+        3
+    ] = value
+    ours, theirs = (
+        run(tensors, edge_index, score=score, kernel=kernel)["out"]
+        for kernel in ("fused", "reference")
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize("sizes", [dict(num_edges=0), dict(num_edges=1, num_dst=1), dict(channels=0), dict(num_dst=0,
-                                                                                                   num_edges=0)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(num_edges=0),
+        dict(num_edges=1, num_dst=1),
+        dict(channels=0),
+        dict(num_dst=0, num_edges=0),
+    ],
+)
 def test_graphs_of_almost_nothing(sizes):
-    for score in list(SCORES)[:2 if "channels" in sizes else 3]:  # a dot product is divided by the root of the channels
+    for score in list(SCORES)[
+        : 2 if "channels" in sizes else 3
+    ]:  # a dot product is divided by the root of the channels
         tensors, edge_index = problem(score, **sizes)
-        assert_close(run(tensors, edge_index, score=score), run(tensors, edge_index, torch.float64, score=score))
+        assert_close(
+            run(tensors, edge_index, score=score),
+            run(tensors, edge_index, torch.float64, score=score),
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -185,7 +291,9 @@ def test_gradients_of_gradients_and_of_dependent_inputs():
     results = []
     for dtype in (torch.float32, torch.float64):
         message = tensors["message"].to(dtype).requires_grad_()
-        out = attention(message, None, 2 * message, edge_index, att=tensors["att"].to(dtype), score="gatv2")
+        out = attention(
+            message, None, 2 * message, edge_index, att=tensors["att"].to(dtype), score="gatv2"
+        )
         (first,) = torch.autograd.grad(out.square().sum(), message, create_graph=True)
         results.append((first, *torch.autograd.grad(first.square().sum(), message)))
     for ours, theirs in zip(*results, strict=True):
@@ -196,16 +304,45 @@ def test_gradients_of_gradients_and_of_dependent_inputs():
 @pytest.mark.parametrize("score", SCORES)
 def test_operators_and_compile(score):
     tensors, edge_index = problem(score)
-    leaves = {name: None if value is None else value.requires_grad_() for name, value in tensors.items()}
+    leaves = {
+        name: None if value is None else value.requires_grad_() for name, value in tensors.items()
+    }
     orders = structure.find_structure(edge_index, 23, 17, by_source=True)
-    given = (leaves["message"], leaves["source"], leaves["target"], orders, leaves["edge_attr"], None,
-             leaves["weight"], leaves["att"], torch.tensor([3]), score, 0.2, 0.1, 0.1, edge_index.size(1), False)
+    given = (
+        leaves["message"],
+        leaves["source"],
+        leaves["target"],
+        orders,
+        leaves["edge_attr"],
+        None,
+        leaves["weight"],
+        leaves["att"],
+        torch.tensor([3]),
+        score,
+        0.2,
+        0.1,
+        0.1,
+        edge_index.size(1),
+        False,
+    )
     opcheck(attention_ops.forward, given)
 
     def call(leaves):
-        return attention(leaves["message"], leaves["source"], leaves["target"], edge_index, leaves["edge_attr"],
-                         leaves["weight"], leaves["att"], loop_attr=leaves["loop_attr"], score=score, num_loops=5)
+        return attention(
+            leaves["message"],
+            leaves["source"],
+            leaves["target"],
+            edge_index,
+            leaves["edge_attr"],
+            leaves["weight"],
+            leaves["att"],
+            loop_attr=leaves["loop_attr"],
+            score=score,
+            num_loops=5,
+        )
 
     leaves["loop_attr"] = torch.ones(5, 3)
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(leaves), call(leaves))
+    torch.testing.assert_close(
+        torch.compile(call, fullgraph=True, backend="aot_eager")(leaves), call(leaves)
+    )

@@ -10,14 +10,27 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.messages import MESSAGES, REDUCTIONS, apply_edges, cpu, edge_softmax, fused, ops, update_all
+from parallel_epochs.models.messages import (
+    MESSAGES,
+    REDUCTIONS,
+    apply_edges,
+    cpu,
+    edge_softmax,
+    fused,
+    ops,
+    update_all,
+)
 from parallel_epochs.models.messages.inputs import read_call
 from tests.helpers.operators import opcheck
 from tests.helpers.tensors import Largest, same_for_any_threads
 from tests.models.messages.test_messages import DST, EDGES, SRC, cases, make_edges, make_operands
 
-pytestmark = [pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"),
-              pytest.mark.usefixtures("poisoned_memory")]
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
+    ),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 WALKS = (*REDUCTIONS, "edges")
 
@@ -35,21 +48,41 @@ def hub_graph(num_edges=6000, hub=4000):
     return edge_index
 
 
-def run(edge_index, message, reduce, operands, *, kernel, dtype=torch.float32, learn="uve", num_src=SRC, num_dst=DST):
+def run(
+    edge_index,
+    message,
+    reduce,
+    operands,
+    *,
+    kernel,
+    dtype=torch.float32,
+    learn="uve",
+    num_src=SRC,
+    num_dst=DST,
+):
     """Compute the result and the gradients of the operands in `learn`, by name."""
-    leaves = {name: value.to(dtype, copy=True).requires_grad_(name in learn) for name, value in operands.items()}
+    leaves = {
+        name: value.to(dtype, copy=True).requires_grad_(name in learn)
+        for name, value in operands.items()
+    }
     if reduce == "edges":
         out = apply_edges(edge_index, message, **leaves, kernel=kernel)
     else:
-        out = update_all(edge_index, message, reduce, **leaves, num_src=num_src, num_dst=num_dst, kernel=kernel)
+        out = update_all(
+            edge_index, message, reduce, **leaves, num_src=num_src, num_dst=num_dst, kernel=kernel
+        )
     g = torch.Generator().manual_seed(1)
     out.backward((torch.rand(out.shape, generator=g) + 0.5).to(out))
-    return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return {"out": out.detach()} | {
+        name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None
+    }
 
 
 def check(*arguments, tolerance=1e-5, **options):
-    ours, exact = run(*arguments, kernel="fused", **options), run(
-        *arguments, kernel="reference", **options | {"dtype": torch.float64})
+    ours, exact = (
+        run(*arguments, kernel="fused", **options),
+        run(*arguments, kernel="reference", **options | {"dtype": torch.float64}),
+    )
     assert ours.keys() == exact.keys()
     for name, expected in exact.items():
         assert ours[name].shape == expected.shape, name
@@ -57,8 +90,12 @@ def check(*arguments, tolerance=1e-5, **options):
         assert error <= tolerance * expected.norm(), f"{name}: {error:.1e} of {expected.norm():.1e}"
 
 
-ROTATED = [pytest.param(*case.values, [walk for place, walk in enumerate(WALKS) if (place - number) % 3 == 0])
-           for number, case in enumerate(case for case in cases() if not case.marks)]
+ROTATED = [
+    pytest.param(
+        *case.values, [walk for place, walk in enumerate(WALKS) if (place - number) % 3 == 0]
+    )
+    for number, case in enumerate(case for case in cases() if not case.marks)
+]
 
 
 @pytest.mark.parametrize("message, left, right, walks", ROTATED)
@@ -75,8 +112,16 @@ def test_all_messages(message, left, right):
 
 
 # Values of nodes and of edges with one, two, four, eight and more vectors of any width, and some that are not full.
-SUMS = [((64,), ()), ((256,), (1,)), ((37,), (37,)), ((4, 16), (4, 1)), ((200,), (200,)), ((3, 8), (3, 1)), ((5,), ()),
-        ((2, 3, 16), (3, 1))]
+SUMS = [
+    ((64,), ()),
+    ((256,), (1,)),
+    ((37,), (37,)),
+    ((4, 16), (4, 1)),
+    ((200,), (200,)),
+    ((3, 8), (3, 1)),
+    ((5,), ()),
+    ((2, 3, 16), (3, 1)),
+]
 
 
 @pytest.mark.parametrize("left, right", SUMS)
@@ -89,15 +134,27 @@ def test_hubs_with_factors_of_nodes():
     check_hubs((3, 8), (3, 1), ("e_mul_u",), ("sum",))
 
 
-@pytest.mark.parametrize("message, walk", [("copy_u", "max"), ("v_div_u", "max"), ("u_sub_e", "min"),
-                                           ("e_mul_u", "prod"), ("e_dot_v", "edges")])
+@pytest.mark.parametrize(
+    "message, walk",
+    [
+        ("copy_u", "max"),
+        ("v_div_u", "max"),
+        ("u_sub_e", "min"),
+        ("e_mul_u", "prod"),
+        ("e_dot_v", "edges"),
+    ],
+)
 def test_hubs_of_other_reductions(message, walk):
     check_hubs((5, 3), (5, 3), (message,), (walk,))
 
 
-@pytest.mark.parametrize("left, right", [
-    pytest.param(*case, marks=pytest.mark.exhaustive if number else pytest.mark.slow)
-    for number, case in enumerate(SUMS)])
+@pytest.mark.parametrize(
+    "left, right",
+    [
+        pytest.param(*case, marks=pytest.mark.exhaustive if number else pytest.mark.slow)
+        for number, case in enumerate(SUMS)
+    ],
+)
 def test_hubs_of_all_messages(left, right):
     names = [name for name, message in MESSAGES.items() if message.operation != "dot"]
     check_hubs(left, right, names, WALKS)
@@ -108,18 +165,32 @@ def check_hubs(left, right, messages, walks):
     for message, walk in itertools.product(messages, walks):
         rows = {"u": 300, "v": 40, "e": edge_index.size(1)}
         operands = make_operands(message, left, right, rows)
-        if walk == "prod":  # of thousands of messages is within the range of float32 only if they are close to 1
+        if (
+            walk == "prod"
+        ):  # of thousands of messages is within the range of float32 only if they are close to 1
             at = 0 if MESSAGES[message].operation in ("add", "sub") else 1
-            operands = {name: (1 if name == MESSAGES[message].left else at) + value / 1024
-                        for name, value in operands.items()}
+            operands = {
+                name: (1 if name == MESSAGES[message].left else at) + value / 1024
+                for name, value in operands.items()
+            }
         for learn in ("uve", "u"):
             if learn == "uve" or "u" in MESSAGES[message].names:
-                check(edge_index, message, walk, operands, learn=learn, num_src=300, num_dst=40,
-                      tolerance=3e-4 if walk == "prod" else 1e-5)
+                check(
+                    edge_index,
+                    message,
+                    walk,
+                    operands,
+                    learn=learn,
+                    num_src=300,
+                    num_dst=40,
+                    tolerance=3e-4 if walk == "prod" else 1e-5,
+                )
 
 
-@pytest.mark.parametrize("message, walk", [("u_mul_e", "sum"), ("u_mul_e", "edges"), ("v_add_u", "max"),
-                                           ("e_div_u", "prod")])
+@pytest.mark.parametrize(
+    "message, walk",
+    [("u_mul_e", "sum"), ("u_mul_e", "edges"), ("v_add_u", "max"), ("e_div_u", "prod")],
+)
 def test_sorted_edges_are_used_as_they_are(message, walk):
     edge_index, operands = make_edges(dtype=torch.int32), make_operands(message, (3, 8), (3, 1))
     for order in ("col", "row", None):
@@ -129,19 +200,37 @@ def test_sorted_edges_are_used_as_they_are(message, walk):
 
 def test_threads_do_not_change_a_bit():
     rows = {"u": 300, "v": 40, "e": 6000}
-    for message, walk in (("u_mul_e", "sum"), ("copy_u", "mean"), ("u_sub_v", "max"), ("e_div_u", "prod"),
-                          ("u_dot_v", "edges")):
-        call = functools.partial(run, hub_graph(), message, walk, make_operands(message, (4, 16), (4, 16), rows),
-                                 kernel="fused", num_src=300, num_dst=40)
+    for message, walk in (
+        ("u_mul_e", "sum"),
+        ("copy_u", "mean"),
+        ("u_sub_v", "max"),
+        ("e_div_u", "prod"),
+        ("u_dot_v", "edges"),
+    ):
+        call = functools.partial(
+            run,
+            hub_graph(),
+            message,
+            walk,
+            make_operands(message, (4, 16), (4, 16), rows),
+            kernel="fused",
+            num_src=300,
+            num_dst=40,
+        )
         same_for_any_threads(call, (1, 2, 3))
 
 
 def test_ties_divide_the_gradient():
     edge_index = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])
-    for reduce, values in (("max", [0.0, 0.0, -1.0]), ("min", [0.0, 0.0, 1.0])):  # nodes 0 (twice) and 1 tie
+    for reduce, values in (
+        ("max", [0.0, 0.0, -1.0]),
+        ("min", [0.0, 0.0, 1.0]),
+    ):  # nodes 0 (twice) and 1 tie
         for kernel in ("fused", "reference"):
             u = torch.tensor(values).unsqueeze(1).requires_grad_()
-            update_all(edge_index, "copy_u", reduce, u=u, num_dst=1, kernel=kernel).backward(torch.tensor([[6.0]]))
+            update_all(edge_index, "copy_u", reduce, u=u, num_dst=1, kernel=kernel).backward(
+                torch.tensor([[6.0]])
+            )
             torch.testing.assert_close(u.grad, torch.tensor([[4.0], [2.0], [0.0]]))
 
 
@@ -163,10 +252,14 @@ def test_nan_and_infinity_are_those_of_the_reference(message, value):
     for walk in WALKS:
         operands = make_operands(message, (3, 8), (3, 8))
         operands["u"][2, 1, 3], operands["u"][4, 0, 0] = value, 0
-        ours, expected = (run(make_edges(), message, walk, operands, kernel=kernel)
-                          for kernel in ("fused", "reference"))
+        ours, expected = (
+            run(make_edges(), message, walk, operands, kernel=kernel)
+            for kernel in ("fused", "reference")
+        )
         for name, tensor in expected.items():
-            torch.testing.assert_close(ours[name], tensor, equal_nan=True, rtol=1e-5, atol=1e-6, msg=f"{walk} {name}")
+            torch.testing.assert_close(
+                ours[name], tensor, equal_nan=True, rtol=1e-5, atol=1e-6, msg=f"{walk} {name}"
+            )
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -179,12 +272,22 @@ def test_nan_in_one_of_several_chunks(reduce):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("message, walk", [("u_mul_e", "sum"), ("copy_e", "mean"), ("e_sub_v", "max"),
-                                           ("u_add_e", "edges"), ("u_dot_e", "edges")])
+@pytest.mark.parametrize(
+    "message, walk",
+    [
+        ("u_mul_e", "sum"),
+        ("copy_e", "mean"),
+        ("e_sub_v", "max"),
+        ("u_add_e", "edges"),
+        ("u_dot_e", "edges"),
+    ],
+)
 def test_16_bits(message, walk, dtype):
     edge_index, operands = make_edges(), make_operands(message, (3, 8), (3, 8))
-    ours, theirs = (run(edge_index, message, walk, operands, kernel=kernel, dtype=dtype)
-                    for kernel in ("fused", "reference"))
+    ours, theirs = (
+        run(edge_index, message, walk, operands, kernel=kernel, dtype=dtype)
+        for kernel in ("fused", "reference")
+    )
     exact = run(edge_index, message, walk, operands, kernel="reference", dtype=torch.float64)
     for name, expected in exact.items():
         assert ours[name].dtype == theirs[name].dtype == dtype
@@ -193,7 +296,7 @@ def test_16_bits(message, walk, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_rounded_as_torch_rounds(dtype):
-    every = torch.arange(-2**15, 2**15, dtype=torch.int16).view(dtype).unsqueeze(1)
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).unsqueeze(1)
     edges = torch.zeros(2, 2**15, dtype=torch.int64)
     wide = torch.cat([every.float(), every.float() * (1 + 2**-9), every.float() * (1 + 2**-12)])
     zero = torch.zeros(1, dtype=dtype)
@@ -202,22 +305,34 @@ def test_16_bits_are_rounded_as_torch_rounds(dtype):
         update_all(edges, "e_mul_u", "sum", e=e, u=torch.ones(1), num_dst=1, kernel="fused")
         out = ops.apply_edges(None, None, values, edges, (None,) * 6, 1, 1, "copy_e", dtype)
         torch.testing.assert_close(out, values.to(dtype), rtol=0, atol=0, equal_nan=True)
-    wide = torch.cat([apply_edges(edges, "e_add_u", e=part, u=zero.float(), kernel="fused")
-                      for part in every.split(2**15)])
+    wide = torch.cat(
+        [
+            apply_edges(edges, "e_add_u", e=part, u=zero.float(), kernel="fused")
+            for part in every.split(2**15)
+        ]
+    )
     torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("heads", [(), (4,), (2, 8), (33,)])
 def test_softmax(heads):
     edge_index, g = hub_graph(), torch.Generator().manual_seed(0)
-    scores, grad = torch.randn(2, 6000, *heads, generator=g) * torch.tensor([5.0, 1.0]).view(2, 1, *(1,) * len(heads))
+    scores, grad = torch.randn(2, 6000, *heads, generator=g) * torch.tensor([5.0, 1.0]).view(
+        2, 1, *(1,) * len(heads)
+    )
     results = []
     for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
         leaf = scores.to(dtype, copy=True).requires_grad_()
         out = edge_softmax(edge_index, leaf, 40, kernel=kernel)
         first = torch.autograd.grad(out, leaf, grad.to(dtype), create_graph=True)[0]
-        results.append([out, *torch.autograd.grad(out, leaf, grad.to(dtype), retain_graph=True), first,
-                        *torch.autograd.grad(first.square().sum(), leaf)])
+        results.append(
+            [
+                out,
+                *torch.autograd.grad(out, leaf, grad.to(dtype), retain_graph=True),
+                first,
+                *torch.autograd.grad(first.square().sum(), leaf),
+            ]
+        )
     for ours, exact in zip(*results):
         assert (ours - exact).norm() <= 1e-5 * exact.norm()
 
@@ -232,8 +347,10 @@ def test_softmax_in_16_bits(dtype):
         assert out.dtype == torch.autograd.grad(out.square().sum(), scores)[0].dtype == dtype
 
 
-@pytest.mark.parametrize("message, right", [("copy_u", (4, 16)), ("u_mul_e", (4, 1)), ("u_add_v", (4, 16)),
-                                            ("u_dot_v", (4, 16))])
+@pytest.mark.parametrize(
+    "message, right",
+    [("copy_u", (4, 16)), ("u_mul_e", (4, 1)), ("u_add_v", (4, 16)), ("u_dot_v", (4, 16))],
+)
 def test_nothing_of_edges_x_channels(message, right):
     rows = {"u": 40, "v": 40, "e": 6000}
     operands = make_operands(message, (4, 16), right, rows)
@@ -243,7 +360,9 @@ def test_nothing_of_edges_x_channels(message, right):
         largest = []
         for kernel in ("fused", "reference"):
             with Largest() as mode:
-                run(hub_graph() % 40, message, walk, operands, kernel=kernel, num_src=40, num_dst=40)
+                run(
+                    hub_graph() % 40, message, walk, operands, kernel=kernel, num_src=40, num_dst=40
+                )
             largest.append(mode.elements)
         assert largest[0] <= 4 * 6000 and largest[1] >= 64 * 6000, walk
 
@@ -257,17 +376,23 @@ def test_gradients_of_gradients():
         if walk == "edges":
             out = apply_edges(edge_index, "u_mul_e", u=leaves[0], e=leaves[1], kernel=kernel)
         else:
-            out = update_all(edge_index, "u_mul_e", walk, u=leaves[0], e=leaves[1], num_dst=3, kernel=kernel)
+            out = update_all(
+                edge_index, "u_mul_e", walk, u=leaves[0], e=leaves[1], num_dst=3, kernel=kernel
+            )
         grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
 
     for walk in WALKS:
-        for ours, exact in zip(penalty("fused", torch.float32, walk), penalty("reference", torch.float64, walk)):
+        for ours, exact in zip(
+            penalty("fused", torch.float32, walk), penalty("reference", torch.float64, walk)
+        ):
             torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 def test_operators():
-    check_operators(("test_schema", "test_autograd_registration", "test_faketensor"), ["sum", "max", "prod"])
+    check_operators(
+        ("test_schema", "test_autograd_registration", "test_faketensor"), ["sum", "max", "prod"]
+    )
 
 
 @pytest.mark.slow
@@ -278,20 +403,42 @@ def test_operators_in_the_compiler():
 def check_operators(tests, reductions):
     edge_index, operands = make_edges(), make_operands("u_mul_e", (3, 8), (3, 1))
     u, e = (operands[name].float().requires_grad_() for name in "ue")
-    structure, num_src = fused._find_structure(read_call(edge_index, "u_mul_e", u=u, e=e, num_dst=DST))
+    structure, num_src = fused._find_structure(
+        read_call(edge_index, "u_mul_e", u=u, e=e, num_dst=DST)
+    )
     for reduce in reductions:
         arguments = (u, None, e, structure, num_src, "u_mul_e", reduce, True)
         opcheck(ops.update_all, arguments, test_utils=tests)
         with torch.no_grad():
             outputs = ops.update_all(*arguments)
-        opcheck(ops.backward, (torch.ones(DST, 3, 8), *outputs, u.detach(), None, e.detach(), structure,
-                               num_src, "u_mul_e", reduce, "ue"), test_utils=tests)
+        opcheck(
+            ops.backward,
+            (
+                torch.ones(DST, 3, 8),
+                *outputs,
+                u.detach(),
+                None,
+                e.detach(),
+                structure,
+                num_src,
+                "u_mul_e",
+                reduce,
+                "ue",
+            ),
+            test_utils=tests,
+        )
     scores = torch.randn(edge_index.size(1), 4, requires_grad=True)
     opcheck(ops.edge_softmax, (scores, edge_index, structure, num_src), test_utils=tests)
-    opcheck(ops.edge_softmax_backward, (scores.detach(), scores.detach(), edge_index, structure,
-                                        num_src), test_utils=tests)
-    opcheck(ops.apply_edges, (u, None, e, edge_index, structure, num_src, DST, "u_mul_e", torch.float32),
-            test_utils=tests)
+    opcheck(
+        ops.edge_softmax_backward,
+        (scores.detach(), scores.detach(), edge_index, structure, num_src),
+        test_utils=tests,
+    )
+    opcheck(
+        ops.apply_edges,
+        (u, None, e, edge_index, structure, num_src, DST, "u_mul_e", torch.float32),
+        test_utils=tests,
+    )
 
 
 @pytest.mark.slow
@@ -322,27 +469,48 @@ def test_an_edge_index_with_wrong_numbers_is_refused():
             update_all(index, "copy_u", "max", u=torch.ones(3, 16), kernel="fused")
 
 
-@pytest.mark.parametrize("ptr, other, position", [
-    ([0, 2, 1, 3], [0, 1, 2], [0, 1, 2]), ([1, 2, 3, 3], [0, 1, 2], [0, 1, 2]), ([0, 1, 2, 2], [0, 1, 2], [0, 1, 2]),
-    ([0, 1, 2, 3], [0, 3, 2], [0, 1, 2]), ([0, 1, 2, 3], [0, -1, 2], [0, 1, 2]), ([0, 1, 2, 3], [0, 1, 2], [0, 3, 2]),
-    ([0, 1, 2, 3], [0, 1, 2], [0, -1, 2])])
+@pytest.mark.parametrize(
+    "ptr, other, position",
+    [
+        ([0, 2, 1, 3], [0, 1, 2], [0, 1, 2]),
+        ([1, 2, 3, 3], [0, 1, 2], [0, 1, 2]),
+        ([0, 1, 2, 2], [0, 1, 2], [0, 1, 2]),
+        ([0, 1, 2, 3], [0, 3, 2], [0, 1, 2]),
+        ([0, 1, 2, 3], [0, -1, 2], [0, 1, 2]),
+        ([0, 1, 2, 3], [0, 1, 2], [0, 3, 2]),
+        ([0, 1, 2, 3], [0, 1, 2], [0, -1, 2]),
+    ],
+)
 @pytest.mark.parametrize("width", [1, 16])
 def test_a_walk_over_broken_indices_is_refused(ptr, other, position, width):
     ptr, other, position = map(torch.tensor, (ptr, other, position))
     operands = {"u": torch.ones(3, width), "e": torch.ones(3, 17 - width)}
-    walk = cpu.Walk(("v", "u"), (3, 3), (ptr, other, position), MESSAGES["u_mul_e"], operands, torch.Size([16]))
+    walk = cpu.Walk(
+        ("v", "u"), (3, 3), (ptr, other, position), MESSAGES["u_mul_e"], operands, torch.Size([16])
+    )
     with pytest.raises(IndexError, match="not in the graph"):
         walk.forward("sum", out=torch.empty(3, 16))
 
 
-@pytest.mark.parametrize("message, function, reduce, edge, reason", [
-    ("u_mul_e", "update_all", "sum", (3, 1), ""), ("u_mul_e", "update_all", "max", (), ""),
-    ("copy_e", "update_all", "mean", (3, 8), ""), ("u_dot_e", "update_all", "sum", (3, 8), ""),
-    ("u_add_e", "update_all", "prod", (3, 8), "there is no GPU kernel of u_add_e with prod"),
-    ("u_dot_e", "update_all", "max", (3, 8), "there is no GPU kernel of u_dot_e with max"),
-    ("u_sub_e", "apply_edges", "", (3, 8), "there is no GPU kernel of apply_edges"),
-    ("u_mul_e", "update_all", "sum", (1, 8),
-     f"there is no GPU kernel for the gradient of edge values [{EDGES}, 1, 8] in messages of [3, 8]")])
+@pytest.mark.parametrize(
+    "message, function, reduce, edge, reason",
+    [
+        ("u_mul_e", "update_all", "sum", (3, 1), ""),
+        ("u_mul_e", "update_all", "max", (), ""),
+        ("copy_e", "update_all", "mean", (3, 8), ""),
+        ("u_dot_e", "update_all", "sum", (3, 8), ""),
+        ("u_add_e", "update_all", "prod", (3, 8), "there is no GPU kernel of u_add_e with prod"),
+        ("u_dot_e", "update_all", "max", (3, 8), "there is no GPU kernel of u_dot_e with max"),
+        ("u_sub_e", "apply_edges", "", (3, 8), "there is no GPU kernel of apply_edges"),
+        (
+            "u_mul_e",
+            "update_all",
+            "sum",
+            (1, 8),
+            f"there is no GPU kernel for the gradient of edge values [{EDGES}, 1, 8] in messages of [3, 8]",
+        ),
+    ],
+)
 def test_what_a_gpu_has_no_kernel_for(message, function, reduce, edge, reason):
     operands = make_operands(message, edge if message == "copy_e" else (3, 8), edge)
     operands["e"] = operands["e"].float().requires_grad_()
@@ -352,7 +520,9 @@ def test_what_a_gpu_has_no_kernel_for(message, function, reduce, edge, reason):
 
 def test_what_runs_and_why(caplog):
     edge_index, u = make_edges(), torch.ones(SRC, 3)
-    with pytest.raises(ValueError, match="^kernel=fused cannot run: u has dtype torch.float64, .*Use kernel=auto"):
+    with pytest.raises(
+        ValueError, match="^kernel=fused cannot run: u has dtype torch.float64, .*Use kernel=auto"
+    ):
         update_all(edge_index, "copy_u", "sum", u=u.double(), kernel="fused")
     caplog.set_level("INFO")
     fused.KERNEL._announce.cache_clear()
@@ -361,4 +531,5 @@ def test_what_runs_and_why(caplog):
         update_all(edge_index, "copy_u", "sum", u=u, num_dst=DST, kernel=kernel)
     assert caplog.messages == [
         "messages: reference (u has dtype torch.float64, but the kernel computes in float32)",
-        f"messages: fused-cpu ({cpu.LIBRARY.find_simd()})"]
+        f"messages: fused-cpu ({cpu.LIBRARY.find_simd()})",
+    ]

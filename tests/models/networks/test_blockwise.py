@@ -11,9 +11,14 @@ from parallel_epochs.pipeline.run.storage import DiskStorage
 from tests.helpers.graphs import random_graph
 
 SIZES = [(1000, 10**9), (16, 100), (7, 1)]
-OPTIONS = [{"edge_dim": None}, {"edge_dim": 3, "norm": "batch"}, {"edge_dim": 3, "fold_edge_encoder": False},
-           {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2}, {"edge_dim": 3, "encode_x": False},
-           {"edge_dim": 3, "kernel": "reference"}]
+OPTIONS = [
+    {"edge_dim": None},
+    {"edge_dim": 3, "norm": "batch"},
+    {"edge_dim": 3, "fold_edge_encoder": False},
+    {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2},
+    {"edge_dim": 3, "encode_x": False},
+    {"edge_dim": 3, "kernel": "reference"},
+]
 
 
 def every_pair():
@@ -22,7 +27,9 @@ def every_pair():
         for column, options in enumerate(OPTIONS):
             for place, sizes in enumerate(SIZES):
                 marks = [] if (row + column) % 3 == place else pytest.mark.slow
-                yield pytest.param(block, options, *sizes, marks=marks, id=f"{block} {' '.join(options)} {sizes}")
+                yield pytest.param(
+                    block, options, *sizes, marks=marks, id=f"{block} {' '.join(options)} {sizes}"
+                )
 
 
 @pytest.mark.parametrize("block, options, num_rows, num_edges", [*every_pair()])
@@ -36,18 +43,29 @@ def test_predictions_are_those_of_one_forward(block, options, num_rows, num_edge
     with torch.no_grad():
         expected = model(data.x, data.edge_index, edge_attr)
     called = []
-    in_blocks = InBlocks(model, num_rows=num_rows, num_edges=num_edges, before_block=lambda: called.append(1),
-                         allocate=lambda *shape: DiskStorage(tmp_path).zeros(*shape)).eval()
-    torch.testing.assert_close(in_blocks(data.x, data.edge_index, edge_attr), expected, rtol=1e-4, atol=1e-5)
+    in_blocks = InBlocks(
+        model,
+        num_rows=num_rows,
+        num_edges=num_edges,
+        before_block=lambda: called.append(1),
+        allocate=lambda *shape: DiskStorage(tmp_path).zeros(*shape),
+    ).eval()
+    torch.testing.assert_close(
+        in_blocks(data.x, data.edge_index, edge_attr), expected, rtol=1e-4, atol=1e-5
+    )
     assert len(called) >= 5 * -(-30 // num_rows)
 
 
-@pytest.mark.parametrize("model, says", [
-    (RevGNN(5, 8, 2, 2), "RevGNN has layers that read all nodes at once"),
-    (DeeperGCN(5, 8, 2, 2, knn=3), "model.knn compares all nodes"),
-    (DeeperGCN(5, 8, 2, 2, virtual_node="mean"), "a virtual node reads all nodes"),
-    (DeeperGCN(5, 8, 2, 2, pool="mean"), "model.pool reads all nodes of a graph"),
-    (DeeperGCN(5, 8, 2, 2), ""),
-], ids=lambda value: value if isinstance(value, str) else type(value).__name__)
+@pytest.mark.parametrize(
+    "model, says",
+    [
+        (RevGNN(5, 8, 2, 2), "RevGNN has layers that read all nodes at once"),
+        (DeeperGCN(5, 8, 2, 2, knn=3), "model.knn compares all nodes"),
+        (DeeperGCN(5, 8, 2, 2, virtual_node="mean"), "a virtual node reads all nodes"),
+        (DeeperGCN(5, 8, 2, 2, pool="mean"), "model.pool reads all nodes of a graph"),
+        (DeeperGCN(5, 8, 2, 2), ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_what_needs_all_nodes_is_named(model, says):
     assert blockwise.why_not(model) == says

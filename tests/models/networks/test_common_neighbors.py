@@ -14,19 +14,29 @@ from parallel_epochs.pipeline.graph.edges import sort_edges
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 20), st.booleans(), st.sampled_from([1, 7, 1 << 22]),
-       st.integers(0, 10**6))
+@given(
+    st.integers(1, 12),
+    st.integers(0, 60),
+    st.integers(0, 20),
+    st.booleans(),
+    st.sampled_from([1, 7, 1 << 22]),
+    st.integers(0, 10**6),
+)
 def test_they_are_those_of_sets(num_nodes, num_edges, num_pairs, is_sorted, numbers, seed):
     rng = np.random.default_rng(seed)  # with self-loops, duplicates and directed edges
     edge_index = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
     pairs = torch.from_numpy(rng.integers(num_nodes, size=(num_pairs, 2)))
-    neighbors = [{u for u, v in edge_index.t().tolist() if v == node != u} for node in range(num_nodes)]
+    neighbors = [
+        {u for u, v in edge_index.t().tolist() if v == node != u} for node in range(num_nodes)
+    ]
     edges = sort_edges(edge_index, num_nodes)[0] if is_sorted else edge_index
     with mock.patch.object(common_neighbors, "NUMBERS", numbers):
         found = Neighborhoods.of(edges, num_nodes).common(pairs)
     expected = [sorted(neighbors[u] & neighbors[v]) for u, v in pairs.tolist()]
     assert [part.tolist() for part in found.node.split(found.ptr.diff().tolist())] == expected
-    targets = [{v for u, v in edge_index.t().tolist() if u == node != v} for node in range(num_nodes)]
+    targets = [
+        {v for u, v in edge_index.t().tolist() if u == node != v} for node in range(num_nodes)
+    ]
     assert found.degree.tolist() == [len(targets[node]) for nodes in expected for node in nodes]
     assert bool(found.allocate_resources().isfinite().all())
 
@@ -40,7 +50,10 @@ def test_few_neighbors_are_looked_up_at_a_time():
         sizes.append(int(self.ptr.diff()[few].sum()))
         return many.new_empty(0), torch.zeros_like(few)
 
-    with mock.patch.object(common_neighbors, "NUMBERS", 50), mock.patch.object(Neighborhoods, "_find", find):
+    with (
+        mock.patch.object(common_neighbors, "NUMBERS", 50),
+        mock.patch.object(Neighborhoods, "_find", find),
+    ):
         neighborhoods.common(pairs)
     assert len(sizes) > 5 and max(sizes) <= 50 + most
 
@@ -50,7 +63,10 @@ def test_the_index_is_that_of_a_sparse_product():
     matrix = sp.csr_array(np.triu(rng.random((30, 30)) < 0.2, 1).astype(np.float64))
     matrix = matrix + matrix.T
     u, v = rng.integers(30, size=(2, 50))
-    edge_index, pairs = torch.from_numpy(np.stack(matrix.nonzero())).long(), torch.from_numpy(np.stack([u, v], 1))
+    edge_index, pairs = (
+        torch.from_numpy(np.stack(matrix.nonzero())).long(),
+        torch.from_numpy(np.stack([u, v], 1)),
+    )
     found = Neighborhoods.of(edge_index, 30).common(pairs)
     assert len(found.node) > 20 and 0 in found.ptr.diff()
     expected = (matrix @ sp.diags_array(1 / np.maximum(matrix.sum(1), 1)) @ matrix).toarray()[u, v]

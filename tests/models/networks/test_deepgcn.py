@@ -37,23 +37,37 @@ def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
                 out[i][c] = 1e-4 ** (1 / p) if aggr == "powermean" and p != 1 else 0.0
                 continue
             clamped = [min(max(v, 1e-7), 10.0) for v in m]
-            pyg_mean = sum(min(max(v, 1e-4), 100.0)**p for v in m) / len(m)
+            pyg_mean = sum(min(max(v, 1e-4), 100.0) ** p for v in m) / len(m)
             powermean = sum(m) / len(m) if p == 1 else min(max(pyg_mean, 1e-4), 100.0) ** (1 / p)
             top = max(t * v for v in m)
             w = [math.exp(t * v - top) for v in m]
             softmax = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
             power = min(max(sum(v**p for v in clamped) / len(m), 1e-7), 10.0) ** (1 / p)
             degree = len(m) ** (1 / (1 + math.exp(-y)))
-            out[i][c] = {"add": sum(m), "mean": sum(m) / len(m), "max": max(m), "softmax": softmax,
-                         "softmax_sg": softmax, "softmax_sum": softmax * degree, "power": power,
-                         "power_sum": power * degree, "powermean": powermean}[aggr]
+            out[i][c] = {
+                "add": sum(m),
+                "mean": sum(m) / len(m),
+                "max": max(m),
+                "softmax": softmax,
+                "softmax_sg": softmax,
+                "softmax_sum": softmax * degree,
+                "power": power,
+                "power_sum": power * degree,
+                "powermean": powermean,
+            }[aggr]
     return torch.tensor(out, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 8), st.integers(0, 30), st.integers(0, 10**6), st.floats(-4, 4), st.floats(0.3, 3),
-       st.floats(-2, 2))
+@given(
+    st.integers(1, 8),
+    st.integers(0, 30),
+    st.integers(0, 10**6),
+    st.floats(-4, 4),
+    st.floats(0.3, 3),
+    st.floats(-2, 2),
+)
 def test_aggregations_by_hand(aggr, num_nodes, num_edges, seed, t, p, y):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_nodes, 3, generator=generator, dtype=torch.float64) * 4
@@ -67,8 +81,10 @@ def test_aggregations_by_hand(aggr, num_nodes, num_edges, seed, t, p, y):
 def test_gradients_by_finite_differences(aggr):
     generator = torch.Generator().manual_seed(0)
     edges = torch.tensor([[0, 1, 2, 2, 3, 0, 0], [1, 1, 1, 0, 0, 3, 3]])  # node 2 has no neighbour
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-               for shape in ((4, 3), (7, 2), (3, 2), (3,))]
+    tensors = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((4, 3), (7, 2), (3, 2), (3,))
+    ]
     t, p, y = (torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.7, 1.6, 0.2))
 
     def f(x, attr, weight, bias, t, p, y):
@@ -80,8 +96,12 @@ def test_gradients_by_finite_differences(aggr):
         (gx,) = torch.autograd.grad(out.sum(), tensors[0])
         message = (tensors[0][edges[0]] + tensors[1] @ tensors[2].T + tensors[3]).relu() + 1e-7
         logits = (t * message.detach()).T
-        weights = torch.stack([torch.where(edges[1] == i, logits, -torch.inf).softmax(1).nan_to_num().T
-                               for i in range(4)])
+        weights = torch.stack(
+            [
+                torch.where(edges[1] == i, logits, -torch.inf).softmax(1).nan_to_num().T
+                for i in range(4)
+            ]
+        )
         expected = torch.autograd.grad((weights * message).sum(), tensors[0])[0]
         torch.testing.assert_close(gx, expected)
     else:
@@ -105,7 +125,9 @@ def test_blocks_of_destinations_change_nothing(aggr):
         args = (x, data.edge_index, data.edge_attr, weight, bias)
         whole = aggregate(*args, aggr=aggr, t=0.5, p=2.0)
         for block in (1, 7, 100):
-            torch.testing.assert_close(aggregate(*args, aggr=aggr, t=0.5, p=2.0, max_block_edges=block), whole)
+            torch.testing.assert_close(
+                aggregate(*args, aggr=aggr, t=0.5, p=2.0, max_block_edges=block), whole
+            )
     plain = aggregate(x, data.edge_index.as_tensor().long(), *args[2:], aggr=aggr, t=0.5, p=2.0)
     torch.testing.assert_close(plain, whole)
 
@@ -122,20 +144,37 @@ def test_an_unknown_aggregation_names_the_known_ones():
 
 
 OPTIONS = [
-    dict(), dict(learn_t=True, t=0.3, edge_dim=3), dict(aggr="softmax_sg", t=0.1, norm="layer"),
-    dict(aggr="max", msg_norm=True), dict(aggr="mean", num_layers=1, bias=True),
-    dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3), dict(aggr="median"),
-    dict(aggr=["mean", "max"]), dict(aggr="powermean"), dict(aggr="powermean", p=2.0),
+    dict(),
+    dict(learn_t=True, t=0.3, edge_dim=3),
+    dict(aggr="softmax_sg", t=0.1, norm="layer"),
+    dict(aggr="max", msg_norm=True),
+    dict(aggr="mean", num_layers=1, bias=True),
+    dict(aggr="add", msg_norm=True, learn_msg_scale=True, edge_dim=3),
+    dict(aggr="median"),
+    dict(aggr=["mean", "max"]),
+    dict(aggr="powermean"),
+    dict(aggr="powermean", p=2.0),
     *(dict(aggr="powermean", p=p, learn_p=True, norm="layer") for p in (-2.0, 0.5, 1.5, 3.0)),
-    dict(aggr="powermean", aggr_kwargs=dict(p=2.0, clamp_max=0.5)), dict(aggr_kwargs=dict(t=0.3, semi_grad=True)),
+    dict(aggr="powermean", aggr_kwargs=dict(p=2.0, clamp_max=0.5)),
+    dict(aggr_kwargs=dict(t=0.3, semi_grad=True)),
 ]
 
 
 # Every pair of options, sizes and kernel; the other half of the cases is slow.
-@pytest.mark.parametrize("options, sizes, kernel", [
-    pytest.param(options, sizes, kernel, marks=[] if (number + column + place) % 2 == 0 else pytest.mark.slow)
-    for number, options in enumerate(OPTIONS) for column, sizes in enumerate(((6, 6), (5, 6)))
-    for place, kernel in enumerate(("auto", "reference"))])
+@pytest.mark.parametrize(
+    "options, sizes, kernel",
+    [
+        pytest.param(
+            options,
+            sizes,
+            kernel,
+            marks=[] if (number + column + place) % 2 == 0 else pytest.mark.slow,
+        )
+        for number, options in enumerate(OPTIONS)
+        for column, sizes in enumerate(((6, 6), (5, 6)))
+        for place, kernel in enumerate(("auto", "reference"))
+    ],
+)
 def test_genconv_is_pygs(options, sizes, kernel):
     if options.get("edge_dim") is None:
         options = {**options, "edge_dim": 3}
@@ -148,9 +187,13 @@ def test_genconv_is_pygs(options, sizes, kernel):
     square = torch.randn(30, sizes[0]), data.edge_index.as_tensor().long(), data.edge_attr
     pair = torch.randn(30, sizes[0]), torch.randn(20, sizes[0])
     # The last nodes have no edges.
-    pair = pair, torch.stack([torch.randint(30, (50,)), torch.randint(18, (50,))]), data.edge_attr[:50]
+    pair = (
+        pair,
+        torch.stack([torch.randint(30, (50,)), torch.randint(18, (50,))]),
+        data.edge_attr[:50],
+    )
     for x, index, attr in (square, pair):
-        for side in (x if isinstance(x, tuple) else (x,)):
+        for side in x if isinstance(x, tuple) else (x,):
             side[::3] *= 8  # beyond what the power mean clamps its mean to
         a, b = (_with_gradients(conv, x, index, attr) for conv in (ours, theirs))
         largest = max(expected.norm() for expected in b.values())
@@ -164,25 +207,44 @@ def test_genconv_is_pygs(options, sizes, kernel):
 def _with_gradients(conv, x, index, attr):
     """The output and the gradients of everything, by name, in the precision of the layer."""
     dtype = conv.mlp[0].weight.dtype
-    leaves = [value.to(dtype, copy=True).requires_grad_() for value in (*(x if isinstance(x, tuple) else (x,)), attr)]
+    leaves = [
+        value.to(dtype, copy=True).requires_grad_()
+        for value in (*(x if isinstance(x, tuple) else (x,)), attr)
+    ]
     out = conv(tuple(leaves[:-1]) if isinstance(x, tuple) else leaves[0], index, leaves[-1])
     conv.zero_grad()
     (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
-    return {"out": out.detach()} | {str(i): leaf.grad for i, leaf in enumerate(leaves)} | {
-        name: parameter.grad for name, parameter in conv.named_parameters() if parameter.requires_grad}
+    return (
+        {"out": out.detach()}
+        | {str(i): leaf.grad for i, leaf in enumerate(leaves)}
+        | {
+            name: parameter.grad
+            for name, parameter in conv.named_parameters()
+            if parameter.requires_grad
+        }
+    )
 
 
-MOLECULES = dict(node_tables=[119, 5, 12, 12, 10, 6, 6, 2, 2], edge_tables=[5, 6, 2], edge_dim=3, norm="batch")
+MOLECULES = dict(
+    node_tables=[119, 5, 12, 12, 10, 6, 6, 2, 2], edge_tables=[5, 6, 2], edge_dim=3, norm="batch"
+)
 SEMI_GRADIENT = dict(aggr="softmax_sg", t=0.1, learn_t=False, num_mlp_layers=1, norm="batch")
 RECIPES = {
     "ogbn-proteins": (2_374_568, (8, 64, 112, 112), dict(edge_dim=8, num_categories=8)),
     "ogbn-arxiv": (491_176, (128, 128, 40, 28), SEMI_GRADIENT),
     "ogbn-products": (253_743, (100, 128, 47, 14), SEMI_GRADIENT),
-    "ogbg-ppa": (2_336_421, (7, 128, 37, 28), dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False)),
+    "ogbg-ppa": (
+        2_336_421,
+        (7, 128, 37, 28),
+        dict(edge_dim=7, aggr="softmax_sg", t=0.01, learn_t=False),
+    ),
     # With the row of a category that OGB has added since.
     "ogbg-molhiv": (531_976 + 256, (9, 256, 1, 7), dict(num_mlp_layers=1, **MOLECULES)),
-    "ogbg-molpcba": (5_550_208 + 256, (9, 256, 128, 14), dict(
-        aggr="softmax_sg", learn_t=False, virtual_node="add", **MOLECULES)),
+    "ogbg-molpcba": (
+        5_550_208 + 256,
+        (9, 256, 128, 14),
+        dict(aggr="softmax_sg", learn_t=False, virtual_node="add", **MOLECULES),
+    ),
 }
 
 
@@ -201,15 +263,34 @@ def test_folded_edge_encoder_equals_the_unfolded(block, norm):
     models = []
     for fold in (True, False):
         torch.manual_seed(0)
-        models.append(DeeperGCN(5, 8, 2, 3, edge_dim=3, num_categories=3, block=block, norm=norm, dropout=0.0,
-                                msg_norm=True, learn_msg_scale=True, fold_edge_encoder=fold).double())
-    losses = [model(x.double(), data.edge_index, data.edge_attr.double()).square().sum() for model in models]
+        models.append(
+            DeeperGCN(
+                5,
+                8,
+                2,
+                3,
+                edge_dim=3,
+                num_categories=3,
+                block=block,
+                norm=norm,
+                dropout=0.0,
+                msg_norm=True,
+                learn_msg_scale=True,
+                fold_edge_encoder=fold,
+            ).double()
+        )
+    losses = [
+        model(x.double(), data.edge_index, data.edge_attr.double()).square().sum()
+        for model in models
+    ]
     torch.testing.assert_close(*losses)
     for loss in losses:
         loss.backward()
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         # The bias before a batch norm has a gradient of 0, for both but for their rounding.
-        assert (a.grad - b.grad).norm() <= 1e-9 * b.grad.norm() + 1e-12 * models[1].head.weight.grad.norm(), name
+        assert (a.grad - b.grad).norm() <= 1e-9 * b.grad.norm() + 1e-12 * models[
+            1
+        ].head.weight.grad.norm(), name
 
 
 def test_dropout_drops_in_training_only():
@@ -221,7 +302,9 @@ def test_dropout_drops_in_training_only():
     assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
 
 
-@pytest.mark.parametrize("block, out", [("res+", 6.0), ("res", 5.0), ("plain", 4.0), ("dense", [1.0, 4.0])])
+@pytest.mark.parametrize(
+    "block, out", [("res+", 6.0), ("res", 5.0), ("plain", 4.0), ("dense", [1.0, 4.0])]
+)
 def test_a_block_joins_the_output_of_a_layer_with_its_input(block, out):
     found = BLOCKS[block](torch.ones(1, 1), lambda h: 2 * h + 1, lambda h: h + 1)
     assert found.tolist() == [out if isinstance(out, list) else [out]]
@@ -234,12 +317,24 @@ def test_gradient_checkpointing_changes_no_bit(block, norm):
     grads = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = DeeperGCN(5, 8, 2, 4, edge_dim=3, block=block, norm=norm, dropout=0.5, edge_dropout=0.3,
-                          gradient_checkpointing=checkpointing)
+        model = DeeperGCN(
+            5,
+            8,
+            2,
+            4,
+            edge_dim=3,
+            block=block,
+            norm=norm,
+            dropout=0.5,
+            edge_dropout=0.3,
+            gradient_checkpointing=checkpointing,
+        )
         torch.manual_seed(1)
         model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
         # Statistics of batch norms are buffers: recomputing a layer must not count its batch twice.
-        grads.append({name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers()))
+        grads.append(
+            {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
+        )
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
@@ -288,28 +383,67 @@ def test_res_plus_is_the_published_order():
     torch.testing.assert_close(model(data.x, index), model.head(model.norms[1](h).relu()))
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(block="resnet"), "block=resnet is unknown; choose one of res+, res, plain, dense"),
-    (dict(aggr="median"), "aggr=median is unknown; choose one of softmax, softmax_sg, "),
-    (dict(norm="group"), "norm=group is unknown; choose one of layer, batch"),
-    (dict(norm=["layer"]), "norm=['layer'] is unknown"),
-    (dict(kernel="fast"), "kernel=fast is unknown; choose one of auto, fused, reference"),
-    *((({name: 0}), f"{name} must be at least 1, not 0") for name in (
-        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers")),
-    *((({name: -1}), f"{name} must be at least 0, not -1") for name in ("edge_dim", "num_categories")),
-    *((({name: 2.5}), f"{name} must be an integer, not 2.5") for name in (
-        "in_channels", "hidden_channels", "out_channels", "num_layers", "num_mlp_layers", "edge_dim",
-        "num_categories")),
-    (dict(num_layers=True), "num_layers must be an integer, not True"),
-    *((({name: value}), f"{name} must be a finite number, not {value!r}")
-      for name in ("t", "p", "y", "dropout", "edge_dropout") for value in (math.nan, math.inf, "1", None)),
-    *(({name: value}, f"{name} must be in [0, 1), not {value}") for name in ("dropout", "input_dropout", "edge_dropout")
-      for value in (1.0, -0.1)),
-    (dict(p=0), "p must not be 0: the power mean divides by it"),
-    (dict(aggr="softmax_sg"), "aggr=softmax_sg has no gradient for t: set learn_t=false"),
-    *((({name: "false"}), f"{name} must be true or false, not 'false'") for name in (
-        "learn_t", "learn_p", "learn_y", "msg_norm", "learn_msg_scale", "gradient_checkpointing", "fold_edge_encoder")),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(block="resnet"), "block=resnet is unknown; choose one of res+, res, plain, dense"),
+        (dict(aggr="median"), "aggr=median is unknown; choose one of softmax, softmax_sg, "),
+        (dict(norm="group"), "norm=group is unknown; choose one of layer, batch"),
+        (dict(norm=["layer"]), "norm=['layer'] is unknown"),
+        (dict(kernel="fast"), "kernel=fast is unknown; choose one of auto, fused, reference"),
+        *(
+            (({name: 0}), f"{name} must be at least 1, not 0")
+            for name in (
+                "in_channels",
+                "hidden_channels",
+                "out_channels",
+                "num_layers",
+                "num_mlp_layers",
+            )
+        ),
+        *(
+            (({name: -1}), f"{name} must be at least 0, not -1")
+            for name in ("edge_dim", "num_categories")
+        ),
+        *(
+            (({name: 2.5}), f"{name} must be an integer, not 2.5")
+            for name in (
+                "in_channels",
+                "hidden_channels",
+                "out_channels",
+                "num_layers",
+                "num_mlp_layers",
+                "edge_dim",
+                "num_categories",
+            )
+        ),
+        (dict(num_layers=True), "num_layers must be an integer, not True"),
+        *(
+            (({name: value}), f"{name} must be a finite number, not {value!r}")
+            for name in ("t", "p", "y", "dropout", "edge_dropout")
+            for value in (math.nan, math.inf, "1", None)
+        ),
+        *(
+            ({name: value}, f"{name} must be in [0, 1), not {value}")
+            for name in ("dropout", "input_dropout", "edge_dropout")
+            for value in (1.0, -0.1)
+        ),
+        (dict(p=0), "p must not be 0: the power mean divides by it"),
+        (dict(aggr="softmax_sg"), "aggr=softmax_sg has no gradient for t: set learn_t=false"),
+        *(
+            (({name: "false"}), f"{name} must be true or false, not 'false'")
+            for name in (
+                "learn_t",
+                "learn_p",
+                "learn_y",
+                "msg_norm",
+                "learn_msg_scale",
+                "gradient_checkpointing",
+                "fold_edge_encoder",
+            )
+        ),
+    ],
+)
 def test_impossible_models(options, message, monkeypatch):
     monkeypatch.setattr(torch.nn, "Linear", None)  # nothing is created before all is checked
     sizes = dict(in_channels=5, hidden_channels=8, out_channels=2, num_layers=2)
@@ -321,24 +455,40 @@ def test_impossible_models(options, message, monkeypatch):
 def test_every_argument_of_a_model_has_one_description(module, name, options):
     model = getattr(importlib.import_module(f"parallel_epochs.models.networks.{module}"), name)
     is_shared = issubclass(model, GraphModel)
-    arguments = inspect.getdoc(GraphModel if is_shared else model).split("Args:\n")[1].split("\n\n")[0]
+    arguments = (
+        inspect.getdoc(GraphModel if is_shared else model).split("Args:\n")[1].split("\n\n")[0]
+    )
     documented = re.findall(r"^    (\w+): ", arguments, flags=re.MULTILINE)
     sizes = ["in_channels", "hidden_channels", "out_channels", "num_layers"]
     assert documented == (sizes if is_shared else [*sizes, "options"])
     own = inspect.getdoc(model)
     assert not is_shared or re.search(rf"Its arguments are .*{options.__name__}`", own, re.DOTALL)
     texts = {field.name: field.metadata["text"] for field in dataclasses.fields(options)}
-    assert {*inspect.signature(model).parameters} == {*texts, "in_channels", "out_channels"} and all(texts.values())
+    assert {*inspect.signature(model).parameters} == {
+        *texts,
+        "in_channels",
+        "out_channels",
+    } and all(texts.values())
 
 
 def test_the_choices_of_options_are_those_of_the_code():
-    choices = {field.name: field.metadata["allowed"].get("choices") for kind in (DeeperGCNOptions, PyGOptions)
-               for field in dataclasses.fields(kind)}
-    assert choices["block"] == tuple(BLOCKS) and choices["aggr"] == AGGREGATIONS and choices["pool"] == POOLS
+    choices = {
+        field.name: field.metadata["allowed"].get("choices")
+        for kind in (DeeperGCNOptions, PyGOptions)
+        for field in dataclasses.fields(kind)
+    }
+    assert (
+        choices["block"] == tuple(BLOCKS)
+        and choices["aggr"] == AGGREGATIONS
+        and choices["pool"] == POOLS
+    )
     assert choices["virtual_node"] == VIRTUAL_NODES and choices["activation"] == tuple(ACTIVATIONS)
     assert choices["norm"] == (*NORMS, "none")
-    (kernels,) = (field.metadata["allowed"]["choices"] for field in dataclasses.fields(ModelOptions)
-                  if field.name == "kernel")
+    (kernels,) = (
+        field.metadata["allowed"]["choices"]
+        for field in dataclasses.fields(ModelOptions)
+        if field.name == "kernel"
+    )
     assert kernels == KERNELS
 
 
@@ -349,7 +499,9 @@ def test_a_model_takes_any_edge_index():
     shuffled = torch.randperm(plain.size(1))
     expected = model(data.x, data.edge_index, data.edge_attr)
     torch.testing.assert_close(model(data.x, plain, data.edge_attr), expected)
-    torch.testing.assert_close(model(data.x, plain[:, shuffled], data.edge_attr[shuffled]), expected)
+    torch.testing.assert_close(
+        model(data.x, plain[:, shuffled], data.edge_attr[shuffled]), expected
+    )
     unsorted = EdgeIndex(plain[:, shuffled], sparse_size=(20, 20))
     torch.testing.assert_close(model(data.x, unsorted, data.edge_attr[shuffled]), expected)
 
@@ -370,12 +522,19 @@ def test_a_layer_with_one_seed_is_recomputed_without_torchs_random_state(block, 
     monkeypatch.setattr(torch, "get_rng_state", lambda: pytest.fail("the state was read"))
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = DeeperGCN(4, 8, 2, 3, edge_dim=3, block=block, dropout=0.4, gradient_checkpointing=checkpointing)
+        model = DeeperGCN(
+            4, 8, 2, 3, edge_dim=3, block=block, dropout=0.4, gradient_checkpointing=checkpointing
+        )
         monkeypatch.setattr(model, "_is_seeded", lambda h: True)
         torch.manual_seed(1)
         rng = torch.Generator().manual_seed(2)
-        out = model(torch.randn(20, 4, generator=rng), torch.randint(20, (2, 60), generator=rng),
-                    torch.randn(60, 3, generator=rng))
-        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
+        out = model(
+            torch.randn(20, 4, generator=rng),
+            torch.randint(20, (2, 60), generator=rng),
+            torch.randn(60, 3, generator=rng),
+        )
+        found.append(
+            [out.detach(), *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
+        )
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

@@ -19,7 +19,9 @@ def typed_x(types: torch.Tensor = TYPES) -> torch.Tensor:
     for number, ranges in enumerate(COLUMNS):
         for first, end in ranges:
             mask[number, first:end] = 1
-    return torch.cat([torch.randn(types.numel(), 5) * mask[types], F.one_hot(types, 4).float()], dim=1)
+    return torch.cat(
+        [torch.randn(types.numel(), 5) * mask[types], F.one_hot(types, 4).float()], dim=1
+    )
 
 
 def test_each_node_is_encoded_by_the_map_of_its_type():
@@ -29,7 +31,9 @@ def test_each_node_is_encoded_by_the_map_of_its_type():
     for row, number, h in zip(x, TYPES.tolist(), out, strict=True):
         own = torch.cat([row[first:end] for first, end in COLUMNS[number]] or [row[:0]])
         torch.testing.assert_close(h, encoder.weights[number] @ own + encoder.bias[number])
-    assert encoder.bias[3].abs().max() > 0.05  # a vector that tells the type from others at the start
+    assert (
+        encoder.bias[3].abs().max() > 0.05
+    )  # a vector that tells the type from others at the start
     out.square().sum().backward()
     assert all(parameter.grad is not None for parameter in encoder.parameters())
 
@@ -40,25 +44,41 @@ def test_a_batch_may_lack_types_and_nodes():
     assert encoder(x[:0]).shape == (0, 6)
 
 
-@pytest.mark.parametrize("row", [[0, 0, 0, 0], [0, 1, 1, 0], [0, 0.5, 0.5, 0], [0, 2, 0, 0]],
-                         ids=["zeros", "two", "halves", "two times one"])
+@pytest.mark.parametrize(
+    "row",
+    [[0, 0, 0, 0], [0, 1, 1, 0], [0, 0.5, 0.5, 0], [0, 2, 0, 0]],
+    ids=["zeros", "two", "halves", "two times one"],
+)
 def test_a_node_without_a_one_hot_type_is_an_error(row):
     x = typed_x()
     x[4, 5:] = torch.tensor(row)
-    with pytest.raises(ValueError, match=r"^node 4 has no one-hot type: the last 4 columns of x are \[0"):
+    with pytest.raises(
+        ValueError, match=r"^node 4 has no one-hot type: the last 4 columns of x are \[0"
+    ):
         TypeEncoder(COLUMNS, 6)(x)
 
 
 def test_a_models_node_encoder_has_a_map_for_each_type():
     category_encoder, encoder = create_node_encoders(5, 4, 6, type_columns=COLUMNS)
     assert category_encoder is None and isinstance(encoder, TypeEncoder)
-    torch.testing.assert_close(encode_nodes(typed_x(), encoder, category_encoder), encoder(typed_x()))
-    for given, message in ((dict(num_categories=3), "type_columns has the columns of 4 node types, but x has num_c"),
-                           (dict(tables=[2] * 5), "type_columns needs an x of numbers"),
-                           (dict(in_channels=4), r"type_columns: node type 2 has the columns \[3, 5\), but x has 4")):
+    torch.testing.assert_close(
+        encode_nodes(typed_x(), encoder, category_encoder), encoder(typed_x())
+    )
+    for given, message in (
+        (dict(num_categories=3), "type_columns has the columns of 4 node types, but x has num_c"),
+        (dict(tables=[2] * 5), "type_columns needs an x of numbers"),
+        (dict(in_channels=4), r"type_columns: node type 2 has the columns \[3, 5\), but x has 4"),
+    ):
         with pytest.raises(ValueError, match=message):
-            create_node_encoders(**{"in_channels": 5, "num_categories": 4, "hidden_channels": 6,
-                                    "type_columns": COLUMNS, **given})
+            create_node_encoders(
+                **{
+                    "in_channels": 5,
+                    "num_categories": 4,
+                    "hidden_channels": 6,
+                    "type_columns": COLUMNS,
+                    **given,
+                }
+            )
     with pytest.raises(ValueError, match=r"^x has shape \(8, 8\), but 4 node types were given"):
         encoder(typed_x()[:, 1:])
     with pytest.raises(ValueError, match="^type_columns is empty"):
@@ -68,12 +88,23 @@ def test_a_models_node_encoder_has_a_map_for_each_type():
 @pytest.mark.parametrize("conv", ["GINEConv", "GatedGCNConv"])
 def test_convolutions_read_relations_as_one_hot_columns(conv):
     torch.manual_seed(0)
-    edges, relation = torch.tensor([[0, 1, 2, 5, 7, 7], [1, 2, 3, 3, 0, 0]]), torch.tensor([0, 2, 1, 1, 0, 2])
+    edges, relation = (
+        torch.tensor([[0, 1, 2, 5, 7, 7], [1, 2, 3, 3, 0, 0]]),
+        torch.tensor([0, 2, 1, 1, 0, 2]),
+    )
     attr = torch.cat([relation[:, None].float(), torch.randn(6, 2)], 1)
-    model = PyGModel(5, 8, 3, 2, conv=conv, edge_dim=3, num_categories=4, num_relations=3, type_columns=COLUMNS).eval()
-    plain = PyGModel(5, 8, 3, 2, conv=conv, edge_dim=5, num_categories=4, type_columns=COLUMNS).eval()
-    plain.load_state_dict({key.replace("edge_columns.1", "edge_columns"): value
-                           for key, value in model.state_dict().items()})
+    model = PyGModel(
+        5, 8, 3, 2, conv=conv, edge_dim=3, num_categories=4, num_relations=3, type_columns=COLUMNS
+    ).eval()
+    plain = PyGModel(
+        5, 8, 3, 2, conv=conv, edge_dim=5, num_categories=4, type_columns=COLUMNS
+    ).eval()
+    plain.load_state_dict(
+        {
+            key.replace("edge_columns.1", "edge_columns"): value
+            for key, value in model.state_dict().items()
+        }
+    )
     expected = plain(typed_x(), edges, torch.cat([F.one_hot(relation, 3).float(), attr[:, 1:]], 1))
     torch.testing.assert_close(model(typed_x(), edges, attr), expected)
     with pytest.raises(IndexError, match="column 0 holds the category 3"):

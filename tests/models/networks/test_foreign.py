@@ -21,12 +21,22 @@ from tests.helpers.running import TOY, train
 DATA = random_graph(60, 400, 0)
 # Convolutions, what they need, how edge features come to them, and whether blocks of nodes give what all do.
 CONVS = [
-    ("GATv2Conv", {"heads": 2}, "edge_attr", True), ("GATConv", {"heads": 2, "concat": False}, "edge_attr", True),
-    ("SAGEConv", {"aggr": "max"}, "", True), ("GCNConv", {}, "", False), ("GINConv", {}, "", True),
-    ("GINEConv", {}, "edge_attr", True), ("TransformerConv", {"heads": 4}, "edge_attr", True),
-    ("GENConv", {}, "edge_attr", True), ("EdgeConv", {}, "", True), ("ChebConv", {"K": 2}, "", False),
-    ("GCN2Conv", {"alpha": 0.1}, "", False), ("CGConv", {}, "edge_attr", True), ("NNConv", {}, "edge_attr", True),
-    ("TAGConv", {"K": 2}, "", False), ("ResGatedGraphConv", {"edge_dim": None}, "", True)]
+    ("GATv2Conv", {"heads": 2}, "edge_attr", True),
+    ("GATConv", {"heads": 2, "concat": False}, "edge_attr", True),
+    ("SAGEConv", {"aggr": "max"}, "", True),
+    ("GCNConv", {}, "", False),
+    ("GINConv", {}, "", True),
+    ("GINEConv", {}, "edge_attr", True),
+    ("TransformerConv", {"heads": 4}, "edge_attr", True),
+    ("GENConv", {}, "edge_attr", True),
+    ("EdgeConv", {}, "", True),
+    ("ChebConv", {"K": 2}, "", False),
+    ("GCN2Conv", {"alpha": 0.1}, "", False),
+    ("CGConv", {}, "edge_attr", True),
+    ("NNConv", {}, "edge_attr", True),
+    ("TAGConv", {"K": 2}, "", False),
+    ("ResGatedGraphConv", {"edge_dim": None}, "", True),
+]
 
 
 @pytest.mark.parametrize("conv, kwargs, argument, splits", CONVS, ids=[case[0] for case in CONVS])
@@ -41,17 +51,23 @@ def test_layers_of_any_convolution(conv, kwargs, argument, splits, monkeypatch):
         assert (model(*inputs[:2], inputs[2] + 1) - whole).abs().max() > 1e-6 or not argument
         monkeypatch.setattr(stacks, "ELEMENTS_AT_ONCE", 8 * 50)
         cuts = []
-        monkeypatch.setattr(stacks, "cut", lambda *args, cut=stacks.cut: cuts.append(cut(*args)) or cuts[-1])
+        monkeypatch.setattr(
+            stacks, "cut", lambda *args, cut=stacks.cut: cuts.append(cut(*args)) or cuts[-1]
+        )
         torch.testing.assert_close(model(*inputs), whole, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(plain, whole, rtol=1e-4, atol=1e-5)
-    assert len(cuts) == (splits and model.builds_messages()) and all(len(blocks) > 10 for blocks in cuts)
+    assert len(cuts) == (splits and model.builds_messages()) and all(
+        len(blocks) > 10 for blocks in cuts
+    )
     assert all(block.edge_index.size(1) <= 50 for blocks in cuts for block in blocks)
 
 
 def test_a_stack_by_hand():
     torch.manual_seed(0)
     for residual in (False, True):
-        model = PyGModel(3, 8, 2, 2, num_categories=2, conv="SAGEConv", residual=residual, activation="elu").eval()
+        model = PyGModel(
+            3, 8, 2, 2, num_categories=2, conv="SAGEConv", residual=residual, activation="elu"
+        ).eval()
         x = torch.cat([DATA.x[:, :3], torch.eye(2)[torch.arange(60) % 2]], dim=1)
         h = model.node_encoder(torch.cat([x[:, :3], model.category_encoder(x[:, 3:])], dim=1))
         for layer in model.layers:
@@ -64,8 +80,19 @@ def test_a_stack_by_hand():
 def test_tied_layers_propagate_as_written_down_with_pygs_own(num_layers):
     """The encoder of "Reconsidering the Performance of GAE in Link Prediction" (https://arxiv.org/abs/2411.03845)."""
     torch.manual_seed(0)
-    model = PyGModel(5, 5, 2, num_layers, conv="GCNConv", tied=True, activation="none", norm_last=False,
-                     encode_x=False, residual=False, dropout=0.2)
+    model = PyGModel(
+        5,
+        5,
+        2,
+        num_layers,
+        conv="GCNConv",
+        tied=True,
+        activation="none",
+        norm_last=False,
+        encode_x=False,
+        residual=False,
+        dropout=0.2,
+    )
     convs = [pyg.GCNConv(5, 5), *[pyg.GCNConv(5, 5)] * (num_layers - 1)]
     for layer, conv in zip(model.layers, convs):
         conv.lin.weight, conv.bias = layer.conv.lin.weight, layer.conv.bias
@@ -80,9 +107,13 @@ def test_tied_layers_propagate_as_written_down_with_pygs_own(num_layers):
     torch.testing.assert_close(*outputs)
     parameters = dict(model.named_parameters())
     assert len(parameters) == 2 * min(num_layers, 2) + 2 * (num_layers - 1) + 2
-    ours, theirs = (torch.autograd.grad(out.square().mean(), [x, *parameters.values()]) for out in outputs)
+    ours, theirs = (
+        torch.autograd.grad(out.square().mean(), [x, *parameters.values()]) for out in outputs
+    )
     for name, a, b in zip(["x", *parameters], ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
@@ -95,13 +126,17 @@ def test_a_linear_map_of_the_input_joins_the_convolution_before_the_norm(in_bloc
     (layer,), edges = model.layers, DATA.edge_index.long()
     with torch.no_grad():
         h = model.node_encoder(DATA.x)
-        expected = layer.norm(layer.conv(h, edges) + h @ layer.root.weight.t() + layer.root.bias).relu()
+        expected = layer.norm(
+            layer.conv(h, edges) + h @ layer.root.weight.t() + layer.root.bias
+        ).relu()
         torch.testing.assert_close(model(DATA.x, edges), model.head(expected))
 
 
 def test_a_feed_forward_block_follows_each_layer():
     torch.manual_seed(0)
-    model = PyGModel(5, 8, 2, 2, conv="SAGEConv", feed_forward=True, activation="gelu", dropout=0.5).eval()
+    model = PyGModel(
+        5, 8, 2, 2, conv="SAGEConv", feed_forward=True, activation="gelu", dropout=0.5
+    ).eval()
     outputs, edges = [], DATA.edge_index.long()
     with torch.no_grad():
         h = model.node_encoder(DATA.x)
@@ -143,7 +178,9 @@ def test_a_list_is_given_where_a_layer_takes_a_tensor():
     with torch.device("meta"):  # as a model is built first
         model = PyGModel(5, 8, 2, 2, conv="PNAConv", kwargs=given)
     assert model.layers[0].conv.aggr_module.init_avg_deg_lin == pytest.approx(10 / 7)
-    with pytest.raises(ValueError, match="kwargs: PNAConv refuses them: ValueError: too many dimensions"):
+    with pytest.raises(
+        ValueError, match="kwargs: PNAConv refuses them: ValueError: too many dimensions"
+    ):
         PyGModel(5, 8, 2, 2, conv="PNAConv", kwargs=given | {"deg": ["a"]})
 
 
@@ -154,44 +191,96 @@ def test_one_feature_of_an_edge_is_its_weight():
     assert not torch.allclose(model(DATA.x, edges, weight), model(DATA.x, edges))
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"conv": "GAT"}, "conv=GAT is a whole model: set model=custom model.path=torch_geometric.nn.GAT"),
-    ({"conv": "SAGEConv", "jk": "last"}, "jk=last is unknown; choose one of none, cat, max, lstm"),
-    ({"conv": "sageconv"}, "conv=sageconv is not a convolution of torch_geometric.nn: choose one such as GATv2Conv"),
-    ({"conv": "RGCNConv", "kwargs": {}}, "kwargs lacks num_relations, which RGCNConv needs"),
-    ({"conv": "HANConv"}, "conv=HANConv needs x_dict, edge_index_dict; a layer of model=pyg has only x"),
-    ({"conv": "SAGEConv", "kwargs": {"heads": 2}}, "kwargs: SAGEConv refuses them: TypeError: .*heads"),
-    ({"conv": "GINConv", "kwargs": {"nn": 1}}, "kwargs must not hold nn: it follows from model.hidden_channels"),
-    *(({"conv": "GATConv", "kwargs": {"heads": heads}},
-       f"kwargs: heads of GATConv must be a whole number of at least 1, not {heads!r}")
-      for heads in (0, -4, 2.0, "two")),
-    ({"conv": "AGDNConv", "kwargs": {"num_hops": 0}},
-     r"kwargs: AGDNConv refuses them: ValueError: num_hops must be in \[1, 1000\), not 0"),
-    ({"conv": "AGDNConv", "kwargs": {"num_hops": 10**9}}, "kwargs: AGDNConv refuses them: .*, not 1000000000"),
-    ({"conv": "GATConv", "kwargs": {"add_self_loops": "maybe"}},
-     "kwargs: add_self_loops of GATConv must be true or false, not 'maybe'"),
-    ({"kwargs": {"heads": 3}}, "hidden_channels=8 is not a multiple of heads=3"),
-    ({"conv": "GCNConv", "kwargs": {"cached": True}}, "kwargs: cached=true keeps the edges of the first batch"),
-    ({"encode_x": False}, "encode_x=false needs an x of hidden_channels=8 columns, but x has 5"),
-    ({"norm": "graph"}, "norm=graph is unknown; choose one of layer, batch, none"),
-    ({"activation": "sine"}, "activation=sine is unknown; choose one of relu, leaky_relu"),
-    *(({name: 1.0}, rf"{name} must be in \[0, 1\), not 1.0") for name in ("dropout", "input_dropout", "edge_dropout"))])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"conv": "GAT"},
+            "conv=GAT is a whole model: set model=custom model.path=torch_geometric.nn.GAT",
+        ),
+        (
+            {"conv": "SAGEConv", "jk": "last"},
+            "jk=last is unknown; choose one of none, cat, max, lstm",
+        ),
+        (
+            {"conv": "sageconv"},
+            "conv=sageconv is not a convolution of torch_geometric.nn: choose one such as GATv2Conv",
+        ),
+        ({"conv": "RGCNConv", "kwargs": {}}, "kwargs lacks num_relations, which RGCNConv needs"),
+        (
+            {"conv": "HANConv"},
+            "conv=HANConv needs x_dict, edge_index_dict; a layer of model=pyg has only x",
+        ),
+        (
+            {"conv": "SAGEConv", "kwargs": {"heads": 2}},
+            "kwargs: SAGEConv refuses them: TypeError: .*heads",
+        ),
+        (
+            {"conv": "GINConv", "kwargs": {"nn": 1}},
+            "kwargs must not hold nn: it follows from model.hidden_channels",
+        ),
+        *(
+            (
+                {"conv": "GATConv", "kwargs": {"heads": heads}},
+                f"kwargs: heads of GATConv must be a whole number of at least 1, not {heads!r}",
+            )
+            for heads in (0, -4, 2.0, "two")
+        ),
+        (
+            {"conv": "AGDNConv", "kwargs": {"num_hops": 0}},
+            r"kwargs: AGDNConv refuses them: ValueError: num_hops must be in \[1, 1000\), not 0",
+        ),
+        (
+            {"conv": "AGDNConv", "kwargs": {"num_hops": 10**9}},
+            "kwargs: AGDNConv refuses them: .*, not 1000000000",
+        ),
+        (
+            {"conv": "GATConv", "kwargs": {"add_self_loops": "maybe"}},
+            "kwargs: add_self_loops of GATConv must be true or false, not 'maybe'",
+        ),
+        ({"kwargs": {"heads": 3}}, "hidden_channels=8 is not a multiple of heads=3"),
+        (
+            {"conv": "GCNConv", "kwargs": {"cached": True}},
+            "kwargs: cached=true keeps the edges of the first batch",
+        ),
+        (
+            {"encode_x": False},
+            "encode_x=false needs an x of hidden_channels=8 columns, but x has 5",
+        ),
+        ({"norm": "graph"}, "norm=graph is unknown; choose one of layer, batch, none"),
+        ({"activation": "sine"}, "activation=sine is unknown; choose one of relu, leaky_relu"),
+        *(
+            ({name: 1.0}, rf"{name} must be in \[0, 1\), not 1.0")
+            for name in ("dropout", "input_dropout", "edge_dropout")
+        ),
+    ],
+)
 def test_what_no_stack_can_be(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         PyGModel(5, 8, 2, 2, edge_dim=3, **options)
 
 
 def custom(name, **options):
-    return CustomModel(5, 8, 2, 3, **{"edge_dim": 3, "path": f"tests.helpers.nets.{name}", **options})
+    return CustomModel(
+        5, 8, 2, 3, **{"edge_dim": 3, "path": f"tests.helpers.nets.{name}", **options}
+    )
 
 
 def test_a_class_gets_what_it_names():
     model = custom("Net", kwargs={"width": 4})
-    assert isinstance(model.model, Net) and model.model.first.out_channels == 4 and model.model.first.edge_dim == 3
+    assert (
+        isinstance(model.model, Net)
+        and model.model.first.out_channels == 4
+        and model.model.first.edge_dim == 3
+    )
     assert model.edge_argument == "edge_attr" and model.title == "tests.helpers.nets.Net"
     sage = custom("", path="torch_geometric.nn.GraphSAGE")
-    assert (sage.model.in_channels, sage.model.hidden_channels, sage.model.num_layers, sage.model.out_channels) == \
-        (5, 8, 3, 2) and sage.edge_argument == ""
+    assert (
+        sage.model.in_channels,
+        sage.model.hidden_channels,
+        sage.model.num_layers,
+        sage.model.out_channels,
+    ) == (5, 8, 3, 2) and sage.edge_argument == ""
     assert custom("", path="torch_geometric.nn.GAT").model.convs[0].edge_dim == 3
     assert custom("", path="torch_geometric.nn.GCN", edge_dim=1).edge_argument == "edge_weight"
 
@@ -199,23 +288,30 @@ def test_a_class_gets_what_it_names():
 def test_edge_features_reach_the_argument_that_takes_them():
     x, edges = DATA.x, DATA.edge_index.long()
     for name, kind, edge_dim, argument, shape in (
-            ("Lazy", Lazy, 3, "", None), ("Weighted", Weighted, 3, "", None),
-            ("Weighted", Weighted, 1, "edge_weight", (800,)), ("Third", Third, 3, "features", (800, 3)),
-            ("Third", Third, None, "", None)):
+        ("Lazy", Lazy, 3, "", None),
+        ("Weighted", Weighted, 3, "", None),
+        ("Weighted", Weighted, 1, "edge_weight", (800,)),
+        ("Third", Third, 3, "features", (800, 3)),
+        ("Third", Third, None, "", None),
+    ):
         model = custom(name, edge_dim=edge_dim)
         assert isinstance(model.model, kind) and model.edge_argument == argument
-        assert model(x, edges, None if edge_dim is None else DATA.edge_attr[:, :edge_dim]).shape == (60, 2)
+        assert model(
+            x, edges, None if edge_dim is None else DATA.edge_attr[:, :edge_dim]
+        ).shape == (60, 2)
         seen = getattr(model.model, "seen", None)
         assert (None if seen is None else tuple(seen.shape)) == shape
 
 
 NOWHERE = {
-    "": "path= does not name a class: give it as package.module.Class", "Net": "path=Net does not name a class",
+    "": "path= does not name a class: give it as package.module.Class",
+    "Net": "path=Net does not name a class",
     "no_such_module.Net": "path=no_such_module.Net cannot be imported: ModuleNotFoundError: No module named "
-                          "'no_such_module'; install it, or put it into the current folder or into PYTHONPATH",
+    "'no_such_module'; install it, or put it into the current folder or into PYTHONPATH",
     "tests.helpers.nets.None_": "path=tests.helpers.nets.None_: tests.helpers.nets has no None_",
     "tests.helpers.nets.NOT_A_CLASS": "path=tests.helpers.nets.NOT_A_CLASS is not a torch.nn.Module",
-    "collections.OrderedDict": "path=collections.OrderedDict is not a torch.nn.Module"}
+    "collections.OrderedDict": "path=collections.OrderedDict is not a torch.nn.Module",
+}
 
 
 def test_a_path_that_leads_nowhere(configure):
@@ -227,15 +323,16 @@ def test_a_path_that_leads_nowhere(configure):
 
 PREDICT_NOTHING = {
     "Flat": r"Flat returns torch.float32 of shape \[11\] for 11 nodes; it must return floats of shape "
-            r"\[num_nodes, 3\], a column for each class or task",
+    r"\[num_nodes, 3\], a column for each class or task",
     "Pair": r"Pair returns a tuple; it must return a tensor \[num_nodes, 3\]",
     "Broken": r"Broken fails on x \[11, 12\], edge_index \[2, 1009\] and edge_attr \[1009, 8\]: RuntimeError: .*mat1 "
-              "and mat2",
+    "and mat2",
     "Frozen": r"Frozen returns torch.float32 of shape \[11, 2\]",
     "PairInTraining": r"PairInTraining returns a tuple in training; it must return a tensor \[num_nodes, 3\]",
     "Detached": "Detached returns a tensor without a gradient in training",
     "Endless": r"Endless returns -?inf for x in \[0, 1\]; it must return finite numbers",
-    "Exits": r"Exits fails on .*: it calls sys.exit\(0\) \(.*tests/helpers/nets.py, line [0-9]+\)"}
+    "Exits": r"Exits fails on .*: it calls sys.exit\(0\) \(.*tests/helpers/nets.py, line [0-9]+\)",
+}
 
 
 def test_a_model_that_predicts_nothing_is_refused_before_long_work(configure):
@@ -244,14 +341,20 @@ def test_a_model_that_predicts_nothing_is_refused_before_long_work(configure):
         config.model.path = f"tests.helpers.nets.{name}"
         with pytest.raises(ValueError, match=f"^tests.helpers.nets.{message}"):
             build.open_graph(config)
-    with pytest.raises(ValueError, match="^tests.helpers.nets.Frozen has no parameters: there is nothing to train"):
-        try_forward(custom("Frozen"), "tests.helpers.nets.Frozen", num_columns=5, out_channels=2, edge_dim=3)
+    with pytest.raises(
+        ValueError, match="^tests.helpers.nets.Frozen has no parameters: there is nothing to train"
+    ):
+        try_forward(
+            custom("Frozen"), "tests.helpers.nets.Frozen", num_columns=5, out_channels=2, edge_dim=3
+        )
 
 
 def test_a_batch_is_checked_as_the_tiny_graph_is():
     x, edges = DATA.x, DATA.edge_index.long()
     assert custom("Double")(x, edges).dtype == torch.float32
-    with pytest.raises(ForeignError, match=r"^tests.helpers.nets.Flat returns .* \[60\] for 60 nodes in training; "):
+    with pytest.raises(
+        ForeignError, match=r"^tests.helpers.nets.Flat returns .* \[60\] for 60 nodes in training; "
+    ):
         custom("Flat")(x, edges)
     with torch.no_grad():  # as in an evaluation
         assert custom("Detached")(x, edges).shape == (60, 2)
@@ -262,10 +365,19 @@ def test_a_batch_is_checked_as_the_tiny_graph_is():
 
 
 def test_keywords_that_a_class_does_not_take(configure):
-    with pytest.raises(ValueError, match="^model.kwargs: tests.helpers.nets.Net takes no wdith; it takes in_channels, "
-                                         "out_channels, edge_dim, width, heads"):
-        build.open_graph(configure(*TOY[:5], "model=custom", "model.path=tests.helpers.nets.Net",
-                                   "model.kwargs={wdith: 3}"))
+    with pytest.raises(
+        ValueError,
+        match="^model.kwargs: tests.helpers.nets.Net takes no wdith; it takes in_channels, "
+        "out_channels, edge_dim, width, heads",
+    ):
+        build.open_graph(
+            configure(
+                *TOY[:5],
+                "model=custom",
+                "model.path=tests.helpers.nets.Net",
+                "model.kwargs={wdith: 3}",
+            )
+        )
 
 
 def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
@@ -277,16 +389,26 @@ def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
     monkeypatch.setattr(estimate, "machine_memory", lambda: 300_000)
     # Attention has a tensor of edges x channels.
     own = [*TOY[:5], "model=custom", "model.path=tests.helpers.nets.Net"]
-    with pytest.raises(ValueError, match="^evaluation=exact: one forward over 4,800 edges takes at least .* choose "
-                                         "evaluation=views"):
+    with pytest.raises(
+        ValueError,
+        match="^evaluation=exact: one forward over 4,800 edges takes at least .* choose "
+        "evaluation=views",
+    ):
         try_model(*own)
     try_model(*own, "evaluation=views")
 
 
-@pytest.mark.parametrize("model", [
-    pytest.param(["model=pyg", "model.kwargs.heads=2", "model.num_layers=2", "model.hidden_channels=8"],
-                 marks=pytest.mark.slow),
-    ["model=custom", "model.path=tests.helpers.nets.Net", "model.kwargs={width: 6}"]], ids=["pyg", "custom"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(
+            ["model=pyg", "model.kwargs.heads=2", "model.num_layers=2", "model.hidden_channels=8"],
+            marks=pytest.mark.slow,
+        ),
+        ["model=custom", "model.path=tests.helpers.nets.Net", "model.kwargs={width: 6}"],
+    ],
+    ids=["pyg", "custom"],
+)
 def test_trains_and_predicts_like_any_other(model, configure, tmp_path, caplog):
     caplog.set_level("INFO")
     summary = train(configure(*TOY[:5], *model, "train.epochs=3"), tmp_path / "run")
@@ -294,7 +416,9 @@ def test_trains_and_predicts_like_any_other(model, configure, tmp_path, caplog):
     assert is_own == (model[0] == "model=custom") and "edge features: to " in caplog.text
     scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
     assert scores["valid"] == pytest.approx(summary["best_valid"], abs=1e-12)
-    scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_parts=2))
+    scores = restore.evaluate(
+        EvaluateConfig(run=str(tmp_path / "run"), method="views", num_parts=2)
+    )
     assert 0 < scores["valid"] < 1
 
 

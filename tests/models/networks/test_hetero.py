@@ -18,25 +18,48 @@ SCHEMA = make_schema(NAMES, COLUMNS, 2)
 
 def custom(name: str, **options) -> CustomModel:
     torch.manual_seed(0)
-    options = {"edge_dim": 2, "num_categories": 3, "num_relations": 3, "type_columns": COLUMNS, "schema": NAMES,
-               **options}
+    options = {
+        "edge_dim": 2,
+        "num_categories": 3,
+        "num_relations": 3,
+        "type_columns": COLUMNS,
+        "schema": NAMES,
+        **options,
+    }
     model = CustomModel(4, 8, 2, 2, path=f"tests.helpers.hetero_nets.{name}", **options)
-    try_forward(model, name, num_columns=7, out_channels=2, edge_dim=2, num_categories=3, num_relations=3, ends=ENDS)
+    try_forward(
+        model,
+        name,
+        num_columns=7,
+        out_channels=2,
+        edge_dim=2,
+        num_categories=3,
+        num_relations=3,
+        ends=ENDS,
+    )
     return model.eval()
 
 
 def by_hand(x, edge_index, edge_attr) -> tuple[HeteroData, dict[str, torch.Tensor]]:
     """Make a HeteroData of a batch, one node and one edge after the other; and the nodes of each type."""
     data, types = HeteroData(), x[:, 4:].argmax(1).tolist()
-    nodes = {name: [node for node, kind in enumerate(types) if kind == number] for number, name in enumerate(TYPES)}
+    nodes = {
+        name: [node for node, kind in enumerate(types) if kind == number]
+        for number, name in enumerate(TYPES)
+    }
     for name, ranges in zip(TYPES, COLUMNS):
         columns = [column for begin, end in ranges for column in range(begin, end)]
         data[name].x = x[nodes[name]][:, columns] if columns else torch.ones(len(nodes[name]), 1)
     for number, relation in enumerate(RELATIONS):
         source, _, target = relation
         chosen = [edge for edge in range(edge_index.size(1)) if int(edge_attr[edge, 0]) == number]
-        ends = [(nodes[source].index(int(edge_index[0, edge])), nodes[target].index(int(edge_index[1, edge])))
-                for edge in chosen]
+        ends = [
+            (
+                nodes[source].index(int(edge_index[0, edge])),
+                nodes[target].index(int(edge_index[1, edge])),
+            )
+            for edge in chosen
+        ]
         data[relation].edge_index = torch.tensor(ends).reshape(-1, 2).t()
         data[relation].edge_attr = edge_attr[chosen, 1:]
     return data, {name: torch.tensor(own) for name, own in nodes.items()}
@@ -68,7 +91,9 @@ def test_types_and_relations_may_lack_in_a_batch():
 def test_outputs_and_gradients_are_those_of_the_model_alone(name):
     model, inputs = custom(name), tiny_typed_graph(ENDS, 3, 7, 2)
     data, nodes = by_hand(*inputs)
-    assert model.takes_dicts and model.edge_argument == ("edge_attr_dict" if name == "Weighted" else "")
+    assert model.takes_dicts and model.edge_argument == (
+        "edge_attr_dict" if name == "Weighted" else ""
+    )
     more = {"edge_attr_dict": data.edge_attr_dict} if name == "Weighted" else {}
     plain = model.model(x_dict=data.x_dict, edge_index_dict=data.edge_index_dict, **more)
     plain = plain if isinstance(plain, torch.Tensor) else plain["user"]
@@ -98,12 +123,28 @@ def test_a_class_may_read_the_relation_itself():
     assert model(*inputs).shape == (len(inputs[0]), 2)
 
 
-@pytest.mark.parametrize("name, options, error", [
-    ("Unaware", {}, "would read the number of an edge's relation as a feature"),
-    ("ToHetero", {"schema": None}, "takes x_dict and edge_index_dict, and this graph has one type of nodes"),
-    ("Missing", {}, "Missing returns a dict of item; it must return a dict with a tensor for user"),
-    ("Hgt", {"schema": NAMES | {"labelled": None}}, "kwargs: .*refuses|KeyError|fails on"),
-    ("Narrow", {}, r"Narrow returns \[4, 1\] for 4 nodes of the type user; it must return \[num_nodes, 2\]")])
+@pytest.mark.parametrize(
+    "name, options, error",
+    [
+        ("Unaware", {}, "would read the number of an edge's relation as a feature"),
+        (
+            "ToHetero",
+            {"schema": None},
+            "takes x_dict and edge_index_dict, and this graph has one type of nodes",
+        ),
+        (
+            "Missing",
+            {},
+            "Missing returns a dict of item; it must return a dict with a tensor for user",
+        ),
+        ("Hgt", {"schema": NAMES | {"labelled": None}}, "kwargs: .*refuses|KeyError|fails on"),
+        (
+            "Narrow",
+            {},
+            r"Narrow returns \[4, 1\] for 4 nodes of the type user; it must return \[num_nodes, 2\]",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(name, options, error):
     with pytest.raises((ValueError, ForeignError), match=error):
         custom(name, **options)

@@ -49,7 +49,10 @@ def test_neighbours_are_of_the_same_graph():
 
 def test_a_node_is_not_its_own_neighbour_where_all_others_are_few():
     # Eleven others are four times two, though twelve nodes are four times three.
-    assert rows_of(dilated_neighbors(H[:12], 4, dilation=3), 12) == sorted_by_distance(H[:12], 8)[:, ::2].tolist()
+    assert (
+        rows_of(dilated_neighbors(H[:12], 4, dilation=3), 12)
+        == sorted_by_distance(H[:12], 8)[:, ::2].tolist()
+    )
     for _ in range(20):
         rows = rows_of(dilated_neighbors(H[:12], 4, dilation=3, epsilon=1.0), 12)
         assert all(node not in row for node, row in enumerate(rows))
@@ -57,7 +60,9 @@ def test_a_node_is_not_its_own_neighbour_where_all_others_are_few():
 
 def test_random_ones_of_the_dilated_neighbourhood():
     torch.manual_seed(0)
-    regular, all_near = (torch.tensor(sorted_by_distance(H, 12).tolist())[:, ::step] for step in (3, 1))
+    regular, all_near = (
+        torch.tensor(sorted_by_distance(H, 12).tolist())[:, ::step] for step in (3, 1)
+    )
     for epsilon, least, most in ((0.0, 0, 0), (0.5, 15, 45), (1.0, 55, 60)):
         rows = torch.tensor(rows_of(dilated_neighbors(H, 4, dilation=3, epsilon=epsilon)))
         assert least <= int((rows != regular).any(1).sum()) <= most
@@ -71,7 +76,10 @@ def test_no_gradient_and_full_precision_under_autocast():
     h = H.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         edge_index = dilated_neighbors(h, 4)
-    assert rows_of(edge_index) == sorted_by_distance(H, 4).tolist() and not edge_index.as_tensor().requires_grad
+    assert (
+        rows_of(edge_index) == sorted_by_distance(H, 4).tolist()
+        and not edge_index.as_tensor().requires_grad
+    )
 
 
 @pytest.mark.parametrize("block", ["res+", "res", "plain", "dense"])
@@ -79,25 +87,33 @@ def test_each_layer_takes_the_neighbours_of_its_own_input(block, monkeypatch):
     torch.manual_seed(0)
     model = DeeperGCN(**STAGES, block=block, knn_dilation=2, encode_x=False)
     seen, find = [], dilated_neighbors
-    monkeypatch.setattr("parallel_epochs.models.networks.deepgcn.dilated_neighbors",
-                        lambda h, k, **options: seen.append((h, k, options)) or find(h, k, **options))
+    monkeypatch.setattr(
+        "parallel_epochs.models.networks.deepgcn.dilated_neighbors",
+        lambda h, k, **options: seen.append((h, k, options)) or find(h, k, **options),
+    )
     out = model(H, torch.empty(2, 0, dtype=torch.int64))
     assert [(k, options["dilation"]) for _, k, options in seen] == [(4, 1), (4, 2), (4, 2)]
-    assert torch.equal(seen[0][0], H) and not torch.equal(seen[1][0][:, :5], H) == (block != "dense")
+    assert torch.equal(seen[0][0], H) and not torch.equal(seen[1][0][:, :5], H) == (
+        block != "dense"
+    )
     # The same by hand: a model of given edges, one layer after the other.
     given = DeeperGCN(**{**STAGES, "knn": 0}, block=block, encode_x=False)
     given.load_state_dict(model.state_dict())
     h = H
     for layer in range(3):
         h = given.apply_layer(layer, h, find(h, 4, dilation=min(layer + 1, 2)), None)
-    torch.testing.assert_close(out, given.head(torch.relu(given.norms[-1](h)) if block == "res+" else h))
+    torch.testing.assert_close(
+        out, given.head(torch.relu(given.norms[-1](h)) if block == "res+" else h)
+    )
 
 
 def test_recomputed_layers_draw_the_same_neighbours():
     gradients = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        model = DeeperGCN(**STAGES, knn_dilation=3, knn_epsilon=0.5, gradient_checkpointing=recompute)
+        model = DeeperGCN(
+            **STAGES, knn_dilation=3, knn_epsilon=0.5, gradient_checkpointing=recompute
+        )
         torch.manual_seed(1)
         model(H, torch.empty(2, 0, dtype=torch.int64)).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -115,14 +131,18 @@ def test_random_neighbours_are_for_training_alone():
 
 def test_what_is_refused(configure):
     config = configure("data=digits", "model.knn=2")
-    for key, value, message in (("knn", -1, "model.knn must be at least 0, not -1"),
-                                ("knn_dilation", 0, "model.knn_dilation must be at least 1, not 0"),
-                                ("knn_epsilon", 1.5, r"model.knn_epsilon must be in \[0, 1\], not 1.5")):
+    for key, value, message in (
+        ("knn", -1, "model.knn must be at least 0, not -1"),
+        ("knn_dilation", 0, "model.knn_dilation must be at least 1, not 0"),
+        ("knn_epsilon", 1.5, r"model.knn_epsilon must be in \[0, 1\], not 1.5"),
+    ):
         changed = copy.deepcopy(config)
         setattr(changed.model, key, value)
         with pytest.raises(ValueError, match=message):
             build.check(changed)
     with pytest.raises(ValueError, match="neighbours are found by features, not along edges"):
         build.check(configure("data=digits", "model.knn=2", "evaluation=neighbor"))
-    with pytest.raises(ValueError, match="the 8 features of the edges of data=synthetic_proteins would"):
+    with pytest.raises(
+        ValueError, match="the 8 features of the edges of data=synthetic_proteins would"
+    ):
         build.open_graph(configure("model.knn=2", *TOY[:5]))

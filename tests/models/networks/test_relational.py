@@ -78,16 +78,24 @@ def test_edge_dropout_drops_edges_of_a_training_step(kind):
     assert torch.equal(model(X, EDGES, ATTR), model(X, EDGES, ATTR))
 
 
-@pytest.mark.parametrize("kind, options, message", [
-    (RGCN, dict(norm="power"), "norm=power is unknown"), (RGCN, dict(activation="sin"), "activation=sin is unknown"),
-    (RGCN, dict(num_bases=-1), "num_bases must be at least 0, not -1"), (HGT, dict(heads=3), "heads=3 does not divide"),
-    (RGCN, dict(edge_dim=None), "num_relations=4 needs edge features"),
-    (HGT, dict(edge_dropout=1.0), r"edge_dropout must be in \[0, 1\), not 1.0"),
-    (HGT, dict(type_columns=COLUMNS[:2]), "type_columns has the columns of 2 node types")])
+@pytest.mark.parametrize(
+    "kind, options, message",
+    [
+        (RGCN, dict(norm="power"), "norm=power is unknown"),
+        (RGCN, dict(activation="sin"), "activation=sin is unknown"),
+        (RGCN, dict(num_bases=-1), "num_bases must be at least 0, not -1"),
+        (HGT, dict(heads=3), "heads=3 does not divide"),
+        (RGCN, dict(edge_dim=None), "num_relations=4 needs edge features"),
+        (HGT, dict(edge_dropout=1.0), r"edge_dropout must be in \[0, 1\), not 1.0"),
+        (HGT, dict(type_columns=COLUMNS[:2]), "type_columns has the columns of 2 node types"),
+    ],
+)
 def test_impossible_options_are_errors(kind, options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         kind(4, 8, 5, 2, **{**TYPED, **options})
-    with pytest.raises(ValueError, match="^the model was built for num_relations=4, but there is no edge_attr"):
+    with pytest.raises(
+        ValueError, match="^the model was built for num_relations=4, but there is no edge_attr"
+    ):
         kind(4, 8, 5, 2, **TYPED)(X, EDGES)
     with pytest.raises(ValueError, match="^num_layers must be at least 1, not 0"):
         kind(4, 8, 5, 0, **TYPED)

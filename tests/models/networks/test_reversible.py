@@ -16,7 +16,9 @@ def build(num_layers: int, **options) -> RevGNN:
     return RevGNN(5, 24, 3, num_layers, **{"edge_dim": 3, "dropout": 0.3, **options})
 
 
-def with_gradients(model: RevGNN, *, attr: bool = True, bf16: bool = False, data=DATA) -> dict[str, torch.Tensor]:
+def with_gradients(
+    model: RevGNN, *, attr: bool = True, bf16: bool = False, data=DATA
+) -> dict[str, torch.Tensor]:
     """The output, the gradients of everything and the running statistics, by name."""
     torch.manual_seed(1)
     dtype = model.head.weight.dtype
@@ -28,17 +30,28 @@ def with_gradients(model: RevGNN, *, attr: bool = True, bf16: bool = False, data
         out = model(inputs["x"], data.edge_index, inputs.get("edge_attr"))
     model.zero_grad()
     out.float().square().sum().backward()
-    return {"out": out.detach(), **{name: b.clone() for name, b in model.named_buffers()},
-            **{name: tensor.grad for name, tensor in inputs.items() if tensor.requires_grad},
-            **{name: p.grad for name, p in model.named_parameters() if p.requires_grad}}
+    return {
+        "out": out.detach(),
+        **{name: b.clone() for name, b in model.named_buffers()},
+        **{name: tensor.grad for name, tensor in inputs.items() if tensor.requires_grad},
+        **{name: p.grad for name, p in model.named_parameters() if p.requires_grad},
+    }
 
 
-@pytest.mark.parametrize("num_layers, hidden_channels, count", [(1001, 80, 20_031_384), (448, 224, 68_471_608)])
+@pytest.mark.parametrize(
+    "num_layers, hidden_channels, count", [(1001, 80, 20_031_384), (448, 224, 68_471_608)]
+)
 def test_parameter_counts_are_the_published_ones(num_layers, hidden_channels, count):
     with torch.device("meta"):
-        one, two, tied = (sum(p.numel() for p in RevGNN(8, hidden_channels, 112, layers, edge_dim=8, num_categories=8,
-                                                        tied=tied).parameters())
-                          for layers, tied in ((1, False), (2, False), (num_layers, True)))
+        one, two, tied = (
+            sum(
+                p.numel()
+                for p in RevGNN(
+                    8, hidden_channels, 112, layers, edge_dim=8, num_categories=8, tied=tied
+                ).parameters()
+            )
+            for layers, tied in ((1, False), (2, False), (num_layers, True))
+        )
     assert one + (num_layers - 1) * (two - one) == count and tied == one
 
 
@@ -53,32 +66,52 @@ def test_layers_by_hand(num_groups):
         source = sum(groups[1:])
         for group in groups:
             branch = next(branches)
-            source = group + branch.conv(branch.norm(source).relu(), DATA.edge_index, branch.edge_lin(attr))
+            source = group + branch.conv(
+                branch.norm(source).relu(), DATA.edge_index, branch.edge_lin(attr)
+            )
             out.append(source)
         h = torch.cat(out, dim=1)
     expected = model.head(model.norm(h).relu())
-    torch.testing.assert_close(model(DATA.x, DATA.edge_index, DATA.edge_attr), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model(DATA.x, DATA.edge_index, DATA.edge_attr), expected, rtol=1e-4, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("options, how", [
-    (dict(), dict()), (dict(num_groups=3), dict()), (dict(tied=True), dict()), (dict(edge_dim=None), dict(attr=False)),
-    (dict(norm="batch", edge_dropout=0.4, input_dropout=0.2), dict()),
-    (dict(kernel="reference", norm="batch", num_groups=4), dict()),
-    (dict(kernel="reference"), dict(bf16=True)), (dict(), dict(bf16=True)),
-    (dict(aggr="softmax", learn_t=True, msg_norm=True, learn_msg_scale=True), dict()),
-])
+@pytest.mark.parametrize(
+    "options, how",
+    [
+        (dict(), dict()),
+        (dict(num_groups=3), dict()),
+        (dict(tied=True), dict()),
+        (dict(edge_dim=None), dict(attr=False)),
+        (dict(norm="batch", edge_dropout=0.4, input_dropout=0.2), dict()),
+        (dict(kernel="reference", norm="batch", num_groups=4), dict()),
+        (dict(kernel="reference"), dict(bf16=True)),
+        (dict(), dict(bf16=True)),
+        (dict(aggr="softmax", learn_t=True, msg_norm=True, learn_msg_scale=True), dict()),
+    ],
+)
 def test_gradients_are_those_of_plain_autograd(options, how):
     num_layers = 4 if options or how else 12
-    ours, plain = (with_gradients(build(num_layers, reversible=flag, **options), **how) for flag in (True, False))
-    assert ours.keys() == plain.keys() and len(ours) > (10 if options.get("tied") else 8 * num_layers)
+    ours, plain = (
+        with_gradients(build(num_layers, reversible=flag, **options), **how)
+        for flag in (True, False)
+    )
+    assert ours.keys() == plain.keys() and len(ours) > (
+        10 if options.get("tied") else 8 * num_layers
+    )
     # The bits themselves: the layers' inputs come back as they were.
     assert not [name for name in plain if not torch.equal(ours[name], plain[name])]
 
 
-@pytest.mark.parametrize("num_layers, stream", [
-    pytest.param(448, torch.float64, marks=pytest.mark.slow),
-    pytest.param(448, torch.float32, marks=pytest.mark.exhaustive),
-    pytest.param(1001, torch.float64, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "num_layers, stream",
+    [
+        pytest.param(448, torch.float64, marks=pytest.mark.slow),
+        pytest.param(448, torch.float32, marks=pytest.mark.exhaustive),
+        pytest.param(1001, torch.float64, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_thousand_layers_give_the_gradients_of_plain_autograd(num_layers, stream, monkeypatch):
     monkeypatch.setattr(reversible, "STREAM", stream)
     ours, plain = (with_gradients(build(num_layers, reversible=flag)) for flag in (True, False))
@@ -136,9 +169,14 @@ def test_all_layers_drop_the_same_elements(options, monkeypatch):
 
 def test_forward_keeps_the_same_of_any_number_of_layers():
     arguments = DATA.x, DATA.edge_index, DATA.edge_attr
-    few, many, plain = (count_saved_elements(build(layers, reversible=flag, kernel=kernel), *arguments)
-                        for layers, flag, kernel in ((2, True, "reference"), (12, True, "reference"),
-                                                     (12, False, "reference")))
+    few, many, plain = (
+        count_saved_elements(build(layers, reversible=flag, kernel=kernel), *arguments)
+        for layers, flag, kernel in (
+            (2, True, "reference"),
+            (12, True, "reference"),
+            (12, False, "reference"),
+        )
+    )
     assert few == many < 0.1 * plain
 
 
@@ -153,11 +191,15 @@ def test_a_compiled_model_runs_as_it_is():
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(num_groups=1), "num_groups must be at least 2, not 1"),
-    (dict(num_groups=5), "hidden_channels=24 is not a multiple of num_groups=5"),
-    (dict(tied=1), "tied must be true or false, not 1"), (dict(aggr="median"), "aggr=median is unknown; choose one of"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(num_groups=1), "num_groups must be at least 2, not 1"),
+        (dict(num_groups=5), "hidden_channels=24 is not a multiple of num_groups=5"),
+        (dict(tied=1), "tied must be true or false, not 1"),
+        (dict(aggr="median"), "aggr=median is unknown; choose one of"),
+    ],
+)
 def test_impossible_models(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         build(2, **options)

@@ -12,7 +12,9 @@ DATA = random_graph(30, 90, 0)
 
 def build(**options) -> DeeperGCN:
     torch.manual_seed(0)
-    model = DeeperGCN(5, 8, 2, 3, **{"edge_dim": 3, "virtual_node": "add", "dropout": 0.0, **options})
+    model = DeeperGCN(
+        5, 8, 2, 3, **{"edge_dim": 3, "virtual_node": "add", "dropout": 0.0, **options}
+    )
     torch.nn.init.normal_(model.virtual.embedding)  # zeros would hide it
     return model
 
@@ -35,9 +37,15 @@ def test_layers_by_hand(pool):
 def test_a_graph_of_a_union_is_alone_with_its_virtual_node(block):
     model, other = build(block=block), random_graph(12, 40, 1)
     apart = [model(data.x, data.edge_index, data.edge_attr) for data in (DATA, other)]
-    index = torch.cat([DATA.edge_index.as_tensor().long(), other.edge_index.as_tensor().long() + 30], dim=1)
-    union = model(torch.cat([DATA.x, other.x]), index, torch.cat([DATA.edge_attr, other.edge_attr]),
-                  torch.tensor([0, 30, 42]))
+    index = torch.cat(
+        [DATA.edge_index.as_tensor().long(), other.edge_index.as_tensor().long() + 30], dim=1
+    )
+    union = model(
+        torch.cat([DATA.x, other.x]),
+        index,
+        torch.cat([DATA.edge_attr, other.edge_attr]),
+        torch.tensor([0, 30, 42]),
+    )
     torch.testing.assert_close(union, torch.cat(apart), rtol=1e-4, atol=1e-5)
 
 
@@ -52,12 +60,18 @@ def test_recomputation_changes_no_bit():
 
 
 def test_what_no_virtual_node_can_be():
-    with pytest.raises(ValueError, match="^virtual_node=add needs layers of one width, but block=dense"):
+    with pytest.raises(
+        ValueError, match="^virtual_node=add needs layers of one width, but block=dense"
+    ):
         build(block="dense")
-    with pytest.raises(ValueError, match="^virtual_node=max is unknown; choose one of none, add, mean"):
+    with pytest.raises(
+        ValueError, match="^virtual_node=max is unknown; choose one of none, add, mean"
+    ):
         build(virtual_node="max")
     model = build(norm="batch")
-    with pytest.raises(ValueError, match="batch norm needs several virtual nodes, .* set model.norm=layer"):
+    with pytest.raises(
+        ValueError, match="batch norm needs several virtual nodes, .* set model.norm=layer"
+    ):
         model(DATA.x, DATA.edge_index, DATA.edge_attr)
     model.eval()(DATA.x, DATA.edge_index, DATA.edge_attr)
 

@@ -21,10 +21,20 @@ def gpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
 
 
-def choose(asked, device=CPU, *, size=1000, needed=10**9, ranks=Ranks(), in_triton=True, why_cpu=""):
+def choose(
+    asked, device=CPU, *, size=1000, needed=10**9, ranks=Ranks(), in_triton=True, why_cpu=""
+):
     config = SimpleNamespace(device=asked, trainer=SimpleNamespace(name="layout"))
-    return settle(Part(config, None, device), size=size, least=1000, what="points", needed=needed, ranks=ranks,
-                  in_triton=in_triton, why_cpu=why_cpu)
+    return settle(
+        Part(config, None, device),
+        size=size,
+        least=1000,
+        what="points",
+        needed=needed,
+        ranks=ranks,
+        in_triton=in_triton,
+        why_cpu=why_cpu,
+    )
 
 
 def test_auto_takes_a_gpu_from_a_size_on(gpu, caplog):
@@ -33,7 +43,10 @@ def test_auto_takes_a_gpu_from_a_size_on(gpu, caplog):
     assert choose("auto") == GPU == choose("cuda", GPU, size=1)
     assert "device=auto: a GPU, taken from 1,000 points on" in caplog.messages
     assert choose("auto", needed=6 * 10**9) == CPU
-    assert "device=auto: the CPU: 1,000 points take 6 GB, but 5 GB of the GPU are free" in caplog.messages
+    assert (
+        "device=auto: the CPU: 1,000 points take 6 GB, but 5 GB of the GPU are free"
+        in caplog.messages
+    )
 
 
 def test_without_a_gpu_auto_is_the_cpu():
@@ -41,12 +54,24 @@ def test_without_a_gpu_auto_is_the_cpu():
 
 
 def test_a_gpu_without_room_is_refused_and_the_cpu_trains_what_none_can(gpu, monkeypatch, caplog):
-    with pytest.raises(ValueError, match="device=cuda: 1,000 points take 6 GB, but 5 GB of the GPU are free. Set dev"):
+    with pytest.raises(
+        ValueError,
+        match="device=cuda: 1,000 points take 6 GB, but 5 GB of the GPU are free. Set dev",
+    ):
         choose("cuda", GPU, needed=6 * 10**9)
-    assert choose("cuda", GPU, ranks=Ranks(0, 2)) == CPU == choose("cuda", GPU, needed=6 * 10**9, why_cpu="it is wide")
-    assert caplog.messages == [f"device=cuda: the CPU trains, as {reason}" for reason in (
-        "trainer=layout trains on one GPU, and this run has 2 ranks", "it is wide")]
+    assert (
+        choose("cuda", GPU, ranks=Ranks(0, 2))
+        == CPU
+        == choose("cuda", GPU, needed=6 * 10**9, why_cpu="it is wide")
+    )
+    assert caplog.messages == [
+        f"device=cuda: the CPU trains, as {reason}"
+        for reason in ("trainer=layout trains on one GPU, and this run has 2 ranks", "it is wide")
+    ]
     assert choose("cuda", GPU, ranks=Ranks(0, 2), in_triton=False) == GPU
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert choose("cuda", GPU) == CPU
-    assert "device=cuda: the CPU trains, as trainer=layout needs Triton there, which is not " in caplog.messages[-1]
+    assert (
+        "device=cuda: the CPU trains, as trainer=layout needs Triton there, which is not "
+        in caplog.messages[-1]
+    )

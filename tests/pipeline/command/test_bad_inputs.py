@@ -27,19 +27,26 @@ from parallel_epochs.pipeline.names import MASKS
 from tests.helpers.hostile import assert_refused, matches
 from tests.helpers.running import TOY, shell, train
 
-TRAIN, EVALUATE, PREDICT, PREPARE = "pipeline.train", "pipeline.evaluate", "pipeline.predict", "pipeline.prepare"
+TRAIN, EVALUATE, PREDICT, PREPARE = (
+    "pipeline.train",
+    "pipeline.evaluate",
+    "pipeline.predict",
+    "pipeline.prepare",
+)
 BASELINES = "pipeline.baselines"
 REPORT, BENCH = "scripts.report", "scripts.bench"
 MEMORY = "take at least <*> this machine has <*>"
 AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
-EXPERIMENTS = ("complex_fb15k237, complex_math, debian_sections, debian_typed, deepwalk_blogcatalog, digits, "
-               "largevis_mnist, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, "
-               "ogbg_molpcba, ogbg_ppa, ogbg_ppa_gatedgcn, ogbl_collab, ogbl_collab_gae, ogbn_arxiv, ogbn_arxiv_gcn, "
-               "ogbn_mag_hgt, ogbn_mag_rgcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
-               "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
-               "ogbn_proteins_revgnn_wide, proteins_labels, proteins_labels_gipa, proteins_small, "
-               "proteins_small_gipa, recommend, rotate_fb15k237, "
-               "graphvite/NAME (45 of them)")
+EXPERIMENTS = (
+    "complex_fb15k237, complex_math, debian_sections, debian_typed, deepwalk_blogcatalog, digits, "
+    "largevis_mnist, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, "
+    "ogbg_molpcba, ogbg_ppa, ogbg_ppa_gatedgcn, ogbl_collab, ogbl_collab_gae, ogbn_arxiv, ogbn_arxiv_gcn, "
+    "ogbn_mag_hgt, ogbn_mag_rgcn, ogbn_products, ogbn_products_sage, ogbn_proteins, "
+    "ogbn_proteins_agdn, ogbn_proteins_gat, ogbn_proteins_gipa, ogbn_proteins_revgnn_deep, "
+    "ogbn_proteins_revgnn_wide, proteins_labels, proteins_labels_gipa, proteins_small, "
+    "proteins_small_gipa, recommend, rotate_fb15k237, "
+    "graphvite/NAME (45 of them)"
+)
 
 # What is refused before Hydra, or anything else, has written a file: module, arguments, message behind "error: ".
 COMMANDS = [
@@ -49,88 +56,212 @@ COMMANDS = [
     (TRAIN, "lr=1", "lr is unknown; did you mean features.lr or train.lr?"),
     (TRAIN, "layers=3", "layers is unknown; did you mean model.num_layers?"),
     (TRAIN, "partion=metis", "partion is unknown; did you mean partition?"),
-    (TRAIN, "partition=metsi", "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
-                               "metis_random, random, whole; did you mean metis?"),
-    (TRAIN, "data=fiel", "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_hetero, ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors; did you "
-                         "mean file?"),
+    (
+        TRAIN,
+        "partition=metsi",
+        "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
+        "metis_random, random, whole; did you mean metis?",
+    ),
+    (
+        TRAIN,
+        "data=fiel",
+        "data=fiel is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
+        "ogb_hetero, ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors; did you "
+        "mean file?",
+    ),
     (TRAIN, "trainer=layout data=vectors data.path=none.npy", "data.path=none.npy does not exist"),
     (TRAIN, "trainer=layout data=vectors", "no value for data.path: give it on the command line"),
     (TRAIN, "trainer=layout data=digits trainer.dim=4", "trainer.dim must be less than 4, not 4"),
     (TRAIN, "trainer=layout data=digits trainer.dim=1", "trainer.dim must be in [2, 4), not 1"),
-    (TRAIN, "trainer=layout data=digits trainer.init=pca",
-     "trainer.init=pca needs data=vectors, since a graph has no principal components; this run has data=digits<*>"),
-    (TRAIN, "trainer=layout data=math", "trainer=layout cannot train on data=math, which holds triples. Choose one of "
-                                        "data=synthetic_proteins, digits, ogb, ogb_link, ogb_hetero, file, store, "
-                                        "edges, tables, vectors"),
-    (TRAIN, "data=vectors data.path=graph.pt", "trainer=gnn cannot train on data=vectors, which holds vectors. Choose "
-     "one of data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, ogb_hetero, file, store, graph_files, <*>"),
-    (TRAIN, "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
-     "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual"),
-    (TRAIN, "model=gcn", "model=gcn is unknown; choose one of auto, custom, deepergcn, equilibrium, gatedgcn, hgt, "
-     "pyg, revgnn, rgcn; did you mean rgcn?"),
-    (TRAIN, "model=pyg model.conv=sageconv",
-     "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?"),
-    (TRAIN, "model=pyg model.conv=AGDN",
-     "model.conv=AGDN is not a convolution of torch_geometric.nn; did you mean AGDNConv?"),
-    (TRAIN, "experiment=digit", f"experiment=digit is unknown; choose one of {EXPERIMENTS}; did you mean digits?"),
+    (
+        TRAIN,
+        "trainer=layout data=digits trainer.init=pca",
+        "trainer.init=pca needs data=vectors, since a graph has no principal components; this run has data=digits<*>",
+    ),
+    (
+        TRAIN,
+        "trainer=layout data=math",
+        "trainer=layout cannot train on data=math, which holds triples. Choose one of "
+        "data=synthetic_proteins, digits, ogb, ogb_link, ogb_hetero, file, store, "
+        "edges, tables, vectors",
+    ),
+    (
+        TRAIN,
+        "data=vectors data.path=graph.pt",
+        "trainer=gnn cannot train on data=vectors, which holds vectors. Choose "
+        "one of data=synthetic_proteins, digits, ogb, ogb_graph, ogb_link, ogb_hetero, file, store, graph_files, <*>",
+    ),
+    (
+        TRAIN,
+        "trainer=layout data=vectors data.path=graph.pt trainer.perplexity=30",
+        "trainer.perplexity=30 must be less than trainer.num_neighbors=30: a third of it is usual",
+    ),
+    (
+        TRAIN,
+        "model=gcn",
+        "model=gcn is unknown; choose one of auto, custom, deepergcn, equilibrium, gatedgcn, hgt, "
+        "pyg, revgnn, rgcn; did you mean rgcn?",
+    ),
+    (
+        TRAIN,
+        "model=pyg model.conv=sageconv",
+        "model.conv=sageconv is not a convolution of torch_geometric.nn; did you mean SAGEConv?",
+    ),
+    (
+        TRAIN,
+        "model=pyg model.conv=AGDN",
+        "model.conv=AGDN is not a convolution of torch_geometric.nn; did you mean AGDNConv?",
+    ),
+    (
+        TRAIN,
+        "experiment=digit",
+        f"experiment=digit is unknown; choose one of {EXPERIMENTS}; did you mean digits?",
+    ),
     (TRAIN, "+experiment=cora", f"experiment=cora is unknown; choose one of {EXPERIMENTS}"),
-    (TRAIN, "experiment=graphvite/rotate_fb15k27", "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "
-                                                   "did you mean graphvite/rotate_fb15k237?"),
-    (TRAIN, "sweep=seed", "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?"),
-    (TRAIN, "-m partition=metis,radnom", "partition=radnom is unknown; choose one of kaminpar, "
-                                         "kaminpar_random, metis, metis_random, random, whole; did you mean random?"),
-    (TRAIN, "data.path=graph.pt", "data.path is a key of data=file, data=store, data=smiles, data=edges and "
-                                   "data=vectors alone"),
-    (TRAIN, "model=revgnn model.virtual_node=add", "model.virtual_node is a key of model=deepergcn alone"),
-    (TRAIN, "+experiment=digits model=custom model.path=a.B model.norm=layer",
-     "model.norm is a key of model=deepergcn, model=revgnn, model=equilibrium, model=rgcn, model=hgt and "
-     "model=pyg alone"),
-    (TRAIN, "data=digits data.reading=1",
-     "data.reading is a key of data=graph_files, data=edges, data=tables and data=triples alone"),
-    (TRAIN, "data=tables data.nodes.features=size", "data.nodes.features must be a list, as in [A,B], not size"),
-    (TRAIN, "data=tables data.nodes.features={a:1}", "data.nodes.features must be a list, as in [A,B], not {a:1}"),
-    (TRAIN, "data=tables data.nodes.text=[null]", "data.nodes.text must be a list, as in [A,B], not [null]"),
+    (
+        TRAIN,
+        "experiment=graphvite/rotate_fb15k27",
+        "experiment=graphvite/rotate_fb15k27 is unknown; choose one of <*>; "
+        "did you mean graphvite/rotate_fb15k237?",
+    ),
+    (
+        TRAIN,
+        "sweep=seed",
+        "sweep=seed is unknown; choose one of search, seeds; did you mean seeds?",
+    ),
+    (
+        TRAIN,
+        "-m partition=metis,radnom",
+        "partition=radnom is unknown; choose one of kaminpar, "
+        "kaminpar_random, metis, metis_random, random, whole; did you mean random?",
+    ),
+    (
+        TRAIN,
+        "data.path=graph.pt",
+        "data.path is a key of data=file, data=store, data=smiles, data=edges and "
+        "data=vectors alone",
+    ),
+    (
+        TRAIN,
+        "model=revgnn model.virtual_node=add",
+        "model.virtual_node is a key of model=deepergcn alone",
+    ),
+    (
+        TRAIN,
+        "+experiment=digits model=custom model.path=a.B model.norm=layer",
+        "model.norm is a key of model=deepergcn, model=revgnn, model=equilibrium, model=rgcn, model=hgt and "
+        "model=pyg alone",
+    ),
+    (
+        TRAIN,
+        "data=digits data.reading=1",
+        "data.reading is a key of data=graph_files, data=edges, data=tables and data=triples alone",
+    ),
+    (
+        TRAIN,
+        "data=tables data.nodes.features=size",
+        "data.nodes.features must be a list, as in [A,B], not size",
+    ),
+    (
+        TRAIN,
+        "data=tables data.nodes.features={a:1}",
+        "data.nodes.features must be a list, as in [A,B], not {a:1}",
+    ),
+    (
+        TRAIN,
+        "data=tables data.nodes.text=[null]",
+        "data.nodes.text must be a list, as in [A,B], not [null]",
+    ),
     (TRAIN, "data=tables data.nodes.path=[a]", "data.nodes.path must be a text, not [a]"),
-    (TRAIN, "data=tables data.nodes={features:size}",
-     "data.nodes must be a mapping with a list, as in [A,B], for each key that takes one, not {features:size}"),
-    (TRAIN, "model=custom model.kwargs=[3]", "model.kwargs must be a mapping, as in {A: 1}, not [3]"),
+    (
+        TRAIN,
+        "data=tables data.nodes={features:size}",
+        "data.nodes must be a mapping with a list, as in [A,B], for each key that takes one, not {features:size}",
+    ),
+    (
+        TRAIN,
+        "model=custom model.kwargs=[3]",
+        "model.kwargs must be a mapping, as in {A: 1}, not [3]",
+    ),
     (TRAIN, "model=custom model.kwargs=3", "model.kwargs must be a mapping, as in {A: 1}, not 3"),
-    (TRAIN, "data=digits +data.split_by=kind", "+data.split_by=kind: data.split_by is a key already; leave out the "
-                                               "plus"),
+    (
+        TRAIN,
+        "data=digits +data.split_by=kind",
+        "+data.split_by=kind: data.split_by is a key already; leave out the plus",
+    ),
     (TRAIN, "+experiment=digits trainer=layout trainer.dim=8", "trainer.dim must be <*>, not 8"),
-    (TRAIN, "+experiment=complex_math trainer=layout", "trainer=layout cannot train on data=math, <*>"),
-    (TRAIN, "+experiment=digits model=revgnn trainer=layout", "model.name=revgnn is read by trainer=gnn only; <*>"),
-    (TRAIN, "digits", "digits is not of the form key=value; did you mean data=digits or +experiment=digits?"),
+    (
+        TRAIN,
+        "+experiment=complex_math trainer=layout",
+        "trainer=layout cannot train on data=math, <*>",
+    ),
+    (
+        TRAIN,
+        "+experiment=digits model=revgnn trainer=layout",
+        "model.name=revgnn is read by trainer=gnn only; <*>",
+    ),
+    (
+        TRAIN,
+        "digits",
+        "digits is not of the form key=value; did you mean data=digits or +experiment=digits?",
+    ),
     (TRAIN, "runs/first", "runs/first is not of the form key=value: write KEY=VALUE, see --help"),
     (TRAIN, "+train.lr=0.1", "+train.lr=0.1: train.lr is a key already; leave out the plus"),
     (TRAIN, "+data=digits", "+data=digits: data is part of every run; leave out the plus"),
     (TRAIN, "=1", "=1 names no key: write KEY=VALUE, see --help"),
-    (TRAIN, "data=null", "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
-                         "ogb_hetero, ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors"),
+    (
+        TRAIN,
+        "data=null",
+        "data=null is unknown; choose one of digits, edges, file, graph_files, math, ogb, ogb_graph, "
+        "ogb_hetero, ogb_link, smiles, store, synthetic_proteins, tables, triples, vectors",
+    ),
     (TRAIN, "TRAIN.LR=1", "TRAIN.LR is unknown; see --help"),
     (TRAIN, "train/lr=1", "train/lr is unknown; did you mean train.lr?"),
     (TRAIN, "train.lr 0.1", "train.lr is not of the form key=value: write KEY=VALUE, see --help"),
     (TRAIN, "+speed=1", "speed is unknown; did you mean seed?"),
     (TRAIN, "++color=1", "color is unknown; see --help"),
     (TRAIN, "~train.lr", "~train.lr: a key cannot be removed; give it a value: train.lr=..."),
-    (TRAIN, "~partition", "~partition: a run needs this group. Choose partition=kaminpar | kaminpar_random | metis | "
-     "metis_random | random | whole"),
+    (
+        TRAIN,
+        "~partition",
+        "~partition: a run needs this group. Choose partition=kaminpar | kaminpar_random | metis | "
+        "metis_random | random | whole",
+    ),
     (TRAIN, "hydra.foo=1", "Could not override 'hydra.foo'. Key 'foo' not in 'HydraConf'"),
     (TRAIN, "--gpus 2", "unrecognized arguments: --gpus; see --hydra-help"),
-    (TRAIN, "--train.lr=3", "--train.lr is not a flag. Keys have no dashes: did you mean train.lr=VALUE?"),
-    (TRAIN, "--num-layers 3", "--num-layers is not a flag. Keys have no dashes: did you mean model.num_layers=VALUE?"),
-    (EVALUATE, "--checkpoint last", "--checkpoint is not a flag. Keys have no dashes: did you mean checkpoint=VALUE?"),
+    (
+        TRAIN,
+        "--train.lr=3",
+        "--train.lr is not a flag. Keys have no dashes: did you mean train.lr=VALUE?",
+    ),
+    (
+        TRAIN,
+        "--num-layers 3",
+        "--num-layers is not a flag. Keys have no dashes: did you mean model.num_layers=VALUE?",
+    ),
+    (
+        EVALUATE,
+        "--checkpoint last",
+        "--checkpoint is not a flag. Keys have no dashes: did you mean checkpoint=VALUE?",
+    ),
     (TRAIN, "epochs=3", "epochs is unknown; did you mean train.epochs?"),
     # Values that Hydra cannot parse.
     (TRAIN, "name=a=b", "name=a=b cannot be parsed. Quote the value: 'name=\"a=b\"'"),
-    (TRAIN, "name=a,b", "name=a,b is a list of values. Add -m to run each of them, or quote the list: 'name=\"a,b\"'"),
+    (
+        TRAIN,
+        "name=a,b",
+        "name=a,b is a list of values. Add -m to run each of them, or quote the list: 'name=\"a,b\"'",
+    ),
     (TRAIN, "name=a[1]", "name=a[1] cannot be parsed. Quote the value: 'name=\"a[1]\"'"),
     (TRAIN, "name=a(1)", "name=a(1) cannot be parsed. Quote the value: 'name=\"a(1)\"'"),
     (TRAIN, "name={a}", "name={a} cannot be parsed. Quote the value: 'name=\"{a}\"'"),
     (TRAIN, "name=größe", "name=größe cannot be parsed. Quote the value: 'name=\"größe\"'"),
     (TRAIN, "name=it's", "name=it's cannot be parsed. Quote the value: 'name=\"it'\"'\"'s\"'"),
-    (TRAIN, "data.folder=~/x", "data.folder=~/x cannot be parsed. Quote the value: 'data.folder=\"~/x\"'"),
+    (
+        TRAIN,
+        "data.folder=~/x",
+        "data.folder=~/x cannot be parsed. Quote the value: 'data.folder=\"~/x\"'",
+    ),
     (TRAIN, "name=${x}", "Interpolation key 'x' not found"),
     (TRAIN, "tr[a]in=3", "tr[a]in is not the name of a key; <*>"),
     # Values of another type.
@@ -154,157 +285,382 @@ COMMANDS = [
     (TRAIN, "train.label_input=1", "train.label_input must be in [0, 1), not 1.0"),
     (TRAIN, "train.accumulate=0", "train.accumulate must be at least 1, not 0"),
     (TRAIN, "train.ema=1", "train.ema must be less than 1, not 1"),
-    (TRAIN, "train.ema=0.9 features=embedding",
-     "features=embedding needs train.ema=0, since most rows of a learned table rest in most steps; this run has "
-     "train.ema=0.9"),
-    (TRAIN, "train.schedule=plateu", "train.schedule=plateu is unknown; choose one of none, linear, cosine, "
-     "step, plateau"),
-    (TRAIN, "train.schedule=plateau train.plateau_factor=1", "train.plateau_factor must be in (0, 1), not 1.0"),
-    (TRAIN, "trainer=layout data=digits train.schedule=plateau",
-     "train.schedule=plateau is read by trainer=gnn only; this run has trainer=layout. Leave it out"),
+    (
+        TRAIN,
+        "train.ema=0.9 features=embedding",
+        "features=embedding needs train.ema=0, since most rows of a learned table rest in most steps; this run has "
+        "train.ema=0.9",
+    ),
+    (
+        TRAIN,
+        "train.schedule=plateu",
+        "train.schedule=plateu is unknown; choose one of none, linear, cosine, step, plateau",
+    ),
+    (
+        TRAIN,
+        "train.schedule=plateau train.plateau_factor=1",
+        "train.plateau_factor must be in (0, 1), not 1.0",
+    ),
+    (
+        TRAIN,
+        "trainer=layout data=digits train.schedule=plateau",
+        "train.schedule=plateau is read by trainer=gnn only; this run has trainer=layout. Leave it out",
+    ),
     (TRAIN, "train.epochs=0", "train.epochs must be at least 1, not 0"),
-    (TRAIN, "train.epochs=99999999999999999999", "train.epochs must be less than 2^63, not 99999999999999999999"),
+    (
+        TRAIN,
+        "train.epochs=99999999999999999999",
+        "train.epochs must be less than 2^63, not 99999999999999999999",
+    ),
     (TRAIN, "seed=-1", "seed must be in [0, 2^63), not -1"),
     (TRAIN, "partition.num_parts=0", "partition.num_parts must be at least 1, not 0"),
     (TRAIN, "partition.prefetch=1000000", "partition.prefetch must be less than 1000, not 1000000"),
-    (TRAIN, "evaluation.num_views=1000000000", "evaluation.num_views must be less than 10000, not 1000000000"),
-    (TRAIN, "parallel.threads_per_rank=100000", "parallel.threads_per_rank must be less than 1024, not 100000"),
+    (
+        TRAIN,
+        "evaluation.num_views=1000000000",
+        "evaluation.num_views must be less than 10000, not 1000000000",
+    ),
+    (
+        TRAIN,
+        "parallel.threads_per_rank=100000",
+        "parallel.threads_per_rank must be less than 1024, not 100000",
+    ),
     (TRAIN, "model.num_layers=0", "model.num_layers must be at least 1, not 0"),
     (TRAIN, "model.dropout=1", "model.dropout must be in [0, 1), not 1.0"),
     (TRAIN, "model.p=0", "model.p must not be 0: the power mean divides by it"),
-    (TRAIN, "train.optimizer=sgd", "train.optimizer=sgd is unknown; choose one of adam, adamw, rmsprop"),
-    (TRAIN, "evaluation.method=guess", "evaluation.method=guess is unknown; choose one of views, exact, neighbor"),
+    (
+        TRAIN,
+        "train.optimizer=sgd",
+        "train.optimizer=sgd is unknown; choose one of adam, adamw, rmsprop",
+    ),
+    (
+        TRAIN,
+        "evaluation.method=guess",
+        "evaluation.method=guess is unknown; choose one of views, exact, neighbor",
+    ),
     (TRAIN, "kernel=fast", "kernel=fast is unknown; choose one of auto, fused, reference, pyg"),
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (TRAIN, "device=meta", "device=meta is unknown; choose auto, cpu, cuda or cuda:N"),
-    (TRAIN, "data.source=web", "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
-                               "ogb_link, ogb_hetero, file, store, graph_files, smiles, edges, tables, triples, math, "
-                               "vectors"),
-    (TRAIN, "model.name=gat", "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
-     "hgt, pyg, custom, auto"),
+    (
+        TRAIN,
+        "data.source=web",
+        "data.source=web is unknown; choose one of synthetic_proteins, digits, ogb, ogb_graph, "
+        "ogb_link, ogb_hetero, file, store, graph_files, smiles, edges, tables, triples, math, "
+        "vectors",
+    ),
+    (
+        TRAIN,
+        "model.name=gat",
+        "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
+        "hgt, pyg, custom, auto",
+    ),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
-    (TRAIN, "model.block=skip", "model.block=skip is unknown; choose one of res+, res, plain, dense"),
+    (
+        TRAIN,
+        "model.block=skip",
+        "model.block=skip is unknown; choose one of res+, res, plain, dense",
+    ),
     (TRAIN, "model.norm=group", "model.norm=group is unknown; choose one of layer, batch"),
-    (TRAIN, "partition.name=kmeans", "partition.name=kmeans is unknown; choose one of random, metis, metis_random, "
-                                     "kaminpar, kaminpar_random, whole"),
-    (TRAIN, "data.components=second", "data.components=second is unknown. Choose all, largest, separate, or <*>"
-                                      "K-th largest component"),
-    (TRAIN, "data.components=0", "data.components=0 is unknown. Choose all, largest, separate, or a <*>"
-                                 "largest component"),
+    (
+        TRAIN,
+        "partition.name=kmeans",
+        "partition.name=kmeans is unknown; choose one of random, metis, metis_random, "
+        "kaminpar, kaminpar_random, whole",
+    ),
+    (
+        TRAIN,
+        "data.components=second",
+        "data.components=second is unknown. Choose all, largest, separate, or <*>"
+        "K-th largest component",
+    ),
+    (
+        TRAIN,
+        "data.components=0",
+        "data.components=0 is unknown. Choose all, largest, separate, or a <*>largest component",
+    ),
     # Values that contradict each other.
-    (TRAIN, "model.aggr=softmax_sg", "model.aggr=softmax_sg has no gradient for t: set learn_t=false"),
-    (TRAIN, "parallel=single parallel.num_ranks=2", "parallel=single needs parallel.num_ranks=1, since <*>"),
-    (TRAIN, "data.num_edges=1000000000", "data.num_edges=1,000,000,000 must be between 0 and 15,998,000, half of "
-                                         "the directed edges that 8,000 nodes can have"),
-    (TRAIN, "data.num_nodes=100", "data.num_nodes=100 must be at least four times data.num_species=8 and four "
-                                  "times data.num_groups=100; these two and data.num_tasks=16 must be at least 1"),
-    (TRAIN, "data.num_tasks=0", "data.num_nodes=8,000 must be at least four times data.num_species=8 and four times "
-                                "data.num_groups=100; these two and data.num_tasks=0 must be at least 1"),
-    (TRAIN, "data=digits data.num_neighbors=1797", "data.num_neighbors must be between 1 and 1796, not 1797"),
-    (TRAIN, "data=digits data.train_fraction=1",
-     "data.train_fraction=1.0 and data.valid_fraction=0.2 must be positive, and their sum must be less than 1: the "
-     "rest is for the test"),
+    (
+        TRAIN,
+        "model.aggr=softmax_sg",
+        "model.aggr=softmax_sg has no gradient for t: set learn_t=false",
+    ),
+    (
+        TRAIN,
+        "parallel=single parallel.num_ranks=2",
+        "parallel=single needs parallel.num_ranks=1, since <*>",
+    ),
+    (
+        TRAIN,
+        "data.num_edges=1000000000",
+        "data.num_edges=1,000,000,000 must be between 0 and 15,998,000, half of "
+        "the directed edges that 8,000 nodes can have",
+    ),
+    (
+        TRAIN,
+        "data.num_nodes=100",
+        "data.num_nodes=100 must be at least four times data.num_species=8 and four "
+        "times data.num_groups=100; these two and data.num_tasks=16 must be at least 1",
+    ),
+    (
+        TRAIN,
+        "data.num_tasks=0",
+        "data.num_nodes=8,000 must be at least four times data.num_species=8 and four times "
+        "data.num_groups=100; these two and data.num_tasks=0 must be at least 1",
+    ),
+    (
+        TRAIN,
+        "data=digits data.num_neighbors=1797",
+        "data.num_neighbors must be between 1 and 1796, not 1797",
+    ),
+    (
+        TRAIN,
+        "data=digits data.train_fraction=1",
+        "data.train_fraction=1.0 and data.valid_fraction=0.2 must be positive, and their sum must be less than 1: the "
+        "rest is for the test",
+    ),
     # Sizes that no machine has.
-    (TRAIN, "model.num_layers=1000000000", f"model.num_layers=1000000000: weights, gradients and optimizer {MEMORY}"),
-    (TRAIN, "model.hidden_channels=1000000000", "model.hidden_channels=1000000000: weights, gradients and optimizer "
-                                                f"{MEMORY}"),
-    (TRAIN, "model.num_mlp_layers=1000000000", "model.num_mlp_layers=1000000000: weights, gradients and optimizer "
-                                               f"{MEMORY}"),
-    (TRAIN, "parallel.num_ranks=100000000", "parallel.num_ranks=100000000: a rank takes at least 50 MB, but this "
-     "machine has <*>"),
-    (TRAIN, "data.num_nodes=1000000000000", "data.num_nodes=1,000,000,000,000, data.num_edges=400,000 and "
-                                            f"data.num_tasks=16 {MEMORY}"),
+    (
+        TRAIN,
+        "model.num_layers=1000000000",
+        f"model.num_layers=1000000000: weights, gradients and optimizer {MEMORY}",
+    ),
+    (
+        TRAIN,
+        "model.hidden_channels=1000000000",
+        f"model.hidden_channels=1000000000: weights, gradients and optimizer {MEMORY}",
+    ),
+    (
+        TRAIN,
+        "model.num_mlp_layers=1000000000",
+        f"model.num_mlp_layers=1000000000: weights, gradients and optimizer {MEMORY}",
+    ),
+    (
+        TRAIN,
+        "parallel.num_ranks=100000000",
+        "parallel.num_ranks=100000000: a rank takes at least 50 MB, but this machine has <*>",
+    ),
+    (
+        TRAIN,
+        "data.num_nodes=1000000000000",
+        f"data.num_nodes=1,000,000,000,000, data.num_edges=400,000 and data.num_tasks=16 {MEMORY}",
+    ),
     # Files that are not there.
     (TRAIN, "data=file", "no value for data.path: give it on the command line"),
     (TRAIN, "data=file data.path=", "no value for data.path: give a path"),
-    (TRAIN, "data=file data.path=no.pt", "data.path=no.pt does not exist in <*>. Save a torch_geometric Data there "
-                                         "with torch.save"),
-    (TRAIN, "data=file data.path=folder", "data.path=folder is a folder. Give a file in it: data.path=FILE"),
+    (
+        TRAIN,
+        "data=file data.path=no.pt",
+        "data.path=no.pt does not exist in <*>. Save a torch_geometric Data there with torch.save",
+    ),
+    (
+        TRAIN,
+        "data=file data.path=folder",
+        "data.path=folder is a folder. Give a file in it: data.path=FILE",
+    ),
     (TRAIN, "data=file data.path=/dev/null", "/dev/null is a device, not a file"),
-    (TRAIN, "data=file data.path=https://a.org/g.pt", "data.path=https://a.org/g.pt is a web address. Download the "
-                                                      "file and give its path"),
+    (
+        TRAIN,
+        "data=file data.path=https://a.org/g.pt",
+        "data.path=https://a.org/g.pt is a web address. Download the file and give its path",
+    ),
     (TRAIN, "cache_dir=/dev/null/cache", "cache_dir=/dev/null/cache: /dev/null is not a directory"),
     (TRAIN, "cache_dir=", "no value for cache_dir: give a path"),
-    (TRAIN, "data=ogb data.name=ogbn-mag", "data.name=ogbn-mag is unknown; choose one of ogbn-proteins, ogbn-arxiv, "
-                                           "ogbn-products"),
+    (
+        TRAIN,
+        "data=ogb data.name=ogbn-mag",
+        "data.name=ogbn-mag is unknown; choose one of ogbn-proteins, ogbn-arxiv, ogbn-products",
+    ),
     (TRAIN, "data=ogb data.folder=no", "data.folder=no does not exist or is not a folder"),
-    (TRAIN, "experiment=ogbn_proteins", "ogbn-proteins is not in data.root=dataset. Run `parallel-epochs prepare "
-                                        "+experiment=ogbn_proteins` on a machine with a network, or set data.folder"),
+    (
+        TRAIN,
+        "experiment=ogbn_proteins",
+        "ogbn-proteins is not in data.root=dataset. Run `parallel-epochs prepare "
+        "+experiment=ogbn_proteins` on a machine with a network, or set data.folder",
+    ),
     # The other programs.
-    (PREPARE, "partition.num_part=3", "partition.num_part is unknown; did you mean partition.num_parts?"),
+    (
+        PREPARE,
+        "partition.num_part=3",
+        "partition.num_part is unknown; did you mean partition.num_parts?",
+    ),
     (PREPARE, "train.lr=nan", "train.lr must be a finite number, not nan"),
     (PREPARE, "data=file", "no value for data.path: give it on the command line"),
     (EVALUATE, "run", "run is not of the form key=value; did you mean run=run?"),
     (EVALUATE, "run=run chekpoint=best", "chekpoint is unknown; did you mean checkpoint?"),
     (EVALUATE, "run=run train.lr=1", "train.lr is unknown; see --help"),
-    (EVALUATE, "run=run,other", "run=run,other is a list of values. Add -m to run each of them, or quote the list: "
-     "'run=\"run,other\"'"),
+    (
+        EVALUATE,
+        "run=run,other",
+        "run=run,other is a list of values. Add -m to run each of them, or quote the list: "
+        "'run=\"run,other\"'",
+    ),
     (PREDICT, "+run=run", "+run=run: run is a key already; leave out the plus"),
 ]
 
 # What a program itself refuses; nothing is written but a log, and that only by train in its run directory.
 LATER = [
     (TRAIN, "hydra.run.dir=/dev/null/run", "/dev/null/run: Not a directory"),
-    (TRAIN, "--config-name=foo", "Cannot find primary config 'foo'. Check that it's in your config search path."),
+    (
+        TRAIN,
+        "--config-name=foo",
+        "Cannot find primary config 'foo'. Check that it's in your config search path.",
+    ),
     (TRAIN, "resume=no", "resume=no is not a run directory: it has no config.yaml"),
     (TRAIN, "resume=graph.pt", "resume=graph.pt is not a run directory: it has no config.yaml"),
-    (TRAIN, "resume=auto", "resume=auto needs hydra.run.dir=DIR, the directory of the run to continue or begin. A run "
-     "in a directory called auto is continued by resume=./auto"),
-    (TRAIN, "resume=auto hydra.run.dir=run train.lr=0.1", "<*>/run was trained with other values: data.num_nodes: 240 "
-     "-> 8000; <*>train.lr: 0.005 -> 0.1; <*>. Give the old values, or choose another directory"),
-    (TRAIN, "resume=run train.lr=0.1", "<*>/run was trained with other values: train.lr: 0.005 -> 0.1. Leave these "
-     "keys out: resume=DIR takes the configuration from DIR"),
-    (TRAIN, "resume=run train.epochs=9 partition=metis", "<*>/run was trained with other values: partition.name: "
-     "random -> metis. Leave these keys out: resume=DIR takes the configuration from DIR"),
-    (TRAIN, "resume=run data=digits data.num_neighbors=3",
-     "<*>/run was trained with trainer=gnn and data=synthetic_proteins and model=deepergcn, which have no "
-     "data.num_neighbors"),
-    (TRAIN, "hydra.run.dir=run", "<*>/run already holds a run: continue it with resume=<*>/run, or choose another "
-                                 "directory"),
+    (
+        TRAIN,
+        "resume=auto",
+        "resume=auto needs hydra.run.dir=DIR, the directory of the run to continue or begin. A run "
+        "in a directory called auto is continued by resume=./auto",
+    ),
+    (
+        TRAIN,
+        "resume=auto hydra.run.dir=run train.lr=0.1",
+        "<*>/run was trained with other values: data.num_nodes: 240 "
+        "-> 8000; <*>train.lr: 0.005 -> 0.1; <*>. Give the old values, or choose another directory",
+    ),
+    (
+        TRAIN,
+        "resume=run train.lr=0.1",
+        "<*>/run was trained with other values: train.lr: 0.005 -> 0.1. Leave these "
+        "keys out: resume=DIR takes the configuration from DIR",
+    ),
+    (
+        TRAIN,
+        "resume=run train.epochs=9 partition=metis",
+        "<*>/run was trained with other values: partition.name: "
+        "random -> metis. Leave these keys out: resume=DIR takes the configuration from DIR",
+    ),
+    (
+        TRAIN,
+        "resume=run data=digits data.num_neighbors=3",
+        "<*>/run was trained with trainer=gnn and data=synthetic_proteins and model=deepergcn, which have no "
+        "data.num_neighbors",
+    ),
+    (
+        TRAIN,
+        "hydra.run.dir=run",
+        "<*>/run already holds a run: continue it with resume=<*>/run, or choose another directory",
+    ),
     (BASELINES, "run=no", "no is not a run directory: it has no config.yaml"),
-    (BASELINES, "run=run device=cpu", "device=cpu: run=DIR takes all keys from DIR. Leave it out, or <*>"),
-    (BASELINES, "run=run data=digits", "data=digits: run=DIR takes all keys from DIR. Leave it out, or <*>"),
-    (BASELINES, "run=run seed=1", "seed=1: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out"),
-    (BASELINES, "run=", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs baselines "
-                        "run=DIR"),
-    (EVALUATE, "", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>"),
-    (EVALUATE, "run=", "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>"),
+    (
+        BASELINES,
+        "run=run device=cpu",
+        "device=cpu: run=DIR takes all keys from DIR. Leave it out, or <*>",
+    ),
+    (
+        BASELINES,
+        "run=run data=digits",
+        "data=digits: run=DIR takes all keys from DIR. Leave it out, or <*>",
+    ),
+    (
+        BASELINES,
+        "run=run seed=1",
+        "seed=1: run=DIR takes all keys from DIR. Leave it out, or leave run=DIR out",
+    ),
+    (
+        BASELINES,
+        "run=",
+        "One argument is missing: run=DIR, a run directory. For example: parallel-epochs baselines "
+        "run=DIR",
+    ),
+    (
+        EVALUATE,
+        "",
+        "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>",
+    ),
+    (
+        EVALUATE,
+        "run=",
+        "One argument is missing: run=DIR, a run directory. For example: parallel-epochs <*>",
+    ),
     (EVALUATE, "run=no", "no is not a run directory: it has no config.yaml"),
-    (EVALUATE, "run=run/config.yaml", "run=run/config.yaml is no run directory, and no model that export=FILE wrote: "
-     "run/config.yaml is damaged: it cannot be read (UnpicklingError)"),
+    (
+        EVALUATE,
+        "run=run/config.yaml",
+        "run=run/config.yaml is no run directory, and no model that export=FILE wrote: "
+        "run/config.yaml is damaged: it cannot be read (UnpicklingError)",
+    ),
     (EVALUATE, "run=run checkpoint=first", "checkpoint=first is unknown; choose one of best, last"),
-    (EVALUATE, "run=run method=guess", "method=guess is unknown; choose one of views, exact, neighbor"),
+    (
+        EVALUATE,
+        "run=run method=guess",
+        "method=guess is unknown; choose one of views, exact, neighbor",
+    ),
     (EVALUATE, "run=run num_views=0", "num_views must be in [1, 10000), not 0"),
     (EVALUATE, "run=run num_views=many", "num_views must be a whole number in digits, not many"),
     (EVALUATE, "run=run num_parts=-1", "num_parts must be at least 1, not -1"),
     (EVALUATE, "run=run device=tpu", "device=tpu is unknown; choose auto, cpu, cuda or cuda:N"),
-    (EVALUATE, "run=run predictions=folder", "predictions=folder is not a file: give the name of a file"),
-    (EVALUATE, "run=run predictions=no/logits.pt", "predictions=no/logits.pt: the directory no does not exist"),
+    (
+        EVALUATE,
+        "run=run predictions=folder",
+        "predictions=folder is not a file: give the name of a file",
+    ),
+    (
+        EVALUATE,
+        "run=run predictions=no/logits.pt",
+        "predictions=no/logits.pt: the directory no does not exist",
+    ),
     (PREDICT, "run=run", "One argument is missing: predictions=FILE, or output=TABLE for a table"),
-    (PREDICT, "output=nodes.csv", "One argument is missing: run=DIR, a run directory. For example: parallel-<*>"),
-    (PREDICT, "run=run predictions=/dev/null/x", "predictions=/dev/null/x: the directory /dev/null does not exist"),
+    (
+        PREDICT,
+        "output=nodes.csv",
+        "One argument is missing: run=DIR, a run directory. For example: parallel-<*>",
+    ),
+    (
+        PREDICT,
+        "run=run predictions=/dev/null/x",
+        "predictions=/dev/null/x: the directory /dev/null does not exist",
+    ),
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),
     (REPORT, "no", "no is not a run directory: it does not exist"),
     (REPORT, "run --out folder", "--output=folder is not a file: give the name of a file"),
-    (REPORT, "run --figure no/curves.svg", "--figure=no/curves.svg: the directory no does not exist"),
-    (REPORT, "run --against lr", "argument --against: invalid choice: 'lr' (choose from <*>); see python -m "
-                                 "scripts.report --help"),
+    (
+        REPORT,
+        "run --figure no/curves.svg",
+        "--figure=no/curves.svg: the directory no does not exist",
+    ),
+    (
+        REPORT,
+        "run --against lr",
+        "argument --against: invalid choice: 'lr' (choose from <*>); see python -m "
+        "scripts.report --help",
+    ),
     (BENCH, "", "the following arguments are required: bench; see python -m scripts.bench --help"),
-    (BENCH, "aggregate --num-nodes -5", "argument --num-nodes: must be a whole number of at least 1, not -5; see "
-                                        "python -m scripts.bench aggregate --help"),
-    (BENCH, "layer --channels wide", "argument --channels: must be a whole number of at least 1, not wide; see python "
-                                     "-m scripts.bench layer --help"),
+    (
+        BENCH,
+        "aggregate --num-nodes -5",
+        "argument --num-nodes: must be a whole number of at least 1, not -5; see "
+        "python -m scripts.bench aggregate --help",
+    ),
+    (
+        BENCH,
+        "layer --channels wide",
+        "argument --channels: must be a whole number of at least 1, not wide; see python "
+        "-m scripts.bench layer --help",
+    ),
 ]
 
-TOO_SMALL = ("batches of 240 nodes: the smallest has <*>, and batch norm needs two nodes to train. Lower "
-             "partition.num_parts, or raise partition.clusters_per_step")
+TOO_SMALL = (
+    "batches of 240 nodes: the smallest has <*>, and batch norm needs two nodes to train. Lower "
+    "partition.num_parts, or raise partition.clusters_per_step"
+)
 # What the graph tells that is opened: the small one of running.TOY, of 240 nodes.
 MISFITS = [
-    ("partition.num_parts=241", "partition.num_parts=241 is more than the 240 nodes of the graph; set it to at most "
-     "that number"),
-    ("partition=metis_random partition.num_micro_parts=3", "partition.num_micro_parts must be between "
-     "partition.num_parts (4) and the number of nodes (240), not 3"),
-    ("data.components=9", "data.components=9 does not exist: the graph's components are numbered from 1 to 1"),
+    (
+        "partition.num_parts=241",
+        "partition.num_parts=241 is more than the 240 nodes of the graph; set it to at most "
+        "that number",
+    ),
+    (
+        "partition=metis_random partition.num_micro_parts=3",
+        "partition.num_micro_parts must be between "
+        "partition.num_parts (4) and the number of nodes (240), not 3",
+    ),
+    (
+        "data.components=9",
+        "data.components=9 does not exist: the graph's components are numbered from 1 to 1",
+    ),
     ("model.norm=batch partition.num_parts=240", f"240 {TOO_SMALL}"),
     ("model.norm=batch partition.num_parts=239", f"239 {TOO_SMALL}"),
     ("model.norm=batch partition=metis partition.num_parts=200", f"200 {TOO_SMALL}"),
@@ -315,9 +671,15 @@ def ring(**changes) -> dict:
     """Six nodes in a ring, checked by hand, with other values of some attributes; None leaves one out."""
     edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
     mask = torch.tensor([True, True, False, False, False, False])
-    graph = {"x": torch.arange(12.0).view(6, 2), "edge_index": torch.cat([edges, edges.flip(0)], 1),
-             "edge_attr": torch.ones(12, 3), "y": torch.tensor([0, 1, 2, 0, 1, 2]), "train_mask": mask,
-             "valid_mask": mask.roll(2), "test_mask": mask.roll(4)}
+    graph = {
+        "x": torch.arange(12.0).view(6, 2),
+        "edge_index": torch.cat([edges, edges.flip(0)], 1),
+        "edge_attr": torch.ones(12, 3),
+        "y": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "train_mask": mask,
+        "valid_mask": mask.roll(2),
+        "test_mask": mask.roll(4),
+    }
     return {key: value for key, value in {**graph, **changes}.items() if value is not None}
 
 
@@ -359,56 +721,97 @@ def nodes(*numbers: float, dtype=None) -> torch.Tensor:
 
 
 TEN = ring()["train_mask"].unsqueeze(1).expand(6, 10).contiguous()
-CLASSES = ("y must hold 0, 1 or NaN for the metric rocauc; for classes save whole numbers in one column, with "
-           'metric="acc", and for real values any with metric="rmse" or "mae"')
+CLASSES = (
+    "y must hold 0, 1 or NaN for the metric rocauc; for classes save whole numbers in one column, with "
+    'metric="acc", and for real values any with metric="rmse" or "mae"'
+)
 NO_DATA = "graph.pt is not a saved torch_geometric Data: it {}; save one with torch.save"
 GAPS = "but only {0} different ones: number them from 0 without gaps, as torch.unique({1}, return_inverse=True)[1] does"
 IN_A_COLUMN = " in float32, which ends at 3.4e38: row 0, column 0 holds 1e+300"
 # What torch.save wrote, or the bytes of another file, and the message; that of an attribute begins with "graph.pt: ".
 GRAPHS = [
     # No file of torch.save, or not of a graph.
-    (b"", NO_DATA.format("is empty")), (b"source,target\n0,1\n", NO_DATA.format("is text")),
+    (b"", NO_DATA.format("is empty")),
+    (b"source,target\n0,1\n", NO_DATA.format("is text")),
     (bytes(range(256)), NO_DATA.format("cannot be read")),
     (saved(ring())[:-100], NO_DATA.format("is damaged or cut short")),
     (saved(ring())[:500], NO_DATA.format("is damaged or cut short")),
-    (archived("zip"), NO_DATA.format("is a zip archive")), (archived("tar"), NO_DATA.format("is a tar archive")),
-    (archived("npz"), NO_DATA.format("is a zip archive")), (archived("npy"), NO_DATA.format("is a numpy array")),
+    (archived("zip"), NO_DATA.format("is a zip archive")),
+    (archived("tar"), NO_DATA.format("is a tar archive")),
+    (archived("npz"), NO_DATA.format("is a zip archive")),
+    (archived("npy"), NO_DATA.format("is a numpy array")),
     (archived("jit"), NO_DATA.format("is a TorchScript module")),
     (b"\x1f\x8b\x08" + bytes(50), NO_DATA.format("is a gzip file")),
     (pickle.dumps({"x": 1}), NO_DATA.format("is a pickle")),
-    (RunsCode(), "graph.pt names print, which is not loaded, as it could run code: save a torch_geometric Data of "
-                 "tensors"),
+    (
+        RunsCode(),
+        "graph.pt names print, which is not loaded, as it could run code: save a torch_geometric Data of "
+        "tensors",
+    ),
     ({"x": np.zeros(3)}, "graph.pt holds a numpy array: save torch.from_numpy(...) of it"),
     ([Data(**ring()), Data(**ring())], "graph.pt holds 2 graphs: save the one to train on"),
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
-    (torch.zeros(3), "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, or a dict of its attributes"),
-    ("graph", "graph.pt holds a str, not a graph: save a torch_geometric Data, or a dict of its attributes"),
+    (
+        torch.zeros(3),
+        "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, or a dict of its attributes",
+    ),
+    (
+        "graph",
+        "graph.pt holds a str, not a graph: save a torch_geometric Data, or a dict of its attributes",
+    ),
     ({}, ": there is no edge_index; it has nothing. Add what is missing"),
-    (ring(y=None, valid_mask=None),
-     ": there is no y, valid_mask; it has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing"),
+    (
+        ring(y=None, valid_mask=None),
+        ": there is no y, valid_mask; it has x, edge_index, edge_attr, train_mask, test_mask. Add what is missing",
+    ),
     # No dense tensors of real numbers.
-    (ring(edge_attr=torch.eye(12).to_sparse()), ": edge_attr is sparse; it must be a dense tensor: save "
-                                                "edge_attr.to_dense()"),
-    (ring(edge_index=torch.eye(6).to_sparse()), ": edge_index is sparse; it must be a dense tensor: save the indices() "
-                                                "of its COO form"),
-    (ring(edge_attr=None, edge_weight=torch.ones(12).to_sparse()),
-     ": edge_weight is sparse; it must be a dense tensor: save edge_weight.to_dense()"),
+    (
+        ring(edge_attr=torch.eye(12).to_sparse()),
+        ": edge_attr is sparse; it must be a dense tensor: save edge_attr.to_dense()",
+    ),
+    (
+        ring(edge_index=torch.eye(6).to_sparse()),
+        ": edge_index is sparse; it must be a dense tensor: save the indices() of its COO form",
+    ),
+    (
+        ring(edge_attr=None, edge_weight=torch.ones(12).to_sparse()),
+        ": edge_weight is sparse; it must be a dense tensor: save edge_weight.to_dense()",
+    ),
     (ring(x=nodes(1)[0]), ": x is a single number; it must have a row for each node"),
-    (ring(edge_index=nodes(1)[0]), ": edge_index is a single number; it must have a row for each edge"),
+    (
+        ring(edge_index=nodes(1)[0]),
+        ": edge_index is a single number; it must have a row for each edge",
+    ),
     (ring(y=[0, 1, 2, 0, 1, 2]), ": y must be a tensor, not a list: save torch.tensor(...) of it"),
     (ring(x="features"), ": x must be a tensor, not a str: save a torch.Tensor"),
-    (ring(train_mask=(0, 1)), ": train_mask must be a tensor, not a tuple: save torch.tensor(...) of it"),
-    (ring(x=torch.ones(6, 2) * 1j), ": x holds complex numbers: save their real and imaginary parts as columns"),
-    (ring(x=torch.ones(6, 2, device="meta")), ": x must be a plain tensor, not one that is without content"),
-    (ring(edge_index=torch.ones(2, 12) > 0), ": edge_index must be integers of shape [2, num_edges], not torch.bool of "
-                                             "[2, 12]"),
-    (ring(edge_index=torch.rand(2, 12)), ": edge_index must be integers of shape [2, num_edges], not torch.float32 of "
-                                         "[2, 12]"),
+    (
+        ring(train_mask=(0, 1)),
+        ": train_mask must be a tensor, not a tuple: save torch.tensor(...) of it",
+    ),
+    (
+        ring(x=torch.ones(6, 2) * 1j),
+        ": x holds complex numbers: save their real and imaginary parts as columns",
+    ),
+    (
+        ring(x=torch.ones(6, 2, device="meta")),
+        ": x must be a plain tensor, not one that is without content",
+    ),
+    (
+        ring(edge_index=torch.ones(2, 12) > 0),
+        ": edge_index must be integers of shape [2, num_edges], not torch.bool of [2, 12]",
+    ),
+    (
+        ring(edge_index=torch.rand(2, 12)),
+        ": edge_index must be integers of shape [2, num_edges], not torch.float32 of [2, 12]",
+    ),
     # Shapes and lengths.
-    (ring(edge_index=ring()["edge_index"].t().contiguous()),
-     ": edge_index must be integers of shape [2, num_edges], not torch.int64 of [12, 2]: save edge_index.t()"),
+    (
+        ring(edge_index=ring()["edge_index"].t().contiguous()),
+        ": edge_index must be integers of shape [2, num_edges], not torch.int64 of [12, 2]: save edge_index.t()",
+    ),
     (ring(edge_attr=torch.ones(12, 0)), ": edge_attr has no columns: leave it out"),
-    (ring(x=torch.ones(6, 0)), ": x has no columns: leave it out"), (ring(y=torch.ones(6, 0)), ": y has no columns"),
+    (ring(x=torch.ones(6, 0)), ": x has no columns: leave it out"),
+    (ring(y=torch.ones(6, 0)), ": y has no columns"),
     (ring(x=torch.ones(6)), ": x must have 2 dimensions, not the shape [6]"),
     (ring(y=torch.ones(6, 1, 1)), ": y must have 2 dimensions, not the shape [6, 1, 1]"),
     (ring(edge_attr=torch.ones(11, 3)), ": edge_attr has 11 rows for 12 edges"),
@@ -417,42 +820,99 @@ GRAPHS = [
     (ring(test_mask=torch.zeros(4) > 0), ": test_mask has 4 rows for 6 nodes"),
     (ring(num_nodes=7), ": num_nodes is 7, but x has 6 rows: correct it, or leave it out"),
     # Numbers out of range.
-    (ring(edge_index=nodes(0, 6, 1, 0).view(2, 2), edge_attr=None),
-     ": edge_index is out of range: it names node 6, the graph has nodes 0 to 5"),
-    (ring(edge_index=nodes(0, -1, 1, 0).view(2, 2), edge_attr=None),
-     ": edge_index is out of range: it names node -1, the graph has nodes 0 to 5"),
+    (
+        ring(edge_index=nodes(0, 6, 1, 0).view(2, 2), edge_attr=None),
+        ": edge_index is out of range: it names node 6, the graph has nodes 0 to 5",
+    ),
+    (
+        ring(edge_index=nodes(0, -1, 1, 0).view(2, 2), edge_attr=None),
+        ": edge_index is out of range: it names node -1, the graph has nodes 0 to 5",
+    ),
     (ring(x=torch.full((6, 2), torch.nan)), ": x is not finite: row 0, column 0 holds nan"),
-    (ring(edge_attr=torch.full((12, 3), torch.inf)), ": edge_attr is not finite: row 0, column 0 holds inf"),
+    (
+        ring(edge_attr=torch.full((12, 3), torch.inf)),
+        ": edge_attr is not finite: row 0, column 0 holds inf",
+    ),
     (ring(x=torch.full((6, 2), 1e300, dtype=torch.float64)), f": x is not finite{IN_A_COLUMN}"),
-    (ring(edge_attr=torch.full((12, 1), 1e300, dtype=torch.float64)), f": edge_attr is not finite{IN_A_COLUMN}"),
-    (ring(y=nodes(0, 1, 2, 0, 1, 10**9)), f": y holds the class 1,000,000,000, {GAPS.format(4, 'y')}"),
-    (ring(species=nodes(0, 1, 2, 3, 9606, 10**10)), ": species holds the species 10,000,000,000, "
-                                                    f"{GAPS.format(6, 'species')}"),
-    (ring(species=nodes(0, 1, torch.nan, 0, 0, 0)),
-     ": species holds nan in row 2; each species must be a whole number"),
-    (ring(species=nodes(0, 1, 2, -1, 0, 0)), ": species holds -1 in row 3; species are numbered from 0"),
-    (ring(y=nodes(0, -1, 2, 0, 1, 2)), ": y holds the class -1 in row 1 in a split; classes are numbered from 0"),
-    (ring(y=nodes(0, 1, torch.nan, 0, 1, 2), metric="acc"),
-     ": y holds nan in row 2; each class must be a whole number"),
-    (ring(y=nodes(0, 1, 0.5, 0, 1, 2), metric="acc"), ": y holds 0.5 in row 2; each class must be a whole number"),
-    (ring(y=torch.zeros(6, 2, dtype=torch.int64), metric="acc"), ": y must have one column of classes for the metric "
-                                                                 "acc, not 2. Of binary tasks save metric=\"rocauc\""
-                                                                 "; task.metric=macro_f1 chooses another for a run"),
-    (ring(y=nodes(0.0, 1, 2, 0, 1, 2)), f": {CLASSES}"), (ring(y=torch.full((6, 2), 0.5)), f": {CLASSES}"),
-    (ring(y=torch.full((6, 2), torch.nan)), ": y is NaN for every node of the train split: there is nothing to learn"),
-    (ring(metric="f1"), ": the metric is 'f1'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae, "
-                        "rmse"),
-    (ring(metric=["acc"]), ": the metric is ['acc']; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, "
-                           "mae, rmse"),
+    (
+        ring(edge_attr=torch.full((12, 1), 1e300, dtype=torch.float64)),
+        f": edge_attr is not finite{IN_A_COLUMN}",
+    ),
+    (
+        ring(y=nodes(0, 1, 2, 0, 1, 10**9)),
+        f": y holds the class 1,000,000,000, {GAPS.format(4, 'y')}",
+    ),
+    (
+        ring(species=nodes(0, 1, 2, 3, 9606, 10**10)),
+        f": species holds the species 10,000,000,000, {GAPS.format(6, 'species')}",
+    ),
+    (
+        ring(species=nodes(0, 1, torch.nan, 0, 0, 0)),
+        ": species holds nan in row 2; each species must be a whole number",
+    ),
+    (
+        ring(species=nodes(0, 1, 2, -1, 0, 0)),
+        ": species holds -1 in row 3; species are numbered from 0",
+    ),
+    (
+        ring(y=nodes(0, -1, 2, 0, 1, 2)),
+        ": y holds the class -1 in row 1 in a split; classes are numbered from 0",
+    ),
+    (
+        ring(y=nodes(0, 1, torch.nan, 0, 1, 2), metric="acc"),
+        ": y holds nan in row 2; each class must be a whole number",
+    ),
+    (
+        ring(y=nodes(0, 1, 0.5, 0, 1, 2), metric="acc"),
+        ": y holds 0.5 in row 2; each class must be a whole number",
+    ),
+    (
+        ring(y=torch.zeros(6, 2, dtype=torch.int64), metric="acc"),
+        ": y must have one column of classes for the metric "
+        'acc, not 2. Of binary tasks save metric="rocauc"'
+        "; task.metric=macro_f1 chooses another for a run",
+    ),
+    (ring(y=nodes(0.0, 1, 2, 0, 1, 2)), f": {CLASSES}"),
+    (ring(y=torch.full((6, 2), 0.5)), f": {CLASSES}"),
+    (
+        ring(y=torch.full((6, 2), torch.nan)),
+        ": y is NaN for every node of the train split: there is nothing to learn",
+    ),
+    (
+        ring(metric="f1"),
+        ": the metric is 'f1'; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, mae, "
+        "rmse",
+    ),
+    (
+        ring(metric=["acc"]),
+        ": the metric is ['acc']; choose one of rocauc, ap, micro_f1, macro_f1, acc, balanced_acc, "
+        "mae, rmse",
+    ),
     # Splits.
-    (ring(train_mask=nodes(1.0, 1, 0, 0, 0, 0)), ": train_mask holds float32: save a mask of bool, or the numbers of "
-                                                 "its nodes as integers"),
-    (ring(train_mask=nodes(0, 6)), ": train_mask is out of range: it names node 6, the graph has nodes 0 to 5"),
-    (ring(train_mask=nodes(0, -1)), ": train_mask is out of range: it names node -1, the graph has nodes 0 to 5"),
-    (ring(train_mask=nodes(0, 0)), ": train_mask names a node twice; save each node of the split once, or a mask of "
-                                   "bool"),
-    (ring(train_mask=TEN), ": train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9"),
-    (ring(valid_mask=TEN.unsqueeze(2)), ": valid_mask must have 1 dimension, not the shape [6, 10, 1]"),
+    (
+        ring(train_mask=nodes(1.0, 1, 0, 0, 0, 0)),
+        ": train_mask holds float32: save a mask of bool, or the numbers of its nodes as integers",
+    ),
+    (
+        ring(train_mask=nodes(0, 6)),
+        ": train_mask is out of range: it names node 6, the graph has nodes 0 to 5",
+    ),
+    (
+        ring(train_mask=nodes(0, -1)),
+        ": train_mask is out of range: it names node -1, the graph has nodes 0 to 5",
+    ),
+    (
+        ring(train_mask=nodes(0, 0)),
+        ": train_mask names a node twice; save each node of the split once, or a mask of bool",
+    ),
+    (
+        ring(train_mask=TEN),
+        ": train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9",
+    ),
+    (
+        ring(valid_mask=TEN.unsqueeze(2)),
+        ": valid_mask must have 1 dimension, not the shape [6, 10, 1]",
+    ),
     (ring(train_mask=torch.zeros(6) > 0), ": the train split is empty: train_mask selects no node"),
     (ring(valid_mask=torch.ones(6) > 0), ": the splits overlap: node 0 is in more than one"),
 ]
@@ -474,7 +934,9 @@ def listing(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("module, typed, message", COMMANDS, ids=lambda value: str(value)[:60])
-def test_a_command_is_refused_before_anything_is_written(module, typed, message, tmp_path, monkeypatch):
+def test_a_command_is_refused_before_anything_is_written(
+    module, typed, message, tmp_path, monkeypatch
+):
     def go_on():
         raise AssertionError("not refused")
 
@@ -486,21 +948,31 @@ def test_a_command_is_refused_before_anything_is_written(module, typed, message,
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "argv", [module, *typed.split()])
     with pytest.raises(SystemExit) as stopped:
-        cli.call(go_on, check={TRAIN: training.check_new, PREPARE: training.check}.get(module),
-                 needs_data=module == TRAIN)
+        cli.call(
+            go_on,
+            check={TRAIN: training.check_new, PREPARE: training.check}.get(module),
+            needs_data=module == TRAIN,
+        )
     assert matches(stopped.value.code, f"error: {message}"), stopped.value.code
     assert "\n" not in stopped.value.code and listing(tmp_path) == before
 
 
 def test_a_list_of_runs_is_refused_with_the_way_to_average_them():
-    error = ValueError("Error merging override run=[a,b] Value '[a,b]' could not be converted to string")
+    error = ValueError(
+        "Error merging override run=[a,b] Value '[a,b]' could not be converted to string"
+    )
     told = arguments.explain(error)
-    assert told.startswith("run must be a text, not [a,b]. To average several runs, name the folder of their sweep, or")
+    assert told.startswith(
+        "run must be a text, not [a,b]. To average several runs, name the folder of their sweep, or"
+    )
 
 
 def test_a_level_of_vector_instructions_that_cannot_be_is_refused_first(monkeypatch):
     monkeypatch.setenv("PARALLEL_EPOCHS_SIMD", "avx9")
-    with pytest.raises(ValueError, match="^PARALLEL_EPOCHS_SIMD=avx9 is unknown; choose one of portable, avx2, avx512"):
+    with pytest.raises(
+        ValueError,
+        match="^PARALLEL_EPOCHS_SIMD=avx9 is unknown; choose one of portable, avx2, avx512",
+    ):
         training.check(configuration.PRODUCTS["gnn"].config())
 
 
@@ -514,15 +986,19 @@ def check_shell(place: Path, module: str, typed: str, message: str) -> None:
 FIRST = {module: row for row in reversed(LATER) for module in row[:1]}.values()
 
 
-@pytest.mark.parametrize("module, typed, message", [
-    pytest.param(*row, marks=[] if row in FIRST else pytest.mark.slow) for row in LATER],
-    ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    "module, typed, message",
+    [pytest.param(*row, marks=[] if row in FIRST else pytest.mark.slow) for row in LATER],
+    ids=lambda value: str(value)[:60],
+)
 def test_a_program_refuses_its_arguments_in_one_line(module, typed, message, place):
     check_shell(place, module, typed, message)
 
 
 # What the quick test says of each of them is written by a process of its own as well; a few show that.
-REAL = COMMANDS[::10] + [row for row in {row[0]: row for row in COMMANDS}.values() if row not in COMMANDS[::10]]
+REAL = COMMANDS[::10] + [
+    row for row in {row[0]: row for row in COMMANDS}.values() if row not in COMMANDS[::10]
+]
 
 
 @pytest.mark.slow
@@ -539,7 +1015,9 @@ def test_what_does_not_fit_the_graph_is_refused(overrides, message, configure, t
     assert not list((tmp_path / "run").rglob("*.pt"))
 
 
-@pytest.mark.parametrize("content, message", GRAPHS, ids=[message.strip(": ")[:60] for _, message in GRAPHS])
+@pytest.mark.parametrize(
+    "content, message", GRAPHS, ids=[message.strip(": ")[:60] for _, message in GRAPHS]
+)
 def test_a_file_that_holds_no_graph_is_refused(content, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("graph.pt").write_bytes(content if isinstance(content, bytes) else saved(content))
@@ -547,41 +1025,69 @@ def test_a_file_that_holds_no_graph_is_refused(content, message, tmp_path, monke
         load(FileConfig(path="graph.pt"), "cache")
     expected = f"graph.pt{message}" if message.startswith(":") else message
     assert str(error.value) == expected
-    assert not list(tmp_path.rglob("cache/graphs/*.store")) and "code has run" not in capsys.readouterr().out
+    assert (
+        not list(tmp_path.rglob("cache/graphs/*.store"))
+        and "code has run" not in capsys.readouterr().out
+    )
 
 
 def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):
     torch.save(ring(y=None), tmp_path / "graph.pt")
     failed = shell(TRAIN, "data=file", "data.path=graph.pt", cwd=tmp_path)
-    line = "graph.pt: there is no y; it has x, edge_index, edge_attr, train_mask, valid_mask, " \
-           "test_mask. Add what is missing"
+    line = (
+        "graph.pt: there is no y; it has x, edge_index, edge_attr, train_mask, valid_mask, "
+        "test_mask. Add what is missing"
+    )
     assert_refused(failed, line)
-    assert [path.read_text().strip().endswith(f"error: {line}") for path in tmp_path.rglob("train.log")] == [True]
+    assert [
+        path.read_text().strip().endswith(f"error: {line}") for path in tmp_path.rglob("train.log")
+    ] == [True]
 
 
-@pytest.mark.parametrize("column, message", [
-    (10, "data.mask_column=10: train_mask has the columns 0 to 9"),
-    (None, "train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9")])
+@pytest.mark.parametrize(
+    "column, message",
+    [
+        (10, "data.mask_column=10: train_mask has the columns 0 to 9"),
+        (
+            None,
+            "train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9",
+        ),
+    ],
+)
 def test_a_column_of_a_mask_must_be_one_of_its_own(column, message, tmp_path):
     torch.save(ring(train_mask=TEN), tmp_path / "graph.pt")
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "graph.pt", column)
     torch.save(ring(), tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match="data.mask_column=0, but the masks have no columns: leave it out"):
+    with pytest.raises(
+        ValueError, match="data.mask_column=0, but the masks have no columns: leave it out"
+    ):
         read(tmp_path / "graph.pt", 0)
 
 
 SECOND_OF_TWO = torch.stack([ring()["test_mask"], ring()["train_mask"]], dim=1)
 
 
-@pytest.mark.parametrize("content, options", [
-    (ring(), {}), (Data(**ring()), {}), ([Data(**ring())], {}), ((Data(**ring()), None), {}),
-    ((ring(), None, Data), {}), (ring(train_mask=nodes(1, 0), test_mask=nodes(4, 5)), {}),
-    (ring(train_mask=nodes(1, 1, 0, 0, 0, 0)), {}), (ring(train_mask=ring()["train_mask"].unsqueeze(1)), {}),
-    (ring(train_mask=SECOND_OF_TWO), dict(mask_column=1)), (ring(y=nodes(0.0, 1, 2, 0, 1, 2), metric="acc"), {}),
-    (ring(edge_index=ring()["edge_index"].to(torch.uint16)), {}), (ring(num_nodes=nodes(6)[0]), {}),
-    (ring(x=torch.nn.Parameter(ring()["x"])), {}), (ring(edge_attr=torch.ones(12, 3) > 0), dict(to_undirected=True)),
-], ids=range(14))
+@pytest.mark.parametrize(
+    "content, options",
+    [
+        (ring(), {}),
+        (Data(**ring()), {}),
+        ([Data(**ring())], {}),
+        ((Data(**ring()), None), {}),
+        ((ring(), None, Data), {}),
+        (ring(train_mask=nodes(1, 0), test_mask=nodes(4, 5)), {}),
+        (ring(train_mask=nodes(1, 1, 0, 0, 0, 0)), {}),
+        (ring(train_mask=ring()["train_mask"].unsqueeze(1)), {}),
+        (ring(train_mask=SECOND_OF_TWO), dict(mask_column=1)),
+        (ring(y=nodes(0.0, 1, 2, 0, 1, 2), metric="acc"), {}),
+        (ring(edge_index=ring()["edge_index"].to(torch.uint16)), {}),
+        (ring(num_nodes=nodes(6)[0]), {}),
+        (ring(x=torch.nn.Parameter(ring()["x"])), {}),
+        (ring(edge_attr=torch.ones(12, 3) > 0), dict(to_undirected=True)),
+    ],
+    ids=range(14),
+)
 def test_what_means_the_same_is_read_the_same(content, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(content, "graph.pt")
@@ -593,14 +1099,18 @@ def test_what_means_the_same_is_read_the_same(content, options, tmp_path, monkey
 
 
 def test_labels_outside_of_the_splits_do_not_count(tmp_path):
-    torch.save(ring(y=nodes(0, 1, 2, 0, -9, 10**12), test_mask=torch.zeros(6) > 0), tmp_path / "graph.pt")
+    torch.save(
+        ring(y=nodes(0, 1, 2, 0, -9, 10**12), test_mask=torch.zeros(6) > 0), tmp_path / "graph.pt"
+    )
     data = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
     assert data.out_channels == 3 and data.y[:4].flatten().tolist() == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("sweep", ["-m", "+sweep=seeds", "hydra.mode=MULTIRUN"])
 def test_a_sweep_takes_lists_of_values(sweep):
-    arguments.check(arguments.parse([sweep, "seed=0,1"]), cli.config_groups(), configuration.all_keys())
+    arguments.check(
+        arguments.parse([sweep, "seed=0,1"]), cli.config_groups(), configuration.all_keys()
+    )
 
 
 def test_a_group_may_be_given_without_its_plus(tmp_path):
@@ -613,8 +1123,18 @@ def test_a_group_may_be_given_without_its_plus(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("service", ["--info defaults", "--info", "--hydra-help", "--version", "--help", "-c job",
-                                     "--cfg hydra -p hydra.run"])
+@pytest.mark.parametrize(
+    "service",
+    [
+        "--info defaults",
+        "--info",
+        "--hydra-help",
+        "--version",
+        "--help",
+        "-c job",
+        "--cfg hydra -p hydra.run",
+    ],
+)
 def test_hydras_own_services_work(service, tmp_path):
     shown = shell(TRAIN, *service.split(), cwd=tmp_path)
     assert shown.returncode == 0 and shown.stdout and not shown.stderr and not listing(tmp_path)

@@ -30,21 +30,39 @@ def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
     command = ["pipeline.train", *TOY, "hydra.run.dir=run", "resume=auto"]
     trained = shell(*command, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    for part in ("components: 1", "partition: random, 4 clusters", "epoch 4/4", "result of default", "test rocauc",
-                 "weights"):
+    for part in (
+        "components: 1",
+        "partition: random, 4 clusters",
+        "epoch 4/4",
+        "result of default",
+        "test rocauc",
+        "weights",
+    ):
         assert part in trained.stdout
     logged = (tmp_path / "run" / "train.log").read_text().splitlines(keepends=True)
-    assert "\r" not in trained.stdout \
-        and trained.stdout == "".join(line.partition(" INFO ")[2] or line for line in logged)
+    assert "\r" not in trained.stdout and trained.stdout == "".join(
+        line.partition(" INFO ")[2] or line for line in logged
+    )
     again = shell(*command, cwd=tmp_path)
     assert again.stdout == f"{tmp_path / 'run'} has been trained already\n", again.stderr
     evaluated = shell("pipeline.evaluate", "run=run", cwd=tmp_path)
-    valid = [line for out in (trained, evaluated) for line in out.stdout.splitlines()
-             if line.startswith("  valid rocauc")]
+    valid = [
+        line
+        for out in (trained, evaluated)
+        for line in out.stdout.splitlines()
+        if line.startswith("  valid rocauc")
+    ]
     assert len(valid) == 2 and valid[0].split() == valid[1].split()
-    resumed = shell("pipeline.train", "resume=run", "train.epochs=6", *[o for o in TOY if "epochs" not in o],
-                    cwd=tmp_path)
-    assert "resumed after 4 of 6 epochs" in resumed.stdout and "epoch 6/6" in resumed.stdout, resumed.stderr
+    resumed = shell(
+        "pipeline.train",
+        "resume=run",
+        "train.epochs=6",
+        *[o for o in TOY if "epochs" not in o],
+        cwd=tmp_path,
+    )
+    assert "resumed after 4 of 6 epochs" in resumed.stdout and "epoch 6/6" in resumed.stdout, (
+        resumed.stderr
+    )
     reported = shell("scripts.report", "run", cwd=tmp_path)
     assert reported.stdout.strip() == "run/report.html"
     assert "directed edges kept" in (tmp_path / "run" / "report.html").read_text()
@@ -55,18 +73,33 @@ def test_the_stated_defaults_are_the_default_run(tmp_path):
         assert configuration.to_object(compose("config")) == Config()
 
 
-@pytest.mark.parametrize("name, model", [("deepergcn", DeeperGCN), ("revgnn", RevGNN), ("equilibrium", EquilibriumGNN),
-                                         ("rgcn", RGCN), ("hgt", HGT)])
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        ("deepergcn", DeeperGCN),
+        ("revgnn", RevGNN),
+        ("equilibrium", EquilibriumGNN),
+        ("rgcn", RGCN),
+        ("hgt", HGT),
+    ],
+)
 def test_options_of_the_model_are_those_of_its_constructor(name, model):
     parameters = inspect.signature(model.__init__).parameters
     schema = {field.name: field.default for field in dataclasses.fields(MODEL_SCHEMAS[name])}
     options = {name: p.default for name, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
-    assert {name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}} == {
-        name: value for name, value in schema.items() if name in options}
+    assert {
+        name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}
+    } == {name: value for name, value in schema.items() if name in options}
     assert options.keys() - schema.keys() == {
-        "edge_dim", "num_categories", "node_tables", "edge_tables", "num_relations", "type_columns", "pool",
-        "kernel"} | (
-        {"fold_edge_encoder"} if name == "deepergcn" else set())
+        "edge_dim",
+        "num_categories",
+        "node_tables",
+        "edge_tables",
+        "num_relations",
+        "type_columns",
+        "pool",
+        "kernel",
+    } | ({"fold_edge_encoder"} if name == "deepergcn" else set())
 
 
 def test_choices_of_the_kernel_are_those_of_the_layers():
@@ -82,7 +115,9 @@ def test_configuration_survives_a_round_trip(configure, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", "[1]"])
-def test_a_saved_value_of_another_type_is_refused_also_where_it_equals_the_default(value, configure, tmp_path):
+def test_a_saved_value_of_another_type_is_refused_also_where_it_equals_the_default(
+    value, configure, tmp_path
+):
     text = keys.to_yaml(configure())
     assert "accumulate: 1\n" in text
     (tmp_path / "config.yaml").write_text(text.replace("accumulate: 1\n", f"accumulate: {value}\n"))
@@ -95,21 +130,34 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     folder.mkdir()
     (folder / "config.yaml").write_text(keys.to_yaml(configure(*TOY)))
     resumed = [*TOY, f"resume={folder}"]
-    with pytest.raises(ValueError, match=r"train.lr: 0.005 -> 0.1; model.t: 1.0 -> 0.5\. Leave these "
-                                         "keys out"):
+    with pytest.raises(
+        ValueError,
+        match=r"train.lr: 0.005 -> 0.1; model.t: 1.0 -> 0.5\. Leave these "
+        "keys out",
+    ):
         resolve(configure(*resumed, "train.lr=0.1", "model.t=0.5"), folder)
     with pytest.raises(ValueError, match="data.source: synthetic_proteins -> digits"):
         resolve(configure("data=digits", f"resume={folder}"), folder)
     assert resolve(configure(*resumed, "train.epochs=9"), folder).train.epochs == 9
     assert resolve(configure(f"resume={folder}"), folder) == configure(*TOY)
     assert resolve(configure(f"resume={folder}", "train.epochs=9"), folder) == configure(
-        *[override for override in TOY if "epochs" not in override], "train.epochs=9")
+        *[override for override in TOY if "epochs" not in override], "train.epochs=9"
+    )
     # A key that is named counts though its value is that of the default run; one of a group that is not named does not.
-    with pytest.raises(ValueError, match=r"was trained with other values: model.num_layers: 2 -> 4\. Leave"):
-        resolve(configure(f"resume={folder}", "model.num_layers=4"), folder, named={"model.num_layers"})
-    with pytest.raises(ValueError, match=r"was trained with other values: partition.name: random -> metis\. Leave"):
+    with pytest.raises(
+        ValueError, match=r"was trained with other values: model.num_layers: 2 -> 4\. Leave"
+    ):
+        resolve(
+            configure(f"resume={folder}", "model.num_layers=4"), folder, named={"model.num_layers"}
+        )
+    with pytest.raises(
+        ValueError, match=r"was trained with other values: partition.name: random -> metis\. Leave"
+    ):
         resolve(configure(f"resume={folder}", "partition=metis"), folder)
-    with pytest.raises(ValueError, match=r"data=synthetic_proteins and model=deepergcn, which have no data.num_neigh"):
+    with pytest.raises(
+        ValueError,
+        match=r"data=synthetic_proteins and model=deepergcn, which have no data.num_neigh",
+    ):
         resolve(configure(f"resume={folder}", "data=digits", "data.num_neighbors=3"), folder)
     assert resolve(configure(*TOY), folder) == configure(*TOY)  # nothing is lost yet
     (folder / "checkpoints").mkdir()
@@ -117,21 +165,35 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
     with pytest.raises(ValueError, match="already holds a run: continue it with resume="):
         resolve(configure(*TOY), folder)
     assert resolve(configure(*TOY, "resume=auto"), folder, continues=True) == configure(*TOY)
-    with pytest.raises(ValueError, match="model.t: 1.0 -> 0.5. Give the old values, or choose another directory"):
+    with pytest.raises(
+        ValueError, match="model.t: 1.0 -> 0.5. Give the old values, or choose another directory"
+    ):
         resolve(configure(*TOY, "resume=auto", "model.t=0.5"), folder, continues=True)
 
 
-def test_what_was_restarted_goes_on_and_torchrun_may_have_to_be_told_where(configure, tmp_path, monkeypatch, caplog):
+def test_what_was_restarted_goes_on_and_torchrun_may_have_to_be_told_where(
+    configure, tmp_path, monkeypatch, caplog
+):
     (tmp_path / "config.yaml").write_text(keys.to_yaml(configure(*TOY)))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").touch()
     given = dict(named=set(), is_named=False, in_sweep=False)
     with pytest.raises(ValueError, match="already holds a run"):
         begin_or_continue(configure(*TOY), tmp_path, **given)
-    for asks, more in (("resume=auto", {}), (f"resume={tmp_path}", {}), ("seed=0", {"in_sweep": True})):
-        assert begin_or_continue(configure(*TOY, asks), tmp_path, **given | more) == (configure(*TOY), None)
+    for asks, more in (
+        ("resume=auto", {}),
+        (f"resume={tmp_path}", {}),
+        ("seed=0", {"in_sweep": True}),
+    ):
+        assert begin_or_continue(configure(*TOY, asks), tmp_path, **given | more) == (
+            configure(*TOY),
+            None,
+        )
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert begin_or_continue(configure(*TOY), tmp_path, **given) == (configure(*TOY), None) and not caplog.messages
+    assert (
+        begin_or_continue(configure(*TOY), tmp_path, **given) == (configure(*TOY), None)
+        and not caplog.messages
+    )
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     for asks, more in (("seed=0", {"is_named": True}), (f"resume={tmp_path}", {})):
         begin_or_continue(configure(*TOY, asks), tmp_path, **given | more)
@@ -147,12 +209,21 @@ def test_a_device_that_is_not_there(configure, tmp_path):
 
 
 # Those with a trainer of their own need no model, and some a file: they run in the tests of that trainer.
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")
-                     if "override /trainer:" not in path.read_text())
+EXPERIMENTS = sorted(
+    path.stem
+    for path in (ROOT / "conf" / "experiment").glob("*.yaml")
+    if "override /trainer:" not in path.read_text()
+)
 SHRINK = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.eval_every=1"]
-SHRINK_MORE = {"ogbn_proteins_gat": ["model.hidden_channels=12", "loader.num_neighbors=[3,3]",
-                                     "evaluation.num_neighbors=[4,4]"],
-               "ogbn_proteins_agdn": ["model.hidden_channels=12"], "ogbn_proteins_gipa": ["model.hidden_channels=20"]}
+SHRINK_MORE = {
+    "ogbn_proteins_gat": [
+        "model.hidden_channels=12",
+        "loader.num_neighbors=[3,3]",
+        "evaluation.num_neighbors=[4,4]",
+    ],
+    "ogbn_proteins_agdn": ["model.hidden_channels=12"],
+    "ogbn_proteins_gipa": ["model.hidden_channels=20"],
+}
 
 
 # Each stands for others with the same loader, task and kind of data.
@@ -164,13 +235,30 @@ def test_experiments_compose(configure):
         assert configure(f"+experiment={experiment}").name == experiment
 
 
-@pytest.mark.parametrize("typed, changes, left_out", [
-    (["+experiment=digits", "model=custom", "model.path=a.B"],
-     {"model.num_layers": 4, "train.epochs": 60}, "another model: model.dropout=0.2"),
-    (["+experiment=complex_math", "trainer=node_embedding", "data=edges", "data.path=a.txt", "trainer.dim=8"],
-     {"trainer.model": "deepwalk", "trainer.dim": 8, "train.lr": 0.1},
-     "another data and trainer: trainer.n3=0.1, trainer.model=complex")])
-def test_an_experiment_gives_way_to_what_is_chosen_by_hand(typed, changes, left_out, configure, caplog):
+@pytest.mark.parametrize(
+    "typed, changes, left_out",
+    [
+        (
+            ["+experiment=digits", "model=custom", "model.path=a.B"],
+            {"model.num_layers": 4, "train.epochs": 60},
+            "another model: model.dropout=0.2",
+        ),
+        (
+            [
+                "+experiment=complex_math",
+                "trainer=node_embedding",
+                "data=edges",
+                "data.path=a.txt",
+                "trainer.dim=8",
+            ],
+            {"trainer.model": "deepwalk", "trainer.dim": 8, "train.lr": 0.1},
+            "another data and trainer: trainer.n3=0.1, trainer.model=complex",
+        ),
+    ],
+)
+def test_an_experiment_gives_way_to_what_is_chosen_by_hand(
+    typed, changes, left_out, configure, caplog
+):
     caplog.set_level("INFO")
     composing._compose.cache_clear()
     found = {entry.name: entry.value for entry in keys.entries(configure(*typed))}
@@ -183,16 +271,24 @@ def test_an_experiment_gives_way_to_what_is_chosen_by_hand(typed, changes, left_
 def test_every_experiment_composes_with_every_model(experiment, configure):
     whole_graphs = configure(f"+experiment={experiment}").task.name == "graph"
     for model in MODEL_SCHEMAS:
-        typed = [f"+experiment={experiment}", f"model={model}", *["model.path=a.B"] * (model == "custom")]
+        typed = [
+            f"+experiment={experiment}",
+            f"model={model}",
+            *["model.path=a.B"] * (model == "custom"),
+        ]
         if whole_graphs and model == "custom":
-            with pytest.raises(ValueError, match="since the model must pool the nodes of each graph"):
+            with pytest.raises(
+                ValueError, match="since the model must pool the nodes of each graph"
+            ):
                 configure(*typed)
         else:
             assert configure(*typed).model.name == model
 
 
-@pytest.mark.parametrize("experiment", [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXPERIMENTS])
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXPERIMENTS],
+)
 def test_every_experiment_runs_at_toy_size(experiment, configure, tmp_path, ogb_toy):
     full = configure(f"+experiment={experiment}")
     overrides = [*SHRINK, *SHRINK_MORE.get(experiment, [])]
@@ -204,7 +300,10 @@ def test_every_experiment_runs_at_toy_size(experiment, configure, tmp_path, ogb_
     if experiment == "debian_typed":
         overrides.append(f"data.folder={write_typed_packages(tmp_path / 'tables')}")
     elif experiment == "recommend":
-        overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "data.edges.path=relations.csv.gz"]
+        overrides += [
+            f"data.folder={write_packages(tmp_path / 'tables')}",
+            "data.edges.path=relations.csv.gz",
+        ]
     elif full.data.source == "tables":
         overrides += [f"data.folder={write_packages(tmp_path / 'tables')}", "partition.num_parts=4"]
     config = configure(f"+experiment={experiment}", *overrides)
@@ -214,7 +313,9 @@ def test_every_experiment_runs_at_toy_size(experiment, configure, tmp_path, ogb_
     assert summary["experiment"] == experiment and summary["data_epochs"] == 2
     scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), device="cpu"))
     # OGB's evaluator averages the tasks in an order of its own.
-    assert scores["valid"] == pytest.approx(summary["best_valid"], rel=1e-15, abs=0) or math.isnan(scores["valid"])
+    assert scores["valid"] == pytest.approx(summary["best_valid"], rel=1e-15, abs=0) or math.isnan(
+        scores["valid"]
+    )
 
 
 def test_prepare_fills_the_metis_cache(configure, tmp_path):
@@ -226,27 +327,42 @@ def test_a_file_that_changed_since_is_not_evaluated(configure, tmp_path):
     data = random_graph(60, 300, 0)
     data.edge_index = data.edge_index.as_tensor().long()
     data.train_mask = torch.arange(60) < 40
-    data.valid_mask, data.test_mask = torch.arange(60) >= 50, (torch.arange(60) >= 40) & (torch.arange(60) < 50)
+    data.valid_mask, data.test_mask = (
+        torch.arange(60) >= 50,
+        (torch.arange(60) >= 40) & (torch.arange(60) < 50),
+    )
     torch.save(data, tmp_path / "graph.pt")
     (tmp_path / "run").mkdir()
-    file = ["data=file", f"data.path={tmp_path / 'graph.pt'}", "train.epochs=2", "model.num_layers=2"]
+    file = [
+        "data=file",
+        f"data.path={tmp_path / 'graph.pt'}",
+        "train.epochs=2",
+        "model.num_layers=2",
+    ]
     summary = run(configure(*file), tmp_path / "run", "test")
     options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu")
     assert restore.evaluate(options)["valid"] == pytest.approx(summary["best_valid"])
     data.x[0, 0] += 1
     torch.save(data, tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match="the dataset is not the one that this run was started with"):
+    with pytest.raises(
+        ValueError, match="the dataset is not the one that this run was started with"
+    ):
         restore.evaluate(options)
 
 
 def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_path):
     (tmp_path / "run").mkdir()
     run(configure(*TOY), tmp_path / "run", "test")
-    options = EvaluateConfig(run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "logits.pt"))
+    options = EvaluateConfig(
+        run=str(tmp_path / "run"), device="cpu", predictions=str(tmp_path / "logits.pt")
+    )
     exact = restore.evaluate(options)
     assert torch.load(tmp_path / "logits.pt", weights_only=True)["logits"].shape == (240, 3)
-    views = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3,
-                                            device="cpu"))
+    views = restore.evaluate(
+        EvaluateConfig(
+            run=str(tmp_path / "run"), method="views", num_views=2, num_parts=3, device="cpu"
+        )
+    )
     assert views != exact
     best = tmp_path / "run" / "checkpoints" / "best.pt"
     best.write_bytes(best.read_bytes()[:-50])
@@ -258,21 +374,41 @@ def test_evaluate_by_both_methods_saves_predictions_and_explains(configure, tmp_
 def test_hydra_multirun(tmp_path):
     swept = shell("pipeline.train", "-m", "seed=0,1", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
-    assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
-    assert re.fullmatch(r"sweep in sweep: 2 of 2 runs finished; valid rocauc 0\.\d{4} ± 0\.\d{4}, test rocauc "
-                        r"0\.\d{4} ± 0\.\d{4} \(mean ± standard deviation\)", swept.stdout.splitlines()[-1])
+    assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == [
+        "0",
+        "1",
+    ]
+    assert re.fullmatch(
+        r"sweep in sweep: 2 of 2 runs finished; valid rocauc 0\.\d{4} ± 0\.\d{4}, test rocauc "
+        r"0\.\d{4} ± 0\.\d{4} \(mean ± standard deviation\)",
+        swept.stdout.splitlines()[-1],
+    )
 
 
 @pytest.mark.slow
 def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
-    swept = shell("pipeline.train", "-m", "data.components=9,all,0", *TOY, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    swept = shell(
+        "pipeline.train",
+        "-m",
+        "data.components=9,all,0",
+        *TOY,
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+    )
     logs = [(tmp_path / "sweep" / str(i) / "train.log").read_text() for i in range(3)]
     assert swept.returncode == 1 and "Traceback" not in swept.stderr
-    assert "ERROR error: data.components=9" in logs[0] and "ERROR" not in logs[1] \
+    assert (
+        "ERROR error: data.components=9" in logs[0]
+        and "ERROR" not in logs[1]
         and "ERROR error: data.components=0" in logs[2]
-    assert swept.stdout.splitlines()[-1].startswith("sweep in sweep: 1 of 3 runs finished; valid rocauc 0.")
+    )
+    assert swept.stdout.splitlines()[-1].startswith(
+        "sweep in sweep: 1 of 3 runs finished; valid rocauc 0."
+    )
     last = swept.stderr.splitlines()[-1]
-    assert last.startswith("error: data.components=9") and last.endswith(f"(log: {tmp_path}/sweep/0/train.log)")
+    assert last.startswith("error: data.components=9") and last.endswith(
+        f"(log: {tmp_path}/sweep/0/train.log)"
+    )
 
 
 @pytest.mark.slow
@@ -280,13 +416,21 @@ def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
     hidden = tmp_path / "hidden" / "hydra_plugins"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()  # hides the installed ones
-    for path, message in ((f"{hidden.parent}:{ROOT}",
-                           "error: hydra/launcher=slurm needs submitit: pip install "
-                           f"-c {ROOT}/constraints.txt -e '{ROOT}[slurm]'"),
-                          (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?')):
-        failed = subprocess.run([sys.executable, "-m", "pipeline.train", "-m", "hydra/launcher=slurm"], cwd=tmp_path,
-                                capture_output=True, text=True,
-                                env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"})
+    for path, message in (
+        (
+            f"{hidden.parent}:{ROOT}",
+            "error: hydra/launcher=slurm needs submitit: pip install "
+            f"-c {ROOT}/constraints.txt -e '{ROOT}[slurm]'",
+        ),
+        (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?'),
+    ):
+        failed = subprocess.run(
+            [sys.executable, "-m", "pipeline.train", "-m", "hydra/launcher=slurm"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "PATH": "/nowhere"},
+        )
         assert (failed.returncode, failed.stderr.strip()) == (1, message)
 
 

@@ -16,14 +16,29 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig
 from tests.helpers.running import ROOT, TOY
 
 # What a distribution is imported by, where it is not its own name.
-IMPORTED = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow", "hydra-submitit-launcher": "hydra_plugins"}
+IMPORTED = {
+    "faiss-cpu": "faiss",
+    "mlflow-skinny": "mlflow",
+    "hydra-submitit-launcher": "hydra_plugins",
+}
 # Each entry point, and a word of its help; the first answer before torch is imported.
-QUICK = {"pipeline.train": "train.lr=", "pipeline.prepare": "train.lr=", "pipeline.check": "train.lr=",
-         "pipeline.baselines": "train.lr=", "pipeline.evaluate": "checkpoint=", "pipeline.predict": "predictions=",
-         "pipeline.explain": "node=", "pipeline.tune": "study=",
-         "tools.keys": "docs/keys.md"}
-SLOW = {"scripts.report": "--figure", "tools.faults": "--times", "tools.reference_runs": "--threads",
-        "scripts.bench": "ingest"}
+QUICK = {
+    "pipeline.train": "train.lr=",
+    "pipeline.prepare": "train.lr=",
+    "pipeline.check": "train.lr=",
+    "pipeline.baselines": "train.lr=",
+    "pipeline.evaluate": "checkpoint=",
+    "pipeline.predict": "predictions=",
+    "pipeline.explain": "node=",
+    "pipeline.tune": "study=",
+    "tools.keys": "docs/keys.md",
+}
+SLOW = {
+    "scripts.report": "--figure",
+    "tools.faults": "--times",
+    "tools.reference_runs": "--threads",
+    "scripts.bench": "ingest",
+}
 # Runs commands one after the other in one process, where some packages cannot be imported; prints what each said.
 RUNNER = """
 import contextlib, importlib.abc, io, json, re, runpy, sys
@@ -56,7 +71,12 @@ from tests.helpers.composing import remember_choices
 cli.register_schema()
 remember_choices()
 """
-TABLES = ["data=tables", "data.edges.path=edges.csv", "data.nodes.path=nodes.csv", "data.nodes.label=label"]
+TABLES = [
+    "data=tables",
+    "data.edges.path=edges.csv",
+    "data.nodes.path=nodes.csv",
+    "data.nodes.label=label",
+]
 
 
 def has_driver() -> bool:
@@ -72,37 +92,90 @@ REFUSED = {
     ("pipeline.train", "train.lr=fast"): "train.lr must be a number, not fast",
     ("pipeline.train", "device=tpu"): "device=tpu is unknown; choose auto, cpu, cuda or cuda:N",
     ("pipeline.train", "model.num_layers=0"): "model.num_layers must be at least 1, not 0",
-    ("pipeline.train", "model.norm=group"): "model.norm=group is unknown; choose one of layer, batch",
-    ("pipeline.train", "model=pyg", "model.norm=group"):
-        "model.norm=group is unknown; choose one of layer, batch, none",
-    ("pipeline.train", "model=equilibrium", "model.tolerance=0"): "model.tolerance must be more than 0, not 0.0",
+    (
+        "pipeline.train",
+        "model.norm=group",
+    ): "model.norm=group is unknown; choose one of layer, batch",
+    (
+        "pipeline.train",
+        "model=pyg",
+        "model.norm=group",
+    ): "model.norm=group is unknown; choose one of layer, batch, none",
+    (
+        "pipeline.train",
+        "model=equilibrium",
+        "model.tolerance=0",
+    ): "model.tolerance must be more than 0, not 0.0",
     ("pipeline.train", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist in ",
-    ("pipeline.train", *TABLES, "data.nodes.label=genre"):
-        "data.nodes.label=genre: nodes.csv has no such column; there are id, label",
-    ("pipeline.train", *TABLES, "data.edges.weight=w"):
-        "data.edges.weight=w: edges.csv has no such column; there are source, target",
-    ("pipeline.train", "trainer=node_embedding", "data=tables", "data.edges.path=edges.db", "data.edges.table=edges"):
-        "data.edges.target=target: edges.db has no such column; there are source",
-    ("pipeline.train", "data=smiles", "data.path=nodes.csv", "task=graph", "loader=graph"):
-        "data.smiles_column=smiles: nodes.csv has no such column; there are id, label",
-    **({} if has_driver() else {("pipeline.train", "device=cuda"): "device=cuda: torch sees no GPU on this machine"}),
+    (
+        "pipeline.train",
+        *TABLES,
+        "data.nodes.label=genre",
+    ): "data.nodes.label=genre: nodes.csv has no such column; there are id, label",
+    (
+        "pipeline.train",
+        *TABLES,
+        "data.edges.weight=w",
+    ): "data.edges.weight=w: edges.csv has no such column; there are source, target",
+    (
+        "pipeline.train",
+        "trainer=node_embedding",
+        "data=tables",
+        "data.edges.path=edges.db",
+        "data.edges.table=edges",
+    ): "data.edges.target=target: edges.db has no such column; there are source",
+    (
+        "pipeline.train",
+        "data=smiles",
+        "data.path=nodes.csv",
+        "task=graph",
+        "loader=graph",
+    ): "data.smiles_column=smiles: nodes.csv has no such column; there are id, label",
+    **(
+        {}
+        if has_driver()
+        else {("pipeline.train", "device=cuda"): "device=cuda: torch sees no GPU on this machine"}
+    ),
     ("pipeline.train", "resume=no"): "resume=no is not a run directory: it has no config.yaml",
-    ("pipeline.prepare", *TABLES, "data.edges.source=from"):
-        "data.edges.source=from: edges.csv has no such column; there are source, target",
+    (
+        "pipeline.prepare",
+        *TABLES,
+        "data.edges.source=from",
+    ): "data.edges.source=from: edges.csv has no such column; there are source, target",
     ("pipeline.tune", "study=study", "train.lr=-1,1"): "train.lr must be more than 0, not -1.0",
-    ("pipeline.tune", "study=study", "data=file", "data.path=no.pt", "train.lr=1,2"):
-        "data.path=no.pt does not exist in ",
+    (
+        "pipeline.tune",
+        "study=study",
+        "data=file",
+        "data.path=no.pt",
+        "train.lr=1,2",
+    ): "data.path=no.pt does not exist in ",
     ("pipeline.evaluate", "run=no"): "no is not a run directory: it has no config.yaml",
-    ("pipeline.evaluate", "run=no", "checkpint=last"): "checkpint is unknown; did you mean checkpoint?",
-    ("pipeline.predict", "run=no", "predictions=x.pt"): "no is not a run directory: it has no config.yaml",
+    (
+        "pipeline.evaluate",
+        "run=no",
+        "checkpint=last",
+    ): "checkpint is unknown; did you mean checkpoint?",
+    (
+        "pipeline.predict",
+        "run=no",
+        "predictions=x.pt",
+    ): "no is not a run directory: it has no config.yaml",
     ("scripts.report", "."): ". is not a run directory: it has no config.yaml",
 }
 
 
 def extras() -> list[str]:
     """The packages of all extras but those of the tests, by the names that they are imported by."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {re.match(r"[\w-]+", line)[0] for name, lines in listed.items() if name != "test" for line in lines}
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = {
+        re.match(r"[\w-]+", line)[0]
+        for name, lines in listed.items()
+        if name != "test"
+        for line in lines
+    }
     return sorted(IMPORTED.get(name, name) for name in named)
 
 
@@ -116,28 +189,57 @@ def test_the_help_of_a_run_explains_every_key():
     explain_every_key(cli.help_text("pipeline.train", ["+experiment=digits"]))
 
 
-@pytest.mark.parametrize("typed", [[], ["trainer=layout", "data=digits"], ["trainer=knowledge", "data=math"]])
+@pytest.mark.parametrize(
+    "typed", [[], ["trainer=layout", "data=digits"], ["trainer=knowledge", "data=math"]]
+)
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_help_of_a_run_fits_into_a_terminal_and_begins_with_ten_keys(columns, typed, monkeypatch):
+def test_the_help_of_a_run_fits_into_a_terminal_and_begins_with_ten_keys(
+    columns, typed, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = cli.help_text("pipeline.train", typed).splitlines()
     assert not [line for line in lines if len(line) > columns and len(line.split()) > 1]
     assert max(map(len, lines)) > columns - 10
-    first = [re.match(r"  [a-z_.]+=", line) for line in lines[3:lines.index("", 3)]]
+    first = [re.match(r"  [a-z_.]+=", line) for line in lines[3 : lines.index("", 3)]]
     assert lines[2] == "The keys that are set most often:" and sum(map(bool, first)) in (9, 10)
 
 
 @pytest.mark.slow
 def test_help_and_the_default_run_need_no_extra(tmp_path):
-    missing = [name for name in extras() if not name.startswith("onnx")]  # torch looks for their specs
-    assert {"duckdb", "faiss", "kaminpar", "matplotlib", "mlflow", "optuna", "plotly", "pyarrow", "rdkit", "submitit",
-            "tensorboard", "torch_scatter", "torch_sparse", "triton", "wandb"} <= set(missing)
+    missing = [
+        name for name in extras() if not name.startswith("onnx")
+    ]  # torch looks for their specs
+    assert {
+        "duckdb",
+        "faiss",
+        "kaminpar",
+        "matplotlib",
+        "mlflow",
+        "optuna",
+        "plotly",
+        "pyarrow",
+        "rdkit",
+        "submitit",
+        "tensorboard",
+        "torch_scatter",
+        "torch_sparse",
+        "triton",
+        "wandb",
+    } <= set(missing)
     run = ["pipeline.train", "hydra.run.dir=run", f"cache_dir={tmp_path / 'cache'}", *TOY]
-    commands = [*([module, "--help"] for module in {**QUICK, **SLOW}), ["pipeline.train", "+experiment=digits", "-h"],
-                run]
+    commands = [
+        *([module, "--help"] for module in {**QUICK, **SLOW}),
+        ["pipeline.train", "+experiment=digits", "-h"],
+        run,
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps([missing, commands]), cwd=tmp_path, capture_output=True,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps([missing, commands]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     for module, words in {**QUICK, **SLOW}.items():
@@ -146,10 +248,16 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
         assert not has_torch or module in SLOW, module
     explain_every_key(said.pop("pipeline.train +experiment=digits -h")[1])
     status, shown, _ = said.pop(" ".join(run))
-    assert status == 0 and "result of default" in shown and (tmp_path / "run" / "summary.json").is_file()
+    assert (
+        status == 0
+        and "result of default" in shown
+        and (tmp_path / "run" / "summary.json").is_file()
+    )
     assert len(said) >= 20
     for command, (status, shown, _) in said.items():
-        assert status == 0 and shown.startswith(f"usage: python -m {command.removesuffix(' --help')} ["), command
+        assert status == 0 and shown.startswith(
+            f"usage: python -m {command.removesuffix(' --help')} ["
+        ), command
     assert {path.name for path in tmp_path.iterdir()} == {"run", "cache"}
 
 
@@ -160,10 +268,17 @@ def test_what_is_refused_imports_no_torch(tmp_path):
     with sqlite3.connect(tmp_path / "edges.db") as db:
         db.execute("CREATE TABLE edges (source)")
     done = subprocess.run(
-        [sys.executable, "-c", REMEMBER + RUNNER], input=json.dumps([[], list(REFUSED)]), cwd=tmp_path,
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+        [sys.executable, "-c", REMEMBER + RUNNER],
+        input=json.dumps([[], list(REFUSED)]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
-    for (command, words), (status, _, has_torch) in zip(REFUSED.items(), json.loads(done.stdout).values(), strict=True):
+    for (command, words), (status, _, has_torch) in zip(
+        REFUSED.items(), json.loads(done.stdout).values(), strict=True
+    ):
         # What evaluate and predict find in a run goes through their log.
         assert status == 1 or str(status).startswith(f"error: {words}"), (command, status)
         assert not has_torch, command
@@ -171,7 +286,11 @@ def test_what_is_refused_imports_no_torch(tmp_path):
 
 def explain_every_key(shown: str) -> None:
     """Check the help of a run of data=digits."""
-    keys = dict(line.strip().split("=", 1) for line in shown.splitlines() if re.match(r"  [a-z_.]+=", line))
+    keys = dict(
+        line.strip().split("=", 1) for line in shown.splitlines() if re.match(r"  [a-z_.]+=", line)
+    )
     assert keys["train.lr"].startswith("0.003 ") and keys["data.source"].startswith("digits ")
-    assert keys.keys() >= {entry.name for entry in schema.keys.entries(GNNConfig()) if "data." not in entry.name}
+    assert keys.keys() >= {
+        entry.name for entry in schema.keys.entries(GNNConfig()) if "data." not in entry.name
+    }
     assert all(len(text.split(maxsplit=1)) == 2 for name, text in keys.items() if "." in name)

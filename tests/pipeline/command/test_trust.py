@@ -38,7 +38,9 @@ def test_the_class_of_a_tracker_counts_where_a_run_goes_on():
     saved = GNNConfig(tracker=TrackerConfig("custom", path="a.Net"))
     trust.check(saved, ORIGIN, trust=False)  # a prediction opens no tracker
     trust.remember(config("a.Net"))  # as a model
-    with pytest.raises(ValueError, match=r"names the class a.Net \(tracker.path\). You have not named it"):
+    with pytest.raises(
+        ValueError, match=r"names the class a.Net \(tracker.path\). You have not named it"
+    ):
         trust.check(saved, ORIGIN, trust=False, trains=True)
     trust.check(saved, ORIGIN, trust=False, trains=True, named={"tracker.path"})
     trust.remember(saved)

@@ -39,9 +39,17 @@ def good() -> Graph:
     """Six nodes in a ring, checked by hand; each test breaks one thing."""
     edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
     mask = torch.tensor([True, True, False, False, False, False])
-    return Graph(x=torch.arange(12.0).view(6, 2), edge_index=torch.cat([edges, edges.flip(0)], 1),
-                edge_attr=torch.rand(12, 3), y=torch.tensor([[0], [1], [2], [0], [1], [2]]), num_nodes=6, metric="acc",
-                train_mask=mask, valid_mask=mask.roll(2), test_mask=mask.roll(4))
+    return Graph(
+        x=torch.arange(12.0).view(6, 2),
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        edge_attr=torch.rand(12, 3),
+        y=torch.tensor([[0], [1], [2], [0], [1], [2]]),
+        num_nodes=6,
+        metric="acc",
+        train_mask=mask,
+        valid_mask=mask.roll(2),
+        test_mask=mask.roll(4),
+    )
 
 
 def test_synthetic_proteins_has_the_schema_and_is_reproducible():
@@ -50,7 +58,12 @@ def test_synthetic_proteins_has_the_schema_and_is_reproducible():
     assert torch.equal(a.edge_index.as_tensor(), b.edge_index.as_tensor())
     assert not torch.equal(a.y, synthetic.synthetic_proteins(**SMALL, graph_seed=1).y)
     found = inspect(a.edge_index)
-    assert (found.num_edges, found.num_without_reverse, found.num_self_loops, found.num_duplicates) == (12_000, 0, 0, 0)
+    assert (
+        found.num_edges,
+        found.num_without_reverse,
+        found.num_self_loops,
+        found.num_duplicates,
+    ) == (12_000, 0, 0, 0)
     assert a.edge_attr.shape == (12_000, 8) and 0 <= a.edge_attr.min() and a.edge_attr.max() <= 1
     assert a.y.shape == (600, 4) and set(a.y.unique().tolist()) == {0, 1}
     masks = torch.stack([a.train_mask, a.valid_mask, a.test_mask])
@@ -69,7 +82,9 @@ def test_both_directions_of_a_pair_carry_the_same_evidence():
 
 @pytest.mark.slow
 def test_neighbours_tell_what_a_node_alone_does_not():
-    data = synthetic.synthetic_proteins(num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6)
+    data = synthetic.synthetic_proteins(
+        num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6
+    )
     x = incident_features(data.edge_index, data.edge_attr, "log_sum").numpy()
     matrix = adjacency(data.edge_index)
     matrix.data = np.ones(matrix.nnz, np.float32)
@@ -77,25 +92,40 @@ def test_neighbours_tell_what_a_node_alone_does_not():
     train, test = data.train_mask.numpy(), data.test_mask.numpy()
 
     def auc(features):
-        fitted = [LogisticRegression(max_iter=1000).fit(features[train], y[train]) for y in data.y.T.numpy()]
-        return np.mean([roc_auc_score(y[test], model.predict_proba(features[test])[:, 1])
-                        for model, y in zip(fitted, data.y.T.numpy())])
+        fitted = [
+            LogisticRegression(max_iter=1000).fit(features[train], y[train])
+            for y in data.y.T.numpy()
+        ]
+        return np.mean(
+            [
+                roc_auc_score(y[test], model.predict_proba(features[test])[:, 1])
+                for model, y in zip(fitted, data.y.T.numpy())
+            ]
+        )
 
     assert auc(x) + 0.12 < auc(with_neighbours) and auc(with_neighbours) > 0.85
 
 
 def test_dense_and_edgeless_synthetic_graphs():
     most = 40 * 39 // 4
-    dense = synthetic.synthetic_proteins(num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2,
-                                         num_species=4)
+    dense = synthetic.synthetic_proteins(
+        num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2, num_species=4
+    )
     assert inspect(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
-    empty = synthetic.synthetic_proteins(num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4)
+    empty = synthetic.synthetic_proteins(
+        num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4
+    )
     assert empty.num_edges == 0 and torch.isfinite(empty.y).all()
 
 
 def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
     data = load(DigitsConfig(), tmp_path)
-    assert data.num_nodes == 1797 and data.x.shape == (1797, 64) and data.metric == "acc" and data.edge_attr is None
+    assert (
+        data.num_nodes == 1797
+        and data.x.shape == (1797, 64)
+        and data.metric == "acc"
+        and data.edge_attr is None
+    )
     assert inspect(data.edge_index).is_undirected and data.y.unique().tolist() == list(range(10))
     assert [int(data[m].sum()) for m in MASKS] == [1078, 359, 360]
 
@@ -108,7 +138,12 @@ def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
     assert sorted(folder.rglob("*")) == before
     assert [int(data[m].sum()) for m in MASKS] == [36, 12, 12]
     if name == "ogbn-proteins":
-        assert (data.metric, data.y.shape, data.y.dtype, data.num_categories) == ("rocauc", (60, 5), torch.float32, 3)
+        assert (data.metric, data.y.shape, data.y.dtype, data.num_categories) == (
+            "rocauc",
+            (60, 5),
+            torch.float32,
+            3,
+        )
         assert data.x.shape == (60, 8 + 3) and data.edge_index.size(1) == 600
         assert inspect(data.edge_index).is_undirected
         total = torch.zeros(60, 8).index_add_(0, data.edge_index.as_tensor()[1], data.edge_attr)
@@ -120,7 +155,12 @@ def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
 
 
 def test_undirected_with_self_loops(ogb_toy, tmp_path):
-    config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")), to_undirected=True, add_self_loops=True)
+    config = OGBConfig(
+        name="ogbn-arxiv",
+        folder=str(ogb_toy("ogbn-arxiv")),
+        to_undirected=True,
+        add_self_loops=True,
+    )
     found = inspect(load(config, tmp_path).edge_index)
     assert found.is_undirected and found.num_self_loops == 60 and found.num_duplicates == 0
 
@@ -134,26 +174,53 @@ def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
     config = OGBConfig(name="ogbn-proteins", folder=str(folder))
     data = load(config, tmp_path / "b")
     assert all(torch.equal(data[mask], expected[mask]) for mask in MASKS)
-    torch.save({key: nodes.astype(np.int32) for key, nodes in parts.items()}, split / "split_dict.pt")
+    torch.save(
+        {key: nodes.astype(np.int32) for key, nodes in parts.items()}, split / "split_dict.pt"
+    )
     assert torch.equal(load(config, tmp_path / "b").train_mask, expected.train_mask)
-    for broken in (lambda: torch.save({"train": parts["train"]}, split / "split_dict.pt"),
-                   lambda: (split / "split_dict.pt").write_bytes(b"half")):
+    for broken in (
+        lambda: torch.save({"train": parts["train"]}, split / "split_dict.pt"),
+        lambda: (split / "split_dict.pt").write_bytes(b"half"),
+    ):
         broken()
-        with pytest.raises(ValueError, match="split_dict.pt is damaged, or not a split into train, valid, test"):
+        with pytest.raises(
+            ValueError, match="split_dict.pt is damaged, or not a split into train, valid, test"
+        ):
             load(config, tmp_path / "b")
 
 
-@pytest.mark.parametrize("file, content, message", [
-    ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz is empty"),
-    ("raw/node-label.csv.gz", b"a\n" * 60, "node-label.csv.gz: row 0, column 0 .from 0. holds a, which is not a "
-     "number"),
-    ("raw/edge.csv.gz", b"0,1\n1.5,2\n", "edge.csv.gz: row 1 .from 0. holds 1.5, which is not a whole number"),
-    ("raw/num-node-list.csv.gz", b"60.5\n", "num-node-list.csv.gz: row 0 .from 0. holds 60.5"),
-    ("raw/num-edge-list.csv.gz", b"1" * 20 + b"\n", "row 0 .from 0. holds 1.1*e.19, which is not a whole number below "
-     "2"),
-    ("raw/node-label.csv.gz", b"1\n" * 59 + b"9" * 30 + b"\n", "row 59, column 0 .from 0. holds 9{30}, which is not"),
-    ("split/species/train.csv.gz", b"1.5\n", "train.csv.gz: row 0 .from 0. holds 1.5, which is not a whole number"),
-])
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz is empty"),
+        (
+            "raw/node-label.csv.gz",
+            b"a\n" * 60,
+            "node-label.csv.gz: row 0, column 0 .from 0. holds a, which is not a number",
+        ),
+        (
+            "raw/edge.csv.gz",
+            b"0,1\n1.5,2\n",
+            "edge.csv.gz: row 1 .from 0. holds 1.5, which is not a whole number",
+        ),
+        ("raw/num-node-list.csv.gz", b"60.5\n", "num-node-list.csv.gz: row 0 .from 0. holds 60.5"),
+        (
+            "raw/num-edge-list.csv.gz",
+            b"1" * 20 + b"\n",
+            "row 0 .from 0. holds 1.1*e.19, which is not a whole number below 2",
+        ),
+        (
+            "raw/node-label.csv.gz",
+            b"1\n" * 59 + b"9" * 30 + b"\n",
+            "row 59, column 0 .from 0. holds 9{30}, which is not",
+        ),
+        (
+            "split/species/train.csv.gz",
+            b"1.5\n",
+            "train.csv.gz: row 0 .from 0. holds 1.5, which is not a whole number",
+        ),
+    ],
+)
 def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, tmp_path):
     folder = ogb_toy()
     (folder / file).write_bytes(gzip.compress(content))
@@ -164,7 +231,15 @@ def test_files_that_hold_no_numbers_are_named(file, content, message, ogb_toy, t
 def test_every_key_that_shapes_the_graph_is_in_its_name(ogb_toy, tmp_path):
     config = OGBConfig(name="ogbn-arxiv", folder=str(ogb_toy("ogbn-arxiv")))
     changes = [{}, dict(to_undirected=True), dict(add_self_loops=True), dict(node_features="sum")]
-    assert len({load(dataclasses.replace(config, **change), tmp_path).content_hash for change in changes}) == 4
+    assert (
+        len(
+            {
+                load(dataclasses.replace(config, **change), tmp_path).content_hash
+                for change in changes
+            }
+        )
+        == 4
+    )
     same = dataclasses.replace(config, components="largest", min_component_size=3)
     assert load(same, tmp_path).content_hash == load(config, tmp_path).content_hash
 
@@ -174,12 +249,31 @@ def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
     data.edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
     data.edge_attr = torch.tensor([[1.0], [3.0], [5.0]])
     found = preparing.prepare(data, origin="x", to_undirected=True, add_self_loops=True)
-    by_edge = {(u, v): a
-               for u, v, a in zip(*found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist())}
-    assert by_edge == pytest.approx({(0, 1): 2, (1, 0): 2, (1, 2): 5, (2, 1): 5, (0, 0): 2, (1, 1): 3.5, (2, 2): 5,
-                                     (3, 3): 0, (4, 4): 0, (5, 5): 0})
-    synthetic_with_loops = preparing.prepare(synthetic.synthetic_proteins(**SMALL), origin="x", add_self_loops=True)
+    by_edge = {
+        (u, v): a
+        for u, v, a in zip(
+            *found.edge_index.as_tensor().tolist(), found.edge_attr.squeeze(1).tolist()
+        )
+    }
+    assert by_edge == pytest.approx(
+        {
+            (0, 1): 2,
+            (1, 0): 2,
+            (1, 2): 5,
+            (2, 1): 5,
+            (0, 0): 2,
+            (1, 1): 3.5,
+            (2, 2): 5,
+            (3, 3): 0,
+            (4, 4): 0,
+            (5, 5): 0,
+        }
+    )
+    synthetic_with_loops = preparing.prepare(
+        synthetic.synthetic_proteins(**SMALL), origin="x", add_self_loops=True
+    )
     assert inspect(synthetic_with_loops.edge_index).num_self_loops == 600
+
 
 @needs_shared("yeast")
 def test_the_real_yeast_graph(tmp_path):
@@ -218,7 +312,9 @@ def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
         path.unlink()  # what was read before is mapped into memory
         path.write_bytes(broken)
         again = load(config, tmp_path)
-        assert "preparing the graph again" in caplog.text and torch.equal(first.edge_attr, again.edge_attr)
+        assert "preparing the graph again" in caplog.text and torch.equal(
+            first.edge_attr, again.edge_attr
+        )
 
 
 def test_another_version_of_a_reader_reads_anew(tmp_path, monkeypatch, caplog):
@@ -230,7 +326,10 @@ def test_another_version_of_a_reader_reads_anew(tmp_path, monkeypatch, caplog):
         patch.setattr(cache, "READ_BY", "read by an earlier version")
         first = load(old, tmp_path)
     caplog.clear()
-    assert load(old, tmp_path).store == first.store and "later version of the reader" not in caplog.text
+    assert (
+        load(old, tmp_path).store == first.store
+        and "later version of the reader" not in caplog.text
+    )
     second = load(new, tmp_path)
     assert second.store != first.store and "later version of the reader" not in caplog.text
     shutil.rmtree(first.store)
@@ -257,9 +356,19 @@ def test_a_file_of_the_users(tmp_path):
     data.y = data.y.squeeze(1)
     torch.save(data, tmp_path / "graph.pt")
     loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
-    assert loaded.metric == "acc" and torch.equal(loaded.x, data.x) and torch.equal(loaded.valid_mask, data.val_mask)
-    torch.save({"edge_index": data.edge_index, "y": torch.ones(6, 2),
-                **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)}}, tmp_path / "dict.pt")
+    assert (
+        loaded.metric == "acc"
+        and torch.equal(loaded.x, data.x)
+        and torch.equal(loaded.valid_mask, data.val_mask)
+    )
+    torch.save(
+        {
+            "edge_index": data.edge_index,
+            "y": torch.ones(6, 2),
+            **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)},
+        },
+        tmp_path / "dict.pt",
+    )
     loaded = load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
     assert loaded.metric == "rocauc" and loaded.x.tolist() == [[0.0]] * 6  # all degrees are equal
 
@@ -279,14 +388,23 @@ def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):
 @pytest.mark.parametrize("rows, said", [(8, True), (6, False)])
 def test_weights_of_networkx_are_told_of(rows, said, tmp_path, caplog):
     masks = {mask: torch.arange(6) % 3 == number for number, mask in enumerate(MASKS)}
-    torch.save({"edge_index": torch.zeros(2, 8, dtype=torch.long), "y": torch.arange(6) % 2,
-                "weight": torch.ones(rows), **masks}, tmp_path / "g.pt")
+    torch.save(
+        {
+            "edge_index": torch.zeros(2, 8, dtype=torch.long),
+            "y": torch.arange(6) % 2,
+            "weight": torch.ones(rows),
+            **masks,
+        },
+        tmp_path / "g.pt",
+    )
     assert read(FileConfig(path=str(tmp_path / "g.pt"))).edge_attr is None
     assert ("save data.edge_weight = data.weight" in caplog.text) == said
 
 
 def test_log_sums_are_standardised():
-    data = preparing.prepare(synthetic.synthetic_proteins(**SMALL), origin="x", node_features="log_sum")
+    data = preparing.prepare(
+        synthetic.synthetic_proteins(**SMALL), origin="x", node_features="log_sum"
+    )
     torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
     negative = incident_features(data.edge_index, -data.edge_attr, "log_sum")
@@ -301,12 +419,22 @@ def test_an_empty_valid_split_is_said(caplog):
 
 
 def test_an_unknown_dataset_is_named(tmp_path):
-    with pytest.raises(ValueError, match="unknown dataset: data.name=ogbn-papers; choose one of ogbn-proteins"):
+    with pytest.raises(
+        ValueError, match="unknown dataset: data.name=ogbn-papers; choose one of ogbn-proteins"
+    ):
         load(OGBConfig(name="ogbn-papers", folder=str(tmp_path)), tmp_path)
 
 
-@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/edge-feat.csv.gz", "raw/node-label.csv.gz",
-                                  "raw/num-node-list.csv.gz", "split/species/train.csv.gz"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "raw/edge.csv.gz",
+        "raw/edge-feat.csv.gz",
+        "raw/node-label.csv.gz",
+        "raw/num-node-list.csv.gz",
+        "split/species/train.csv.gz",
+    ],
+)
 def test_missing_and_truncated_files_are_named(file, ogb_toy, tmp_path):
     folder = ogb_toy()
     path = folder / file
@@ -327,11 +455,15 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
     feat = folder / "raw" / "edge-feat.csv.gz"
     rows = gzip.decompress(feat.read_bytes()).splitlines()
     feat.write_bytes(gzip.compress(b"\n".join(rows[:-10])))
-    with pytest.raises(ValueError, match="edge-feat.csv.gz has 290 rows, but num-edge-list.csv.gz says 300"):
+    with pytest.raises(
+        ValueError, match="edge-feat.csv.gz has 290 rows, but num-edge-list.csv.gz says 300"
+    ):
         load(config, tmp_path)
     feat.write_bytes(gzip.compress(b"\n".join(rows)))
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [299])
-    with pytest.raises(ValueError, match="edge.csv.gz has 300 rows, but num-edge-list.csv.gz says 299"):
+    with pytest.raises(
+        ValueError, match="edge.csv.gz has 300 rows, but num-edge-list.csv.gz says 299"
+    ):
         load(config, tmp_path)
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [300])
     write_csv(folder / "split" / "species" / "test.csv.gz", [60])
@@ -341,10 +473,16 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
 
 @pytest.mark.slow
 def test_importing_ogb_asks_no_network():
-    code = ("import parallel_epochs.pipeline.data.readers.ogb_node, threading, ogb.version as v; "
-            "assert v.check_outdated is None; print(threading.active_count())")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          check=True).stdout.strip() == "1"
+    code = (
+        "import parallel_epochs.pipeline.data.readers.ogb_node, threading, ogb.version as v; "
+        "assert v.check_outdated is None; print(threading.active_count())"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "1"
+    )
 
 
 @pytest.mark.parametrize("split", ["random", "time"])
@@ -352,11 +490,17 @@ def test_a_file_without_masks_is_divided(tmp_path, split):
     y = torch.arange(40) % 3
     y[:4] = -1  # no label
     year = torch.arange(40).flip(0)
-    torch.save({"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": y, "year": year}, tmp_path / "graph.pt")
+    torch.save(
+        {"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": y, "year": year}, tmp_path / "graph.pt"
+    )
     options = {"split": split, "train_fraction": 0.5, "valid_fraction": 0.25}
-    config = FileConfig(path=str(tmp_path / "graph.pt"), time_column="year" if split == "time" else None, **options)
+    config = FileConfig(
+        path=str(tmp_path / "graph.pt"), time_column="year" if split == "time" else None, **options
+    )
     parts = [load(config, tmp_path)[mask].nonzero().flatten().tolist() for mask in MASKS]
-    assert [len(part) for part in parts] == [18, 9, 9] and sorted(sum(parts, [])) == list(range(4, 40))
+    assert [len(part) for part in parts] == [18, 9, 9] and sorted(sum(parts, [])) == list(
+        range(4, 40)
+    )
     if split == "time":
         assert parts == [list(range(22, 40)), list(range(13, 22)), list(range(4, 13))]
     else:
@@ -374,9 +518,18 @@ def test_whole_numbers_that_float32_rounds_are_said(key, dtype, tmp_path, caplog
     masks = {mask: number % 3 == place for place, mask in enumerate(MASKS)}
     for base, said in ((2**24, True), (2**20, False)):
         caplog.clear()
-        torch.save({**values, **masks, "edge_index": torch.stack([number, number.roll(1)]), "metric": "rmse",
-                    key: (base + number).to(dtype).view(values[key][:, :1].shape if key != "y" else (6,))},
-                   tmp_path / f"{base}.pt")
+        torch.save(
+            {
+                **values,
+                **masks,
+                "edge_index": torch.stack([number, number.roll(1)]),
+                "metric": "rmse",
+                key: (base + number)
+                .to(dtype)
+                .view(values[key][:, :1].shape if key != "y" else (6,)),
+            },
+            tmp_path / f"{base}.pt",
+        )
         load(FileConfig(path=str(tmp_path / f"{base}.pt")), tmp_path / "cache")
         what = f"{key}: float32 rounds 3 whole numbers above 2^24, such as 16,777,217 to 16,777,216"
         assert (what in caplog.text) == said
@@ -384,26 +537,50 @@ def test_whole_numbers_that_float32_rounds_are_said(key, dtype, tmp_path, caplog
 
 def test_whole_numbers_of_tables_that_float32_rounds_are_said(tmp_path, caplog):
     pytest.importorskip("duckdb")
-    (tmp_path / "n.csv").write_text("id,a,b,c\n" + "".join(f"{i},{2**24 + i},{i},{2**24 + i}\n" for i in range(6)))
-    (tmp_path / "e.csv").write_text("source,target,w\n" + "".join(f"{i},{(i + 1) % 6},{2**24 + i}\n" for i in range(6)))
+    (tmp_path / "n.csv").write_text(
+        "id,a,b,c\n" + "".join(f"{i},{2**24 + i},{i},{2**24 + i}\n" for i in range(6))
+    )
+    (tmp_path / "e.csv").write_text(
+        "source,target,w\n" + "".join(f"{i},{(i + 1) % 6},{2**24 + i}\n" for i in range(6))
+    )
     for standardize in (False, True):
         caplog.clear()
-        data = load(TablesConfig(folder=str(tmp_path), metric="rmse", train_fraction=0.5, nodes=NodeColumns(
-            "n.csv", features=["a", "b"], label="c", standardize=standardize), edges=EdgeColumns("e.csv", weight="w")),
-            tmp_path / "cache")
+        data = load(
+            TablesConfig(
+                folder=str(tmp_path),
+                metric="rmse",
+                train_fraction=0.5,
+                nodes=NodeColumns("n.csv", features=["a", "b"], label="c", standardize=standardize),
+                edges=EdgeColumns("e.csv", weight="w"),
+            ),
+            tmp_path / "cache",
+        )
         assert ("n.csv: column a: float32 rounds 3 whole" in caplog.text) != standardize
         assert "column b" not in caplog.text
         assert len(data.x[:, 0].unique()) == (6 if standardize else 3)
-        assert all(f"{name}.csv: column {column}: float32 rounds 3 whole numbers" in caplog.text
-                   for name, column in (("n", "c"), ("e", "w")))
+        assert all(
+            f"{name}.csv: column {column}: float32 rounds 3 whole numbers" in caplog.text
+            for name, column in (("n", "c"), ("e", "w"))
+        )
 
 
 def test_other_data_have_the_classes_that_were_learned():
     values = {"x": torch.rand(3, 2), "num_nodes": 3, "num_categories": 0}
-    data = Graph(**values, metric="acc", out_channels=2, x_source="data", **pack_names(
-        np.array(["no", "yes"]), "label_names"))
+    data = Graph(
+        **values,
+        metric="acc",
+        out_channels=2,
+        x_source="data",
+        **pack_names(np.array(["no", "yes"]), "label_names"),
+    )
     learned = learn(data, node_features="sum", num_hops=0, labels=None)
-    assert unpack_names(with_labels(learned, Graph(**values), "new", 3), "label_names") == ["no", "yes"]
+    assert unpack_names(with_labels(learned, Graph(**values), "new", 3), "label_names") == [
+        "no",
+        "yes",
+    ]
     labels = {"y": torch.tensor([[0], [1], [2]]), "metric": "acc", "out_channels": 3}
-    with pytest.raises(ValueError, match="new: its labels have 3 classes or columns, and the model was trained on 2"):
+    with pytest.raises(
+        ValueError,
+        match="new: its labels have 3 classes or columns, and the model was trained on 2",
+    ):
         with_labels(learned, Graph(**values, **labels), "new", 3)

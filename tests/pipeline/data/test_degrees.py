@@ -23,9 +23,18 @@ def scaled(counts) -> np.ndarray:
 def directed(tmp_path):
     """The keys of a file with a directed graph."""
     data = random_graph(60, 300, 0, symmetric=False)
-    torch.save({"x": torch.randn(60, 3), "edge_index": data.edge_index.as_tensor().long(), "y": torch.arange(60) % 2,
-                **{name: torch.arange(60) % 3 == place for place, name in enumerate(
-                    ("train_mask", "valid_mask", "test_mask"))}}, tmp_path / "graph.pt")
+    torch.save(
+        {
+            "x": torch.randn(60, 3),
+            "edge_index": data.edge_index.as_tensor().long(),
+            "y": torch.arange(60) % 2,
+            **{
+                name: torch.arange(60) % 3 == place
+                for place, name in enumerate(("train_mask", "valid_mask", "test_mask"))
+            },
+        },
+        tmp_path / "graph.pt",
+    )
     return FileConfig(path=str(tmp_path / "graph.pt"))
 
 
@@ -34,7 +43,9 @@ def test_in_and_out_degrees_join_the_features_of_the_user(directed, tmp_path):
     source, target = own.edge_index.as_tensor()
     assert data.x.shape == (60, 5) and torch.equal(data.x[:, :3], own.x)
     for column, ends in ((3, target), (4, source)):
-        np.testing.assert_allclose(data.x[:, column], scaled(np.bincount(ends, minlength=60)), atol=1e-5)
+        np.testing.assert_allclose(
+            data.x[:, column], scaled(np.bincount(ends, minlength=60)), atol=1e-5
+        )
     assert data.content_hash == f"{own.content_hash}-degrees" and DEGREE_MOMENTS not in own
     again = load(directed, tmp_path, degrees=True, content_hash=data.content_hash)
     assert torch.equal(again.x, data.x)
@@ -44,15 +55,24 @@ def test_an_undirected_graph_has_one_column_and_its_copy_in_memory_the_same(dire
     directed.to_undirected = True
     own, data = load(directed, tmp_path), load(directed, tmp_path, degrees=True)
     add_degrees(own)
-    assert data.x.size(1) == 4 and torch.equal(own.x, data.x) and torch.equal(own[DEGREE_MOMENTS], data[DEGREE_MOMENTS])
+    assert (
+        data.x.size(1) == 4
+        and torch.equal(own.x, data.x)
+        and torch.equal(own[DEGREE_MOMENTS], data[DEGREE_MOMENTS])
+    )
 
 
 def test_features_that_are_the_degree_get_the_out_degree_alone(directed, tmp_path):
     saved = torch.load(directed.path)
-    torch.save({name: value for name, value in saved.items() if name != "x"} | {"num_nodes": 60}, directed.path)
+    torch.save(
+        {name: value for name, value in saved.items() if name != "x"} | {"num_nodes": 60},
+        directed.path,
+    )
     own, data = load(directed, tmp_path), load(directed, tmp_path, degrees=True)
     assert own.x_source == "degree" and torch.equal(data.x[:, :1], own.x)
-    np.testing.assert_allclose(data.x[:, 1], scaled(np.bincount(own.edge_index[0], minlength=60)), atol=1e-5)
+    np.testing.assert_allclose(
+        data.x[:, 1], scaled(np.bincount(own.edge_index[0], minlength=60)), atol=1e-5
+    )
     directed.to_undirected = True
     assert load(directed, tmp_path, degrees=True).x.size(1) == 1
 
@@ -61,7 +81,9 @@ def test_species_and_places_in_graphs_stay_the_last_columns():
     data = random_graph(30, 80, 0, symmetric=False)
     before, data.num_categories = data.x.clone(), 2
     add_degrees(data, num_last=1)
-    assert torch.equal(data.x[:, -3:], before[:, -3:]) and torch.equal(data.x[:, :-5], before[:, :-3])
+    assert torch.equal(data.x[:, -3:], before[:, -3:]) and torch.equal(
+        data.x[:, :-5], before[:, :-3]
+    )
 
 
 @pytest.mark.parametrize("most", [64, 1])
@@ -76,20 +98,37 @@ def test_each_relation_of_a_typed_graph_has_columns(tmp_path, monkeypatch, most)
         for name, width, num_degrees in zip(types.names, types.widths, data.types.degrees):
             nodes = types.nodes_of(name)
             into = [number for number, (_, _, end) in enumerate(types.relations) if end == name]
-            out = [number for number, (start, _, _) in enumerate(types.relations) if start == name and not reverse]
-            counts = [torch.bincount(ends[relation == number], minlength=own.num_nodes)[nodes.start:nodes.stop]
-                      for ends, numbers in ((target, into), (source, out)) for number in numbers]
-            found = data.x[nodes.start:nodes.stop, width:width + num_degrees].double()
+            out = [
+                number
+                for number, (start, _, _) in enumerate(types.relations)
+                if start == name and not reverse
+            ]
+            counts = [
+                torch.bincount(ends[relation == number], minlength=own.num_nodes)[
+                    nodes.start : nodes.stop
+                ]
+                for ends, numbers in ((target, into), (source, out))
+                for number in numbers
+            ]
+            found = data.x[nodes.start : nodes.stop, width : width + num_degrees].double()
             if most == 1 and len(counts) > 1:
                 assert num_degrees == 2 - reverse
                 continue
             expected = [torch.from_numpy(scaled(count)) for count in counts]
             assert num_degrees >= len(counts)
             for values in expected:
-                assert any(torch.allclose(values, column, atol=1e-5) for column in found.T), (name, reverse)
-            assert torch.equal(data.x[nodes.start:nodes.stop, :width], own.x[nodes.start:nodes.stop, :width])
-        assert torch.equal(data.x[:, -len(types.names):], own.x[:, -len(types.names):])
-        assert GraphTypes.from_value(data.types.to_value()) == data.types and "degrees" not in types.to_value()
+                assert any(torch.allclose(values, column, atol=1e-5) for column in found.T), (
+                    name,
+                    reverse,
+                )
+            assert torch.equal(
+                data.x[nodes.start : nodes.stop, :width], own.x[nodes.start : nodes.stop, :width]
+            )
+        assert torch.equal(data.x[:, -len(types.names) :], own.x[:, -len(types.names) :])
+        assert (
+            GraphTypes.from_value(data.types.to_value()) == data.types
+            and "degrees" not in types.to_value()
+        )
 
 
 def test_links_that_are_hidden_are_not_counted(directed, tmp_path):
@@ -98,19 +137,28 @@ def test_links_that_are_hidden_are_not_counted(directed, tmp_path):
     config.degrees = False
     without = load_links(config, tmp_path)
     add_degrees(without)
-    assert torch.equal(data.x, without.x) and data.edge_index.size(1) < load(config, tmp_path).edge_index.size(1)
+    assert torch.equal(data.x, without.x) and data.edge_index.size(1) < load(
+        config, tmp_path
+    ).edge_index.size(1)
     assert data.content_hash != without.content_hash
 
 
 def test_other_data_take_the_moments_of_the_training(directed, tmp_path):
-    learned = learn(load(directed, tmp_path, degrees=True), node_features="sum", num_hops=0, labels=None)
-    other = random_graph(20, 30, 1, symmetric=True)  # with one column of its own, but two are expected
+    learned = learn(
+        load(directed, tmp_path, degrees=True), node_features="sum", num_hops=0, labels=None
+    )
+    other = random_graph(
+        20, 30, 1, symmetric=True
+    )  # with one column of its own, but two are expected
     other.x = torch.randn(20, 3)
     check_columns(learned, other, "other", 0)
     add_degrees(other, learned.degrees)
     counts = np.log1p(np.bincount(other.edge_index[1], minlength=20))
-    np.testing.assert_allclose(other.x[:, 3], (counts - float(learned.degrees[0, 0])) / float(learned.degrees[1, 0]),
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        other.x[:, 3],
+        (counts - float(learned.degrees[0, 0])) / float(learned.degrees[1, 0]),
+        atol=1e-5,
+    )
     assert other.x.size(1) == learned.num_columns
     other.x = torch.randn(20, 4)
     with pytest.raises(ValueError, match="have 4 columns, and the model was trained on 3"):
@@ -118,4 +166,9 @@ def test_other_data_take_the_moments_of_the_training(directed, tmp_path):
 
 
 def test_data_of_ones_own_have_them():
-    assert {name for name, data in DATA_SCHEMAS.items() if data().degrees} == {"file", "edges", "tables", "graph_files"}
+    assert {name for name, data in DATA_SCHEMAS.items() if data().degrees} == {
+        "file",
+        "edges",
+        "tables",
+        "graph_files",
+    }

@@ -26,7 +26,10 @@ def archive_server(monkeypatch, ogb_toy):
             reply = replies.pop(0)
             if reply == "missing":
                 return self.send_error(404)
-            sent = {"cut": content[:len(content) // 2], "damaged": content[:999] + b"x" + content[1000:]}
+            sent = {
+                "cut": content[: len(content) // 2],
+                "damaged": content[:999] + b"x" + content[1000:],
+            }
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -45,11 +48,16 @@ def archive_server(monkeypatch, ogb_toy):
 
 
 @pytest.mark.parametrize("bad", ["cut", "damaged"])
-def test_a_download_that_arrives_damaged_is_fetched_once_more(bad, archive_server, tmp_path, caplog):
+def test_a_download_that_arrives_damaged_is_fetched_once_more(
+    bad, archive_server, tmp_path, caplog
+):
     root = tmp_path / "dataset"
     archive_server += [bad, bad]
-    with pytest.raises(ValueError, match=r"ogbn-proteins: what http://.*proteins.zip sends is damaged or cut short .*"
-                                         r"set data.folder=DIR to the folder that holds raw/edge.csv.gz"):
+    with pytest.raises(
+        ValueError,
+        match=r"ogbn-proteins: what http://.*proteins.zip sends is damaged or cut short .*"
+        r"set data.folder=DIR to the folder that holds raw/edge.csv.gz",
+    ):
         ogb_node.download("ogbn-proteins", str(root))
     assert os.listdir(root) == []
     archive_server += [bad, "whole"]
@@ -63,10 +71,14 @@ def test_a_download_that_arrives_damaged_is_fetched_once_more(bad, archive_serve
 def test_without_a_network_the_message_says_what_to_do(archive_server, tmp_path, monkeypatch):
     root = tmp_path / "dataset"
     archive_server.append("missing")
-    with pytest.raises(ValueError, match="cannot be downloaded from http://.*Error 404.*data.folder=DIR"):
+    with pytest.raises(
+        ValueError, match="cannot be downloaded from http://.*Error 404.*data.folder=DIR"
+    ):
         ogb_node.download("ogbn-proteins", str(root))
     ogb_node.meta("ogbn-proteins")["url"] = "http://no-such-host.invalid/proteins.zip"
-    with pytest.raises(ValueError, match="ogbn-proteins cannot be downloaded from http://no-such.*data.folder=DIR"):
+    with pytest.raises(
+        ValueError, match="ogbn-proteins cannot be downloaded from http://no-such.*data.folder=DIR"
+    ):
         ogb_node.download("ogbn-proteins", str(root))
     assert os.listdir(root) == []
 
@@ -78,4 +90,7 @@ def test_what_a_killed_download_left_is_replaced(archive_server, tmp_path):
     (left / "proteins" / "raw" / "edge.csv.gz").write_bytes(b"half")
     archive_server.append("whole")
     ogb_node.download("ogbn-proteins", str(tmp_path))
-    assert ogb_node.read(tmp_path / "ogbn_proteins", "ogbn-proteins").num_nodes == 60 and not left.exists()
+    assert (
+        ogb_node.read(tmp_path / "ogbn_proteins", "ogbn-proteins").num_nodes == 60
+        and not left.exists()
+    )

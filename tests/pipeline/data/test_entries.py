@@ -22,20 +22,37 @@ from parallel_epochs.pipeline.graph.edges import check_weight
 NAN, INF = float("nan"), float("inf")
 # The directed edges of a graph with their weights, none for a graph without; or what the refusal says.
 GRAPHS = {
-    "a path": ("ab bc", None, ""), "weights": ("ab bc", (2, 0.5), ""), "ones": ("ab bc", (1, 1), ""),
-    "a loop": ("aa ab", None, ""), "a loop with a weight": ("aa ab", (3, 2), ""), "both ways": ("ab ba", None, ""),
-    "two weights": ("ab ba bc", (1, 2, 3), ""), "one edge": ("ab", None, ""), "one loop": ("aa", None, ""),
-    "a star": ("ab ac ad ae", (1, 2, 3, 4), ""), "equal edges": ("ab ab bc", None, ""),
-    "equal edges with weights": ("ab ab bc", (1, 2, 4), ""), "equal edges of weight 1": ("ab ab bc", (1, 1, 1), ""),
-    "a small weight": ("ab bc", (1e-3, 1), ""), "a large weight": ("ab bc", (2**24 + 1, 1), ""),
-    "two parts": ("ab cd", (5, 6), ""), "a triangle": ("ab bc ca", (1, 2, 3), ""),
+    "a path": ("ab bc", None, ""),
+    "weights": ("ab bc", (2, 0.5), ""),
+    "ones": ("ab bc", (1, 1), ""),
+    "a loop": ("aa ab", None, ""),
+    "a loop with a weight": ("aa ab", (3, 2), ""),
+    "both ways": ("ab ba", None, ""),
+    "two weights": ("ab ba bc", (1, 2, 3), ""),
+    "one edge": ("ab", None, ""),
+    "one loop": ("aa", None, ""),
+    "a star": ("ab ac ad ae", (1, 2, 3, 4), ""),
+    "equal edges": ("ab ab bc", None, ""),
+    "equal edges with weights": ("ab ab bc", (1, 2, 4), ""),
+    "equal edges of weight 1": ("ab ab bc", (1, 1, 1), ""),
+    "a small weight": ("ab bc", (1e-3, 1), ""),
+    "a large weight": ("ab bc", (2**24 + 1, 1), ""),
+    "two parts": ("ab cd", (5, 6), ""),
+    "a triangle": ("ab bc ca", (1, 2, 3), ""),
     "many": (" ".join(f"{a}{b}" for a in "abcdefgh" for b in "hgfedcba" if a != b), None, ""),
-    "many weights": (" ".join(f"{a}{b}" for a in "abcde" for b in "edcba"), tuple(range(1, 26)), ""),
-    "a negative weight": ("ab bc", (1, -1), "negative"), "negative weights": ("ab bc", (-2, -1), "negative"),
+    "many weights": (
+        " ".join(f"{a}{b}" for a in "abcde" for b in "edcba"),
+        tuple(range(1, 26)),
+        "",
+    ),
+    "a negative weight": ("ab bc", (1, -1), "negative"),
+    "negative weights": ("ab bc", (-2, -1), "negative"),
     "weights that end at 0": ("ab ab bc", (1, -1, -5), "negative"),
     "no number": ("ab bc", (1, NAN), "finite|not a number|empty"),
-    "infinite": ("ab bc", (INF, 1), "finite"), "beyond float32": ("ab bc", (1e300, 1), "finite|float32"),
-    "complex": ("ab bc", (1, 1j), "real|complex|numbers|finite")}
+    "infinite": ("ab bc", (INF, 1), "finite"),
+    "beyond float32": ("ab bc", (1e300, 1), "finite|float32"),
+    "complex": ("ab bc", (1, 1j), "real|complex|numbers|finite"),
+}
 
 
 def letters(pairs: str) -> tuple[list[str], list[str]]:
@@ -43,9 +60,13 @@ def letters(pairs: str) -> tuple[list[str], list[str]]:
 
 
 def as_text(folder, ends, weights, end="\n", separator="\t", head=""):
-    lines = [separator.join(map(str, row)) for row in zip(*ends, *([] if weights is None else [weights]))]
+    lines = [
+        separator.join(map(str, row)) for row in zip(*ends, *([] if weights is None else [weights]))
+    ]
     (folder / "edges.txt").write_text(head + end.join([*lines, ""]))
-    return EdgesConfig(path=str(folder / "edges.txt"), to_undirected=False, header=bool(head) or None)
+    return EdgesConfig(
+        path=str(folder / "edges.txt"), to_undirected=False, header=bool(head) or None
+    )
 
 
 def as_header(folder, ends, weights):
@@ -55,20 +76,31 @@ def as_header(folder, ends, weights):
 
 
 def frame(ends, weights):
-    return pd.DataFrame({"source": ends[0], "target": ends[1], **({} if weights is None else {"weight": weights})})
+    return pd.DataFrame(
+        {"source": ends[0], "target": ends[1], **({} if weights is None else {"weight": weights})}
+    )
 
 
 def as_tables(folder, ends, weights, ending="csv"):
     table = frame(ends, weights)
-    table.to_csv(folder / "edges.csv", index=False) if ending == "csv" else table.to_parquet(folder / "edges.parquet")
-    return TablesConfig(folder=str(folder), to_undirected=False, empty="error", edges=EdgeColumns(
-        path=f"edges.{ending}", weight=None if weights is None else "weight"))
+    table.to_csv(folder / "edges.csv", index=False) if ending == "csv" else table.to_parquet(
+        folder / "edges.parquet"
+    )
+    return TablesConfig(
+        folder=str(folder),
+        to_undirected=False,
+        empty="error",
+        edges=EdgeColumns(path=f"edges.{ending}", weight=None if weights is None else "weight"),
+    )
 
 
 def as_frames(folder, ends, weights):
     path = keys_of((None, frame(ends, weights)), folder, {})["data.edges.path"]
-    return TablesConfig(to_undirected=False, empty="error",
-                        edges=EdgeColumns(path=path, weight=None if weights is None else "weight"))
+    return TablesConfig(
+        to_undirected=False,
+        empty="error",
+        edges=EdgeColumns(path=path, weight=None if weights is None else "weight"),
+    )
 
 
 def numbers(ends):
@@ -79,7 +111,9 @@ def numbers(ends):
 def matrix(ends, weights):
     names, (source, target) = numbers(ends)
     values = np.ones(len(source)) if weights is None else np.array(weights)
-    if weights is None:  # equal edges of a text without weights are one edge; those of a matrix add up
+    if (
+        weights is None
+    ):  # equal edges of a text without weights are one edge; those of a matrix add up
         source, target = zip(*sorted(set(zip(source, target))))
         values = np.ones(len(source))
     return sp.coo_array((values, (source, target)), shape=(len(names),) * 2)
@@ -96,7 +130,9 @@ def as_matlab(folder, ends, weights):
 
 
 def as_market(folder, ends, weights):
-    scipy.io.mmwrite(content := io.BytesIO(), matrix(ends, weights), symmetry="general", precision=17)
+    scipy.io.mmwrite(
+        content := io.BytesIO(), matrix(ends, weights), symmetry="general", precision=17
+    )
     (folder / "edges.mtx").write_bytes(content.getvalue())
     return EdgesConfig(path=str(folder / "edges.mtx"), to_undirected=False)
 
@@ -118,18 +154,32 @@ def as_data(folder, ends, weights):
     return as_file(folder, Data(edge_index=torch.tensor(edges), **values))
 
 
-ENTRIES = {"text": as_text, "CRLF": lambda *args: as_text(*args, end="\r\n"), "blanks": lambda *args: as_text(
-    *args, separator=" "), "semicolons": lambda *args: as_text(*args, separator=";"), "header": as_header,
-    "csv": as_tables, "parquet": lambda *args: as_tables(*args, "parquet"), "frames": as_frames, "npz": as_npz,
-    "mat": as_matlab, "mtx": as_market, "SciPy": lambda folder, *graph: as_file(folder, matrix(*graph)),
-    "CSR": lambda folder, *graph: as_file(folder, matrix(*graph).tocsr()), "NetworkX": as_networkx, "Data": as_data}
+ENTRIES = {
+    "text": as_text,
+    "CRLF": lambda *args: as_text(*args, end="\r\n"),
+    "blanks": lambda *args: as_text(*args, separator=" "),
+    "semicolons": lambda *args: as_text(*args, separator=";"),
+    "header": as_header,
+    "csv": as_tables,
+    "parquet": lambda *args: as_tables(*args, "parquet"),
+    "frames": as_frames,
+    "npz": as_npz,
+    "mat": as_matlab,
+    "mtx": as_market,
+    "SciPy": lambda folder, *graph: as_file(folder, matrix(*graph)),
+    "CSR": lambda folder, *graph: as_file(folder, matrix(*graph).tocsr()),
+    "NetworkX": as_networkx,
+    "Data": as_data,
+}
 
 
 def expected(ends, weights) -> dict:
     """The weight of each edge; those of equal edges are added."""
     found = {}
     for source, target, weight in zip(*ends, weights or [None] * len(ends[0])):
-        found[source, target] = 1.0 if weight is None else float(np.float32(found.get((source, target), 0) + weight))
+        found[source, target] = (
+            1.0 if weight is None else float(np.float32(found.get((source, target), 0) + weight))
+        )
     return found
 
 
@@ -137,16 +187,30 @@ def opened(config, folder, names) -> dict:
     """The weight of each edge as vectors of nodes are learned from it, 1 where it has none."""
     data = cache.load(config, folder / "cache")
     check_weight(data.edge_attr, config.origin())
-    if "names" in data and not (own := unpack_names(data))[0].isdecimal():  # others are the numbers of rows
+    if (
+        "names" in data and not (own := unpack_names(data))[0].isdecimal()
+    ):  # others are the numbers of rows
         names = own
-    weights = torch.ones(data.edge_index.size(1)) if data.edge_attr is None else data.edge_attr[:, 0]
+    weights = (
+        torch.ones(data.edge_index.size(1)) if data.edge_attr is None else data.edge_attr[:, 0]
+    )
     ends = data.edge_index.t().tolist()
     assert len(ends) == len(set(map(tuple, ends))) and len(names) == data.num_nodes
-    return {(names[source], names[target]): weight for (source, target), weight in zip(ends, weights.tolist())}
+    return {
+        (names[source], names[target]): weight
+        for (source, target), weight in zip(ends, weights.tolist())
+    }
 
 
-@pytest.mark.parametrize("entry", [entry if entry in ("header", "csv", "npz", "SciPy", "NetworkX") else pytest.param(
-    entry, marks=pytest.mark.slow) for entry in ENTRIES])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        entry
+        if entry in ("header", "csv", "npz", "SciPy", "NetworkX")
+        else pytest.param(entry, marks=pytest.mark.slow)
+        for entry in ENTRIES
+    ],
+)
 def test_every_entry_gives_the_same_graph_or_the_same_refusal(entry, tmp_path):
     wrong = {}
     for place, (name, (pairs, weights, refusal)) in enumerate(GRAPHS.items()):
@@ -158,7 +222,11 @@ def test_every_entry_gives_the_same_graph_or_the_same_refusal(entry, tmp_path):
             found = opened(ENTRIES[entry](folder, ends, weights), folder, numbers(ends)[0])
         except ValueError as error:
             found = str(error)
-        if not (re.search(refusal, found) if refusal and isinstance(found, str) else found == expected(ends, weights)):
+        if not (
+            re.search(refusal, found)
+            if refusal and isinstance(found, str)
+            else found == expected(ends, weights)
+        ):
             wrong[name] = found
     assert not wrong
 
@@ -166,4 +234,7 @@ def test_every_entry_gives_the_same_graph_or_the_same_refusal(entry, tmp_path):
 def test_edges_of_a_multigraph_with_own_attributes_stay_apart():
     graph = nx.MultiDiGraph([(0, 1, {"edge_attr": 1.0}), (0, 1, {"edge_attr": 2.0})])
     found = attributes_of(graph)
-    assert found["edge_index"].tolist() == [[0, 0], [1, 1]] and found["edge_attr"].tolist() == [1, 2]
+    assert found["edge_index"].tolist() == [[0, 0], [1, 1]] and found["edge_attr"].tolist() == [
+        1,
+        2,
+    ]

@@ -20,22 +20,39 @@ BUYS = ("user", "buys", "item")
 def make(seed: int = 0) -> HeteroData:
     generator = torch.Generator().manual_seed(seed)
     data = HeteroData()
-    data["user"].x, data["item"].x = torch.rand(20, 3, generator=generator), torch.rand(12, 2, generator=generator)
+    data["user"].x, data["item"].x = (
+        torch.rand(20, 3, generator=generator),
+        torch.rand(12, 2, generator=generator),
+    )
     data["tag"].num_nodes = 4
     data["user"].y = torch.arange(20) % 3
     for place, mask in enumerate(("train_mask", "val_mask", "test_mask")):
         data["user"][mask] = torch.arange(20) % 4 == place
     sizes = {"user": 20, "item": 12, "tag": 4}
-    for relation, num in ((BUYS, 50), (("item", "has", "tag"), 20), (("user", "knows", "user"), 30)):
-        data[relation].edge_index = torch.stack([
-            torch.randint(sizes[kind], (num,), generator=generator) for kind in (relation[0], relation[2])])
+    for relation, num in (
+        (BUYS, 50),
+        (("item", "has", "tag"), 20),
+        (("user", "knows", "user"), 30),
+    ):
+        data[relation].edge_index = torch.stack(
+            [
+                torch.randint(sizes[kind], (num,), generator=generator)
+                for kind in (relation[0], relation[2])
+            ]
+        )
     data["user", "buys", "item"].edge_attr = torch.rand(50, 2, generator=generator)
     return data
 
 
 def edges_of(found) -> list[tuple[int, int, int]]:
     """Return source, destination and relation of each edge of a prepared graph."""
-    return sorted(zip(*found.edge_index.as_tensor().tolist(), found.edge_attr[:, 0].long().tolist(), strict=True))
+    return sorted(
+        zip(
+            *found.edge_index.as_tensor().tolist(),
+            found.edge_attr[:, 0].long().tolist(),
+            strict=True,
+        )
+    )
 
 
 def load(tmp_path, data: HeteroData | dict, **options):
@@ -48,12 +65,24 @@ def test_equal_to_pygs_to_homogeneous(tmp_path):
     data = make()
     found = load(tmp_path, data, reverse_relations=False, featureless="none")
     schema = found.types
-    plain = HeteroData({name: {"num_nodes": count} for name, count in zip(schema.names, schema.counts, strict=True)} | {
-        "__".join(relation): {"edge_index": data[relation].edge_index} for relation in data.edge_types})
+    plain = HeteroData(
+        {
+            name: {"num_nodes": count}
+            for name, count in zip(schema.names, schema.counts, strict=True)
+        }
+        | {
+            "__".join(relation): {"edge_index": data[relation].edge_index}
+            for relation in data.edge_types
+        }
+    )
     expected = plain.to_homogeneous(node_attrs=[], edge_attrs=[])
-    assert edges_of(found) == sorted(zip(*expected.edge_index.tolist(), expected.edge_type.tolist(), strict=True))
+    assert edges_of(found) == sorted(
+        zip(*expected.edge_index.tolist(), expected.edge_type.tolist(), strict=True)
+    )
     assert torch.equal(found.x[:, -3:].argmax(1), expected.node_type)
-    assert torch.equal(found.x[:20, :3], data["user"].x) and torch.equal(found.x[20:32, :2], data["item"].x)
+    assert torch.equal(found.x[:20, :3], data["user"].x) and torch.equal(
+        found.x[20:32, :2], data["item"].x
+    )
     assert not found.x[20:, 2].any() and not found.x[32:, :3].any()
     assert schema.labelled == "user" and torch.equal(found.valid_mask[:20], data["user"].val_mask)
     assert not found.train_mask[20:].any()
@@ -63,11 +92,21 @@ def test_means_of_blocks_of_edges_are_the_same_bits(tmp_path, monkeypatch):
     whole, sizes = load(tmp_path, make()), list[int]()
     update_all = join_types.update_all
     monkeypatch.setattr(join_types, "EDGES_OF_BLOCK", 4)
-    monkeypatch.setattr(join_types, "update_all", lambda edges, *args, **options: (
-        sizes.append(max(edges.size(1), len(options["u"]))), update_all(edges, *args, **options))[1])
+    monkeypatch.setattr(
+        join_types,
+        "update_all",
+        lambda edges, *args, **options: (
+            sizes.append(max(edges.size(1), len(options["u"]))),
+            update_all(edges, *args, **options),
+        )[1],
+    )
     found = load(tmp_path / "blocks", make())
     into_tags = whole.edge_index.as_tensor()[1].bincount()[32:]
-    assert torch.equal(found.x, whole.x) and len(sizes) > 1 and max(sizes) <= max(4, int(into_tags.max()))
+    assert (
+        torch.equal(found.x, whole.x)
+        and len(sizes) > 1
+        and max(sizes) <= max(4, int(into_tags.max()))
+    )
 
 
 def test_reverse_relations_that_pyg_has_added_are_those_that_are_added(tmp_path):
@@ -79,10 +118,16 @@ def test_reverse_relations_that_pyg_has_added_are_those_that_are_added(tmp_path)
     order = torch.randperm(edges.num_edges)
     edges.edge_index, edges.edge_attr = edges.edge_index[:, order], edges.edge_attr[order]
     found = load(tmp_path / "undirected", undirected)
-    assert found.types.to_value() == plain.types.to_value() and torch.equal(found.edge_attr, plain.edge_attr)
-    assert torch.equal(found.edge_index.as_tensor(), plain.edge_index.as_tensor()) and torch.equal(found.x, plain.x)
+    assert found.types.to_value() == plain.types.to_value() and torch.equal(
+        found.edge_attr, plain.edge_attr
+    )
+    assert torch.equal(found.edge_index.as_tensor(), plain.edge_index.as_tensor()) and torch.equal(
+        found.x, plain.x
+    )
     edges.edge_attr[0] += 1
-    with pytest.raises(ValueError, match="rev_buys from item to user has the name of the reverse of buys"):
+    with pytest.raises(
+        ValueError, match="rev_buys from item to user has the name of the reverse of buys"
+    ):
         load(tmp_path / "changed", undirected)
 
 
@@ -98,14 +143,24 @@ def test_a_graph_with_types_that_was_opened_and_saved_gives_the_same(tmp_path, k
     first = load(tmp_path, make(), **options)
     saved = first if kind == "as it is" else attributes_of(first)
     again = load(tmp_path / "again", saved, **options)
-    assert again.types == first.types and torch.equal(again.edge_index.as_tensor(), first.edge_index.as_tensor())
+    assert again.types == first.types and torch.equal(
+        again.edge_index.as_tensor(), first.edge_index.as_tensor()
+    )
     for key in ("edge_attr", "y", "train_mask", "valid_mask", "test_mask"):
         assert torch.equal(again[key], first[key]), key
     torch.testing.assert_close(again.x, first.x)  # means add up in the order of the edges
 
 
-ODD_TYPES = {"counts": [20, 12, 5], "widths": [3, 2], "relations": [("user", "buys")], "labelled": "nobody",
-          "names": ["user", "item"], "averaged": 3, "edge_columns": [[7, 9]] * 3, "unread": None}
+ODD_TYPES = {
+    "counts": [20, 12, 5],
+    "widths": [3, 2],
+    "relations": [("user", "buys")],
+    "labelled": "nobody",
+    "names": ["user", "item"],
+    "averaged": 3,
+    "edge_columns": [[7, 9]] * 3,
+    "unread": None,
+}
 
 
 @pytest.mark.parametrize("field", [*ODD_TYPES, "x", "edge_attr", "edge_index", "y"])
@@ -115,24 +170,38 @@ def test_a_graph_whose_types_do_not_fit_it_is_refused(tmp_path, field):
         graph.types = replace(graph.types, **{field: ODD_TYPES[field]})
     else:
         graph[field] = (graph[field].as_tensor() if field == "edge_index" else graph[field])[:-1]
-    with pytest.raises(ValueError, match=r"graph.pt( holds a graph with types that do not fit it)?: .*"):
+    with pytest.raises(
+        ValueError, match=r"graph.pt( holds a graph with types that do not fit it)?: .*"
+    ):
         load(tmp_path, graph)
 
 
 def test_types_without_features_take_those_of_neighbours_over_several_hops():
-    relations = [("paper", "rev_writes", "author"), ("author", "in", "school"), ("paper", "cites", "paper"),
-                 ("shop", "sells", "bag"), ("paper", "sees", "school")]
+    relations = [
+        ("paper", "rev_writes", "author"),
+        ("author", "in", "school"),
+        ("paper", "cites", "paper"),
+        ("shop", "sells", "bag"),
+        ("paper", "sees", "school"),
+    ]
     widths = {"paper": 3, "author": 0, "school": 0, "shop": 0, "bag": 0}
-    assert plan_means(widths, relations) == Plan(widths | {"author": 3, "school": 3},
-                                                 {"author": ["paper"], "school": ["paper"]})
+    assert plan_means(widths, relations) == Plan(
+        widths | {"author": 3, "school": 3}, {"author": ["paper"], "school": ["paper"]}
+    )
     without_sees = [relation for relation in relations if relation[1] != "sees"]
     assert plan_means(widths, without_sees).sources == {"author": ["paper"], "school": ["author"]}
 
 
 def test_means_are_of_the_neighbours_of_one_type_each(tmp_path):
-    data = HeteroData({"a": {"x": torch.tensor([[1.0], [3.0]])}, "b": {"x": torch.tensor([[10.0], [20.0]])},
-                       "tag": {"num_nodes": 1}, ("a", "to", "tag"): {"edge_index": torch.tensor([[0, 1], [0, 0]])},
-                       ("b", "of", "tag"): {"edge_index": torch.tensor([[0], [0]])}})
+    data = HeteroData(
+        {
+            "a": {"x": torch.tensor([[1.0], [3.0]])},
+            "b": {"x": torch.tensor([[10.0], [20.0]])},
+            "tag": {"num_nodes": 1},
+            ("a", "to", "tag"): {"edge_index": torch.tensor([[0, 1], [0, 0]])},
+            ("b", "of", "tag"): {"edge_index": torch.tensor([[0], [0]])},
+        }
+    )
     assert load(tmp_path, data, reverse_relations=False).x[4, :2].tolist() == [2, 10]
 
 
@@ -140,50 +209,106 @@ def test_column_ranges_of_labels_rows_and_features(tmp_path):
     schema = load(tmp_path, make(), featureless="none").types
     found = column_ranges(schema, num_labels=4, num_learned=8, learned=["item", "tag"])
     assert found == [[(0, 4), (12, 15)], [(4, 12), (12, 14)], [(4, 12)]]
-    assert column_ranges(schema, num_learned=8, learned=["item"], replaces=True) == [[(8, 11)], [(0, 8)], []]
+    assert column_ranges(schema, num_learned=8, learned=["item"], replaces=True) == [
+        [(8, 11)],
+        [(0, 8)],
+        [],
+    ]
 
 
 def without(name, attribute):
     def change(data):
         del data[name][attribute]
+
     return change
 
 
 def put(name, attribute, value):
     def change(data):
         data[name][attribute] = value
+
     return change
 
 
 BAD = {
-    "no number of nodes": (without("tag", "num_nodes"), {}, "the type tag has neither x nor num_nodes"),
-    "an end of another type": (put(("user", "likes", "dog"), "edge_index", torch.zeros(2, 3, dtype=torch.int64)), {},
-                               "the relation likes goes from user to dog, and there is no type dog"),
-    "a node that is not there": (put(BUYS, "edge_index", torch.tensor([[1, 2], [3, 12]])), {},
-                                 "edge_index of user.buys.item names node 12 of item, whose nodes are 0 to 11"),
-    "features of other edges": (put(BUYS, "edge_attr", torch.rand(3, 2)), {},
-                                "edge_attr of user.buys.item has 3 rows for"),
-    "no labels of this type": (lambda data: None, {"label_type": "item"},
-                               "task.type=item: the nodes of this type have no"),
-    "features of three dimensions": (put(BUYS, "edge_attr", torch.rand(50, 2, 2)), {},
-                                     "user.buys.item: edge_attr must have 2 dimensions, not the shape [50, 2, 2]"),
+    "no number of nodes": (
+        without("tag", "num_nodes"),
+        {},
+        "the type tag has neither x nor num_nodes",
+    ),
+    "an end of another type": (
+        put(("user", "likes", "dog"), "edge_index", torch.zeros(2, 3, dtype=torch.int64)),
+        {},
+        "the relation likes goes from user to dog, and there is no type dog",
+    ),
+    "a node that is not there": (
+        put(BUYS, "edge_index", torch.tensor([[1, 2], [3, 12]])),
+        {},
+        "edge_index of user.buys.item names node 12 of item, whose nodes are 0 to 11",
+    ),
+    "features of other edges": (
+        put(BUYS, "edge_attr", torch.rand(3, 2)),
+        {},
+        "edge_attr of user.buys.item has 3 rows for",
+    ),
+    "no labels of this type": (
+        lambda data: None,
+        {"label_type": "item"},
+        "task.type=item: the nodes of this type have no",
+    ),
+    "features of three dimensions": (
+        put(BUYS, "edge_attr", torch.rand(50, 2, 2)),
+        {},
+        "user.buys.item: edge_attr must have 2 dimensions, not the shape [50, 2, 2]",
+    ),
     "no such type": (lambda data: None, {"label_type": "dog"}, "task.type=dog: "),
-    "a negative number of nodes": (put("tag", "num_nodes", -3), {},
-                                   "tag: num_nodes is -3, and must be a whole number of nodes"),
-    "a number of nodes that is not whole": (put("tag", "num_nodes", 3.5), {}, "tag: num_nodes is 3.5, and must be"),
+    "a negative number of nodes": (
+        put("tag", "num_nodes", -3),
+        {},
+        "tag: num_nodes is -3, and must be a whole number of nodes",
+    ),
+    "a number of nodes that is not whole": (
+        put("tag", "num_nodes", 3.5),
+        {},
+        "tag: num_nodes is 3.5, and must be",
+    ),
     "a type without nodes": (put("tag", "num_nodes", 0), {}, "there are no nodes of the type tag"),
     "a reverse name that is taken": (
-        put(("item", "rev_buys", "user"), "edge_index", torch.zeros(2, 1, dtype=torch.int64)), {},
-        "the relation rev_buys from item to user has the name of the reverse of buys"),
-    "no edge_index": (without(BUYS, "edge_index"), {},
-                      "the relation user.buys.item has no edge_index; it has edge_attr"),
-    "features that are not finite": (put("item", "x", torch.full((12, 2), torch.nan)), {}, "item: x is not finite"),
-    "undirected": (lambda data: None, {"to_undirected": True}, "data.to_undirected=true adds edges without a relation"),
-    "self-loops": (lambda data: None, {"add_self_loops": True},
-                   "data.add_self_loops=true adds edges without a relation"),
-    "averages": (lambda data: None, {"propagate": 2}, "data.propagate=2 averages the same columns of all neighbours"),
+        put(("item", "rev_buys", "user"), "edge_index", torch.zeros(2, 1, dtype=torch.int64)),
+        {},
+        "the relation rev_buys from item to user has the name of the reverse of buys",
+    ),
+    "no edge_index": (
+        without(BUYS, "edge_index"),
+        {},
+        "the relation user.buys.item has no edge_index; it has edge_attr",
+    ),
+    "features that are not finite": (
+        put("item", "x", torch.full((12, 2), torch.nan)),
+        {},
+        "item: x is not finite",
+    ),
+    "undirected": (
+        lambda data: None,
+        {"to_undirected": True},
+        "data.to_undirected=true adds edges without a relation",
+    ),
+    "self-loops": (
+        lambda data: None,
+        {"add_self_loops": True},
+        "data.add_self_loops=true adds edges without a relation",
+    ),
+    "averages": (
+        lambda data: None,
+        {"propagate": 2},
+        "data.propagate=2 averages the same columns of all neighbours",
+    ),
     "masks missing": (without("user", "val_mask"), {}, "user: there is no valid_mask"),
-    "times of edges": (lambda data: None, {"edge_time": "t", "split": "time"}, "data.edge_time=t is for a Data"),
+    "times of edges": (
+        lambda data: None,
+        {"edge_time": "t", "split": "time"},
+        "data.edge_time=t is for a Data",
+    ),
 }
 
 
@@ -198,15 +323,22 @@ def test_what_is_wrong_is_named(tmp_path, case):
 
 
 def test_thousands_of_relations_are_kept_and_more_refused(tmp_path):
-    data = HeteroData({"a": {"x": torch.rand(5, 2)}} | {
-        f"a__r{number}__a": {"edge_index": torch.tensor([[number % 5], [0]])} for number in range(3000)})
+    data = HeteroData(
+        {"a": {"x": torch.rand(5, 2)}}
+        | {
+            f"a__r{number}__a": {"edge_index": torch.tensor([[number % 5], [0]])}
+            for number in range(3000)
+        }
+    )
     found = load(tmp_path, data, reverse_relations=False)
     assert found.edge_attr[:, 0].long().sort().values.tolist() == list(range(3000))
 
 
 def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
     write_mag(tmp_path)
-    found = cache.load(OGBHeteroConfig(folder=str(tmp_path), featureless="none"), tmp_path / "cache")
+    found = cache.load(
+        OGBHeteroConfig(folder=str(tmp_path), featureless="none"), tmp_path / "cache"
+    )
     expected = read_csv_heterograph_raw(str(tmp_path / "raw"))[0]
     schema = found.types
     assert schema.names == sorted(expected["num_nodes_dict"])
@@ -214,13 +346,19 @@ def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
     edges = []
     for number, (source, name, target) in enumerate(schema.relations[:4]):
         first = schema.nodes_of(source).start, schema.nodes_of(target).start
-        edges += [(s + first[0], t + first[1], number)
-                  for s, t in expected["edge_index_dict"][source, name, target].T.tolist()]
-    assert edges_of(found) == sorted([*edges, *((target, source, number + 4) for source, target, number in edges)])
+        edges += [
+            (s + first[0], t + first[1], number)
+            for s, t in expected["edge_index_dict"][source, name, target].T.tolist()
+        ]
+    assert edges_of(found) == sorted(
+        [*edges, *((target, source, number + 4) for source, target, number in edges)]
+    )
     papers = schema.nodes_of("paper")
     features = torch.from_numpy(expected["node_feat_dict"]["paper"]).float()
-    torch.testing.assert_close(found.x[papers.start:, :4], features)
-    assert found.train_mask.nonzero().squeeze(1).tolist() == list(range(papers.start, papers.start + 10))
+    torch.testing.assert_close(found.x[papers.start :, :4], features)
+    assert found.train_mask.nonzero().squeeze(1).tolist() == list(
+        range(papers.start, papers.start + 10)
+    )
     assert found.metric == "acc" and schema.labelled == "paper"
     (tmp_path / "raw" / "relations" / "paper___cites___paper" / "edge.csv.gz").unlink()
     with pytest.raises(ValueError, match=r"paper___cites___paper/edge.csv.gz is missing"):
@@ -234,7 +372,9 @@ def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     config = FileConfig(path=str(tmp_path / "graph.pt"))
     assert cache.read(config, needs_labels=False).types.labelled is None
     assert cache.load_links(config, tmp_path / "cache", relation="buys").num_nodes == 36
-    with pytest.raises(ValueError, match="labels of several types of nodes, user and item. Choose those"):
+    with pytest.raises(
+        ValueError, match="labels of several types of nodes, user and item. Choose those"
+    ):
         refuse_unread(load(tmp_path, data).types, "graph.pt")
     config = FileConfig(path=str(tmp_path / "graph.pt"), label_type="user")
     del data["user"].y, data["item"].y
@@ -247,7 +387,9 @@ def test_a_hetero_data_without_types_is_refused(tmp_path):
         load(tmp_path, HeteroData())
 
 
-@pytest.mark.parametrize("option", [{"label_type": "user"}, {"reverse_relations": False}, {"featureless": "none"}])
+@pytest.mark.parametrize(
+    "option", [{"label_type": "user"}, {"reverse_relations": False}, {"featureless": "none"}]
+)
 def test_keys_of_types_are_refused_for_a_graph_with_one(tmp_path, option):
     data = {"x": torch.rand(3, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}
     with pytest.raises(ValueError, match="are for a HeteroData, with several types of nodes"):

@@ -21,7 +21,9 @@ def test_counts_are_those_of_each_node_and_tenth_of_the_range(at_a_time, monkeyp
     found = incident_features(edge_index, torch.from_numpy(values)[perm], "counts")
     expected = np.zeros((7, 3, NUM_INTERVALS))
     for node, row in zip(edges[1], values.astype(float), strict=True):
-        for column, (value, low, high) in enumerate(zip(row, values.min(0), values.max(0), strict=True)):
+        for column, (value, low, high) in enumerate(
+            zip(row, values.min(0), values.max(0), strict=True)
+        ):
             place = 0 if low == high else int((value - low) / (float(high) - low) * NUM_INTERVALS)
             expected[node, column, min(place, NUM_INTERVALS - 1)] += 1
     assert found.dtype == torch.float32 and not found[4].any()
@@ -30,16 +32,24 @@ def test_counts_are_those_of_each_node_and_tenth_of_the_range(at_a_time, monkeyp
 
 def test_counts_of_edges_without_features_or_of_none_at_all():
     edge_index, _ = sort_edges(torch.tensor([[0, 1, 2], [1, 1, 0]]), 3)
-    assert incident_features(edge_index, None, "counts").tolist() == [[1.0], [pytest.approx(np.log2(3))], [0.0]]
+    assert incident_features(edge_index, None, "counts").tolist() == [
+        [1.0],
+        [pytest.approx(np.log2(3))],
+        [0.0],
+    ]
     empty, _ = sort_edges(torch.empty(2, 0, dtype=torch.int64), 3)
     found = incident_features(empty, torch.empty(0, 2), "counts")
     assert found.shape == (3, 2 * NUM_INTERVALS) and not found.any()
 
 
-@pytest.mark.parametrize("kind, expected", [("counts", None), ("log_sum", [[np.log1p(2) - 3], [-np.log1p(3) - 3]])])
+@pytest.mark.parametrize(
+    "kind, expected", [("counts", None), ("log_sum", [[np.log1p(2) - 3], [-np.log1p(3) - 3]])]
+)
 def test_moments_of_another_graph_stand_for_its_own(kind, expected):
     edge_index, _ = sort_edges(torch.tensor([[0, 1, 0], [0, 0, 1]]), 2)
-    moments = torch.tensor([[0.0], [1.0]] if kind == "counts" else [[3.0], [1.0]], dtype=torch.float64)
+    moments = torch.tensor(
+        [[0.0], [1.0]] if kind == "counts" else [[3.0], [1.0]], dtype=torch.float64
+    )
     found = incident_features(edge_index, torch.tensor([[9.0], [-7.0], [-3.0]]), kind, moments)
     if expected is None:  # what is beyond the range counts at its ends
         expected = [[1, *[0] * 8, 1], [1, *[0] * 9]]

@@ -15,18 +15,29 @@ from tests.helpers.running import shell
 
 def rows_of(table: str) -> dict[str, str]:
     """Take a printed table apart; its first line is a title."""
-    return {name.strip(): text for name, text in (line[2:].split("  ", 1) if "  " in line[2:] else (line, "")
-                                                  for line in table.splitlines()[1:])}
+    return {
+        name.strip(): text
+        for name, text in (
+            line[2:].split("  ", 1) if "  " in line[2:] else (line, "")
+            for line in table.splitlines()[1:]
+        )
+    }
 
 
 def said(configure, *overrides) -> dict[str, str]:
-    return {name: text.strip() for name, text in rows_of(describe_data(configure(*overrides))).items()}
+    return {
+        name: text.strip() for name, text in rows_of(describe_data(configure(*overrides))).items()
+    }
 
 
 def graph_of_tasks():
     nan = float("nan")
-    data = make_graph([(0, 1), (1, 0), (1, 2), (1, 2), (3, 3)], 5, x=torch.tensor([[1., 0.]] * 4 + [[1., 2.]]),
-                      y=torch.tensor([[1., nan], [0., nan], [1., 1.], [nan, 0.], [1., 1.]]))
+    data = make_graph(
+        [(0, 1), (1, 0), (1, 2), (1, 2), (3, 3)],
+        5,
+        x=torch.tensor([[1.0, 0.0]] * 4 + [[1.0, 2.0]]),
+        y=torch.tensor([[1.0, nan], [0.0, nan], [1.0, 1.0], [nan, 0.0], [1.0, 1.0]]),
+    )
     data.train_mask, data.valid_mask = torch.arange(5) < 2, torch.arange(5) == 2
     data.test_mask = torch.arange(5) == 3
     return data
@@ -34,14 +45,22 @@ def graph_of_tasks():
 
 def test_a_graph_of_tasks_is_counted():
     assert dict(describe(graph_of_tasks())) == {
-        "nodes": "5", "directed edges": "5", "direction": "directed: 2 edges have no reverse", "self-loops": "1",
-        "duplicate edges": "1", "isolated nodes": "2 (40.0%)",
+        "nodes": "5",
+        "directed edges": "5",
+        "direction": "directed: 2 edges have no reverse",
+        "self-loops": "1",
+        "duplicate edges": "1",
+        "isolated nodes": "2 (40.0%)",
         "components": "3, of which 2 are single nodes; the largest has 3 nodes",
-        "features of nodes": "2, of which 1 holds the same number in every row", "features of edges": "none",
-        "splits": "train 2, valid 1, test 1", "in no split": "1 (20.0%)", "tasks": "2",
+        "features of nodes": "2, of which 1 holds the same number in every row",
+        "features of edges": "none",
+        "splits": "train 2, valid 1, test 1",
+        "in no split": "1 (20.0%)",
+        "tasks": "2",
         "missing labels (NaN)": "train 2 (50.0%), valid 0, test 1 (50.0%)",
         "task 0": "ones of labels: train 1 of 2, valid 1 of 1, test 0 of 0",
-        "task 1": "ones of labels: train 0 of 0, valid 1 of 1, test 0 of 1"}
+        "task 1": "ones of labels: train 0 of 0, valid 1 of 1, test 0 of 1",
+    }
 
 
 def test_constant_columns_are_counted_block_by_block(monkeypatch):
@@ -55,9 +74,12 @@ def test_classes_and_values_are_counted():
     data.y, data.metric = torch.tensor([[2], [2], [0], [2], [7]]), "acc"
     found = dict(describe(data))
     assert found["classes"] == "8" and found["classes without a training label"] == "7"
-    assert found["class 2"] == "train 2, valid 0, test 1" and found["class 7"] == "train 0, valid 0, test 0"
+    assert (
+        found["class 2"] == "train 2, valid 0, test 1"
+        and found["class 7"] == "train 0, valid 0, test 0"
+    )
     assert [name for name in found if name.startswith("class ")][:2] == ["class 2", "class 0"]
-    data.y, data.metric = torch.tensor([[.5], [float("nan")], [-2.], [3.], [9.]]), "mae"
+    data.y, data.metric = torch.tensor([[0.5], [float("nan")], [-2.0], [3.0], [9.0]]), "mae"
     assert dict(describe(data))["value 0"] == "train 1, valid 1, test 1; from -2 to 9"
     data.y, data.metric = torch.arange(5).unsqueeze(1) * 10, "acc"
     assert describe(data)[-1] == ("", f"and {41 - LISTED} more classes")
@@ -66,17 +88,25 @@ def test_classes_and_values_are_counted():
 def test_a_component_of_two_nodes_is_no_single_node():
     data = make_graph([(0, 1), (1, 0), (3, 3)], 5)
     assert dict(inspection.describe_components(data, None)) == {
-        "components": "4, of which 3 are single nodes; the largest has 2 nodes"}
+        "components": "4, of which 3 are single nodes; the largest has 2 nodes"
+    }
 
 
 def test_a_class_below_0_is_none():
-    assert dict(inspection.describe_classes(torch.tensor([1, -1, 1, 0]), {"labelled": torch.ones(4) > 0}, None)) == {
-        "classes": "2", "class 1": "labelled 2", "class 0": "labelled 1"}
+    assert dict(
+        inspection.describe_classes(
+            torch.tensor([1, -1, 1, 0]), {"labelled": torch.ones(4) > 0}, None
+        )
+    ) == {"classes": "2", "class 1": "labelled 2", "class 0": "labelled 1"}
 
 
 def test_pairs_of_links_are_counted(configure):
     found = dict(describe(link_graph(40, 90)))
-    assert (found["train pairs"], found["valid pairs"], found["test pairs not linked"]) == ("70", "10", "60")
+    assert (found["train pairs"], found["valid pairs"], found["test pairs not linked"]) == (
+        "70",
+        "10",
+        "60",
+    )
     assert "labels" not in found and "splits" not in found
 
 
@@ -87,10 +117,21 @@ def test_columns_of_species_are_no_features():
 
 
 def test_many_graphs():
-    data = make_graph([(0, 1), (1, 0), (3, 2)], 5, x=torch.rand(5, 2), ptr=torch.tensor([0, 2, 5]),
-                      x_tables=torch.tensor([3, 4]), y=torch.tensor([[1.], [0.]]))
-    data.update({"train_mask": torch.tensor([True, False]), "valid_mask": torch.tensor([False, True]),
-                 "test_mask": torch.tensor([False, False])})
+    data = make_graph(
+        [(0, 1), (1, 0), (3, 2)],
+        5,
+        x=torch.rand(5, 2),
+        ptr=torch.tensor([0, 2, 5]),
+        x_tables=torch.tensor([3, 4]),
+        y=torch.tensor([[1.0], [0.0]]),
+    )
+    data.update(
+        {
+            "train_mask": torch.tensor([True, False]),
+            "valid_mask": torch.tensor([False, True]),
+            "test_mask": torch.tensor([False, False]),
+        }
+    )
     found = dict(describe(data))
     assert found["graphs"] == "2" and found["nodes of a graph"] == "2 to 3, 2.5 on average"
     assert found["splits"] == "train 1, valid 1, test 0" and found["categories of nodes"] == "2"
@@ -99,41 +140,87 @@ def test_many_graphs():
 
 @pytest.mark.slow
 def test_molecules(configure, tmp_path):
-    found = said(configure, "+experiment=ogbg_molhiv", f"data.folder={write_ogb(tmp_path / 'toy', 'ogbg-molhiv')}",
-                 "model.num_layers=2", "model.hidden_channels=8")
-    assert found["graphs"] == "40" and found["tasks"] == "1" and found["memory"] == "not known beforehand"
+    found = said(
+        configure,
+        "+experiment=ogbg_molhiv",
+        f"data.folder={write_ogb(tmp_path / 'toy', 'ogbg-molhiv')}",
+        "model.num_layers=2",
+        "model.hidden_channels=8",
+    )
+    assert (
+        found["graphs"] == "40"
+        and found["tasks"] == "1"
+        and found["memory"] == "not known beforehand"
+    )
     assert found["splits"].startswith("train ") and "components" not in found
     assert found["categories of nodes"].startswith("9")
 
 
 def test_triples(configure, tmp_path):
-    for split, lines in {"train": ["a likes b", "a likes b", "b likes b"], "valid": ["a likes b", "c likes a"],
-                         "test": ["a hates b"]}.items():
-        (tmp_path / f"{split}.txt").write_text("".join("\t".join(line.split()) + "\n" for line in lines))
-    found = said(configure, "trainer=knowledge", "data=triples", f"data.folder={tmp_path}", "trainer.dim=8")
+    for split, lines in {
+        "train": ["a likes b", "a likes b", "b likes b"],
+        "valid": ["a likes b", "c likes a"],
+        "test": ["a hates b"],
+    }.items():
+        (tmp_path / f"{split}.txt").write_text(
+            "".join("\t".join(line.split()) + "\n" for line in lines)
+        )
+    found = said(
+        configure, "trainer=knowledge", "data=triples", f"data.folder={tmp_path}", "trainer.dim=8"
+    )
     assert found.pop("free disk").endswith(f"at cache_dir={tmp_path / 'cache'}")
     assert found == {
-        "entities": "3", "relations": "2", "triples": "train 3, valid 2, test 1", "from an entity to itself": "1",
-        "duplicate triples": "train 1, valid 0, test 0", "training triples in": "valid 1, test 0",
-        "isolated entities": "0", "entities not trained": "1 (33.3%)", "relations not trained": "1 (50.0%)"}
+        "entities": "3",
+        "relations": "2",
+        "triples": "train 3, valid 2, test 1",
+        "from an entity to itself": "1",
+        "duplicate triples": "train 1, valid 0, test 0",
+        "training triples in": "valid 1, test 0",
+        "isolated entities": "0",
+        "entities not trained": "1 (33.3%)",
+        "relations not trained": "1 (50.0%)",
+    }
 
 
 def test_vectors(configure, tmp_path):
     x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
     x[7], x[:, 2], x[7, 2] = x[3], 0.0, -0.0
     np.save(tmp_path / "x.npy", x)
-    (tmp_path / "labels.txt").write_text("".join(f"{'red' if row % 4 else 'blue'}\n" for row in range(40)))
-    found = said(configure, "trainer=layout", "data=vectors", f"data.path={tmp_path / 'x.npy'}",
-                 f"data.labels={tmp_path / 'labels.txt'}", "trainer.num_neighbors=12", "trainer.perplexity=5")
+    (tmp_path / "labels.txt").write_text(
+        "".join(f"{'red' if row % 4 else 'blue'}\n" for row in range(40))
+    )
+    found = said(
+        configure,
+        "trainer=layout",
+        "data=vectors",
+        f"data.path={tmp_path / 'x.npy'}",
+        f"data.labels={tmp_path / 'labels.txt'}",
+        "trainer.num_neighbors=12",
+        "trainer.perplexity=5",
+    )
     assert found.pop("free disk")
-    assert found == {"vectors": "40", "numbers of each": "3, of which 1 holds the same number in every row",
-                     "equal to an earlier one": "1 (2.5%)", "rows": "labelled 40", "classes": "2",
-                     "class red": "labelled 30", "class blue": "labelled 10"}
+    assert found == {
+        "vectors": "40",
+        "numbers of each": "3, of which 1 holds the same number in every row",
+        "equal to an earlier one": "1 (2.5%)",
+        "rows": "labelled 40",
+        "classes": "2",
+        "class red": "labelled 30",
+        "class blue": "labelled 10",
+    }
 
 
 def test_the_memory_of_clusters_is_known(configure):
-    found = said(configure, "data.num_nodes=240", "data.num_edges=4800", "data.num_species=4", "data.num_groups=8",
-                 "data.num_tasks=3", "model.num_layers=2", "model.hidden_channels=8")
+    found = said(
+        configure,
+        "data.num_nodes=240",
+        "data.num_edges=4800",
+        "data.num_species=4",
+        "data.num_groups=8",
+        "data.num_tasks=3",
+        "model.num_layers=2",
+        "model.hidden_channels=8",
+    )
     assert found["memory"].startswith("about ") and " a rank, which may use " in found["memory"]
     assert found["nodes"] == "240" and found["species"] == "4"
 
@@ -143,10 +230,20 @@ def test_the_command_leaves_nothing_but_the_cache(tmp_path):
     wrong = shell("pipeline.check", "data=file", "data.path=none.pt", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr.strip() == (
-        f"error: data.path=none.pt does not exist in {tmp_path}. Save a torch_geometric Data there with torch.save")
+        f"error: data.path=none.pt does not exist in {tmp_path}. Save a torch_geometric Data there with torch.save"
+    )
     x = torch.rand(50, 4)
-    torch.save({"x": x, "edge_index": torch.tensor([[0, 50], [1, 2]]), "y": torch.arange(50) % 3}, tmp_path / "g.pt")
-    wrong = shell("pipeline.check", "data=file", f"data.path={tmp_path / 'g.pt'}", "data.split=random", cwd=tmp_path)
+    torch.save(
+        {"x": x, "edge_index": torch.tensor([[0, 50], [1, 2]]), "y": torch.arange(50) % 3},
+        tmp_path / "g.pt",
+    )
+    wrong = shell(
+        "pipeline.check",
+        "data=file",
+        f"data.path={tmp_path / 'g.pt'}",
+        "data.split=random",
+        cwd=tmp_path,
+    )
     assert wrong.returncode == 1 and len(wrong.stderr.strip().splitlines()) == 1, wrong.stderr
     (tmp_path / "g.pt").unlink()
     good = shell("pipeline.check", "data=digits", "model.num_layers=2", cwd=tmp_path)
@@ -158,14 +255,28 @@ def test_the_command_leaves_nothing_but_the_cache(tmp_path):
 def test_types_and_relations_are_counted():
     data = typed_graph()
     assert dict(describe(data)) == {
-        "nodes": "9", "directed edges": "16", "direction": "undirected", "self-loops": "0", "parallel edges": "0",
-        "isolated nodes": "0", "components": "2, of which 0 are single nodes; the largest has 6 nodes",
-        "types of nodes": "3", "type user": "4 nodes, features: 2, of which 1 holds the same number in every row",
-        "type item": "3 nodes, features: 1", "type tag": "2 nodes, no features",
-        "relations": "3, and 3 reverse ones", "buys": "4 edges from user to item", "knows": "1 edge from user to user",
-        "has": "3 edges from item to tag", "features of edges": "1", "splits": "train 2, valid 1, test 1",
-        "user in no split": "0", "classes": "2", "class 0": "train 1, valid 1, test 0",
-        "class 1": "train 1, valid 0, test 1"}
+        "nodes": "9",
+        "directed edges": "16",
+        "direction": "undirected",
+        "self-loops": "0",
+        "parallel edges": "0",
+        "isolated nodes": "0",
+        "components": "2, of which 0 are single nodes; the largest has 6 nodes",
+        "types of nodes": "3",
+        "type user": "4 nodes, features: 2, of which 1 holds the same number in every row",
+        "type item": "3 nodes, features: 1",
+        "type tag": "2 nodes, no features",
+        "relations": "3, and 3 reverse ones",
+        "buys": "4 edges from user to item",
+        "knows": "1 edge from user to user",
+        "has": "3 edges from item to tag",
+        "features of edges": "1",
+        "splits": "train 2, valid 1, test 1",
+        "user in no split": "0",
+        "classes": "2",
+        "class 0": "train 1, valid 1, test 0",
+        "class 1": "train 1, valid 0, test 1",
+    }
     averaged = dict(describe(typed_graph(averages=True)))
     assert averaged["type tag"] == "2 nodes, features: 1, means of neighbours' features"
 
@@ -173,6 +284,16 @@ def test_types_and_relations_are_counted():
 def test_many_types_and_relations_are_listed_in_part(monkeypatch):
     monkeypatch.setattr(inspection, "LISTED", 1)
     rows = inspection.describe_types(typed_graph())
-    assert [name for name, _ in rows] == ["types of nodes", "type user", "", "relations", "buys", "",
-                                          "features of edges"]
-    assert [text for name, text in rows if not name] == ["and 2 more types of nodes", "and 2 more relations"]
+    assert [name for name, _ in rows] == [
+        "types of nodes",
+        "type user",
+        "",
+        "relations",
+        "buys",
+        "",
+        "features of edges",
+    ]
+    assert [text for name, text in rows if not name] == [
+        "and 2 more types of nodes",
+        "and 2 more relations",
+    ]

@@ -40,10 +40,12 @@ def test_they_are_eigenvectors_of_the_smallest_eigenvalues_above_zero(numbers, m
         matrix, vectors = laplacian_of(edge_index, first, last), found[first:last]
         values = np.linalg.eigvalsh(matrix)
         values = values[values > 1e-6][:4]
-        assert not vectors[:, len(values):].any()
-        vectors = vectors[:, :len(values)]
+        assert not vectors[:, len(values) :].any()
+        vectors = vectors[:, : len(values)]
         np.testing.assert_allclose(matrix @ vectors, vectors * values, atol=1e-9)
-        np.testing.assert_allclose(vectors.T @ vectors, np.eye(len(values)) * (last - first), atol=1e-9)
+        np.testing.assert_allclose(
+            vectors.T @ vectors, np.eye(len(values)) * (last - first), atol=1e-9
+        )
         largest = np.abs(vectors).max(0)
         for column, size in zip(vectors.T, largest):
             assert column[np.flatnonzero(np.abs(column) > size - 1e-6)[0]] > 0
@@ -53,8 +55,10 @@ def test_pyg_has_the_same_on_a_connected_graph():
     path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     edge_index, _ = sort_edges(path, 5)
     found = laplacian_eigenvectors(edge_index, torch.tensor([0, 5]), 3)
-    theirs = AddLaplacianEigenvectorPE(3)(Data(edge_index=path, num_nodes=5)).laplacian_eigenvector_pe
-    torch.testing.assert_close(found.abs(), theirs.abs() * 5 ** 0.5)
+    theirs = AddLaplacianEigenvectorPE(3)(
+        Data(edge_index=path, num_nodes=5)
+    ).laplacian_eigenvector_pe
+    torch.testing.assert_close(found.abs(), theirs.abs() * 5**0.5)
 
 
 def test_levels_are_symmetric_and_flips_are_exact():
@@ -81,7 +85,9 @@ def test_training_batches_draw_signs_for_each_graph_and_evaluations_none(name, n
         for first, last in zip(batch.ptr[:-1], batch.ptr[1:]):
             for column in range(num_own, num_own + 3):
                 values, plain = batch.x[first:last, column], own[first:last, column]
-                flipped = flip(plain.unsqueeze(1), -torch.ones(len(plain), 1, dtype=torch.long)).squeeze(1)
+                flipped = flip(
+                    plain.unsqueeze(1), -torch.ones(len(plain), 1, dtype=torch.long)
+                ).squeeze(1)
                 assert torch.equal(values, plain) or torch.equal(values, flipped)
                 if not torch.equal(plain, flipped):
                     drawn.append(torch.equal(values, flipped))
@@ -97,14 +103,29 @@ def test_molecules_get_columns_of_categories(tmp_path, configure, caplog):
     plain = OGBGraphConfig(folder=str(write_graphs(tmp_path / "mol")), random_walk=2)
     config = OGBGraphConfig(folder=plain.folder, random_walk=2, laplacian=5)
     assert load(plain, tmp_path).content_hash != load(config, tmp_path).content_hash
-    assert [int(size) for size in load(config, tmp_path).x_tables] == [*ATOMS, 32, 32, *[LEVELS] * 5]
-    run = configure("+experiment=ogbg_molhiv", f"data.folder={plain.folder}", "model.num_layers=2", "train.epochs=1",
-                    "model.hidden_channels=8", "loader.batch_size=7", "data.laplacian=5")
+    assert [int(size) for size in load(config, tmp_path).x_tables] == [
+        *ATOMS,
+        32,
+        32,
+        *[LEVELS] * 5,
+    ]
+    run = configure(
+        "+experiment=ogbg_molhiv",
+        f"data.folder={plain.folder}",
+        "model.num_layers=2",
+        "train.epochs=1",
+        "model.hidden_channels=8",
+        "loader.batch_size=7",
+        "data.laplacian=5",
+    )
     train(run, tmp_path / "run")
     data = load(run.data, tmp_path)
     batch = next(build_loader(run, data).batches(0, Share()))
     assert not torch.equal(batch.x, data.x[batch.n_id])
-    assert "x: 9 categories from the file + 5 eigenvectors of the Laplacian + 3 categories of each edge" in caplog.text
+    assert (
+        "x: 9 categories from the file + 5 eigenvectors of the Laplacian + 3 categories of each edge"
+        in caplog.text
+    )
 
 
 def test_graphs_that_are_too_large_are_refused(monkeypatch):

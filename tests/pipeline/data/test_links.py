@@ -11,7 +11,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.cache import load_links, prepare_as
-from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig, StoreConfig, SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.config import (
+    EdgesConfig,
+    FileConfig,
+    StoreConfig,
+    SyntheticProteinsConfig,
+)
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.links import (
@@ -47,19 +52,33 @@ def test_splits_and_message_graph_equal_those_found_by_hand(both):
     whole = graph(both=both)
     data = divide_links(whole, SPLIT, "graph")
     every = as_set(whole.edge_index.as_tensor().t())
-    linked, loops = {pair for pair in every if len(pair) == 2}, {pair for pair in every if len(pair) == 1}
+    linked, loops = (
+        {pair for pair in every if len(pair) == 2},
+        {pair for pair in every if len(pair) == 1},
+    )
     train, valid, test = (as_set(data[f"{split}_pairs"]) for split in ("train", "valid", "test"))
     assert train | valid | test == linked and len(train) + len(valid) + len(test) == len(linked)
-    assert [len(train), len(valid)] == [int(0.6 * len(linked)), int(0.8 * len(linked)) - int(0.6 * len(linked))]
-    kept = [edge for edge in whole.edge_index.as_tensor().t().tolist() if frozenset(edge) in train | loops]
+    assert [len(train), len(valid)] == [
+        int(0.6 * len(linked)),
+        int(0.8 * len(linked)) - int(0.6 * len(linked)),
+    ]
+    kept = [
+        edge
+        for edge in whole.edge_index.as_tensor().t().tolist()
+        if frozenset(edge) in train | loops
+    ]
     assert data.edge_index.as_tensor().t().tolist() == kept
     # The degrees of the whole graph would tell of the hidden links.
-    assert data.x.equal(incident_features(data.edge_index, None, "sum")) and not data.x.equal(whole.x)
+    assert data.x.equal(incident_features(data.edge_index, None, "sum")) and not data.x.equal(
+        whole.x
+    )
     negatives = [*as_set(data.valid_negatives), *as_set(data.test_negatives)]
     assert len(set(negatives)) == len(negatives) == len(valid) + len(test)
     assert all(len(pair) == 2 and pair not in every for pair in negatives)
     one_way = {tuple(edge) for edge in whole.edge_index.as_tensor().t().tolist()}
-    assert all(tuple(pair) in one_way for pair in torch.cat([data.train_pairs, data.test_pairs]).tolist())
+    assert all(
+        tuple(pair) in one_way for pair in torch.cat([data.train_pairs, data.test_pairs]).tolist()
+    )
 
 
 def test_self_loops_stay_whichever_links_are_hidden():
@@ -67,42 +86,62 @@ def test_self_loops_stay_whichever_links_are_hidden():
     loops = [edge for edge in whole.edge_index.as_tensor().t().tolist() if edge[0] == edge[1]]
     assert loops
     for seed in range(5):
-        edges = divide_links(whole, dataclasses.replace(SPLIT, seed=seed), "graph").edge_index.as_tensor().t().tolist()
+        edges = (
+            divide_links(whole, dataclasses.replace(SPLIT, seed=seed), "graph")
+            .edge_index.as_tensor()
+            .t()
+            .tolist()
+        )
         assert [edge for edge in edges if edge[0] == edge[1]] == loops
 
 
 def test_a_graph_that_has_pairs_is_not_divided_again():
     data = divide_links(graph(), SPLIT, "graph")
-    with pytest.raises(ValueError, match="graph holds pairs of nodes already. Save its edges without them"):
+    with pytest.raises(
+        ValueError, match="graph holds pairs of nodes already. Save its edges without them"
+    ):
         divide_links(data, SPLIT, "graph")
 
 
 @pytest.mark.parametrize("kind", ["sum", "log_sum", "counts"])
 def test_features_of_edges_follow_the_edges_that_stay(kind):
-    raw = Graph(edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), edge_attr=torch.arange(5.).unsqueeze(1),
-               num_nodes=6)
+    raw = Graph(
+        edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]),
+        edge_attr=torch.arange(5.0).unsqueeze(1),
+        num_nodes=6,
+    )
     config = dataclasses.replace(SyntheticProteinsConfig(node_features=kind), to_undirected=True)
-    data = divide_links(prepare_as(config, raw), dataclasses.replace(SPLIT, node_features=kind), "graph")
+    data = divide_links(
+        prepare_as(config, raw), dataclasses.replace(SPLIT, node_features=kind), "graph"
+    )
     source = data.edge_index.as_tensor().amin(0)
     assert data.edge_attr[:, 0].equal(source.float()) and len(data.train_pairs) == 3
     assert data.x.equal(incident_features(data.edge_index, data.edge_attr, kind))
 
 
 def test_a_split_is_a_function_of_the_seed_alone():
-    first, again, other = (divide_links(graph(), dataclasses.replace(SPLIT, seed=seed), "graph") for seed in (0, 0, 1))
+    first, again, other = (
+        divide_links(graph(), dataclasses.replace(SPLIT, seed=seed), "graph") for seed in (0, 0, 1)
+    )
     assert all(first[key].equal(again[key]) for key in PAIRS)
     assert not any(first[key].equal(other[key]) for key in PAIRS)
 
 
 def test_time_trains_on_the_links_that_came_first():
     whole = graph()
-    whole.edge_time = torch.from_numpy(np.random.default_rng(1).integers(50, size=whole.num_edges)).double()
+    whole.edge_time = torch.from_numpy(
+        np.random.default_rng(1).integers(50, size=whole.num_edges)
+    ).double()
     data = divide_links(whole, dataclasses.replace(SPLIT, kind="time"), "graph")
     first: dict[frozenset, float] = {}
-    for edge, time in zip(whole.edge_index.as_tensor().t().tolist(), whole.edge_time.tolist(), strict=True):
+    for edge, time in zip(
+        whole.edge_index.as_tensor().t().tolist(), whole.edge_time.tolist(), strict=True
+    ):
         first[frozenset(edge)] = min(time, first.get(frozenset(edge), np.inf))
-    train, valid, test = ([first[pair] for pair in as_set(data[f"{split}_pairs"])] for split in
-                          ("train", "valid", "test"))
+    train, valid, test = (
+        [first[pair] for pair in as_set(data[f"{split}_pairs"])]
+        for split in ("train", "valid", "test")
+    )
     assert max(train) <= min(valid) <= max(valid) <= min(test) and max(train) < max(test)
 
 
@@ -111,12 +150,17 @@ def test_every_pair_without_a_link_can_be_drawn_and_no_other(num_nodes, num_link
     pairs = torch.tensor(list(itertools.combinations(range(num_nodes), 2)))
     pairs = pairs[torch.from_numpy(np.random.default_rng(0).permutation(len(pairs)))]
     num_free = len(pairs) - num_links
-    drawn = draw_unlinked(stream("test", 0), num_free, pairs[:num_links].flip(1), num_nodes, "graph")
+    drawn = draw_unlinked(
+        stream("test", 0), num_free, pairs[:num_links].flip(1), num_nodes, "graph"
+    )
     assert sorted(map(tuple, drawn.tolist())) == sorted(map(tuple, pairs[num_links:].tolist()))
     few = draw_unlinked(stream("test", 0), num_free // 3, pairs[:num_links], num_nodes, "graph")
     assert len(as_set(few)) == num_free // 3 and as_set(few) <= as_set(pairs[num_links:])
-    with pytest.raises(ValueError, match=f"{num_free} pairs of its {num_nodes} nodes are not linked, but .* need "
-                                         f"{num_free + 1}"):
+    with pytest.raises(
+        ValueError,
+        match=f"{num_free} pairs of its {num_nodes} nodes are not linked, but .* need "
+        f"{num_free + 1}",
+    ):
         draw_unlinked(stream("test", 0), num_free + 1, pairs[:num_links], num_nodes, "graph")
 
 
@@ -126,7 +170,10 @@ def test_pairs_without_a_link_of_a_bipartite_graph_join_its_sides(both, caplog):
     caplog.set_level("INFO")
     rng = np.random.default_rng(0)
     edges = torch.from_numpy(np.stack([rng.integers(5, 25, 150), (rng.integers(25, 40, 150)) % 35]))
-    whole = prepare(Graph(edge_index=torch.cat([edges, edges.flip(0)], 1) if both else edges, num_nodes=40), origin="g")
+    whole = prepare(
+        Graph(edge_index=torch.cat([edges, edges.flip(0)], 1) if both else edges, num_nodes=40),
+        origin="g",
+    )
     split = dataclasses.replace(SPLIT, negatives="sides")
     data = divide_links(whole, split, "g")
     drawn = torch.cat([data.valid_negatives, data.test_negatives])
@@ -144,27 +191,53 @@ def test_components_of_a_bipartite_graph_have_sides_where_their_links_begin():
     links = torch.tensor([[0, 5], [1, 5], [6, 2], [7, 2], [6, 3]])
     assert find_sides(links[:2], 8).tolist() == [0, 0, -1, -1, -1, 1, -1, -1]
     side = find_sides(links, 8).tolist()
-    assert side[0] == side[1] == side[6] == side[7] != side[5] == side[2] == side[3] and side[4] == -1
+    assert (
+        side[0] == side[1] == side[6] == side[7] != side[5] == side[2] == side[3] and side[4] == -1
+    )
     links[2] = links[2].flip(0)
     assert find_sides(links, 8) is None
-    assert find_sides(torch.tensor([[0, 1], [1, 2], [0, 2], [3, 4]]), 5) is None  # one component has an odd cycle
+    assert (
+        find_sides(torch.tensor([[0, 1], [1, 2], [0, 2], [3, 4]]), 5) is None
+    )  # one component has an odd cycle
 
 
 def test_draws_are_uniform():
     counts = np.zeros(15, int)
     for seed in range(200):
-        for low, high in draw_unlinked(stream("test", seed), 3, torch.tensor([[0, 1], [4, 2]]), 6, "graph").tolist():
+        for low, high in draw_unlinked(
+            stream("test", seed), 3, torch.tensor([[0, 1], [4, 2]]), 6, "graph"
+        ).tolist():
             counts[low * (11 - low) // 2 + high - low - 1] += 1
     assert counts[0] == counts[10] == 0  # 0-1 and 2-4
     others = np.delete(counts, [0, 10])
     assert others.min() > 22 and others.max() < 70  # 600 draws of 13 pairs; the deviation is 6.5
 
 
-@pytest.mark.parametrize("edges, fractions, error", [
-    ([[0], [1]], (0.6, 0.2), "data.train_fraction=0.6 of 1 link is none. Raise it, or give more links"),
-    ([[0, 0, 0], [1, 2, 3]], (0.9, 0.05), "data.valid_fraction=0.05 of 3 links is less than one link"),
-    ([[0, 1], [0, 1]], (0.6, 0.2), "no edge between two different nodes: there is no link to predict"),
-    (list(zip(*itertools.permutations(range(4), 2))), (0.5, 0.2), "0 pairs of its 4 nodes are not linked, but")])
+@pytest.mark.parametrize(
+    "edges, fractions, error",
+    [
+        (
+            [[0], [1]],
+            (0.6, 0.2),
+            "data.train_fraction=0.6 of 1 link is none. Raise it, or give more links",
+        ),
+        (
+            [[0, 0, 0], [1, 2, 3]],
+            (0.9, 0.05),
+            "data.valid_fraction=0.05 of 3 links is less than one link",
+        ),
+        (
+            [[0, 1], [0, 1]],
+            (0.6, 0.2),
+            "no edge between two different nodes: there is no link to predict",
+        ),
+        (
+            list(zip(*itertools.permutations(range(4), 2))),
+            (0.5, 0.2),
+            "0 pairs of its 4 nodes are not linked, but",
+        ),
+    ],
+)
 def test_graphs_without_pairs_for_each_split_are_refused(edges, fractions, error):
     whole = prepare(Graph(edge_index=torch.tensor(edges), num_nodes=4), origin="graph")
     with pytest.raises(ValueError, match=error):
@@ -172,44 +245,109 @@ def test_graphs_without_pairs_for_each_split_are_refused(edges, fractions, error
 
 
 def test_links_are_divided_once_and_by_all_readers(tmp_path, monkeypatch):
-    rows = pd.DataFrame(np.random.default_rng(0).integers(30, size=(90, 2)), columns=["source", "target"])
+    rows = pd.DataFrame(
+        np.random.default_rng(0).integers(30, size=(90, 2)), columns=["source", "target"]
+    )
     rows = rows[rows.source != rows.target].assign(day=lambda table: np.arange(len(table)))
     rows.to_csv(tmp_path / "edges.csv", index=False)
     rows[["source", "target"]].to_csv(tmp_path / "edges.txt", sep=" ", index=False, header=False)
-    torch.save(Data(edge_index=torch.tensor(rows[["source", "target"]].to_numpy().T.copy()),
-                    day=torch.arange(len(rows)), num_nodes=30), tmp_path / "graph.pt")
+    torch.save(
+        Data(
+            edge_index=torch.tensor(rows[["source", "target"]].to_numpy().T.copy()),
+            day=torch.arange(len(rows)),
+            num_nodes=30,
+        ),
+        tmp_path / "graph.pt",
+    )
     edges = str(tmp_path / "edges.csv")
-    table = TablesConfig(edges=EdgeColumns(path=edges, time="day"), split="time", train_fraction=0.5)
-    file = FileConfig(path=str(tmp_path / "graph.pt"), to_undirected=True, split="time", edge_time="day",
-                      train_fraction=0.5)
+    table = TablesConfig(
+        edges=EdgeColumns(path=edges, time="day"), split="time", train_fraction=0.5
+    )
+    file = FileConfig(
+        path=str(tmp_path / "graph.pt"),
+        to_undirected=True,
+        split="time",
+        edge_time="day",
+        train_fraction=0.5,
+    )
     text = EdgesConfig(path=str(tmp_path / "edges.txt"), train_fraction=0.5, valid_fraction=0.2)
-    opened = {config.source: load_links(config, tmp_path / "cache") for config in (table, file, text)}
+    opened = {
+        config.source: load_links(config, tmp_path / "cache") for config in (table, file, text)
+    }
     for data in opened.values():
         assert int(data.edge_index.max()) < data.num_nodes and len(data.content_hash) == 24
     names = np.array(unpack_names(opened["tables"]), int)
     for split in ("train", "valid", "test"):
-        pairs = [as_set(ids[opened[source][f"{split}_pairs"]]) for source, ids in
-                 (("tables", torch.from_numpy(names)), ("file", torch.arange(30)))]
+        pairs = [
+            as_set(ids[opened[source][f"{split}_pairs"]])
+            for source, ids in (("tables", torch.from_numpy(names)), ("file", torch.arange(30)))
+        ]
         assert pairs[0] == pairs[1]
     same = load_links(dataclasses.replace(text, train_fraction=0.6), tmp_path / "cache")
     assert same.content_hash != opened["edges"].content_hash
     monkeypatch.setattr(cache, "load", None)  # what is in the cache is not read again
     again = load_links(text, tmp_path / "cache")
     other_rank = load_links(text, tmp_path / "cache", content_hash=again.content_hash)
-    assert all(again[key].equal(other_rank[key]) for key in PAIRS) and other_rank.content_hash == again.content_hash
+    assert (
+        all(again[key].equal(other_rank[key]) for key in PAIRS)
+        and other_rank.content_hash == again.content_hash
+    )
 
 
-@pytest.mark.parametrize("task, config, error", [
-    ("links", SyntheticProteinsConfig(), "task=link cannot divide the links of data=synthetic_proteins. Choose"),
-    ("links", StoreConfig(path="s"), "task=link divides the edges of data=store in memory, but data.on_disk=true"),
-    ("links", TablesConfig(edges=EdgeColumns(path="e"), split="column"), "data.split=column divides nodes"),
-    ("links", TablesConfig(edges=EdgeColumns(path="e"), split="time"), "needs data.edges.time, the column"),
-    ("links", FileConfig(path="f", split="time", time_column="t"), "needs data.edge_time, the attribute"),
-    ("links", TablesConfig(edges=EdgeColumns(path="e", time="t"), nodes=NodeColumns(path="n", label="l"),
-                           split="time"), "task=link reads no labels: leave data.nodes.label out"),
-    ("labels", TablesConfig(edges=EdgeColumns(path="e.csv")), "e.csv has no labels to learn: name their column by"),
-    ("labels", EdgesConfig(path="e.txt"), "e.txt has no labels to learn: give them as data.labels, predict its links"),
-    ("labels", FileConfig(path="f", split="time", edge_time="t"), "needs data.time_column, the attribute")])
+@pytest.mark.parametrize(
+    "task, config, error",
+    [
+        (
+            "links",
+            SyntheticProteinsConfig(),
+            "task=link cannot divide the links of data=synthetic_proteins. Choose",
+        ),
+        (
+            "links",
+            StoreConfig(path="s"),
+            "task=link divides the edges of data=store in memory, but data.on_disk=true",
+        ),
+        (
+            "links",
+            TablesConfig(edges=EdgeColumns(path="e"), split="column"),
+            "data.split=column divides nodes",
+        ),
+        (
+            "links",
+            TablesConfig(edges=EdgeColumns(path="e"), split="time"),
+            "needs data.edges.time, the column",
+        ),
+        (
+            "links",
+            FileConfig(path="f", split="time", time_column="t"),
+            "needs data.edge_time, the attribute",
+        ),
+        (
+            "links",
+            TablesConfig(
+                edges=EdgeColumns(path="e", time="t"),
+                nodes=NodeColumns(path="n", label="l"),
+                split="time",
+            ),
+            "task=link reads no labels: leave data.nodes.label out",
+        ),
+        (
+            "labels",
+            TablesConfig(edges=EdgeColumns(path="e.csv")),
+            "e.csv has no labels to learn: name their column by",
+        ),
+        (
+            "labels",
+            EdgesConfig(path="e.txt"),
+            "e.txt has no labels to learn: give them as data.labels, predict its links",
+        ),
+        (
+            "labels",
+            FileConfig(path="f", split="time", edge_time="t"),
+            "needs data.time_column, the attribute",
+        ),
+    ],
+)
 def test_keys_that_cannot_work_are_refused_before_anything_is_read(task, config, error):
     with pytest.raises(ValueError, match=error):
         config.check_links() if task == "links" else config.check_labels()
@@ -226,16 +364,20 @@ def test_hard_pairs_share_a_neighbour_and_are_no_links(is_bipartite):
     links = torch.from_numpy(rng.integers(0, 15, (40, 2)) + np.array([15, 0]) * is_bipartite)
     links = links[links[:, 0] != links[:, 1]].unique(dim=0)
     links = links[~(links[:, None].flip(2) == links).all(2).any(1)]
-    train = links[:len(links) // 2]
+    train = links[: len(links) // 2]
     step, every = np.zeros((2, 30, 30), bool)
     for matrix, pairs in ((step, train), (every, links)):
         matrix[tuple(torch.cat([pairs, pairs.flip(1)]).t().numpy())] = True
-    reached = (step @ step @ step if is_bipartite else step @ step) & ~every & ~np.eye(30, dtype=bool)
+    reached = (
+        (step @ step @ step if is_bipartite else step @ step) & ~every & ~np.eye(30, dtype=bool)
+    )
     num = int(reached.sum()) // 2
     found = draw_hard(stream("test", 0), num, train, links, 30, "graph")
     assert set(map(frozenset, found.tolist())) == set(map(frozenset, np.argwhere(reached).tolist()))
     if is_bipartite:
         assert bool((found[:, 0] >= 15).all())
     number = "three" if is_bipartite else "two"
-    with pytest.raises(ValueError, match=rf"{num:,} pairs of graph are joined by paths of {number} .* {num + 1:,}"):
+    with pytest.raises(
+        ValueError, match=rf"{num:,} pairs of graph are joined by paths of {number} .* {num + 1:,}"
+    ):
         draw_hard(stream("test", 0), num + 1, train, links, 30, "graph")

@@ -27,17 +27,32 @@ from tests.helpers.running import train
 from tools.strikes import is_alive
 
 pytestmark = pytest.mark.usefixtures("importable")
-TABLE = "smiles,active,size,split\nCCO,1,3,train\nc1ccccc1,0,6,train\nCC(=O)[O-],,4,valid\nN,1,1,test\n"
-RUN = ["task=graph", "loader=graph", "evaluation=exact", "model.num_layers=2", "model.hidden_channels=8",
-       "train.epochs=2"]
+TABLE = (
+    "smiles,active,size,split\nCCO,1,3,train\nc1ccccc1,0,6,train\nCC(=O)[O-],,4,valid\nN,1,1,test\n"
+)
+RUN = [
+    "task=graph",
+    "loader=graph",
+    "evaluation=exact",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=2",
+]
 
 
 def graph(number: int, **changed) -> Data:
     """A cycle of `number` + 2 nodes whose features tell the graph's number."""
     nodes = torch.arange(number + 2)
     edges = torch.stack([nodes, nodes.roll(1)])
-    return Data(**{"x": torch.full((len(nodes), 2), float(number)), "edge_index": edges,
-                   "edge_attr": torch.arange(len(nodes)) / 10, "y": torch.tensor([number % 2]), **changed})
+    return Data(
+        **{
+            "x": torch.full((len(nodes), 2), float(number)),
+            "edge_index": edges,
+            "edge_attr": torch.arange(len(nodes)) / 10,
+            "y": torch.tensor([number % 2]),
+            **changed,
+        }
+    )
 
 
 @pytest.fixture
@@ -57,7 +72,10 @@ def test_a_folder_becomes_a_union(folder, tmp_path):
     assert data.x[:, 0].tolist() == [float(n) for n in range(12) for _ in range(n + 2)]
     assert data.y.flatten().tolist() == [n % 2 for n in range(12)] and data.metric == "rocauc"
     edges = data.edge_index.as_tensor()
-    assert bool(((edges[0] - edges[1] == 1) | (edges[0] - edges[1] < 0)).all()) and edges.size(1) == data.num_nodes
+    assert (
+        bool(((edges[0] - edges[1] == 1) | (edges[0] - edges[1] < 0)).all())
+        and edges.size(1) == data.num_nodes
+    )
     sizes = [int(data[f"{split}_mask"].sum()) for split in ("train", "valid", "test")]
     assert sizes == [9, 1, 2] and bool((data.train_mask ^ data.valid_mask ^ data.test_mask).all())
     other = load(GraphFilesConfig(folder=str(folder), graph_seed=1), tmp_path / "cache")
@@ -65,14 +83,18 @@ def test_a_folder_becomes_a_union(folder, tmp_path):
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_files_are_in_the_order_of_their_names_however_the_disk_lists_them(step, tmp_path, monkeypatch):
+def test_files_are_in_the_order_of_their_names_however_the_disk_lists_them(
+    step, tmp_path, monkeypatch
+):
     names = ["2.pt", "10.pt", "a_02.pt", "a_2.pt", "a_2.pth", "a_2_b.pt", "a_10.pt", "b_1.pt"]
     monkeypatch.setattr(Path, "iterdir", lambda folder: (folder / name for name in names[::step]))
     assert [path.name for path in graph_files.find_files(tmp_path)[""]] == names
 
 
-@pytest.mark.parametrize("names", [("train", "valid", "test"), ("Training", "validation", "test"),
-                                   ("train", "val", "testing")])
+@pytest.mark.parametrize(
+    "names",
+    [("train", "valid", "test"), ("Training", "validation", "test"), ("train", "val", "testing")],
+)
 def test_folders_are_splits(names, folder, tmp_path, caplog):
     for number in range(12):
         split = folder / names[0 if number < 7 else 1 if number < 10 else 2]
@@ -100,9 +122,15 @@ def test_folders_of_other_names_are_no_splits_beside_graphs(folder):
     assert graph_files.find_files(folder) == found and list(found) == [""]
 
 
-@pytest.mark.parametrize("labels, metric, dtype", [
-    ([0.0, 1.0], "rocauc", torch.float32), ([0.0, float("nan")], "rocauc", torch.float32), ([0, 3], "acc", torch.int64),
-    ([0.5, 1.0], "rmse", torch.float32)])
+@pytest.mark.parametrize(
+    "labels, metric, dtype",
+    [
+        ([0.0, 1.0], "rocauc", torch.float32),
+        ([0.0, float("nan")], "rocauc", torch.float32),
+        ([0, 3], "acc", torch.int64),
+        ([0.5, 1.0], "rmse", torch.float32),
+    ],
+)
 def test_the_metric_is_that_of_the_labels(labels, metric, dtype, folder, tmp_path):
     for number in range(12):
         torch.save(graph(number, y=torch.tensor(labels[number % 2])), folder / f"graph_{number}.pt")
@@ -137,13 +165,17 @@ def test_what_is_refused_does_not_wait_for_what_the_others_read():
     begin = time.monotonic()
     with pytest.raises(ValueError, match="^item 0 is none$"):
         read_in_parallel(refuse_or_take_long, range(5000), 2)  # eight minutes of work
-    assert time.monotonic() - begin < 120 and active_children() == [bystander] and bystander.is_alive()
+    assert (
+        time.monotonic() - begin < 120 and active_children() == [bystander] and bystander.is_alive()
+    )
     bystander.kill()
     bystander.join()
 
 
 def test_a_killed_process_is_told_of():
-    with pytest.raises(ValueError, match=r"killed, perhaps for lack of memory: lower data.num_workers=2"):
+    with pytest.raises(
+        ValueError, match=r"killed, perhaps for lack of memory: lower data.num_workers=2"
+    ):
         read_in_parallel(partial(tell, end=2500), range(5000), 2)
 
 
@@ -154,7 +186,9 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path):
     for folder in folders:
         folder.mkdir()
         code = "import sys; from tests.helpers import reading; reading.read_for_ever(sys.argv[1])"
-        readers.append(subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.DEVNULL))
+        readers.append(
+            subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.DEVNULL)
+        )
     while any(len(list(folder.iterdir())) < 2 for folder in folders):
         assert all(reader.poll() is None for reader in readers)
         time.sleep(0.01)
@@ -172,24 +206,46 @@ hetero = HeteroData()
 hetero["a"].x = torch.ones(2, 1)
 
 
-@pytest.mark.parametrize("saved, message", [
-    (graph(3, y=None), "graph_3.pt: no y; there is"),
-    (graph(3, x=torch.ones(5, 3)), "graph_3.pt: its columns are x 3, edge_attr 1, y 1, but those of the first file are "
-     "x 2"),
-    (graph(3, x=None, num_nodes=5), "graph_3.pt: its columns are edge_attr 1, y 1, but those of the first file are x "
-     "2"),
-    (graph(3, x=torch.ones(4, 2)), "graph_3.pt: edge_index is out of range: it names node 4, the graph has nodes 0"),
-    (graph(3, x=torch.full((5, 2), torch.inf)), "graph_3.pt: x is not finite: row 0, column 0 holds inf"),
-    (graph(3, edge_attr=torch.ones(4)), "graph_3.pt: edge_attr has 4 rows for 5 edges"),
-    (graph(3, edge_index=torch.ones(2, 5)), "graph_3.pt: edge_index must be integers of shape"),
-    (graph(3, x=torch.ones(0, 2), edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0)),
-     "graph_3.pt: num_nodes is 0; a graph has at least one node"),
-    (graph(3, x=None, edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0)),
-     "graph_3.pt: num_nodes is 0; a graph has at least one node"),
-    (graph(3, y=torch.eye(2).to_sparse()), "graph_3.pt: y is sparse"),
-    (hetero, "graph_3.pt holds a HeteroData, not a graph"),
-    ([graph(3), graph(4)], "graph_3.pt holds 2 graphs: save the one"),
-    ("text", "graph_3.pt holds a str, not a graph")], ids=str)
+@pytest.mark.parametrize(
+    "saved, message",
+    [
+        (graph(3, y=None), "graph_3.pt: no y; there is"),
+        (
+            graph(3, x=torch.ones(5, 3)),
+            "graph_3.pt: its columns are x 3, edge_attr 1, y 1, but those of the first file are "
+            "x 2",
+        ),
+        (
+            graph(3, x=None, num_nodes=5),
+            "graph_3.pt: its columns are edge_attr 1, y 1, but those of the first file are x 2",
+        ),
+        (
+            graph(3, x=torch.ones(4, 2)),
+            "graph_3.pt: edge_index is out of range: it names node 4, the graph has nodes 0",
+        ),
+        (
+            graph(3, x=torch.full((5, 2), torch.inf)),
+            "graph_3.pt: x is not finite: row 0, column 0 holds inf",
+        ),
+        (graph(3, edge_attr=torch.ones(4)), "graph_3.pt: edge_attr has 4 rows for 5 edges"),
+        (graph(3, edge_index=torch.ones(2, 5)), "graph_3.pt: edge_index must be integers of shape"),
+        (
+            graph(
+                3, x=torch.ones(0, 2), edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0)
+            ),
+            "graph_3.pt: num_nodes is 0; a graph has at least one node",
+        ),
+        (
+            graph(3, x=None, edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0)),
+            "graph_3.pt: num_nodes is 0; a graph has at least one node",
+        ),
+        (graph(3, y=torch.eye(2).to_sparse()), "graph_3.pt: y is sparse"),
+        (hetero, "graph_3.pt holds a HeteroData, not a graph"),
+        ([graph(3), graph(4)], "graph_3.pt holds 2 graphs: save the one"),
+        ("text", "graph_3.pt holds a str, not a graph"),
+    ],
+    ids=str,
+)
 def test_a_file_that_is_not_like_the_others(saved, message, folder):
     if isinstance(saved, Data):
         saved = Data(**{key: value for key, value in saved.to_dict().items() if value is not None})
@@ -217,14 +273,27 @@ def empty(folder):
         path.unlink()
 
 
-@pytest.mark.parametrize("change, keys, message", [
-    (damage, {}, "graph_5.pt is not a saved torch_geometric Data: it is damaged or cut short"),
-    (mix, {}, "12 files next to train/: move them into one of these"),
-    (leave_out_train, {}, "has test/, but no train/"), (empty, {}, "has no files"),
-    (None, {"folder": "nowhere"}, "data.folder=nowhere does not exist or is not a folder"),
-    (None, {"metric": "auc"}, "data.metric=auc is unknown; choose one of rocauc"),
-    (None, {"train_fraction": 0.9, "valid_fraction": 0.2}, "data.train_fraction=0.9 .* their sum must be"),
-    (None, {"to_undirected": True}, "data.to_undirected=true needs one graph, but data=graph_files holds many graphs")])
+@pytest.mark.parametrize(
+    "change, keys, message",
+    [
+        (damage, {}, "graph_5.pt is not a saved torch_geometric Data: it is damaged or cut short"),
+        (mix, {}, "12 files next to train/: move them into one of these"),
+        (leave_out_train, {}, "has test/, but no train/"),
+        (empty, {}, "has no files"),
+        (None, {"folder": "nowhere"}, "data.folder=nowhere does not exist or is not a folder"),
+        (None, {"metric": "auc"}, "data.metric=auc is unknown; choose one of rocauc"),
+        (
+            None,
+            {"train_fraction": 0.9, "valid_fraction": 0.2},
+            "data.train_fraction=0.9 .* their sum must be",
+        ),
+        (
+            None,
+            {"to_undirected": True},
+            "data.to_undirected=true needs one graph, but data=graph_files holds many graphs",
+        ),
+    ],
+)
 def test_a_folder_that_is_none_of_graphs(change, keys, message, folder):
     if change:
         change(folder)
@@ -244,12 +313,14 @@ def test_molecules_have_the_features_of_ogb(table, tmp_path):
 
     data = read(SmilesConfig(path=str(table), split_column="split"))
     for number, text in enumerate(("CCO", "c1ccccc1", "CC(=O)[O-]", "N")):
-        expected, (first, end) = smiles2graph(text), data.ptr[number:number + 2].tolist()
+        expected, (first, end) = smiles2graph(text), data.ptr[number : number + 2].tolist()
         inside = (data.edge_index[0] >= first) & (data.edge_index[0] < end)
         assert data.x[first:end].tolist() == expected["node_feat"].tolist()
         assert (data.edge_index[:, inside] - first).tolist() == expected["edge_index"].tolist()
         assert data.edge_attr[inside].tolist() == expected["edge_feat"].tolist()
-    assert (data.metric, data.y[:, 1].tolist()) == ("rmse", [3, 6, 4, 1]) and bool(data.y[2, 0].isnan())
+    assert (data.metric, data.y[:, 1].tolist()) == ("rmse", [3, 6, 4, 1]) and bool(
+        data.y[2, 0].isnan()
+    )
     assert data.train_mask.tolist() == [True, True, False, False] and data.test_mask.tolist()[3]
     only = read(SmilesConfig(path=str(table), split_column="split", label_columns=["active"]))
     assert only.metric == "rocauc" and only.y.shape == (4, 1)
@@ -257,8 +328,11 @@ def test_molecules_have_the_features_of_ogb(table, tmp_path):
 
 def test_what_is_no_molecule_is_named_or_left_out(table, caplog):
     table.write_text(TABLE.replace("c1ccccc1", "c1cc").replace("\nN,", "\n,"))
-    with pytest.raises(ValueError, match=r"molecules.csv: row 1 \(from 0, below the header\): RDKit reads no "
-                                         "molecule in 'c1cc'"):
+    with pytest.raises(
+        ValueError,
+        match=r"molecules.csv: row 1 \(from 0, below the header\): RDKit reads no "
+        "molecule in 'c1cc'",
+    ):
         read(SmilesConfig(path=str(table)))
     data = read(SmilesConfig(path=str(table), split_column="split", skip_invalid=True))
     assert data.ptr.tolist() == [0, 3, 7] and data.y[:, 1].tolist() == [3, 4]
@@ -266,18 +340,38 @@ def test_what_is_no_molecule_is_named_or_left_out(table, caplog):
     assert "left out 2 of 4 molecules" in caplog.text
 
 
-@pytest.mark.parametrize("text, keys, message", [
-    (TABLE, {"smiles_column": "mol"}, "data.smiles_column=mol: .* has no such column; there are smiles, active"),
-    (TABLE, {"label_columns": ["split"]}, "data.label_columns=split: the column of .* not numbers"),
-    (TABLE, {"label_columns": ["toxic"]}, "data.label_columns=toxic: .* has no such column"),
-    (TABLE, {"split_column": "size"}, "row 0 .* of the column size is .*3.*, not train, valid or test"),
-    ("smiles\nCCO\n", {}, "has no column of numbers for labels"),
-    ("smiles,y\n", {}, "has a header, but no rows"),
-    ("smiles,y,y\nC,1,2\n", {}, "the first line names the column 'y' twice"),
-    ("smiles,y\nC,1,5\nCC,0,5\n", {}, "its rows have more cells than its head has names, 2"),
-    ("smiles,y\nC,1\nCC,inf\n", {}, r"row 1 .* of the column y holds inf, which is not a finite number"),
-    ("", {}, "molecules.csv is empty: its first line is to name the columns"),
-    ("smiles,y\nX,1\n", {"skip_invalid": True}, "RDKit reads none of its 1 molecules")])
+@pytest.mark.parametrize(
+    "text, keys, message",
+    [
+        (
+            TABLE,
+            {"smiles_column": "mol"},
+            "data.smiles_column=mol: .* has no such column; there are smiles, active",
+        ),
+        (
+            TABLE,
+            {"label_columns": ["split"]},
+            "data.label_columns=split: the column of .* not numbers",
+        ),
+        (TABLE, {"label_columns": ["toxic"]}, "data.label_columns=toxic: .* has no such column"),
+        (
+            TABLE,
+            {"split_column": "size"},
+            "row 0 .* of the column size is .*3.*, not train, valid or test",
+        ),
+        ("smiles\nCCO\n", {}, "has no column of numbers for labels"),
+        ("smiles,y\n", {}, "has a header, but no rows"),
+        ("smiles,y,y\nC,1,2\n", {}, "the first line names the column 'y' twice"),
+        ("smiles,y\nC,1,5\nCC,0,5\n", {}, "its rows have more cells than its head has names, 2"),
+        (
+            "smiles,y\nC,1\nCC,inf\n",
+            {},
+            r"row 1 .* of the column y holds inf, which is not a finite number",
+        ),
+        ("", {}, "molecules.csv is empty: its first line is to name the columns"),
+        ("smiles,y\nX,1\n", {"skip_invalid": True}, "RDKit reads none of its 1 molecules"),
+    ],
+)
 def test_a_table_that_is_none_of_molecules(text, keys, message, table):
     table.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -286,30 +380,53 @@ def test_a_table_that_is_none_of_molecules(text, keys, message, table):
 
 def test_without_rdkit_the_extra_is_named(table, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"data=smiles needs RDKit: pip install .* -e '.\[molecules\]'"):
+    with pytest.raises(
+        ValueError, match=r"data=smiles needs RDKit: pip install .* -e '.\[molecules\]'"
+    ):
         SmilesConfig(path=str(table)).check()
 
 
 @pytest.mark.parametrize("source", ["graph_files", pytest.param("smiles", marks=pytest.mark.slow)])
-def test_both_train_are_read_once_and_have_names_in_tables(source, configure, folder, table, tmp_path, monkeypatch):
-    where = [f"data.folder={folder}"] if source == "graph_files" else [f"data.path={table}", "data.split_column=split"]
+def test_both_train_are_read_once_and_have_names_in_tables(
+    source, configure, folder, table, tmp_path, monkeypatch
+):
+    where = (
+        [f"data.folder={folder}"]
+        if source == "graph_files"
+        else [f"data.path={table}", "data.split_column=split"]
+    )
     config = configure(f"data={source}", *where, *RUN)
     result = train(config, tmp_path / "run")
     assert result["data_epochs"] == 2
     module = {"graph_files": graph_files, "smiles": smiles}[source]
     monkeypatch.setattr(module, "read", lambda: pytest.fail("read again"))
-    assert train(configure(f"data={source}", *where, *RUN, "data.num_workers=1"), tmp_path / "again")[
-        "weights_sha256"] == result["weights_sha256"]
-    building.predict(building.EvaluateConfig(run=str(tmp_path / "run"), device="cpu",
-                                             output=str(tmp_path / "graphs.csv"),
-                                             predictions=str(tmp_path / "rows.pt")))
+    assert (
+        train(configure(f"data={source}", *where, *RUN, "data.num_workers=1"), tmp_path / "again")[
+            "weights_sha256"
+        ]
+        == result["weights_sha256"]
+    )
+    building.predict(
+        building.EvaluateConfig(
+            run=str(tmp_path / "run"),
+            device="cpu",
+            output=str(tmp_path / "graphs.csv"),
+            predictions=str(tmp_path / "rows.pt"),
+        )
+    )
     found = pd.read_csv(tmp_path / "graphs.csv")
-    names = [f"graph_{number}.pt" for number in range(12)] if source == "graph_files" else pd.read_csv(table)["smiles"]
+    names = (
+        [f"graph_{number}.pt" for number in range(12)]
+        if source == "graph_files"
+        else pd.read_csv(table)["smiles"]
+    )
     assert found["id"].tolist() == list(names) and set(found["split"]) == {"train", "valid", "test"}
     rows = torch.load(tmp_path / "rows.pt")["logits" if source == "graph_files" else "values"]
     scores = found[[name for name in found if name.startswith(("score", "value"))][-1]]
-    assert np.array_equal(scores.to_numpy(np.float32), (
-        rows.double().sigmoid().float() if source == "graph_files" else rows)[:, -1].numpy())
+    assert np.array_equal(
+        scores.to_numpy(np.float32),
+        (rows.double().sigmoid().float() if source == "graph_files" else rows)[:, -1].numpy(),
+    )
 
 
 def test_another_file_is_another_dataset(folder, tmp_path):

@@ -81,15 +81,23 @@ def test_the_columns_of_a_hop_may_have_one_scale(stored, most_bytes, tmp_path):
         out, moments = new.x, new.hop_moments
     width = len(deviation)
     assert deviation.max() > deviation.min() and torch.equal(out[:, :width], each[:, :width])
-    own = out[:, width:2 * width].double()
-    torch.testing.assert_close(own.var(0, correction=0).mean(), torch.ones((), dtype=torch.float64), rtol=1e-5, atol=0)
-    torch.testing.assert_close(own.std(0, correction=0) / deviation, (1 / moments[0, 1, 0]).expand(width), rtol=1e-5,
-                               atol=0)
+    own = out[:, width : 2 * width].double()
+    torch.testing.assert_close(
+        own.var(0, correction=0).mean(), torch.ones((), dtype=torch.float64), rtol=1e-5, atol=0
+    )
+    torch.testing.assert_close(
+        own.std(0, correction=0) / deviation,
+        (1 / moments[0, 1, 0]).expand(width),
+        rtol=1e-5,
+        atol=0,
+    )
     torch.testing.assert_close(propagate(stored, 1, moments)[0], out, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("most_bytes", [1, 2 * 4 * propagating.HELD * 40, 10**9])
-def test_a_store_holds_the_same_whatever_fits_into_memory(stored, most_bytes, tmp_path, monkeypatch):
+def test_a_store_holds_the_same_whatever_fits_into_memory(
+    stored, most_bytes, tmp_path, monkeypatch
+):
     blocks = propagating.edge_blocks
     monkeypatch.setattr(propagating, "edge_blocks", lambda data: blocks(data, block=100))
     with StoreWriter(tmp_path / "new.store", "key") as writer:
@@ -98,7 +106,9 @@ def test_a_store_holds_the_same_whatever_fits_into_memory(stored, most_bytes, tm
     torch.testing.assert_close(new.x, propagate(stored, 2)[0], rtol=1e-5, atol=1e-6)
     assert new.colour == "red" and new.num_categories == 2
     assert all(torch.equal(new[name], own[name]) for name in ("y", "train_mask", "edge_attr"))
-    inodes = [(tmp_path / folder / "edges.bin").stat().st_ino for folder in ("new.store", "own.store")]
+    inodes = [
+        (tmp_path / folder / "edges.bin").stat().st_ino for folder in ("new.store", "own.store")
+    ]
     assert inodes[0] == inodes[1], "the edges were copied"
 
 
@@ -115,12 +125,20 @@ def test_without_links_the_arrays_are_copied(stored, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_links", [True, False])
-def test_a_kill_at_any_write_of_a_graph_or_of_what_it_shares_loses_nothing(tmp_path, monkeypatch, has_links):
+def test_a_kill_at_any_write_of_a_graph_or_of_what_it_shares_loses_nothing(
+    tmp_path, monkeypatch, has_links
+):
     """Without links, as across disks, arrays of another store are copied."""
     graph = random_graph(20, 60, 1)
-    torch.save({"x": graph.x, "edge_index": graph.edge_index.as_tensor().long()}, tmp_path / "graph.pt")
+    torch.save(
+        {"x": graph.x, "edge_index": graph.edge_index.as_tensor().long()}, tmp_path / "graph.pt"
+    )
     config = FileConfig(path=str(tmp_path / "graph.pt"), propagate=1)
-    expected, calls, link = load(config, tmp_path / "cache", degrees=True), itertools.count(), os.link
+    expected, calls, link = (
+        load(config, tmp_path / "cache", degrees=True),
+        itertools.count(),
+        os.link,
+    )
 
     def other_disk(*paths):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
@@ -130,6 +148,7 @@ def test_a_kill_at_any_write_of_a_graph_or_of_what_it_shares_loses_nothing(tmp_p
             if next(calls) == point:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args)
+
         return call
 
     monkeypatch.setattr(os, "link", link if has_links else other_disk)
@@ -144,10 +163,12 @@ def test_a_kill_at_any_write_of_a_graph_or_of_what_it_shares_loses_nothing(tmp_p
 
         statuses.append(status_of(forked(write)))
         found = load(config, cache, degrees=True)
-        assert torch.equal(found.x, expected.x) and torch.equal(found.edge_index.as_tensor(),
-                                                                expected.edge_index.as_tensor())
+        assert torch.equal(found.x, expected.x) and torch.equal(
+            found.edge_index.as_tensor(), expected.edge_index.as_tensor()
+        )
         assert {path.name for path in cache.glob("graphs/*")} == {
-            path.name for path in (tmp_path / "cache").glob("graphs/*")}
+            path.name for path in (tmp_path / "cache").glob("graphs/*")
+        }
     assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0] and len(statuses) > 20
 
 
@@ -176,7 +197,9 @@ def test_a_writer_that_was_interrupted_is_gone_on_with(stored, tmp_path, monkeyp
                 write_propagated(writer, stored, 2)
         except KeyboardInterrupt:
             assert not store.is_store(tmp_path / "new.store")
-    torch.testing.assert_close(open_graph(tmp_path / "new.store").x, propagate(stored, 2)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        open_graph(tmp_path / "new.store").x, propagate(stored, 2)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -185,12 +208,18 @@ def test_features_are_averaged_once_and_kept_beside_the_graph(on_disk, tmp_path,
     caplog.set_level("INFO")
     plain = load(SyntheticProteinsConfig(**SMALL), tmp_path / "plain")
     whole = load(config, tmp_path)
-    assert whole.num_categories == plain.num_categories and whole.content_hash == f"{plain.content_hash}-hops-2"
+    assert (
+        whole.num_categories == plain.num_categories
+        and whole.content_hash == f"{plain.content_hash}-hops-2"
+    )
     np.testing.assert_allclose(whole.x, expected(plain, 2), rtol=1e-3, atol=1e-4)
     assert caplog.text.count("averaging 8 features over 2 hops") == 1
     again, told = load(config, tmp_path), load(config, tmp_path, content_hash=whole.content_hash)
     assert caplog.text.count("averaging") == 1
-    assert all(torch.equal(other.x, whole.x) and other.content_hash == whole.content_hash for other in (again, told))
+    assert all(
+        torch.equal(other.x, whole.x) and other.content_hash == whole.content_hash
+        for other in (again, told)
+    )
     assert told.on_disk == on_disk and told.store == whole.store
 
 
@@ -219,7 +248,12 @@ def test_a_store_without_its_number_of_categories_has_none(on_disk, stored, tmp_
     manifest = json.loads((Path(stored.store) / store.MANIFEST).read_text())
     del manifest["values"]["num_categories"]
     (Path(stored.store) / store.MANIFEST).write_text(json.dumps(manifest))
-    assert load(StoreConfig(path=str(stored.store), propagate=1, on_disk=on_disk), tmp_path).num_categories == 0
+    assert (
+        load(
+            StoreConfig(path=str(stored.store), propagate=1, on_disk=on_disk), tmp_path
+        ).num_categories
+        == 0
+    )
 
 
 def test_features_of_an_earlier_version_without_moments_are_averaged_again(tmp_path, caplog):
@@ -235,10 +269,16 @@ def test_features_of_an_earlier_version_without_moments_are_averaged_again(tmp_p
 
 def test_hidden_links_do_not_show_in_the_features(tmp_path):
     graph = random_graph(40, 200, 1, edge_dim=1)
-    torch.save({"x": graph.x, "edge_index": graph.edge_index.as_tensor().long()}, tmp_path / "graph.pt")
-    config = FileConfig(path=str(tmp_path / "graph.pt"), train_fraction=0.6, valid_fraction=0.2, propagate=1)
+    torch.save(
+        {"x": graph.x, "edge_index": graph.edge_index.as_tensor().long()}, tmp_path / "graph.pt"
+    )
+    config = FileConfig(
+        path=str(tmp_path / "graph.pt"), train_fraction=0.6, valid_fraction=0.2, propagate=1
+    )
     data = load_links(config, tmp_path)
-    plain = load_links(FileConfig(path=config.path, train_fraction=0.6, valid_fraction=0.2), tmp_path)
+    plain = load_links(
+        FileConfig(path=config.path, train_fraction=0.6, valid_fraction=0.2), tmp_path
+    )
     assert torch.equal(data.edge_index.as_tensor(), plain.edge_index.as_tensor())
     np.testing.assert_allclose(data.x, expected(plain, 1), rtol=1e-4, atol=1e-5)
     assert torch.equal(load_links(config, tmp_path, content_hash=data.content_hash).x, data.x)
@@ -247,25 +287,50 @@ def test_hidden_links_do_not_show_in_the_features(tmp_path):
 def test_features_that_memory_cannot_hold_are_refused(stored, monkeypatch):
     monkeypatch.setattr(propagating, "machine_memory", lambda: 40 * (3 * 10 + 2) * 4)
     propagate(stored, 9)[0]
-    with pytest.raises(ValueError, match=r"data.propagate=10: the features of 40 nodes over all hops take 5.6 kB, but "
-                                         "this machine has .*: lower it, or set data.on_disk=true"):
+    with pytest.raises(
+        ValueError,
+        match=r"data.propagate=10: the features of 40 nodes over all hops take 5.6 kB, but "
+        "this machine has .*: lower it, or set data.on_disk=true",
+    ):
         propagate(stored, 10)[0]
 
 
 def test_a_graph_without_edges_is_refused(tmp_path):
-    torch.save({"x": torch.rand(6, 2), "edge_index": torch.empty(2, 0, dtype=torch.int64)}, tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match="data.propagate=1 averages over edges, and .*graph.pt has none"):
+    torch.save(
+        {"x": torch.rand(6, 2), "edge_index": torch.empty(2, 0, dtype=torch.int64)},
+        tmp_path / "graph.pt",
+    )
+    with pytest.raises(
+        ValueError, match="data.propagate=1 averages over edges, and .*graph.pt has none"
+    ):
         load(FileConfig(path=str(tmp_path / "graph.pt"), propagate=1), tmp_path)
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["data.propagate=-1"], r"data.propagate must be in \[0, 100\), not -1"),
-    (["data.propagate=100"], "data.propagate must be less than 100, not 100"),
-    (["+experiment=ogbg_molhiv", "data.folder=.", "data.propagate=1"], "data.propagate=1 needs one graph"),
-    (["features=embedding", "data.propagate=1"], "needs features.concat=true, since the table replaces the features"),
-    (["trainer=node_embedding", "data=edges", "data.path=pyproject.toml", "data.propagate=1"],
-     "data.propagate=1 needs trainer=gnn, since other trainers read no node features"),
-    (["trainer=knowledge", "data=math", "data.propagate=1"], "data.propagate=1 needs")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["data.propagate=-1"], r"data.propagate must be in \[0, 100\), not -1"),
+        (["data.propagate=100"], "data.propagate must be less than 100, not 100"),
+        (
+            ["+experiment=ogbg_molhiv", "data.folder=.", "data.propagate=1"],
+            "data.propagate=1 needs one graph",
+        ),
+        (
+            ["features=embedding", "data.propagate=1"],
+            "needs features.concat=true, since the table replaces the features",
+        ),
+        (
+            [
+                "trainer=node_embedding",
+                "data=edges",
+                "data.path=pyproject.toml",
+                "data.propagate=1",
+            ],
+            "data.propagate=1 needs trainer=gnn, since other trainers read no node features",
+        ),
+        (["trainer=knowledge", "data=math", "data.propagate=1"], "data.propagate=1 needs"),
+    ],
+)
 def test_what_cannot_be_propagated_is_refused(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         config = configure(*overrides)

@@ -17,8 +17,14 @@ from parallel_epochs.pipeline.data.readers import saved_graph as file
 
 def graph() -> Data:
     ends = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
-    return Data(x=torch.rand(6, 3), edge_index=torch.cat([ends, ends.flip(0)], 1), y=torch.arange(6) % 2,
-                pos=torch.rand(6, 3), norm=torch.rand(6, 3), edge_attr=torch.rand(14, 1))
+    return Data(
+        x=torch.rand(6, 3),
+        edge_index=torch.cat([ends, ends.flip(0)], 1),
+        y=torch.arange(6) % 2,
+        pos=torch.rand(6, 3),
+        norm=torch.rand(6, 3),
+        edge_attr=torch.rand(14, 1),
+    )
 
 
 def transformed(name: str) -> object:
@@ -26,7 +32,15 @@ def transformed(name: str) -> object:
     try:
         with warnings.catch_warnings(action="ignore"):
             return getattr(T, name)()(graph())
-    except (TypeError, ValueError, ImportError, AttributeError, RuntimeError, AssertionError, IndexError):
+    except (
+        TypeError,
+        ValueError,
+        ImportError,
+        AttributeError,
+        RuntimeError,
+        AssertionError,
+        IndexError,
+    ):
         return None
 
 
@@ -45,10 +59,16 @@ def typed() -> HeteroData:
 
 OBJECTS = {
     **{name: found for name in T.__all__ if (found := transformed(name)) is not None},
-    "attributes by kind": asked_for_kinds(), "HeteroData": typed(), "dict": graph().to_dict(),
-    "EdgeIndex": Data(x=torch.rand(2, 1), edge_index=EdgeIndex(
-        [[0, 1], [1, 0]], sparse_size=(2, 2), sort_order="row").fill_cache_()),
-    "InMemoryDataset": InMemoryDataset.collate([graph()]), "InMemoryDataset, saved by ogb": (graph(), None)}
+    "attributes by kind": asked_for_kinds(),
+    "HeteroData": typed(),
+    "dict": graph().to_dict(),
+    "EdgeIndex": Data(
+        x=torch.rand(2, 1),
+        edge_index=EdgeIndex([[0, 1], [1, 0]], sparse_size=(2, 2), sort_order="row").fill_cache_(),
+    ),
+    "InMemoryDataset": InMemoryDataset.collate([graph()]),
+    "InMemoryDataset, saved by ogb": (graph(), None),
+}
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -58,15 +78,20 @@ def test_what_pyg_and_ogb_save_is_opened(name, tmp_path):
     assert type(loaded) is type(saved)
     if isinstance(saved, Data):
         assert loaded.to_dict().keys() == saved.to_dict().keys()
-        assert all(torch.equal(loaded[key], value) for key, value in saved.to_dict().items()
-                   if isinstance(value, Tensor) and value.layout == torch.strided)
+        assert all(
+            torch.equal(loaded[key], value)
+            for key, value in saved.to_dict().items()
+            if isinstance(value, Tensor) and value.layout == torch.strided
+        )
 
 
 def test_most_transforms_are_tried():
     assert len(OBJECTS) > 30
 
 
-@pytest.mark.parametrize("name", ["ToUndirected", "attributes by kind", "EdgeIndex", "InMemoryDataset, saved by ogb"])
+@pytest.mark.parametrize(
+    "name", ["ToUndirected", "attributes by kind", "EdgeIndex", "InMemoryDataset, saved by ogb"]
+)
 def test_its_graph_is_read(name, tmp_path):
     torch.save(OBJECTS[name], tmp_path / "graph.pt")
     data = file.read(tmp_path / "graph.pt", needs_labels=False)
@@ -74,12 +99,16 @@ def test_its_graph_is_read(name, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-@pytest.mark.parametrize("name", ["InMemoryDataset, saved by ogb", "HeteroData", "dict", "EdgeIndex"])
+@pytest.mark.parametrize(
+    "name", ["InMemoryDataset, saved by ogb", "HeteroData", "dict", "EdgeIndex"]
+)
 def test_other_pickle_protocols_are_read(name, protocol, tmp_path):
     """ogb saves what it has processed with protocol 4."""
     torch.save(OBJECTS[name], tmp_path / "graph.pt", pickle_protocol=protocol)
     torch.save(OBJECTS[name], tmp_path / "same.pt")
-    found, same = (file.read(tmp_path / path, needs_labels=False) for path in ("graph.pt", "same.pt"))
+    found, same = (
+        file.read(tmp_path / path, needs_labels=False) for path in ("graph.pt", "same.pt")
+    )
     assert found.keys() == same.keys() and torch.equal(found.x, same.x)
     assert torch.equal(torch.as_tensor(found.edge_index), torch.as_tensor(same.edge_index))
 
@@ -97,8 +126,14 @@ def test_code_in_another_protocol_is_not_run(protocol, tmp_path, capsys):
     assert "EXECUTED" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("value", [
-    "text", ["a", "a", ("b", "b"), {"c": ["a", 1, 2**40, 1.5, None, True]}], {"x" * 300: {}, "é\ud800": ()}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        ["a", "a", ("b", "b"), {"c": ["a", 1, 2**40, 1.5, None, True]}],
+        {"x" * 300: {}, "é\ud800": ()},
+    ],
+)
 def test_a_rewritten_stream_means_the_same(value):
     for protocol in (3, 4, 5):
         stream = to_protocol_2(pickle.dumps(value, protocol))
@@ -112,12 +147,25 @@ def test_a_transposed_adjacency_matrix_stands_for_edges(weighted, tmp_path):
     weights = {"edge_weight": data.edge_attr[:, 0]} if weighted else {}
     del data.edge_attr
     with warnings.catch_warnings(action="ignore"):
-        transpose = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)  # with torch_sparse too
+        transpose = T.ToSparseTensor(
+            attr="edge_weight", layout=torch.sparse_csr
+        )  # with torch_sparse too
         torch.save(transpose(Data(**data.to_dict(), **weights)), tmp_path / "adj_t.pt")
-        torch.save(HeteroData({"a": {"num_nodes": 6}, ("a", "to", "a"): {"adj_t": torch.load(
-            tmp_path / "adj_t.pt", weights_only=False).adj_t}}), tmp_path / "typed.pt")
+        torch.save(
+            HeteroData(
+                {
+                    "a": {"num_nodes": 6},
+                    ("a", "to", "a"): {
+                        "adj_t": torch.load(tmp_path / "adj_t.pt", weights_only=False).adj_t
+                    },
+                }
+            ),
+            tmp_path / "typed.pt",
+        )
     torch.save(Data(**data.to_dict(), **weights), tmp_path / "edges.pt")
-    found, wanted = (file.read(tmp_path / name, needs_labels=False) for name in ("adj_t.pt", "edges.pt"))
+    found, wanted = (
+        file.read(tmp_path / name, needs_labels=False) for name in ("adj_t.pt", "edges.pt")
+    )
 
     def weight_of(graph) -> dict:
         values = [1] * 14 if graph.edge_attr is None else graph.edge_attr[:, 0].tolist()
@@ -127,5 +175,7 @@ def test_a_transposed_adjacency_matrix_stands_for_edges(weighted, tmp_path):
     typed = file.read(tmp_path / "typed.pt", reverse_relations=False, needs_labels=False)
     assert weight_of(typed).keys() == weight_of(wanted).keys()
     torch.save({"x": data.x, "adj_t": torch.eye(6)}, tmp_path / "dense.pt")
-    with pytest.raises(ValueError, match="there is no edge_index, and adj_t is .*, not a sparse tensor"):
+    with pytest.raises(
+        ValueError, match="there is no edge_index, and adj_t is .*, not a sparse tensor"
+    ):
         file.read(tmp_path / "dense.pt")

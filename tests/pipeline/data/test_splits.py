@@ -6,12 +6,21 @@ import pytest
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 
 
-@pytest.mark.parametrize("count, fractions, sizes", [
-    (10, (0.5, 0.25), (5, 2, 3)), (10, (0.35, 0.35), (3, 4, 3)), (11, (0.8, 0.1), (8, 1, 2)),
-    (3, (0.5, 0.5), (1, 2, 0)), (4, (0.25, 0.0), (1, 0, 3))])
+@pytest.mark.parametrize(
+    "count, fractions, sizes",
+    [
+        (10, (0.5, 0.25), (5, 2, 3)),
+        (10, (0.35, 0.35), (3, 4, 3)),
+        (11, (0.8, 0.1), (8, 1, 2)),
+        (3, (0.5, 0.5), (1, 2, 0)),
+        (4, (0.25, 0.0), (1, 0, 3)),
+    ],
+)
 def test_sizes_are_those_of_the_rounded_ends(count, fractions, sizes):
     """Each end is rounded down: with 0.35 and 0.35 of ten, seven are not for the test."""
-    order = 2 * np.arange(count)[::-1].copy() + 1  # of numbers of which every other one is in no split
+    order = (
+        2 * np.arange(count)[::-1].copy() + 1
+    )  # of numbers of which every other one is in no split
     masks = divide(order, 2 * count, *fractions)
     assert tuple(int(mask.sum()) for mask in masks) == sizes
     ends = np.cumsum([0, *sizes])
@@ -24,19 +33,32 @@ def test_borders_of_times_and_equal_times_at_a_border(caplog):
     order, times = np.array([4, 2, 0, 1, 3, 5]), np.array([1.0, 2.0, 2.0, 2.0, 3.0, 4.0])
     masks = divide(order, 6, 0.5, 0.34, times=times)
     assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 2, 4], [1, 3], [5]]
-    assert "border of training and validation is within 3 labels of one time, 2 before it and 1" in caplog.text
+    assert (
+        "border of training and validation is within 3 labels of one time, 2 before it and 1"
+        in caplog.text
+    )
     assert "border of validation and test" not in caplog.text
     masks = divide(order, 6, 0.5, 0.34, times=times, until=(2.0, 3.5))
     assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 1, 2, 4], [3], [5]]
     with pytest.raises(ValueError, match="data.train_until is before all times of 6 labels"):
         divide(order, 6, 0.5, 0.34, times=times, until=(0.0, 3.5))
-    with pytest.raises(ValueError, match="no time of 6 labels is after data.train_until and not after"):
+    with pytest.raises(
+        ValueError, match="no time of 6 labels is after data.train_until and not after"
+    ):
         divide(order, 6, 0.5, 0.34, times=times, until=(2.0, 2.0))
 
 
-@pytest.mark.parametrize("sizes, fractions, expected", [
-    ((5, 3, 2), (0.5, 0.3), (5, 3, 2)), ((9, 1, 1), (0.5, 0.25), (9, 1, 1)), ((1, 1, 9), (0.5, 0.25), (1, 1, 9)),
-    ((4, 4), (0.5, 0.5), (4, 4, 0)), ((4, 4), (0.5, 0.0), (4, 0, 4)), ((6, 1, 5), (0.5, 0.0), (6, 0, 6))])
+@pytest.mark.parametrize(
+    "sizes, fractions, expected",
+    [
+        ((5, 3, 2), (0.5, 0.3), (5, 3, 2)),
+        ((9, 1, 1), (0.5, 0.25), (9, 1, 1)),
+        ((1, 1, 9), (0.5, 0.25), (1, 1, 9)),
+        ((4, 4), (0.5, 0.5), (4, 4, 0)),
+        ((4, 4), (0.5, 0.0), (4, 0, 4)),
+        ((6, 1, 5), (0.5, 0.0), (6, 0, 6)),
+    ],
+)
 def test_borders_of_groups_are_the_nearest_that_leave_no_split_empty(sizes, fractions, expected):
     groups = np.repeat(np.arange(len(sizes)), sizes)
     masks = divide(np.arange(len(groups)), len(groups), *fractions, groups=groups)

@@ -11,23 +11,40 @@ import torch
 
 from parallel_epochs.models.embedding import distances, triples as scoring
 from parallel_epochs.models.embedding.triple_losses import cubes, negative_sampling, one_vs_all
-from parallel_epochs.models.embedding.triples import MODELS, TripleTables, compare, first_rows, match, modulus
+from parallel_epochs.models.embedding.triples import (
+    MODELS,
+    TripleTables,
+    compare,
+    first_rows,
+    match,
+    modulus,
+)
 from parallel_epochs.pipeline.data.cache import hash_content, load, read
 from parallel_epochs.pipeline.data.config import MathConfig, TriplesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.knowledge.build import describe
 from tests.helpers.tensors import same_for_any_threads
 
-ROWS = {"train": ["b\tlikes\ta", "a\tlikes\tc", "c\tknows\tb"], "valid": ["a\tknows\tb"], "test": ["b\tknows\tc"]}
-VARIANTS = {**MODELS, "transe2": scoring.TripleModel("transe", MODELS["transe"].query_tails,
-                                                     MODELS["transe"].query_heads, "l2")}
+ROWS = {
+    "train": ["b\tlikes\ta", "a\tlikes\tc", "c\tknows\tb"],
+    "valid": ["a\tknows\tb"],
+    "test": ["b\tknows\tc"],
+}
+VARIANTS = {
+    **MODELS,
+    "transe2": scoring.TripleModel(
+        "transe", MODELS["transe"].query_tails, MODELS["transe"].query_heads, "l2"
+    ),
+}
 
 
 def write(folder, rows=ROWS, ending=".txt", separator="\t"):
     folder.mkdir(exist_ok=True)
     for split, lines in rows.items():
         content = "".join(line.replace("\t", separator) + "\n" for line in lines).encode()
-        (folder / f"{split}{ending}").write_bytes(gzip.compress(content) if ending.endswith(".gz") else content)
+        (folder / f"{split}{ending}").write_bytes(
+            gzip.compress(content) if ending.endswith(".gz") else content
+        )
     return folder
 
 
@@ -42,10 +59,21 @@ def as_names(data) -> list[tuple[str, str, str]]:
 EXPECTED = [tuple(line.split("\t")) for lines in ROWS.values() for line in lines]
 
 
-@pytest.mark.parametrize("ending, separator", [(".txt", "\t"), (".tsv", "\t"), (".del", " "), (".csv", ","),
-                                               (".txt.gz", "\t"), (".csv", ", ")])
+@pytest.mark.parametrize(
+    "ending, separator",
+    [
+        (".txt", "\t"),
+        (".tsv", "\t"),
+        (".del", " "),
+        (".csv", ","),
+        (".txt.gz", "\t"),
+        (".csv", ", "),
+    ],
+)
 def test_tables_are_read_as_they_come(tmp_path, ending, separator):
-    data = read(TriplesConfig(folder=str(write(tmp_path / "kg", ending=ending, separator=separator))))
+    data = read(
+        TriplesConfig(folder=str(write(tmp_path / "kg", ending=ending, separator=separator)))
+    )
     assert as_names(data) == EXPECTED and data.triple_ptr.tolist() == [0, 3, 4, 5]
     assert unpack_names(data) == ["a", "b", "c"] and data.num_relations == 2
 
@@ -58,10 +86,15 @@ def test_quoted_names_are_read_as_their_writer_meant_them(tmp_path, separator):
         with open(tmp_path / f"{split}.csv", "w", newline="") as file:
             csv.writer(file, delimiter=separator).writerows(part)
     assert as_names(read(TriplesConfig(folder=str(tmp_path)))) == rows
-    raw = {split: ['"' + line.replace("\t", '"\t"') + '"' for line in lines] for split, lines in ROWS.items()}
+    raw = {
+        split: ['"' + line.replace("\t", '"\t"') + '"' for line in lines]
+        for split, lines in ROWS.items()
+    }
     assert "a" in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "all", raw)))))
     some = {split: [line.replace("a", '"a"') for line in lines] for split, lines in ROWS.items()}
-    assert '"a"' in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "some", some)))))  # as literals of RDF
+    assert '"a"' in unpack_names(
+        read(TriplesConfig(folder=str(write(tmp_path / "some", some))))
+    )  # as literals of RDF
     raw["valid"] = ['5"\tr\t"a"']  # no writer of CSV does so: marks are a part of the names
     assert '"a"' in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "kg", raw)))))
 
@@ -75,21 +108,37 @@ def test_an_archive_is_read_wherever_it_lies(tmp_path, monkeypatch):
     assert as_names(read(TriplesConfig(folder=str(path)))) == EXPECTED
     assert as_names(read(TriplesConfig(folder=str(path.parent)))) == EXPECTED
     monkeypatch.chdir(tmp_path)
-    digests = {hash_content(TriplesConfig(folder=name)) for name in ("alone", "alone/set.tar.gz", str(path))}
+    digests = {
+        hash_content(TriplesConfig(folder=name))
+        for name in ("alone", "alone/set.tar.gz", str(path))
+    }
     assert len(digests) == 1 and digests != {hash_content(TriplesConfig(folder="kg"))}
 
 
 def test_ids_are_numbered_as_numbers_blank_lines_and_a_head_are_left_out(tmp_path):
-    rows = {"train": ["head\trelation\ttail", "10\t0\t9", "", "9\t1\t2"], "valid": ["2\t0\t9"], "test": ["2\t1\t10"]}
+    rows = {
+        "train": ["head\trelation\ttail", "10\t0\t9", "", "9\t1\t2"],
+        "valid": ["2\t0\t9"],
+        "test": ["2\t1\t10"],
+    }
     data = read(TriplesConfig(folder=str(write(tmp_path / "kg", rows))))
-    assert unpack_names(data) == ["2", "9", "10"] and data.triples[:2].tolist() == [[2, 0, 1], [1, 1, 0]]
+    assert unpack_names(data) == ["2", "9", "10"] and data.triples[:2].tolist() == [
+        [2, 0, 1],
+        [1, 1, 0],
+    ]
 
 
 def test_a_header_of_other_words_and_blanks_around_names_are_left_out(tmp_path, caplog):
     caplog.set_level("INFO")
-    rows = {"train": ["from\tkind\tto", "1\tx\t3", "3\tx \t2"], "valid": [" 2\tx\t3"], "test": ["2\tx\t1"]}
+    rows = {
+        "train": ["from\tkind\tto", "1\tx\t3", "3\tx \t2"],
+        "valid": [" 2\tx\t3"],
+        "test": ["2\tx\t1"],
+    }
     data = read(TriplesConfig(folder=str(write(tmp_path / "kg", rows))))
-    assert unpack_names(data) == ["1", "2", "3"] and data.num_relations == 1 and len(data.triples) == 4
+    assert (
+        unpack_names(data) == ["1", "2", "3"] and data.num_relations == 1 and len(data.triples) == 4
+    )
     assert "train.txt: the first line is left out as a header: from kind to" in caplog.text
     (tmp_path / "kg" / "test.txt").write_bytes(b"1\tx\t3\ncaf\xe9\tx\t3\n")
     with pytest.raises(ValueError, match="test.txt: line 2 is not UTF-8 text: byte 0xe9"):
@@ -105,17 +154,32 @@ def test_a_changed_table_is_prepared_again(tmp_path):
     assert second.content_hash != first.content_hash and as_names(second)[-1] == ("a", "knows", "c")
 
 
-@pytest.mark.parametrize("rows, message", [
-    ({"train": ["a\tb"], "valid": ["a\tr\tb"], "test": ["a\tr\tb"]}, r"train.txt, line 1: 2 columns instead of three"),
-    ({**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1"]}, r"test.txt, line 2: 4 columns instead of three"),
-    ({**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1\t2"]}, r"test.txt, line 2: 5 columns instead of three"),
-    ({**ROWS, "valid": ["a\tr\tb", "", "a\tr"]}, r"valid.txt, line 3: 2 columns instead of three"),
-    ({**ROWS, "valid": ["a\tr\tb", "a\t\tb"]}, r"valid.txt, line 2"),
-    ({**ROWS, "valid": []}, r"valid.txt holds no triples"),
-    ({**ROWS, "valid": ["head\trelation\ttail"]}, r"valid.txt holds no triples"),
-    ({"train": ROWS["train"], "test": ROWS["test"]}, r"has no valid.txt"),
-    ({**ROWS, "dev": ROWS["valid"]}, r"has dev.txt and valid.txt: leave one"),
-])
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (
+            {"train": ["a\tb"], "valid": ["a\tr\tb"], "test": ["a\tr\tb"]},
+            r"train.txt, line 1: 2 columns instead of three",
+        ),
+        (
+            {**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1"]},
+            r"test.txt, line 2: 4 columns instead of three",
+        ),
+        (
+            {**ROWS, "test": ["a\tr\tb", "a\tr\tb\t1\t2"]},
+            r"test.txt, line 2: 5 columns instead of three",
+        ),
+        (
+            {**ROWS, "valid": ["a\tr\tb", "", "a\tr"]},
+            r"valid.txt, line 3: 2 columns instead of three",
+        ),
+        ({**ROWS, "valid": ["a\tr\tb", "a\t\tb"]}, r"valid.txt, line 2"),
+        ({**ROWS, "valid": []}, r"valid.txt holds no triples"),
+        ({**ROWS, "valid": ["head\trelation\ttail"]}, r"valid.txt holds no triples"),
+        ({"train": ROWS["train"], "test": ROWS["test"]}, r"has no valid.txt"),
+        ({**ROWS, "dev": ROWS["valid"]}, r"has dev.txt and valid.txt: leave one"),
+    ],
+)
 def test_bad_tables_are_refused_with_the_place(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         read(TriplesConfig(folder=str(write(tmp_path / "kg", rows))))
@@ -131,16 +195,26 @@ def test_bad_files_are_refused(tmp_path):
         read(TriplesConfig(folder=str(tmp_path / "set.tar.gz")))
     with pytest.raises(ValueError, match=r"data.folder=nowhere does not exist"):
         TriplesConfig(folder="nowhere").check()
-    with pytest.raises(ValueError, match=r"data.components=largest needs one graph, but data=triples holds triples"):
+    with pytest.raises(
+        ValueError, match=r"data.components=largest needs one graph, but data=triples holds triples"
+    ):
         TriplesConfig(folder=str(folder), components="largest").check()
 
 
 def test_triples_that_training_tells_are_counted(tmp_path):
-    rows = {"train": ["a\tknows\tb", "b\tis_known_by\ta", "c\tknows\td"], "valid": ["b\tknows\tc", "a\tknows\ta"],
-            "test": ["a\tknows\tb", "d\tis_known_by\tc", "a\tis_known_by\tc"]}
-    text = describe(load(TriplesConfig(folder=str(write(tmp_path / "kg", rows))), tmp_path / "cache"))
+    rows = {
+        "train": ["a\tknows\tb", "b\tis_known_by\ta", "c\tknows\td"],
+        "valid": ["b\tknows\tc", "a\tknows\ta"],
+        "test": ["a\tknows\tb", "d\tis_known_by\tc", "a\tis_known_by\tc"],
+    }
+    text = describe(
+        load(TriplesConfig(folder=str(write(tmp_path / "kg", rows))), tmp_path / "cache")
+    )
     assert "; 1 test triple among those of training too" in text and "valid triple" not in text
-    assert "67% of the test triples link two entities that a training triple links the other way round" in text
+    assert (
+        "67% of the test triples link two entities that a training triple links the other way round"
+        in text
+    )
 
 
 def test_what_training_does_not_have_is_counted_and_kept(tmp_path):
@@ -158,7 +232,13 @@ def test_arithmetic_is_right_and_no_triple_is_there_twice():
     data = read(MathConfig())
     assert data.num_nodes == 1000 and data.num_relations == 150
     assert data.triple_ptr.tolist() == [0, 20_000, 21_000, 22_000]
-    made = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__, "%": int.__mod__}
+    made = {
+        "+": int.__add__,
+        "-": int.__sub__,
+        "*": int.__mul__,
+        "/": int.__floordiv__,
+        "%": int.__mod__,
+    }
     for head, relation, tail in as_names(data):
         assert made[relation[0]](int(head), int(relation[1:])) % 1000 == int(tail)
     assert len(data.triples.unique(dim=0)) == 22_000
@@ -171,7 +251,11 @@ def test_arithmetic_is_right_and_no_triple_is_there_twice():
 def rows_of(model, num=3, dim=8):
     rng = torch.Generator().manual_seed(1)
     heads, tails = (torch.randn(num, dim, generator=rng, dtype=torch.float64) for _ in range(2))
-    return heads, torch.randn(num, model.relation_dim(dim), generator=rng, dtype=torch.float64), tails
+    return (
+        heads,
+        torch.randn(num, model.relation_dim(dim), generator=rng, dtype=torch.float64),
+        tails,
+    )
 
 
 def by_the_book(name, h, r, t) -> float:
@@ -194,7 +278,7 @@ def by_the_book(name, h, r, t) -> float:
 
 
 def _complex(row):
-    return row[:len(row) // 2] + 1j * row[len(row) // 2:]
+    return row[: len(row) // 2] + 1j * row[len(row) // 2 :]
 
 
 def _matrix(q):
@@ -224,12 +308,20 @@ def test_scores_are_those_of_the_papers(name):
 def test_scores_of_all_entities_are_those_of_single_triples(name):
     model = VARIANTS[name]
     heads, relations, tails = rows_of(model)
-    for all_of_them, anchors in ((model.score_tails(heads, relations, tails), heads),
-                                 (model.score_heads(tails, relations, heads), tails)):
+    for all_of_them, anchors in (
+        (model.score_tails(heads, relations, tails), heads),
+        (model.score_heads(tails, relations, heads), tails),
+    ):
         for i in range(3):
             for j in range(3):
-                triple = (heads[i], relations[i], tails[j]) if anchors is heads else (heads[j], relations[i], tails[i])
-                assert float(all_of_them[i, j]) == pytest.approx(float(model.score(*triple)), rel=1e-12)
+                triple = (
+                    (heads[i], relations[i], tails[j])
+                    if anchors is heads
+                    else (heads[j], relations[i], tails[i])
+                )
+                assert float(all_of_them[i, j]) == pytest.approx(
+                    float(model.score(*triple)), rel=1e-12
+                )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -245,12 +337,21 @@ def test_gradients_of_scores_are_finite_differences(name):
 def test_moduli_in_blocks_and_batches_are_the_plain_ones(monkeypatch):
     monkeypatch.setattr(distances, "BLOCK", 40)
     rng = torch.Generator().manual_seed(0)
-    queries, entities = (torch.randn(2, n, 6, generator=rng, dtype=torch.float64, requires_grad=True) for n in (7, 5))
+    queries, entities = (
+        torch.randn(2, n, 6, generator=rng, dtype=torch.float64, requires_grad=True) for n in (7, 5)
+    )
     found = compare(queries, entities, "modulus")
-    plain = match(queries.unsqueeze(2).expand(2, 7, 5, 6), entities.unsqueeze(1).expand(2, 7, 5, 6), "modulus")
+    plain = match(
+        queries.unsqueeze(2).expand(2, 7, 5, 6), entities.unsqueeze(1).expand(2, 7, 5, 6), "modulus"
+    )
     torch.testing.assert_close(found, plain)
     weight = torch.rand(found.shape, generator=rng, dtype=torch.float64)
-    for a, b in zip(*(torch.autograd.grad((scores * weight).sum(), (queries, entities)) for scores in (found, plain))):
+    for a, b in zip(
+        *(
+            torch.autograd.grad((scores * weight).sum(), (queries, entities))
+            for scores in (found, plain)
+        )
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -258,12 +359,21 @@ def test_moduli_in_blocks_and_batches_are_the_plain_ones(monkeypatch):
 def test_moduli_of_cpp_are_those_of_torch(half):
     assert distances.LIBRARY.get() is not None, distances.LIBRARY.missing()
     rng = torch.Generator().manual_seed(half)
-    queries, entities = (torch.randn(3, n, 2 * half, generator=rng, requires_grad=True) for n in (5, 9))
+    queries, entities = (
+        torch.randn(3, n, 2 * half, generator=rng, requires_grad=True) for n in (5, 9)
+    )
     entities.data[1, 2] = queries.data[1, 3]  # at a distance of zero
-    ours, plain = (distances.modulus_distances(queries, entities, native=native) for native in (True, False))
+    ours, plain = (
+        distances.modulus_distances(queries, entities, native=native) for native in (True, False)
+    )
     torch.testing.assert_close(ours, plain)
     weight = torch.rand(ours.shape, generator=rng)
-    for a, b in zip(*(torch.autograd.grad((scores * weight).sum(), (queries, entities)) for scores in (ours, plain))):
+    for a, b in zip(
+        *(
+            torch.autograd.grad((scores * weight).sum(), (queries, entities))
+            for scores in (ours, plain)
+        )
+    ):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     queries.data[0, 0, 0] = float("nan")
     assert distances.modulus_distances(queries, entities)[0, 0].isnan().all()
@@ -283,26 +393,42 @@ def test_moduli_have_the_same_bits_for_any_number_of_threads():
 def test_a_distance_of_zero_has_a_finite_gradient():
     for comparison in ("l1", "l2", "modulus"):
         row = torch.ones(1, 4, requires_grad=True)
-        (match(row, row.detach(), comparison).sum() + compare(row, row.detach(), comparison).sum()).backward()
+        (
+            match(row, row.detach(), comparison).sum()
+            + compare(row, row.detach(), comparison).sum()
+        ).backward()
         assert torch.isfinite(row.grad).all(), comparison
 
 
 @pytest.mark.parametrize("at_once", [None, 2, 1])
 def test_one_vs_all_is_the_cross_entropy_of_every_answer(at_once):
     rng = torch.Generator().manual_seed(0)
-    queries, entities = (torch.randn(n, 4, generator=rng, dtype=torch.float64, requires_grad=True) for n in (3, 6))
-    query_of, answers = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([1, 5, 0, 2, 2, 4])  # one of them twice
+    queries, entities = (
+        torch.randn(n, 4, generator=rng, dtype=torch.float64, requires_grad=True) for n in (3, 6)
+    )
+    query_of, answers = (
+        torch.tensor([0, 0, 1, 2, 2, 2]),
+        torch.tensor([1, 5, 0, 2, 2, 4]),
+    )  # one of them twice
     fast = one_vs_all(queries, entities, query_of, answers, at_once=at_once)
-    plain = torch.nn.functional.cross_entropy((queries @ entities.mT)[query_of], answers, reduction="sum")
+    plain = torch.nn.functional.cross_entropy(
+        (queries @ entities.mT)[query_of], answers, reduction="sum"
+    )
     torch.testing.assert_close(fast, plain)
-    for a, b in zip(*(torch.autograd.grad(2 * loss, (queries, entities)) for loss in (fast, plain))):
+    for a, b in zip(
+        *(torch.autograd.grad(2 * loss, (queries, entities)) for loss in (fast, plain))
+    ):
         torch.testing.assert_close(a, b)
     assert torch.autograd.gradcheck(
-        lambda q, e: one_vs_all(q, e, query_of, answers, at_once=at_once), (queries, entities))
+        lambda q, e: one_vs_all(q, e, query_of, answers, at_once=at_once), (queries, entities)
+    )
 
 
 def test_negatives_are_weighted_by_their_own_scores():
-    positive, negative = torch.tensor([0.5], dtype=torch.float64), torch.tensor([[-1.0, 2.0]], dtype=torch.float64)
+    positive, negative = (
+        torch.tensor([0.5], dtype=torch.float64),
+        torch.tensor([[-1.0, 2.0]], dtype=torch.float64),
+    )
 
     def sigma(x):
         return 1 / (1 + math.exp(-x))
@@ -322,13 +448,17 @@ def test_negatives_are_weighted_by_their_own_scores():
 def test_cubes_are_of_moduli():
     rows = torch.tensor([[3.0, 1.0, 4.0, 0.0]])
     assert modulus(rows, 2).tolist() == [[5.0, 1.0]] and cubes(rows, 2).tolist() == [126.0]
-    assert cubes(rows, 1).tolist() == [27 + 1 + 64] and modulus(rows, 4).tolist() == [[pytest.approx(26 ** 0.5)]]
+    assert cubes(rows, 1).tolist() == [27 + 1 + 64] and modulus(rows, 4).tolist() == [
+        [pytest.approx(26**0.5)]
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_first_rows_have_the_shapes_and_sizes_of_the_papers(name):
     model = MODELS[name]
-    entities, relations = first_rows(model, 500, 20, 40, margin=9.0, scale=1e-3, rng=torch.Generator().manual_seed(0))
+    entities, relations = first_rows(
+        model, 500, 20, 40, margin=9.0, scale=1e-3, rng=torch.Generator().manual_seed(0)
+    )
     assert entities.shape == (500, 40) and relations.shape == (20, model.relation_dim(40))
     if model.is_distance:
         bound = 11 / (40 // model.parts)
@@ -343,7 +473,9 @@ def test_first_rows_have_the_shapes_and_sizes_of_the_papers(name):
 
 def test_heads_are_tails_of_reciprocal_relations():
     model, rng = MODELS["complex"], torch.Generator().manual_seed(0)
-    tables = TripleTables(model, torch.randn(5, 4, generator=rng), torch.randn(6, 4, generator=rng), reciprocal=True)
+    tables = TripleTables(
+        model, torch.randn(5, 4, generator=rng), torch.randn(6, 4, generator=rng), reciprocal=True
+    )
     found = tables.score_all(torch.tensor([1, 2]), torch.tensor([0, 2]), False)
     expected = model.score_tails(tables.entities[[1, 2]], tables.relations[[3, 5]], tables.entities)
     assert torch.equal(found, expected) and not found.requires_grad

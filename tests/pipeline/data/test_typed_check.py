@@ -15,13 +15,20 @@ def graph(tmp_path_factory):
     folder = tmp_path_factory.mktemp("typed")
     torch.save(make(), folder / "graph.pt")
     data = cache.load(FileConfig(path=str(folder / "graph.pt")), folder / "cache")
-    return {key: data[key] for key in data.keys() if key not in ("content_hash", "num_nodes", "types")} | {  # noqa: SIM118
-        "schema": data.types.to_value()}
+    return {
+        key: data[key] for key in data.keys() if key not in ("content_hash", "num_nodes", "types")
+    } | {  # noqa: SIM118
+        "schema": data.types.to_value()
+    }
 
 
 def open_changed(graph, tmp_path, change=lambda data: None):
-    data = Graph(**{key: value.clone() if key in ("x", "edge_attr", "train_mask") else value
-                         for key, value in graph.items()})
+    data = Graph(
+        **{
+            key: value.clone() if key in ("x", "edge_attr", "train_mask") else value
+            for key, value in graph.items()
+        }
+    )
     data.schema = dict(data.schema)
     change(data)
     with store.StoreWriter(tmp_path / "s") as writer:
@@ -36,36 +43,73 @@ def field(name, value):
 def entry(array, place, value):
     def change(data):
         data[array][place] = value
+
     return change
 
 
 BAD = {
-    "no schema": (lambda data: data.update({"schema": [1]}), "schema must have types, counts, widths, relations"),
-    "a field is missing": (lambda data: data.schema.pop("counts"), "schema must have types, counts, "),
+    "no schema": (
+        lambda data: data.update({"schema": [1]}),
+        "schema must have types, counts, widths, relations",
+    ),
+    "a field is missing": (
+        lambda data: data.schema.pop("counts"),
+        "schema must have types, counts, ",
+    ),
     "a strange field": (field("colour", "red"), "it has types, "),
-    "counts are texts": (field("counts", ["20", "12", "4"]), "schema: counts is ['20', '12', '4']; it must be a list"),
+    "counts are texts": (
+        field("counts", ["20", "12", "4"]),
+        "schema: counts is ['20', '12', '4']; it must be a list",
+    ),
     "a negative count": (field("counts", [20, 17, -1]), "schema: counts is [20, 17, -1]"),
     "too few counts": (field("counts", [20, 16]), "schema: counts has 2 numbers for 3 types"),
-    "another sum": (field("counts", [20, 12, 5]), "schema: the counts add up to 37, and there are 36 nodes"),
-    "other counts": (field("counts", [19, 13, 4]), "x: the last 3 columns of node 19 are not those of the type item"),
+    "another sum": (
+        field("counts", [20, 12, 5]),
+        "schema: the counts add up to 37, and there are 36 nodes",
+    ),
+    "other counts": (
+        field("counts", [19, 13, 4]),
+        "x: the last 3 columns of node 19 are not those of the type item",
+    ),
     "too wide": (field("widths", [3, 200, 2]), "schema: widths has 200, and x has "),
-    "a type less": (lambda data: data.schema.update(types=["user", "item"], averaged=[]),
-                    "num_categories is 3, and schema has 2 types"),
-    "a type twice": (field("types", ["user", "item", "user"]), "schema: types is ['user', 'item', 'user']"),
+    "a type less": (
+        lambda data: data.schema.update(types=["user", "item"], averaged=[]),
+        "num_categories is 3, and schema has 2 types",
+    ),
+    "a type twice": (
+        field("types", ["user", "item", "user"]),
+        "schema: types is ['user', 'item', 'user']",
+    ),
     "unknown labelled": (field("labelled", "dog"), "schema: there is no type 'dog'"),
     "no labelled": (field("labelled", None), "schema: labelled is missing"),
-    "labels of others": (entry("train_mask", 25, True), "train_mask selects nodes of other types than user"),
+    "labels of others": (
+        entry("train_mask", 25, True),
+        "train_mask selects nodes of other types than user",
+    ),
     "no relations": (field("relations", []), "schema: relations is []"),
     "a relation of two": (field("relations", [["user", "item"]]), "schema: relations is "),
-    "a relation of no type": (field("relations", [["user", "buys", "dog"]]), "and there is no type dog"),
-    "too few relations": (lambda data: data.schema.update(relations=data.schema["relations"][:2]),
-                          "relations are whole numbers from 0 to 1"),
-    "no edge_attr": (lambda data: data.pop("edge_attr"), "edge_attr must have the number of the relation"),
+    "a relation of no type": (
+        field("relations", [["user", "buys", "dog"]]),
+        "and there is no type dog",
+    ),
+    "too few relations": (
+        lambda data: data.schema.update(relations=data.schema["relations"][:2]),
+        "relations are whole numbers from 0 to 1",
+    ),
+    "no edge_attr": (
+        lambda data: data.pop("edge_attr"),
+        "edge_attr must have the number of the relation",
+    ),
     "half a relation": (entry("edge_attr", (7, 0), 0.5), "edge_attr: edge 7 has the relation 0.5"),
     "a relation beyond": (entry("edge_attr", (7, 0), 6.0), "edge_attr: edge 7 has the relation 6;"),
-    "a negative relation": (entry("edge_attr", (7, 0), -1.0), "edge_attr: edge 7 has the relation -1;"),
-    "a relation of other ends": (lambda data: data.edge_attr[:, 0].fill_(0),
-                                 "these have not the types of its relation"),
+    "a negative relation": (
+        entry("edge_attr", (7, 0), -1.0),
+        "edge_attr: edge 7 has the relation -1;",
+    ),
+    "a relation of other ends": (
+        lambda data: data.edge_attr[:, 0].fill_(0),
+        "these have not the types of its relation",
+    ),
 }
 
 
@@ -75,7 +119,9 @@ def test_a_schema_that_does_not_fit_is_refused(graph, tmp_path, monkeypatch, cas
     change, message = BAD[case]
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
         open_changed(graph, tmp_path, change)
-    assert "manifest.json: " in str(caught.value) and message in str(caught.value), str(caught.value)
+    assert "manifest.json: " in str(caught.value) and message in str(caught.value), str(
+        caught.value
+    )
 
 
 def test_one_that_fits_is_opened(graph, tmp_path):

@@ -23,14 +23,23 @@ def two_parts(tmp_path):
             data[name][key] = torch.cat([data[name][key], value])
     for (source, name, target), of_half in saved.edge_items():
         if target != "tag":
-            first = torch.tensor([[half if end == "user" else half // 2] for end in (source, target)])
+            first = torch.tensor(
+                [[half if end == "user" else half // 2] for end in (source, target)]
+            )
             for key, value in of_half.items():
                 more = value + first if key == "edge_index" else value
-                data[source, name, target][key] = torch.cat([data[source, name, target][key], more], dim=-1 if key ==
-                                                            "edge_index" else 0)
+                data[source, name, target][key] = torch.cat(
+                    [data[source, name, target][key], more], dim=-1 if key == "edge_index" else 0
+                )
     torch.save(data, tmp_path / "two.pt")
-    return [f"data.path={tmp_path / 'two.pt'}", "data=file", "partition.num_parts=2", "model.num_layers=2",
-            "model.hidden_channels=8", "train.epochs=1"]
+    return [
+        f"data.path={tmp_path / 'two.pt'}",
+        "data=file",
+        "partition.num_parts=2",
+        "model.num_layers=2",
+        "model.hidden_channels=8",
+        "train.epochs=1",
+    ]
 
 
 def opened(config, data, number: int):
@@ -52,10 +61,13 @@ def test_a_component_has_a_schema_of_its_own(configure, tmp_path, is_stored):
         for number, counts in ((1, [3, 2, 1]), (2, [1, 1, 1])):
             part = opened(config, data, number)
             schema = part.types
-            assert schema == dataclasses.replace(whole, counts=counts) and sum(counts) == part.num_nodes
+            assert (
+                schema == dataclasses.replace(whole, counts=counts)
+                and sum(counts) == part.num_nodes
+            )
             for place, name in enumerate(schema.names):
                 nodes = schema.nodes_of(name)
-                assert bool((part.x[nodes.start:nodes.stop, -3:].argmax(1) == place).all())
+                assert bool((part.x[nodes.start : nodes.stop, -3:].argmax(1) == place).all())
 
 
 def test_a_type_without_nodes_stays():
@@ -64,9 +76,13 @@ def test_a_type_without_nodes_stays():
     assert schema.restricted_to(torch.arange(9)) == schema
 
 
-@pytest.mark.parametrize("features", [[], ["features=embedding", "features.types=[item]", "features.channels=4"]])
+@pytest.mark.parametrize(
+    "features", [[], ["features=embedding", "features.types=[item]", "features.channels=4"]]
+)
 def test_components_are_trained_one_by_one(configure, tmp_path, two_parts, features):
-    found = train(configure(*two_parts, *features, "data.components=separate", "data.min_component_size=20"),
-                  tmp_path / "run")
+    found = train(
+        configure(*two_parts, *features, "data.components=separate", "data.min_component_size=20"),
+        tmp_path / "run",
+    )
     assert list(found["components"]) == ["1", "2"]
     assert all(0 <= score["test"] <= 1 for score in found["components"].values())

@@ -27,8 +27,12 @@ def whole(tmp_path_factory):
 def edges_of(data, *names):
     """Every edge of the relations of these names, as (relation, source, target)."""
     schema = data.types
-    found = [(schema.relations[int(number)], source, target) for number, (source, target) in zip(
-        data.edge_attr[:, 0], data.edge_index.as_tensor().t().tolist(), strict=True)]
+    found = [
+        (schema.relations[int(number)], source, target)
+        for number, (source, target) in zip(
+            data.edge_attr[:, 0], data.edge_index.as_tensor().t().tolist(), strict=True
+        )
+    ]
     return [edge for edge in found if not names or edge[0][1].removeprefix("rev_") in names]
 
 
@@ -36,14 +40,23 @@ def edges_of(data, *names):
 def test_only_edges_of_the_relation_and_of_its_reverse_are_divided(name, source, target, whole):
     data, graph, schema = divide_links(whole, SPLIT, "graph", name), hetero_graph(), whole.types
     first = [schema.nodes_of(kind).start for kind in (source, target)]
-    links = {(a + first[0], b + first[1]) for a, b in graph[source, name, target].edge_index.t().tolist()}
+    links = {
+        (a + first[0], b + first[1]) for a, b in graph[source, name, target].edge_index.t().tolist()
+    }
     train, valid, test = ({*map(tuple, data[f"{split}_pairs"].tolist())} for split in SPLITS)
     assert train | valid | test == links and len(train) + len(valid) + len(test) == len(links)
     assert [len(train), len(train) + len(valid)] == [int(0.6 * len(links)), int(0.8 * len(links))]
-    kept = [edge for edge in edges_of(whole) if edge[0][1].removeprefix("rev_") != name or (
-        edge[1:] if edge[0][1] == name else edge[:0:-1]) in train]
+    kept = [
+        edge
+        for edge in edges_of(whole)
+        if edge[0][1].removeprefix("rev_") != name
+        or (edge[1:] if edge[0][1] == name else edge[:0:-1]) in train
+    ]
     assert edges_of(data) == kept and len(kept) == whole.num_edges - 2 * len(valid | test)
-    for split in ("valid", "test"):  # the sources of the pairs, and targets of the right type that they do not have
+    for split in (
+        "valid",
+        "test",
+    ):  # the sources of the pairs, and targets of the right type that they do not have
         drawn = data[f"{split}_negatives"]
         assert drawn[:, 0].equal(data[f"{split}_pairs"][:, 0])
         assert all(b in schema.nodes_of(target) and (a, b) not in links for a, b in drawn.tolist())
@@ -56,8 +69,11 @@ def test_within_a_type_both_directions_stay_together_and_are_never_drawn(whole):
     pairs = [tuple(pair) for split in SPLITS for pair in data[f"{split}_pairs"].tolist()]
     assert len(pairs) == len(links) and {*map(frozenset, pairs)} == links and {*pairs} <= known
     train = {*map(frozenset, data.train_pairs.tolist())}
-    assert edges_of(data, "knows") == [edge for edge in edges_of(whole, "knows")
-                                       if frozenset(edge[1:]) in train or edge[1] == edge[2]]
+    assert edges_of(data, "knows") == [
+        edge
+        for edge in edges_of(whole, "knows")
+        if frozenset(edge[1:]) in train or edge[1] == edge[2]
+    ]
     assert edges_of(data, "buys", "has", "sees") == edges_of(whole, "buys", "has", "sees")
     drawn = torch.cat([data.valid_negatives, data.test_negatives]).tolist()
     users = whole.types.nodes_of("user")
@@ -66,6 +82,7 @@ def test_within_a_type_both_directions_stay_together_and_are_never_drawn(whole):
 
 def test_relations_reversed_by_pyg_are_hidden_too(tmp_path):
     from torch_geometric.transforms import ToUndirected
+
     torch.save(ToUndirected()(hetero_graph()), tmp_path / "both.pt")
     config = FileConfig(path=str(tmp_path / "both.pt"), reverse_relations=False)
     data = load_links(config, tmp_path, relation="buys")
@@ -82,17 +99,24 @@ def test_means_over_neighbours_are_those_of_the_message_graph(whole):
         near = [a for relation, a, b in edges_of(data) if b == tag and relation[0] == "item"]
         expected = whole.x[near, :width].double().mean(0).float() if near else torch.zeros(width)
         # The means of users stand before or behind those of items.
-        ranges = [data.x[tag, first:first + width] for first in (0, schema.widths[0])]
+        ranges = [data.x[tag, first : first + width] for first in (0, schema.widths[0])]
         assert any(torch.allclose(found, expected, atol=1e-6) for found in ranges)
-    assert not data.x[tags.start:].equal(whole.x[tags.start:]) and data.x[:tags.start].equal(whole.x[:tags.start])
+    assert not data.x[tags.start :].equal(whole.x[tags.start :]) and data.x[: tags.start].equal(
+        whole.x[: tags.start]
+    )
 
 
 def test_links_are_divided_by_time_beside_labels_without_times(tmp_path):
     write_typed_tables(tmp_path)
-    bare = load_links(TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time"), tmp_path, relation="buys")
+    bare = load_links(
+        TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time"), tmp_path, relation="buys"
+    )
     schema = tmp_path / "labelled.yaml"
-    schema.write_text((tmp_path / "schema.yaml").read_text().replace("user: {path: users.csv, features: [age]}",
-                                                                      "user: {path: users.csv, label: age}"))
+    schema.write_text(
+        (tmp_path / "schema.yaml")
+        .read_text()
+        .replace("user: {path: users.csv, features: [age]}", "user: {path: users.csv, label: age}")
+    )
     config = TablesConfig(schema=str(schema), split="time")
     config.check(), config.check_links("buys")
     assert load_links(config, tmp_path, relation="buys").test_pairs.equal(bare.test_pairs)
@@ -105,13 +129,27 @@ def test_time_trains_on_the_links_of_the_relation_that_came_first(tmp_path):
     config = TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time")
     config.check()
     config.check_links("buys")
-    data, whole = load_links(config, tmp_path / "cache", relation="buys"), load(config, tmp_path / "cache")
-    time = {pair: time for (relation, *pair), time in zip(
-        ((relation, *pair) for relation, *pair in edges_of(whole)), whole.edge_time.tolist(), strict=True)
-        for pair in [tuple(pair)] if relation[1] == "buys"}
-    train, valid, test = ([time[pair] for pair in map(tuple, data[f"{split}_pairs"].tolist())] for split in SPLITS)
+    data, whole = (
+        load_links(config, tmp_path / "cache", relation="buys"),
+        load(config, tmp_path / "cache"),
+    )
+    time = {
+        pair: time
+        for (relation, *pair), time in zip(
+            ((relation, *pair) for relation, *pair in edges_of(whole)),
+            whole.edge_time.tolist(),
+            strict=True,
+        )
+        for pair in [tuple(pair)]
+        if relation[1] == "buys"
+    }
+    train, valid, test = (
+        [time[pair] for pair in map(tuple, data[f"{split}_pairs"].tolist())] for split in SPLITS
+    )
     assert max(train) <= min(valid) <= max(valid) <= min(test) and max(train) < max(test)
-    with pytest.raises(ValueError, match="the relation knows of graph has no times. Name their column by time"):
+    with pytest.raises(
+        ValueError, match="the relation knows of graph has no times. Name their column by time"
+    ):
         divide_links(whole, dataclasses.replace(SPLIT, kind="time"), "graph", "knows")
     with pytest.raises(ValueError, match="task.relation=knows with data.split=time needs times"):
         config.check_links("knows")
@@ -128,24 +166,39 @@ def test_a_column_of_one_table_divides_the_links_of_its_relation(tmp_path):
     path.write_text(path.read_text().replace("time: day", "split_column: part"))
     config = TablesConfig(schema=str(path))
     config.check(), config.check_links("buys")
-    whole = load_links(dataclasses.replace(config, split="random"), tmp_path / "cache", relation="buys")
+    whole = load_links(
+        dataclasses.replace(config, split="random"), tmp_path / "cache", relation="buys"
+    )
     data = load_links(config, tmp_path / "cache", relation="buys")
     num_links = sum(len(whole[f"{split}_pairs"]) for split in SPLITS)
     counts = [len(data[f"{split}_pairs"]) for split in SPLITS]
-    assert counts == [len(range(place, len(table), 4)) for place in range(3)] and sum(counts) < num_links == len(table)
+    assert counts == [len(range(place, len(table), 4)) for place in range(3)] and sum(
+        counts
+    ) < num_links == len(table)
     assert len(edges_of(data, "buys")) == 2 * counts[0]
-    with pytest.raises(ValueError, match="data.split=column divides nodes; task=link divides links"):
+    with pytest.raises(
+        ValueError, match="data.split=column divides nodes; task=link divides links"
+    ):
         TablesConfig(schema=str(tmp_path / "plain.yaml"), split="column").check_links("buys")
     for split in ("column", None):
-        with pytest.raises(ValueError, match="the links of edges.buys are divided by a column .* data.split=random"):
+        with pytest.raises(
+            ValueError, match="the links of edges.buys are divided by a column .* data.split=random"
+        ):
             dataclasses.replace(config, split=split).check_links("knows")
-    with pytest.raises(ValueError, match=r"data.schema: edges.buys.split_column divides links \(task=link\)"):
+    with pytest.raises(
+        ValueError, match=r"data.schema: edges.buys.split_column divides links \(task=link\)"
+    ):
         config.check_labels()
     table.assign(part="now").to_csv(tmp_path / "buys.csv", index=False)
-    with pytest.raises(ValueError, match="row 1, column part holds 'now'; a cell of the split is train, valid, test"):
+    with pytest.raises(
+        ValueError,
+        match="row 1, column part holds 'now'; a cell of the split is train, valid, test",
+    ):
         load_links(config, tmp_path / "cache", relation="buys")
     path.write_text(path.read_text().replace("target: user}", "target: user, time: day}"))
-    with pytest.raises(ValueError, match="edges.knows.time and edges.buys.split_column exclude each other"):
+    with pytest.raises(
+        ValueError, match="edges.knows.time and edges.buys.split_column exclude each other"
+    ):
         config.check()
 
 
@@ -156,35 +209,53 @@ def test_the_relation_is_in_the_hash_and_a_split_is_a_function_of_the_seed(tmp_p
     assert first.content_hash != other.content_hash and link_relation_of(first).name == "buys"
     again = load_links(config, tmp_path, relation="buys", content_hash=first.content_hash)
     assert all(first[key].equal(again[key]) for key in PAIRS) and again.x.equal(first.x)
-    assert not divide_links(whole, dataclasses.replace(SPLIT, seed=1), "graph", "buys").train_pairs.equal(
-        divide_links(whole, SPLIT, "graph", "buys").train_pairs)
+    assert not divide_links(
+        whole, dataclasses.replace(SPLIT, seed=1), "graph", "buys"
+    ).train_pairs.equal(divide_links(whole, SPLIT, "graph", "buys").train_pairs)
 
 
 def test_sources_that_are_linked_to_everything_get_no_pair_and_are_counted(caplog, tmp_path):
     graph = hetero_graph()
     has = torch.cartesian_prod(torch.arange(30), torch.arange(6))
-    graph["item", "has", "tag"].edge_index = has[:-3].t().contiguous()  # the last item lacks three tags
+    graph["item", "has", "tag"].edge_index = (
+        has[:-3].t().contiguous()
+    )  # the last item lacks three tags
     torch.save(graph, tmp_path / "full.pt")
     full = load(FileConfig(path=str(tmp_path / "full.pt")), tmp_path)
     split = dataclasses.replace(SPLIT, train_fraction=0.1, valid_fraction=0.45)
     data, last = divide_links(full, split, "graph", "has"), full.types.nodes_of("item")[-1]
     drawn = torch.cat([data.valid_negatives, data.test_negatives])
-    assert len(drawn) and {*drawn[:, 0].tolist()} == {last} and {*drawn[:, 1].tolist()} <= {73, 74, 75}
+    assert (
+        len(drawn) and {*drawn[:, 0].tolist()} == {last} and {*drawn[:, 1].tolist()} <= {73, 74, 75}
+    )
     assert "which are linked to all 6 targets" in caplog.text
     graph["item", "has", "tag"].edge_index = has.t().contiguous()
     torch.save(graph, tmp_path / "full.pt")
-    with pytest.raises(ValueError, match="linked to all 6 targets of the relation has, so that no pair without a link"):
+    with pytest.raises(
+        ValueError,
+        match="linked to all 6 targets of the relation has, so that no pair without a link",
+    ):
         load_links(FileConfig(path=str(tmp_path / "full.pt")), tmp_path, relation="has")
 
 
-@pytest.mark.parametrize("relation, error", [
-    (None, r"hetero.pt has 5. Choose one by task.relation=buys; there are \[user,buys,item\], "),
-    ("sees", r"2 relations of .*hetero.pt have this name"), ("rev_buys", "is a reverse relation"),
-    ("buy", "did you mean task.relation=buys")])
+@pytest.mark.parametrize(
+    "relation, error",
+    [
+        (
+            None,
+            r"hetero.pt has 5. Choose one by task.relation=buys; there are \[user,buys,item\], ",
+        ),
+        ("sees", r"2 relations of .*hetero.pt have this name"),
+        ("rev_buys", "is a reverse relation"),
+        ("buy", "did you mean task.relation=buys"),
+    ],
+)
 def test_relations_are_refused_before_the_graph_is_prepared(relation, error, tmp_path):
     write_hetero(tmp_path)
     with pytest.raises(ValueError, match=error):
-        load_links(FileConfig(path=str(tmp_path / "hetero.pt")), tmp_path / "cache", relation=relation)
+        load_links(
+            FileConfig(path=str(tmp_path / "hetero.pt")), tmp_path / "cache", relation=relation
+        )
     assert not list(tmp_path.glob("cache/**/*-links.store"))
 
 
@@ -192,22 +263,37 @@ def test_a_relation_without_edges_and_one_of_a_plain_graph_are_refused(tmp_path)
     graph = hetero_graph()
     graph["item", "like", "item"].edge_index = torch.tensor([[3], [3]])
     torch.save(graph, tmp_path / "loop.pt")
-    with pytest.raises(ValueError, match="the relation like of .*loop.pt has no edge between two different nodes"):
+    with pytest.raises(
+        ValueError, match="the relation like of .*loop.pt has no edge between two different nodes"
+    ):
         load_links(FileConfig(path=str(tmp_path / "loop.pt")), tmp_path, relation="like")
-    torch.save({"edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]]), "num_nodes": 5}, tmp_path / "plain.pt")
-    with pytest.raises(ValueError, match="task.relation=buys is for graphs with several types of nodes"):
+    torch.save(
+        {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]]), "num_nodes": 5}, tmp_path / "plain.pt"
+    )
+    with pytest.raises(
+        ValueError, match="task.relation=buys is for graphs with several types of nodes"
+    ):
         load_links(FileConfig(path=str(tmp_path / "plain.pt")), tmp_path, relation="buys")
 
 
-@pytest.mark.parametrize("relation, error", [
-    (None, r"schema.yaml has 2. Choose one by task.relation=buys"), ("knoes", "did you mean task.relation=knows"),
-    (["item", "rev_buys", "user"], "is a reverse relation .*: task.relation=buys")])
+@pytest.mark.parametrize(
+    "relation, error",
+    [
+        (None, r"schema.yaml has 2. Choose one by task.relation=buys"),
+        ("knoes", "did you mean task.relation=knows"),
+        (["item", "rev_buys", "user"], "is a reverse relation .*: task.relation=buys"),
+    ],
+)
 def test_relations_of_tables_are_refused_before_they_are_read(relation, error, tmp_path):
     write_typed_tables(tmp_path)
     with pytest.raises(ValueError, match=error):
         TablesConfig(schema=str(tmp_path / "schema.yaml")).check_links(relation)
-    (tmp_path / "schema.yaml").write_text((tmp_path / "schema.yaml").read_text().replace("time: day", "relation: day"))
+    (tmp_path / "schema.yaml").write_text(
+        (tmp_path / "schema.yaml").read_text().replace("time: day", "relation: day")
+    )
     config = TablesConfig(schema=str(tmp_path / "schema.yaml"))
     config.check_links(relation or "17")  # known when the table is read
-    with pytest.raises(ValueError, match=r"there are those in column day of edges.buys, and \[user,knows,user\]"):
+    with pytest.raises(
+        ValueError, match=r"there are those in column day of edges.buys, and \[user,knows,user\]"
+    ):
         config.check_links(None)

@@ -48,8 +48,12 @@ def test_averages_are_torchs_and_the_model_gets_its_own_weights_back():
     loaded = {name: value.clone() for name, value in averages.items()}
     resumed.load(averages)
     ours.update(), resumed.update()
-    assert all(torch.equal(value, ours.weights()[name]) for name, value in resumed.weights().items())
-    assert all(torch.equal(value, averages[name]) for name, value in loaded.items()), "a checkpoint is only read"
+    assert all(
+        torch.equal(value, ours.weights()[name]) for name, value in resumed.weights().items()
+    )
+    assert all(torch.equal(value, averages[name]) for name, value in loaded.items()), (
+        "a checkpoint is only read"
+    )
 
 
 def test_a_run_scores_and_saves_the_average_and_trains_without_it(configure, tmp_path):
@@ -58,16 +62,26 @@ def test_a_run_scores_and_saves_the_average_and_trains_without_it(configure, tmp
         scores[name] = train(configure(*TOY, "train.epochs=3", *more), tmp_path / name)
         own[name] = torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)
     plain, averaged = own["plain"]["model"], own["averaged"]["model"]
-    assert all(torch.equal(value, own["averaged"]["trained"][name]) for name, value in plain.items())
+    assert all(
+        torch.equal(value, own["averaged"]["trained"][name]) for name, value in plain.items()
+    )
     assert any(not torch.equal(value, averaged[name]) for name, value in plain.items())
     best = torch.load(tmp_path / "averaged" / "checkpoints" / "best.pt", weights_only=True)
-    assert best["epoch"] != 3 or all(torch.equal(best["model"][name], value) for name, value in averaged.items())
+    assert best["epoch"] != 3 or all(
+        torch.equal(best["model"][name], value) for name, value in averaged.items()
+    )
     again = evaluate(EvaluateConfig(str(tmp_path / "averaged"), device="cpu"))
-    assert again["test"] == pytest.approx(scores["averaged"]["test"], abs=1e-6) != scores["plain"]["test"]
+    assert (
+        again["test"]
+        == pytest.approx(scores["averaged"]["test"], abs=1e-6)
+        != scores["plain"]["test"]
+    )
     config = configure(*TOY, "train.epochs=3", "train.ema=0.9")
     with open_trainer(config, open_graph(config).parts[0].data) as trainer:
         trainer.load(own["averaged"])
-        assert all(torch.equal(value, plain[name]) for name, value in trainer.model.state_dict().items())
+        assert all(
+            torch.equal(value, plain[name]) for name, value in trainer.model.state_dict().items()
+        )
 
 
 def test_averages_go_on_where_the_weights_are():
@@ -77,7 +91,10 @@ def test_averages_go_on_where_the_weights_are():
         average = WeightAverage(model, 0.5)
         average.load({name: torch.zeros(value.shape) for name, value in model.state_dict().items()})
         average.update()
-        assert all(torch.equal(average.weights()[name], value / 2) for name, value in model.state_dict().items())
+        assert all(
+            torch.equal(average.weights()[name], value / 2)
+            for name, value in model.state_dict().items()
+        )
 
 
 def test_no_average_is_the_default():

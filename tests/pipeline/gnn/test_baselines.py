@@ -14,7 +14,13 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.data.summaries import MARKS, summarise
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple import base as base_module, graphs, linear, propagation, trees
+from parallel_epochs.pipeline.gnn.simple import (
+    base as base_module,
+    graphs,
+    linear,
+    propagation,
+    trees,
+)
 from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.simple.labels import Labels
@@ -36,8 +42,11 @@ def few_settings(monkeypatch):
     monkeypatch.setattr(propagation, "ALPHAS", (0.8,))
     monkeypatch.setattr(propagation, "SMOOTHING_ALPHAS", (0.8,))
     monkeypatch.setattr(propagation, "STEPS", 10)
-    monkeypatch.setattr(trees, "KINDS", tuple((fit, cost._replace(least=2, most=10), noun)
-                                              for fit, cost, noun in trees.KINDS))
+    monkeypatch.setattr(
+        trees,
+        "KINDS",
+        tuple((fit, cost._replace(least=2, most=10), noun) for fit, cost, noun in trees.KINDS),
+    )
 
 
 def write_graph(path, y, x=None, **more) -> list[str]:
@@ -47,14 +56,21 @@ def write_graph(path, y, x=None, **more) -> list[str]:
     edges = torch.randint(NUM_NODES, (2, 3000), generator=g)
     edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(3000, generator=g) < 0.1)]
     x = torch.eye(3)[group] + torch.randn(NUM_NODES, 3, generator=g) if x is None else x
-    masks = {f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))}
-    torch.save({"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": x, "y": y, **{**masks, **more}}, path)
+    masks = {
+        f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))
+    }
+    torch.save(
+        {"edge_index": torch.cat([edges, edges.flip(0)], 1), "x": x, "y": y, **{**masks, **more}},
+        path,
+    )
     return ["data=file", f"data.path={path}", *MODEL]
 
 
 def found_of(config) -> tuple[dict[str, dict[str, float]], Setup]:
     setup = building.open_graph(config).parts[0]
-    return {baseline.name: baseline.scores for baseline in setup.kind.baselines(setup.data, setup.task)}, setup
+    return {
+        baseline.name: baseline.scores for baseline in setup.kind.baselines(setup.data, setup.task)
+    }, setup
 
 
 def kinds_of(found) -> list[str]:
@@ -64,10 +80,16 @@ def kinds_of(found) -> list[str]:
 def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_path):
     y = torch.arange(NUM_NODES) % 3
     found, setup = found_of(configure(*write_graph(tmp_path / "graph.pt", y)))
-    assert kinds_of(found)[:3] == ["most frequent label", "label propagation in 10 steps",
-                                   "label propagation in two steps"]
+    assert kinds_of(found)[:3] == [
+        "most frequent label",
+        "label propagation in 10 steps",
+        "label propagation in two steps",
+    ]
     assert found["most frequent label"]["test"] == pytest.approx(1 / 3)
-    assert min(scores["test"] for name, scores in found.items() if name != "most frequent label") > 0.95
+    assert (
+        min(scores["test"] for name, scores in found.items() if name != "most frequent label")
+        > 0.95
+    )
     own = fit_columns(Inputs(setup.data, setup.task))
     assert setup.task.scores(None, own)["test"] < 0.8
 
@@ -82,11 +104,16 @@ def fit_columns(inputs: Inputs, strength: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values"])
 def test_linear_models_are_those_of_scikit_learn(kind, strength, configure, tmp_path):
     group = torch.arange(NUM_NODES) % 3
-    y, metric = {"classes": (group, "acc"), "tasks": (torch.stack([group == 0, group == 1], 1).float(), "rocauc"),
-                 "values": (torch.stack([group * 10.0, group**2.0], 1), "rmse")}[kind]
+    y, metric = {
+        "classes": (group, "acc"),
+        "tasks": (torch.stack([group == 0, group == 1], 1).float(), "rocauc"),
+        "values": (torch.stack([group * 10.0, group**2.0], 1), "rmse"),
+    }[kind]
     if kind != "classes":
         y[::7, 1] = math.nan
-    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, metric=metric))).parts[0]
+    setup = building.open_graph(
+        configure(*write_graph(tmp_path / "graph.pt", y, metric=metric))
+    ).parts[0]
     x, train = setup.data.x.numpy(), setup.data.train_mask.numpy()
     x = (x - x.mean(0)) / x.std(0)
     ours = fit_columns(Inputs(setup.data, setup.task), strength).numpy()
@@ -97,7 +124,9 @@ def test_linear_models_are_those_of_scikit_learn(kind, strength, configure, tmp_
     for column in range(2):
         known = train & ~y[:, column].isnan().numpy()
         if kind == "tasks":
-            model = LogisticRegression(C=strength, max_iter=1000, tol=1e-8).fit(x[known], y[known, column])
+            model = LogisticRegression(C=strength, max_iter=1000, tol=1e-8).fit(
+                x[known], y[known, column]
+            )
             theirs = model.predict_proba(x)[:, 1]
         else:
             theirs = Ridge(alpha=1 / strength).fit(x[known], y[known, column]).predict(x)
@@ -119,15 +148,24 @@ def test_models_of_many_terms_are_fitted_as_by_adagrad_of_torch(is_hinge, monkey
     optimizer = torch.optim.Adagrad([weight], rate, initial_accumulator_value=1e-8, eps=0)
     x = torch.from_numpy(np.hstack([terms.toarray(), np.ones((300, 1), np.float32)]))
     for epoch in range(2):
-        for rows in torch.from_numpy(stream("linear models", 0, epoch).permutation(300)).split(linear.BATCH):
+        for rows in torch.from_numpy(stream("linear models", 0, epoch).permutation(300)).split(
+            linear.BATCH
+        ):
             logits, known = x[rows] @ weight, ~y[rows].isnan()
             missing = (1 - (2 * y[rows][known] - 1) * logits[known]).clamp(min=0)
-            loss = missing.square().sum() / 2 if is_hinge else \
-                torch.nn.functional.binary_cross_entropy_with_logits(logits[known], y[rows][known], reduction="sum")
+            loss = (
+                missing.square().sum() / 2
+                if is_hinge
+                else torch.nn.functional.binary_cross_entropy_with_logits(
+                    logits[known], y[rows][known], reduction="sum"
+                )
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    torch.testing.assert_close(found, weight.detach() * (linear.LOGITS[0] if is_hinge else 1), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found, weight.detach() * (linear.LOGITS[0] if is_hinge else 1), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
@@ -137,12 +175,21 @@ def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
     edges = torch.cat([edges, edges.flip(0), torch.tensor([[3], [3]])], 1)
     y = (torch.rand(20, 2, generator=g) < 0.5).float()
     y[::5, 1] = torch.nan
-    data = make_graph(edges.t().tolist(), 20, y=y, edge_attr=torch.rand(edges.size(1), 1, generator=g))
+    data = make_graph(
+        edges.t().tolist(), 20, y=y, edge_attr=torch.rand(edges.size(1), 1, generator=g)
+    )
     data.train_mask, edges = torch.arange(20) < 12, data.edge_index.as_tensor().long()
     weight = list(propagation.edge_weights(data))[1]
     of_data = Labels(data, SimpleNamespace(kind="tasks"))
-    steps, mean = propagation.both_steps(data, of_data, weight, data.train_mask), of_data.mean(data.train_mask)
-    dense = torch.zeros(20, 20).index_put_((edges[1], edges[0]), weight, accumulate=True).fill_diagonal_(0)
+    steps, mean = (
+        propagation.both_steps(data, of_data, weight, data.train_mask),
+        of_data.mean(data.train_mask),
+    )
+    dense = (
+        torch.zeros(20, 20)
+        .index_put_((edges[1], edges[0]), weight, accumulate=True)
+        .fill_diagonal_(0)
+    )
     scale = dense.sum(1).rsqrt()
     dense = scale.unsqueeze(1) * dense * scale
     twice = (dense @ dense).fill_diagonal_(0)
@@ -150,38 +197,58 @@ def test_two_steps_of_propagation_by_hand_read_no_label_of_the_node_itself():
     labels, prior = y.nan_to_num() * known, (y.nan_to_num() * known).sum(0) / known.sum(0)
     for share in propagation.SECOND:
         columns = propagation.mean_label(steps, share, mean)
-        expected = ((dense + share * twice) @ labels + 0.02 * prior) / ((dense + share * twice) @ known + 0.02)
+        expected = ((dense + share * twice) @ labels + 0.02 * prior) / (
+            (dense + share * twice) @ known + 0.02
+        )
         torch.testing.assert_close(columns, expected)
 
 
-@pytest.mark.parametrize("columns, num_weights", [
-    ([[1.0], [2.0]], 2), ([[1.0, 3.0, 0.0]] * 2, 5), ([[1.0, -3.0]] * 2, 1), ([[1.0] * 17] * 2, 2), ([[], []], 1)])
+@pytest.mark.parametrize(
+    "columns, num_weights",
+    [
+        ([[1.0], [2.0]], 2),
+        ([[1.0, 3.0, 0.0]] * 2, 5),
+        ([[1.0, -3.0]] * 2, 1),
+        ([[1.0] * 17] * 2, 2),
+        ([[], []], 1),
+    ],
+)
 def test_features_of_edges_are_weights_unless_one_is_negative(columns, num_weights):
     data = make_graph([(0, 1), (1, 1)], 2, edge_attr=torch.tensor(columns))
     found = list(propagation.edge_weights(data))
-    assert len(found) == num_weights and all(weight[1] == 0 for weight in found)  # the second edge is a loop
+    assert len(found) == num_weights and all(
+        weight[1] == 0 for weight in found
+    )  # the second edge is a loop
 
 
-def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(configure, tmp_path):
-    found, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL))
+def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_types(
+    configure, tmp_path
+):
+    found, setup = found_of(
+        configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL)
+    )
     assert kinds_of(found)[-2].startswith("logistic regression on ")
     rows = fit_columns(Inputs(setup.data, setup.task))
     x, y = setup.data.x[:40, :5].numpy(), setup.data.y[:40, 0].numpy()
     train = setup.data.train_mask[:40].numpy()
     x = (x - x.mean(0)) / x.std(0)
     model = LogisticRegression(max_iter=1000, tol=1e-8).fit(x[train], y[train])
-    np.testing.assert_allclose(rows[:40, torch.from_numpy(model.classes_)], model.predict_proba(x), atol=2e-3)
+    np.testing.assert_allclose(
+        rows[:40, torch.from_numpy(model.classes_)], model.predict_proba(x), atol=2e-3
+    )
 
 
 def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(configure, tmp_path):
-    _, setup = found_of(configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL))
+    _, setup = found_of(
+        configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL)
+    )
     data, task = setup.data, setup.task
     inputs, train, width = Inputs(data, task), data.train_mask, data.types.widths[0]
     whole = copy.copy(data)
     if "edge_time" in whole:
         del whole.edge_time
     expected = summarise(copy.copy(whole), 2)
-    assert torch.equal(inputs.hop(1), expected.x[inputs.own, width:expected.types.widths[0]])
+    assert torch.equal(inputs.hop(1), expected.x[inputs.own, width : expected.types.widths[0]])
     fitted = linear.fit_hops(inputs, train, (0, 1), "one", 1.0)
     other = copy.copy(data)
     other.x = torch.cat([data.x[:width], data.x[width:] + 1])
@@ -192,11 +259,13 @@ def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(c
     marks = [{1: 0} for _ in data.types.names], [{} for _ in data.types.relations]
     marked = summarise(copy.copy(whole), 2, marks)
     found = Inputs(copy.copy(data).update({MARKS: marks}), task).hop(1)
-    assert torch.equal(found, marked.x[inputs.own, width:marked.types.widths[0]])
+    assert torch.equal(found, marked.x[inputs.own, width : marked.types.widths[0]])
     assert not torch.equal(marked.x, expected.x)
     for name in ("linear", "trees"):
         base = fit_base(data, task, name)
-        torch.testing.assert_close(apply(base.fitted, data, task)[~train], base.rows[~train], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            apply(base.fitted, data, task)[~train], base.rows[~train], rtol=1e-4, atol=1e-4
+        )
 
 
 def test_numbers_may_follow_a_single_column(configure, tmp_path):
@@ -205,8 +274,18 @@ def test_numbers_may_follow_a_single_column(configure, tmp_path):
     today = torch.randn(NUM_NODES, generator=torch.Generator().manual_seed(0))
     tomorrow = torch.stack([today + 5, 2 * today], 1)
     tomorrow[::7, 1] = math.nan
-    _, setup = found_of(configure(*write_graph(tmp_path / "values.pt", tomorrow, metric="rmse", x=torch.cat(
-        [noise[:, :30], today.unsqueeze(1), noise[:, 30:]], 1)), "data.degrees=false", *MODEL))
+    _, setup = found_of(
+        configure(
+            *write_graph(
+                tmp_path / "values.pt",
+                tomorrow,
+                metric="rmse",
+                x=torch.cat([noise[:, :30], today.unsqueeze(1), noise[:, 30:]], 1),
+            ),
+            "data.degrees=false",
+            *MODEL,
+        )
+    )
     base = fit_base(setup.data, setup.task, "linear")
     assert base.title.startswith("a straight line of column 30") and base.scores["test"] < 1e-3
     rows = apply(base.fitted, setup.data, setup.task)
@@ -218,43 +297,80 @@ def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     values = torch.stack([group * 10.0, torch.where(group == 1, math.nan, group.float())], 1)
     found, setup = found_of(configure(*write_graph(tmp_path / "values.pt", values, metric="rmse")))
     own = setup.task.scores(None, fit_columns(Inputs(setup.data, setup.task)))["test"]
-    assert list(found)[0] == "mean label" and list(found.values())[1]["test"] < own < found["mean label"]["test"]
+    assert (
+        list(found)[0] == "mean label"
+        and list(found.values())[1]["test"] < own < found["mean label"]["test"]
+    )
 
     tasks = torch.stack([(group == 0).float(), torch.where(group == 1, math.nan, 1.0)], 1)
     found, _ = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc")))
     assert found["most frequent label"]["test"] == 0.5 and list(found.values())[1]["test"] > 0.95
-    found, setup = found_of(configure(*write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc"),
-                                      "task.metric=macro_f1"))  # which classes have, too
+    found, setup = found_of(
+        configure(
+            *write_graph(tmp_path / "tasks.pt", tasks, metric="rocauc"), "task.metric=macro_f1"
+        )
+    )  # which classes have, too
     assert not Labels(setup.data, setup.task).are_classes and list(found.values())[1]["test"] > 0.9
 
 
 def test_scores_that_no_pair_of_a_bipartite_graph_has_are_explained(configure, tmp_path, caplog):
     caplog.set_level("INFO")
-    source, target = torch.arange(200) % 20, 20 + (torch.arange(200) // 20 + torch.arange(200) ** 2) % 17
-    torch.save({"edge_index": torch.stack([source, target]), "num_nodes": 37}, tmp_path / "graph.pt")
-    found, _ = found_of(configure("data=file", f"data.path={tmp_path / 'graph.pt'}", "data.to_undirected=true",
-                                  "task=link", "data.train_fraction=0.6", "data.valid_fraction=0.2"))
-    assert found["common neighbours"]["test"] == 0.5 != found["products of spectral vectors"]["test"]
-    assert "Adamic-Adar, resource allocation: 0 for every pair, as the ends of no pair have a common" in caplog.text
+    source, target = (
+        torch.arange(200) % 20,
+        20 + (torch.arange(200) // 20 + torch.arange(200) ** 2) % 17,
+    )
+    torch.save(
+        {"edge_index": torch.stack([source, target]), "num_nodes": 37}, tmp_path / "graph.pt"
+    )
+    found, _ = found_of(
+        configure(
+            "data=file",
+            f"data.path={tmp_path / 'graph.pt'}",
+            "data.to_undirected=true",
+            "task=link",
+            "data.train_fraction=0.6",
+            "data.valid_fraction=0.2",
+        )
+    )
+    assert (
+        found["common neighbours"]["test"] == 0.5 != found["products of spectral vectors"]["test"]
+    )
+    assert (
+        "Adamic-Adar, resource allocation: 0 for every pair, as the ends of no pair have a common"
+        in caplog.text
+    )
 
 
 def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
     folder = write_graphs(tmp_path, "ogbg-molhiv")
-    found, setup = found_of(configure("+experiment=ogbg_molhiv", f"data.folder={folder}", "model.num_layers=2",
-                                      "model.hidden_channels=8"))
-    assert kinds_of(found)[:2] == ["most frequent label", "logistic regression on sums over nodes and edges"]
+    found, setup = found_of(
+        configure(
+            "+experiment=ogbg_molhiv",
+            f"data.folder={folder}",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+        )
+    )
+    assert kinds_of(found)[:2] == [
+        "most frequent label",
+        "logistic regression on sums over nodes and edges",
+    ]
     counts, data = Inputs(setup.data, setup.task).hop(0), setup.data
     number = 2
     first, last = int(data.ptr[number]), int(data.ptr[number + 1])
     assert counts[number, 0] == last - first
-    columns = [torch.bincount(data.x[first:last, column].long(), minlength=size)
-               for column, size in enumerate(data.x_tables)]
-    assert torch.equal(counts[number, 1:1 + sum(data.x_tables)], torch.cat(columns).float())
+    columns = [
+        torch.bincount(data.x[first:last, column].long(), minlength=size)
+        for column, size in enumerate(data.x_tables)
+    ]
+    assert torch.equal(counts[number, 1 : 1 + sum(data.x_tables)], torch.cat(columns).float())
     edges = (data.edge_index.as_tensor()[1] >= first) & (data.edge_index.as_tensor()[1] < last)
-    assert counts[number, -sum(data.edge_tables):].sum() == edges.sum() * len(data.edge_tables)
+    assert counts[number, -sum(data.edge_tables) :].sum() == edges.sum() * len(data.edge_tables)
 
 
-def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(configure, tmp_path, caplog):
+def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(
+    configure, tmp_path, caplog
+):
     caplog.set_level("INFO")
     config = configure(*TOY, "train.epochs=1", "data.num_tasks=2")
     summary = train(config, tmp_path / "before")
@@ -265,26 +381,51 @@ def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(co
     summary = train(config, tmp_path / "after")
     assert summary["baseline"]["name"] in best and f"{summary['baseline']['valid']:.4f}" in best
     assert json.loads((tmp_path / "after" / "summary.json").read_text()) == summary
-    says = "better than this run" if summary["baseline"]["valid"] > summary["best_valid"] else "below this run"
+    says = (
+        "better than this run"
+        if summary["baseline"]["valid"] > summary["best_valid"]
+        else "below this run"
+    )
     assert says in caplog.text and "python -m pipeline.baselines" not in caplog.text
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["data.components=separate"], "data.components=separate: baselines needs one graph, in memory"),
-    (["data.on_disk=true"], "data.on_disk=true: baselines needs one graph, in memory"),
-    (["trainer=node_embedding"], "no simple method is known for trainer=node_embedding")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ["data.components=separate"],
+            "data.components=separate: baselines needs one graph, in memory",
+        ),
+        (["data.on_disk=true"], "data.on_disk=true: baselines needs one graph, in memory"),
+        (["trainer=node_embedding"], "no simple method is known for trainer=node_embedding"),
+    ],
+)
 def test_what_has_no_baselines_is_refused(configure, arguments, message):
-    given = TOY if "trainer=node_embedding" not in arguments else [
-        argument for argument in TOY if argument.startswith("data.")]
-    for whose, mend in (("", "Leave the key out"), ("run=runs/first: ", "in place of run=DIR, without this one")):
+    given = (
+        TOY
+        if "trainer=node_embedding" not in arguments
+        else [argument for argument in TOY if argument.startswith("data.")]
+    )
+    for whose, mend in (
+        ("", "Leave the key out"),
+        ("run=runs/first: ", "in place of run=DIR, without this one"),
+    ):
         with pytest.raises(ValueError, match=f"^{whose}{message}") as error:
             training.find_baselines(configure(*given, *arguments), whose)
         assert mend in str(error.value) or arguments == ["trainer=node_embedding"]
 
 
-@pytest.mark.parametrize("text", [
-    "", "[]", "{}", '{"metric": "acc", "baselines": [1]}', '{"metric": "acc", "baselines": {"a": {"valid": "x"}}}',
-    '{"metric": "acc", "baselines": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"metric": "acc", "baselines": [1]}',
+        '{"metric": "acc", "baselines": {"a": {"valid": "x"}}}',
+        '{"metric": "acc", "baselines": {}}',
+    ],
+)
 def test_a_damaged_file_counts_as_none(tmp_path, text):
     path = baseline_file.path_of(tmp_path, "hash", "hits@50")
     assert baseline_file.load_best(path) is None
@@ -296,23 +437,38 @@ def test_a_damaged_file_counts_as_none(tmp_path, text):
 def test_the_best_has_the_best_validation_metric_that_is_defined(tmp_path):
     path = baseline_file.path_of(tmp_path, "hash", "rmse")
     scores = {"a": math.nan, "b": 2.0, "c": 1.0}
-    baseline_file.save(path, "rmse", {
-        name: {"train": math.nan, "valid": value, "test": math.nan} for name, value in scores.items()})
+    baseline_file.save(
+        path,
+        "rmse",
+        {
+            name: {"train": math.nan, "valid": value, "test": math.nan}
+            for name, value in scores.items()
+        },
+    )
     best = baseline_file.load_best(path)
     assert best["name"] == "c" and best["valid"] == 1.0 and math.isnan(best["test"])
 
 
-@pytest.mark.parametrize("name", ["mean", "diffusion", "propagation", "linear", "trees", "smoothed"])
+@pytest.mark.parametrize(
+    "name", ["mean", "diffusion", "propagation", "linear", "trees", "smoothed"]
+)
 def test_a_base_scores_the_same_data_again(name, configure, tmp_path):
-    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))).parts[0]
+    setup = building.open_graph(
+        configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))
+    ).parts[0]
     base = fit_base(setup.data, setup.task, name)
     if name == "smoothed":  # the linear model alone scores other data
-        assert base.fitted["name"] == "linear" and not base.reads_labels and min(base.scores.values()) > 0.9
+        assert (
+            base.fitted["name"] == "linear"
+            and not base.reads_labels
+            and min(base.scores.values()) > 0.9
+        )
         base = fit_base(setup.data, setup.task, "linear")
     rows, train = apply(base.fitted, setup.data, setup.task), setup.data.train_mask
     assert torch.equal(rows[~train], base.rows[~train])
     assert base.scores == setup.task.scores(None, base.rows) and base.reads_labels == (
-        name in ("diffusion", "propagation") or "labels" in base.title)
+        name in ("diffusion", "propagation") or "labels" in base.title
+    )
 
 
 def test_a_linear_model_is_smoothed_where_that_is_best(configure, tmp_path, caplog):
@@ -320,11 +476,24 @@ def test_a_linear_model_is_smoothed_where_that_is_best(configure, tmp_path, capl
     caplog.set_level("INFO")
     g, node, num_edges = torch.Generator().manual_seed(0), torch.arange(600), 900
     group, edges = node % 3, torch.randint(600, (2, num_edges), generator=g)
-    edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(num_edges, generator=g) < 0.1)]
-    masks = {f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))}
+    edges = edges[
+        :, (group[edges[0]] == group[edges[1]]) | (torch.rand(num_edges, generator=g) < 0.1)
+    ]
+    masks = {
+        f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))
+    }
     x = torch.eye(3)[group] + 0.7 * torch.randn(600, 3, generator=g)
-    setup = building.open_graph(configure(*write_graph(
-        tmp_path / "graph.pt", group, x, edge_index=torch.cat([edges, edges.flip(0)], 1), **masks))).parts[0]
+    setup = building.open_graph(
+        configure(
+            *write_graph(
+                tmp_path / "graph.pt",
+                group,
+                x,
+                edge_index=torch.cat([edges, edges.flip(0)], 1),
+                **masks,
+            )
+        )
+    ).parts[0]
     linear, chosen = (fit_base(setup.data, setup.task, name) for name in ("linear", "auto"))
     assert chosen.name == "smoothed" and chosen.fitted["name"] == "linear"
     assert all(chosen.scores[split] > linear.scores[split] for split in ("train", "valid", "test"))
@@ -337,13 +506,20 @@ def test_a_linear_model_is_smoothed_where_that_is_best(configure, tmp_path, capl
 def test_scores_of_training_rows_read_nothing_of_their_own_labels(name, kind, configure, tmp_path):
     """Labels are noise and each row has columns of its own, which trees and large weights could learn by heart."""
     g = torch.Generator().manual_seed(0)
-    y, metric = {"classes": (torch.randint(2, (NUM_NODES,), generator=g), "acc"),
-                 "tasks": (torch.randint(2, (NUM_NODES, 2), generator=g).float(), "rocauc"),
-                 "values": (torch.randn(NUM_NODES, 1, generator=g), "rmse")}[kind]
+    y, metric = {
+        "classes": (torch.randint(2, (NUM_NODES,), generator=g), "acc"),
+        "tasks": (torch.randint(2, (NUM_NODES, 2), generator=g).float(), "rocauc"),
+        "values": (torch.randn(NUM_NODES, 1, generator=g), "rmse"),
+    }[kind]
     if name == "smoothed" and kind != "classes":
         pytest.skip("Correct and Smooth is for classes")
-    setup = building.open_graph(configure(*write_graph(
-        tmp_path / "graph.pt", y, torch.randn(NUM_NODES, 40, generator=g), metric=metric))).parts[0]
+    setup = building.open_graph(
+        configure(
+            *write_graph(
+                tmp_path / "graph.pt", y, torch.randn(NUM_NODES, 40, generator=g), metric=metric
+            )
+        )
+    ).parts[0]
     train = fit_base(setup.data, setup.task, name).scores["train"]
     assert train > 0.9 if kind == "values" else train < 0.7
 
@@ -351,15 +527,27 @@ def test_scores_of_training_rows_read_nothing_of_their_own_labels(name, kind, co
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values", "two classes"])
 def test_arrays_of_trees_predict_what_scikit_learn_does(kind, monkeypatch, configure, tmp_path):
     group, made = torch.arange(NUM_NODES) % 3, []
-    y, metric = {"classes": (2 * group, "acc"), "two classes": ((group > 0).long(), "acc"),
-                 "tasks": (torch.stack([group == 0, group < 3], 1).float(), "rocauc"),
-                 "values": ((group * 10.0).unsqueeze(1), "rmse")}[kind]
-    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, metric=metric))).parts[0]
+    y, metric = {
+        "classes": (2 * group, "acc"),
+        "two classes": ((group > 0).long(), "acc"),
+        "tasks": (torch.stack([group == 0, group < 3], 1).float(), "rocauc"),
+        "values": ((group * 10.0).unsqueeze(1), "rmse"),
+    }[kind]
+    setup = building.open_graph(
+        configure(*write_graph(tmp_path / "graph.pt", y, metric=metric))
+    ).parts[0]
     inputs, train = Inputs(setup.data, setup.task), setup.data.train_mask
-    for name in ("ExtraTreesClassifier", "ExtraTreesRegressor", "HistGradientBoostingClassifier",
-                 "HistGradientBoostingRegressor"):
-        kept = type(name, (getattr(trees.ensemble, name),), {"fit": lambda self, x, y: (
-            made.append(super(type(self), self).fit(x, y)), self)[1]})
+    for name in (
+        "ExtraTreesClassifier",
+        "ExtraTreesRegressor",
+        "HistGradientBoostingClassifier",
+        "HistGradientBoostingRegressor",
+    ):
+        kept = type(
+            name,
+            (getattr(trees.ensemble, name),),
+            {"fit": lambda self, x, y: (made.append(super(type(self), self).fit(x, y)), self)[1]},
+        )
         monkeypatch.setattr(trees.ensemble, name, kept)
     for fit in (trees.fit_forest, trees.fit_boosted):
         made.clear()
@@ -369,7 +557,11 @@ def test_arrays_of_trees_predict_what_scikit_learn_does(kind, monkeypatch, confi
         ours = trees.predict(inputs, fitted, train).numpy()
         np.testing.assert_array_equal(ours, sooner)
         model, x = made[0], setup.data.x.numpy()
-        theirs = model.predict_proba(x) if hasattr(model, "predict_proba") else model.predict(x).reshape(len(x), -1)
+        theirs = (
+            model.predict_proba(x)
+            if hasattr(model, "predict_proba")
+            else model.predict(x).reshape(len(x), -1)
+        )
         if kind == "tasks" and fit is trees.fit_boosted:
             assert (ours[:, 1] > 1 - 1e-6).all()  # all known labels are 1
             ours, theirs = ours[:, :1], theirs[:, 1:]
@@ -379,10 +571,14 @@ def test_arrays_of_trees_predict_what_scikit_learn_does(kind, monkeypatch, confi
             assert ours[:, [1, 3]].max() < 1e-6  # no row has these classes
 
 
-def test_boosted_trees_spare_no_rows_where_these_would_lack_a_class(configure, tmp_path, monkeypatch):
+def test_boosted_trees_spare_no_rows_where_these_would_lack_a_class(
+    configure, tmp_path, monkeypatch
+):
     monkeypatch.setattr(trees, "LEAST_TO_STOP", 20)
     node = torch.arange(NUM_NODES)
-    y = ((node // 9 * 3 + node % 3) // 2).clamp(max=24)  # two training rows of each class, and more of the last one
+    y = ((node // 9 * 3 + node % 3) // 2).clamp(
+        max=24
+    )  # two training rows of each class, and more of the last one
     setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y))).parts[0]
     inputs, train = Inputs(setup.data, setup.task), setup.data.train_mask
     fitted = trees.fit_boosted(inputs, ("own",), 0, 5, train)
@@ -401,46 +597,88 @@ def test_columns_that_say_nothing_and_classes_that_training_lacks_do_no_harm(con
 
 def test_patterns_of_graphs_are_told_apart_whatever_the_order_of_the_nodes():
     """Two numberings of a chain a-b-a-c; a chain with another order of categories; one with another kind of edge."""
+
     def chain(x, kinds, order):
         place = torch.tensor(order).argsort()
         edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
-        return torch.tensor(x)[order].unsqueeze(1), place[edges], torch.tensor(kinds).repeat_interleave(2).unsqueeze(1)
+        return (
+            torch.tensor(x)[order].unsqueeze(1),
+            place[edges],
+            torch.tensor(kinds).repeat_interleave(2).unsqueeze(1),
+        )
 
-    parts = [chain([0, 1, 0, 2], [0, 0, 1], [0, 1, 2, 3]), chain([0, 1, 0, 2], [0, 0, 1], [2, 0, 3, 1]),
-             chain([1, 0, 0, 2], [0, 0, 1], [0, 1, 2, 3]), chain([0, 1, 0, 2], [0, 1, 0], [0, 1, 2, 3])]
+    parts = [
+        chain([0, 1, 0, 2], [0, 0, 1], [0, 1, 2, 3]),
+        chain([0, 1, 0, 2], [0, 0, 1], [2, 0, 3, 1]),
+        chain([1, 0, 0, 2], [0, 0, 1], [0, 1, 2, 3]),
+        chain([0, 1, 0, 2], [0, 1, 0], [0, 1, 2, 3]),
+    ]
     edges = torch.cat([part[1] + 4 * number for number, part in enumerate(parts)], 1)
     data = make_graph(edges.t().tolist(), 16, edge_attr=torch.cat([part[2] for part in parts]))
-    data.x, data.ptr, data.x_tables, data.edge_tables = torch.cat([part[0] for part in parts]), torch.arange(
-        0, 17, 4), [3], [2]
+    data.x, data.ptr, data.x_tables, data.edge_tables = (
+        torch.cat([part[0] for part in parts]),
+        torch.arange(0, 17, 4),
+        [3],
+        [2],
+    )
     counts = graphs.count_patterns(data)
-    assert torch.equal(counts[0], counts[1]) and (counts.sum(1) == 12).all()  # three sizes of four nodes
+    assert (
+        torch.equal(counts[0], counts[1]) and (counts.sum(1) == 12).all()
+    )  # three sizes of four nodes
     assert not torch.equal(counts[0], counts[2]) and not torch.equal(counts[0], counts[3])
 
 
 def test_a_method_that_would_take_too_long_is_left_out(configure, tmp_path, caplog):
     caplog.set_level("INFO")
-    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))).parts[0]
-    with pytest.raises(ValueError, match="task.base=trees: trees would take longer than 1e-09 s .baselines.seconds"):
+    setup = building.open_graph(
+        configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))
+    ).parts[0]
+    with pytest.raises(
+        ValueError, match="task.base=trees: trees would take longer than 1e-09 s .baselines.seconds"
+    ):
         fit_base(setup.data, setup.task, "trees", seconds=1e-9)
     assert fit_base(setup.data, setup.task, "auto", seconds=1e-9).name != "trees"
     assert "task.base=trees is left out: trees would take longer" in caplog.text
 
 
-@pytest.mark.parametrize("name, change, message", [
-    ("tree", {}, "task.base=tree is no simple method for this data; choose one of mean, diffusion, propagation, "),
-    ("auto", {"val_mask": torch.zeros(NUM_NODES, dtype=torch.bool)}, "chosen by the acc of the valid split, which ")])
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        (
+            "tree",
+            {},
+            "task.base=tree is no simple method for this data; choose one of mean, diffusion, propagation, ",
+        ),
+        (
+            "auto",
+            {"val_mask": torch.zeros(NUM_NODES, dtype=torch.bool)},
+            "chosen by the acc of the valid split, which ",
+        ),
+    ],
+)
 def test_a_base_that_does_not_fit_is_refused(name, change, message, configure, tmp_path):
     y = torch.arange(NUM_NODES) % 3
-    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, **change))).parts[0]
+    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", y, **change))).parts[
+        0
+    ]
     with pytest.raises(ValueError, match=message):
         fit_base(setup.data, setup.task, name)
 
 
 @pytest.mark.parametrize("broken", ["fit", "folds"])
-def test_a_method_that_fails_is_left_out_in_one_line(broken, configure, tmp_path, monkeypatch, caplog):
+def test_a_method_that_fails_is_left_out_in_one_line(
+    broken, configure, tmp_path, monkeypatch, caplog
+):
     caplog.set_level("INFO")
-    setup = building.open_graph(configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3,
-                                                       torch.eye(3)[torch.arange(NUM_NODES) % 3]))).parts[0]
+    setup = building.open_graph(
+        configure(
+            *write_graph(
+                tmp_path / "graph.pt",
+                torch.arange(NUM_NODES) % 3,
+                torch.eye(3)[torch.arange(NUM_NODES) % 3],
+            )
+        )
+    ).parts[0]
     assert fit_base(setup.data, setup.task, "auto").scores["valid"] == 1
     fit, num_train = linear.fit_hops, int(setup.data.train_mask.sum())
 
@@ -451,8 +689,15 @@ def test_a_method_that_fails_is_left_out_in_one_line(broken, configure, tmp_path
 
     monkeypatch.setattr(linear, "fit_hops", fail)
     monkeypatch.setattr(trees, "KINDS", ())
-    monkeypatch.setattr(base_module, "NODES", {name: base_module.NODES[name] for name in ("mean", "linear", "trees")})
+    monkeypatch.setattr(
+        base_module,
+        "NODES",
+        {name: base_module.NODES[name] for name in ("mean", "linear", "trees")},
+    )
     assert fit_base(setup.data, setup.task, "auto").name == "mean"
-    assert any(text.startswith("task.base=linear is left out: ") and "\n" not in text for text in caplog.messages)
+    assert any(
+        text.startswith("task.base=linear is left out: ") and "\n" not in text
+        for text in caplog.messages
+    )
     with pytest.raises(RuntimeError):
         fit_base(setup.data, setup.task, "linear")

@@ -24,8 +24,13 @@ from tests.helpers.running import TOY, finish, kill_and_finish, shell, summary_o
 from tests.helpers.typed_graphs import write_hetero
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
-SMALL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "train.patience=0",
-         "partition.num_parts=2"]
+SMALL = [
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=3",
+    "train.patience=0",
+    "partition.num_parts=2",
+]
 
 
 def graph_of(kind: str, path, num_nodes: int = 300, *, seed: int = 0) -> list[str]:
@@ -33,38 +38,60 @@ def graph_of(kind: str, path, num_nodes: int = 300, *, seed: int = 0) -> list[st
     g, node = torch.Generator().manual_seed(seed), torch.arange(num_nodes)
     group = torch.randint(3, (num_nodes,), generator=g)
     edges = torch.randint(num_nodes, (2, 20 * num_nodes), generator=g)
-    edges = edges[:, (group[edges[0]] == group[edges[1]]) | (torch.rand(edges.size(1), generator=g) < 0.1)]
-    y = {"classes": group, "tasks": torch.eye(3)[group][:, :2], "values": 50 + 10 * group.float()}[kind]
-    content = {"x": torch.eye(3)[group] + 2 * torch.randn(num_nodes, 3, generator=g), "y": y,
-               "edge_index": torch.cat([edges, edges.flip(0)], 1), "num_nodes": num_nodes,
-               "metric": {"classes": "acc", "tasks": "rocauc", "values": "rmse"}[kind],
-               **{f"{split}_mask": node % 3 == place for place, split in enumerate(("train", "val", "test"))}}
+    edges = edges[
+        :, (group[edges[0]] == group[edges[1]]) | (torch.rand(edges.size(1), generator=g) < 0.1)
+    ]
+    y = {"classes": group, "tasks": torch.eye(3)[group][:, :2], "values": 50 + 10 * group.float()}[
+        kind
+    ]
+    content = {
+        "x": torch.eye(3)[group] + 2 * torch.randn(num_nodes, 3, generator=g),
+        "y": y,
+        "edge_index": torch.cat([edges, edges.flip(0)], 1),
+        "num_nodes": num_nodes,
+        "metric": {"classes": "acc", "tasks": "rocauc", "values": "rmse"}[kind],
+        **{
+            f"{split}_mask": node % 3 == place
+            for place, split in enumerate(("train", "val", "test"))
+        },
+    }
     torch.save(content, path)
     return ["data=file", f"data.path={path}", *SMALL]
 
 
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values", "typed"])
-def test_an_untrained_network_with_an_offset_answers_as_the_simple_method(kind, configure, tmp_path):
-    data = write_hetero(tmp_path) + SMALL if kind == "typed" else graph_of(kind, tmp_path / "graph.pt")
+def test_an_untrained_network_with_an_offset_answers_as_the_simple_method(
+    kind, configure, tmp_path
+):
+    data = (
+        write_hetero(tmp_path) + SMALL if kind == "typed" else graph_of(kind, tmp_path / "graph.pt")
+    )
     model = ["model=rgcn"] if kind == "typed" else []
-    setup = open_graph(configure(*data, *model, "task.base=linear", "task.candidate=offset")).parts[0]
+    setup = open_graph(configure(*data, *model, "task.base=linear", "task.candidate=offset")).parts[
+        0
+    ]
     rows = building.build_predictor(setup)(0)
     own = setup.data.types.nodes_of(setup.data.types.labelled)
-    expected = setup.base.rows[own.start:own.stop]
+    expected = setup.base.rows[own.start : own.stop]
     assert len(expected.unique()) > 3
-    torch.testing.assert_close(rows[own.start:own.stop], expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(rows[own.start : own.stop], expected, rtol=1e-4, atol=1e-3)
 
 
 def test_scores_as_inputs_are_columns_that_begin_no_logits(configure, tmp_path):
     data = graph_of("classes", tmp_path / "graph.pt")
-    plain, inputs = (open_graph(configure(*data, "task.base=propagation", f"task.candidate={name}")).parts[0]
-                     for name in ("network", "inputs"))
+    plain, inputs = (
+        open_graph(configure(*data, "task.base=propagation", f"task.candidate={name}")).parts[0]
+        for name in ("network", "inputs")
+    )
     assert inputs.data.x.size(1) == plain.data.x.size(1) + 3
     shown, base = inputs.data.x[:, -3:], inputs.base.rows
     train = inputs.data.train_mask
     assert float(shown[train].mean()) == pytest.approx(0, abs=1e-4) and float(
-        shown[train].std(correction=0)) == pytest.approx(1)
-    assert float(torch.corrcoef(torch.stack([shown.flatten(), base.flatten()]))[0, 1]) == pytest.approx(1)
+        shown[train].std(correction=0)
+    ) == pytest.approx(1)
+    assert float(
+        torch.corrcoef(torch.stack([shown.flatten(), base.flatten()]))[0, 1]
+    ) == pytest.approx(1)
     rows = building.build_predictor(inputs)(0)
     assert float(torch.corrcoef(torch.stack([rows.flatten(), base.flatten()]))[0, 1]) < 0.9
 
@@ -79,30 +106,44 @@ def noisy(task, y: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values"])
-@pytest.mark.parametrize("network, simple, answers", [(0.1, 3.0, "network"), (3.0, 0.1, "simple"), (1.0, 1.0, "both")])
+@pytest.mark.parametrize(
+    "network, simple, answers", [(0.1, 3.0, "network"), (3.0, 0.1, "simple"), (1.0, 1.0, "both")]
+)
 def test_the_answer_is_what_validation_favours(kind, network, simple, answers, configure, tmp_path):
     setup = open_graph(configure(*graph_of(kind, tmp_path / "graph.pt", 900))).parts[0]
     task, y = setup.task, setup.data.y
     scale = 10 if kind == "values" else 1
-    rows, base = (noisy(task, y, scale * noise, seed) for seed, noise in enumerate((network, simple)))
+    rows, base = (
+        noisy(task, y, scale * noise, seed) for seed, noise in enumerate((network, simple))
+    )
     answer = fusion.choose(task, rows, base_of(base))
-    assert {"network": answer.share < 0.3, "simple": answer.share > 0.7, "both": 0.2 < answer.share < 0.8}[answers]
+    assert {
+        "network": answer.share < 0.3,
+        "simple": answer.share > 0.7,
+        "both": 0.2 < answer.share < 0.8,
+    }[answers]
     assert answer.scores == task.scores(None, fusion.mix(rows, base, answer.share))
     assert (answer.gain > answer.error > 0) == (answer.share < 1)
 
 
-def test_the_simple_method_is_left_only_for_more_than_the_error_of_the_difference(configure, tmp_path):
+def test_the_simple_method_is_left_only_for_more_than_the_error_of_the_difference(
+    configure, tmp_path
+):
     setup = open_graph(configure(*graph_of("classes", tmp_path / "graph.pt"))).parts[0]
     task, base = setup.task, noisy(setup.task, setup.data.y, 1.5, 0)
     are_right = base.argmax(1) == setup.data.y[:, 0]
-    right, wrong = ((each & setup.data.valid_mask).nonzero().squeeze(1) for each in (are_right, ~are_right))
+    right, wrong = (
+        (each & setup.data.valid_mask).nonzero().squeeze(1) for each in (are_right, ~are_right)
+    )
     truth = torch.nn.functional.one_hot(setup.data.y[:, 0], 3) * 100.0
     for mended, broken, leaves in ((6, 4, False), (15, 0, True), (25, 10, True)):
         rows = base.clone()
         rows[wrong[:mended]], rows[right[:broken]] = truth[wrong[:mended]], -truth[right[:broken]]
         error = fusion.error_of_difference(task, rows, base)
         # Of n rows of which k differ, the mean has a deviation of about sqrt(k) / n.
-        assert error == pytest.approx(math.sqrt(mended + broken - (mended - broken)**2 / 100) / 100, rel=0.3)
+        assert error == pytest.approx(
+            math.sqrt(mended + broken - (mended - broken) ** 2 / 100) / 100, rel=0.3
+        )
         answer = fusion.choose(task, rows, base_of(base))
         assert (answer.gain > answer.error) == (answer.share < 1) == leaves
         assert not leaves or answer.gain == pytest.approx((mended - broken) / 100)
@@ -112,8 +153,13 @@ def test_the_simple_method_is_left_only_for_more_than_the_error_of_the_differenc
 def tried(tmp_path_factory):
     """A run that tried both candidates."""
     folder = tmp_path_factory.mktemp("bases")
-    config = cli.compose_config([*graph_of("tasks", folder / "graph.pt"), f"cache_dir={folder / 'cache'}",
-                                 "task.base=propagation"])
+    config = cli.compose_config(
+        [
+            *graph_of("tasks", folder / "graph.pt"),
+            f"cache_dir={folder / 'cache'}",
+            "task.base=propagation",
+        ]
+    )
     return config, folder / "run", train(config, folder / "run")
 
 
@@ -131,7 +177,9 @@ def test_the_best_candidate_is_the_model_of_the_run(tried):
 def test_the_run_predicts_what_its_summary_says(tried):
     _, folder, summary = tried
     found = evaluate(EvaluateConfig(run=str(folder)))
-    assert found["test"] == pytest.approx(summary["test"]) and found["valid"] == pytest.approx(summary["best_valid"])
+    assert found["test"] == pytest.approx(summary["test"]) and found["valid"] == pytest.approx(
+        summary["best_valid"]
+    )
     assert found["test"] != pytest.approx(summary["network"]["test"], abs=1e-6)
     scores = json.loads((folder / "scores.json").read_text())["splits"]["test"]["score"]
     assert sum(scores) / len(scores) == pytest.approx(summary["test"])
@@ -148,19 +196,38 @@ def test_a_run_that_was_killed_between_candidates_ends_the_same(tried, tmp_path)
 
 @pytest.mark.slow
 def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path):
-    first, second = kill_and_finish([*TOY, "task.base=auto", "parallel.num_ranks=2", "train.epochs=60"], tmp_path,
-                                    "candidate_offset", 3)
+    first, second = kill_and_finish(
+        [*TOY, "task.base=auto", "parallel.num_ranks=2", "train.epochs=60"],
+        tmp_path,
+        "candidate_offset",
+        3,
+    )
     same = ("weights_sha256", "best_valid", "test", "candidate", "candidates")
     assert {name: first[name] for name in same} == {name: second[name] for name in same}
-    assert (tmp_path / "killed/config.yaml").read_text() == (tmp_path / "whole/config.yaml").read_text()
+    assert (tmp_path / "killed/config.yaml").read_text() == (
+        tmp_path / "whole/config.yaml"
+    ).read_text()
 
 
-@pytest.mark.parametrize("name, candidate", [("linear", "network"), ("propagation", "network"), ("auto", "offset"), *(
-    pytest.param(*pair, marks=pytest.mark.slow)
-    for pair in (("linear", "offset"), ("propagation", "offset"), ("auto", "network")))])
+@pytest.mark.parametrize(
+    "name, candidate",
+    [
+        ("linear", "network"),
+        ("propagation", "network"),
+        ("auto", "offset"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("linear", "offset"), ("propagation", "offset"), ("auto", "network"))
+        ),
+    ],
+)
 def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_path):
-    overrides = [*graph_of("classes", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}", f"task.base={name}",
-                 f"task.candidate={candidate}"]
+    overrides = [
+        *graph_of("classes", tmp_path / "graph.pt"),
+        f"cache_dir={tmp_path / 'cache'}",
+        f"task.base={name}",
+        f"task.candidate={candidate}",
+    ]
     config = cli.compose_config(overrides)
     train(config, tmp_path / "run")
     config = schema.load(tmp_path / "run" / "config.yaml")
@@ -172,24 +239,54 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
     rest = ~own.graph.train_mask
     if name == "linear":
         torch.testing.assert_close(other.rows[rest], own.rows[rest], rtol=1e-4, atol=1e-4)
-    elif candidate == "network" and name != "auto":  # no label is known there, and the network answers alone
-        network = predicted(SavedRun(tmp_path / "run", dataclasses.replace(config, task=dataclasses.replace(
-            config.task, base="none", candidate="auto")), {}))
+    elif (
+        candidate == "network" and name != "auto"
+    ):  # no label is known there, and the network answers alone
+        network = predicted(
+            SavedRun(
+                tmp_path / "run",
+                dataclasses.replace(
+                    config, task=dataclasses.replace(config.task, base="none", candidate="auto")
+                ),
+                {},
+            )
+        )
         torch.testing.assert_close(other.rows, network.rows, rtol=1e-4, atol=1e-4)
     new_data.export(run, tmp_path / "model.pe")
     loaded, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
     opened = SavedRun(tmp_path / "model.pe", loaded, {}, shared=shared)
-    torch.testing.assert_close(predicted(opened, data=NewDataConfig(str(tmp_path / "new.pt"))).rows, other.rows)
+    torch.testing.assert_close(
+        predicted(opened, data=NewDataConfig(str(tmp_path / "new.pt"))).rows, other.rows
+    )
 
 
 def test_a_network_that_answers_alone_decides_by_its_own_thresholds(tmp_path):
-    train(cli.compose_config([*graph_of("tasks", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}",
-                              "task.base=propagation", "task.candidate=network"]), tmp_path / "run")
-    config, content = schema.load(tmp_path / "run" / "config.yaml"), torch.load(tmp_path / "graph.pt")
+    train(
+        cli.compose_config(
+            [
+                *graph_of("tasks", tmp_path / "graph.pt"),
+                f"cache_dir={tmp_path / 'cache'}",
+                "task.base=propagation",
+                "task.candidate=network",
+            ]
+        ),
+        tmp_path / "run",
+    )
+    config, content = (
+        schema.load(tmp_path / "run" / "config.yaml"),
+        torch.load(tmp_path / "graph.pt"),
+    )
     torch.save({key: content[key] for key in ("x", "edge_index", "num_nodes")}, tmp_path / "new.pt")
     run = SavedRun(tmp_path / "run", config, settings(config))
-    network = predicted(SavedRun(tmp_path / "run", dataclasses.replace(config, task=dataclasses.replace(
-        config.task, base="none", candidate="auto")), {}))
+    network = predicted(
+        SavedRun(
+            tmp_path / "run",
+            dataclasses.replace(
+                config, task=dataclasses.replace(config.task, base="none", candidate="auto")
+            ),
+            {},
+        )
+    )
     valid = network.graph.valid_mask
     expected = choose_thresholds(network.graph.y[valid], network.rows[valid], "f1")
     assert not torch.allclose(predicted(run).thresholds, expected)
@@ -200,15 +297,20 @@ def test_a_network_that_answers_alone_decides_by_its_own_thresholds(tmp_path):
         torch.testing.assert_close(found.thresholds, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("given, expected", [
-    (["task.base=nonsense"], "task.base=nonsense"),
-    (["task.base=linear", "data.components=separate"], "data.components"),
-    (["task.base=linear", "task=link"], "task.base"),
-    (["task.base=auto", "task.candidate=offset", "data.components=separate"],
-     "task.candidate=offset reads a simple method, and task.base=auto chooses none: one simple method is fitted to"),
-    (["task.base=none", "task.candidate=offset"], "task.candidate"),
-    (["task.base=auto", "task.candidate=all"], "task.candidate=all"),
-])
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (["task.base=nonsense"], "task.base=nonsense"),
+        (["task.base=linear", "data.components=separate"], "data.components"),
+        (["task.base=linear", "task=link"], "task.base"),
+        (
+            ["task.base=auto", "task.candidate=offset", "data.components=separate"],
+            "task.candidate=offset reads a simple method, and task.base=auto chooses none: one simple method is fitted to",
+        ),
+        (["task.base=none", "task.candidate=offset"], "task.candidate"),
+        (["task.base=auto", "task.candidate=all"], "task.candidate=all"),
+    ],
+)
 def test_a_base_that_does_not_fit_is_refused(given, expected, configure, tmp_path):
     with pytest.raises((ValueError, SystemExit), match=expected):
         train(configure(*graph_of("classes", tmp_path / "graph.pt"), *given), tmp_path / "run")
@@ -216,18 +318,32 @@ def test_a_base_that_does_not_fit_is_refused(given, expected, configure, tmp_pat
 
 def test_no_method_is_chosen_where_none_fits(configure, tmp_path, caplog):
     caplog.set_level("INFO")
-    opened = open_graph(configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=auto",
-                                  "data.components=separate"))
+    opened = open_graph(
+        configure(
+            *graph_of("classes", tmp_path / "graph.pt"),
+            "task.base=auto",
+            "data.components=separate",
+        )
+    )
     assert opened.parts[0].base is None
     said = [text for text in caplog.messages if "no simple method (task.base=auto)" in text]
     assert len(said) == 1 and "data.components=separate" in said[0]
 
 
 def test_what_a_run_answers_is_smoothed(tmp_path):
-    config = cli.compose_config([*graph_of("classes", tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}",
-                                 "task.base=linear", "task.candidate=network", "evaluation.smooth=label_propagation"])
+    config = cli.compose_config(
+        [
+            *graph_of("classes", tmp_path / "graph.pt"),
+            f"cache_dir={tmp_path / 'cache'}",
+            "task.base=linear",
+            "task.candidate=network",
+            "evaluation.smooth=label_propagation",
+        ]
+    )
     summary = train(config, tmp_path / "run")
-    assert summary["answer"]["share"] > 0.1 and summary["smoothed"]["valid"] >= summary["best_valid"]
+    assert (
+        summary["answer"]["share"] > 0.1 and summary["smoothed"]["valid"] >= summary["best_valid"]
+    )
     run = SavedRun(tmp_path / "run", config, settings(config))
     found = predicted(run)
     assert found.smoothed_scores["test"] == pytest.approx(summary["smoothed"]["test"])
@@ -235,7 +351,9 @@ def test_what_a_run_answers_is_smoothed(tmp_path):
     torch.testing.assert_close(found.smoothed, other.rows)
 
 
-def test_no_method_is_chosen_without_validation_labels_or_for_a_large_graph(configure, tmp_path, monkeypatch):
+def test_no_method_is_chosen_without_validation_labels_or_for_a_large_graph(
+    configure, tmp_path, monkeypatch
+):
     overrides = graph_of("classes", tmp_path / "graph.pt")
     content = torch.load(tmp_path / "graph.pt")
     torch.save(content | {"val_mask": torch.zeros(300, dtype=torch.bool)}, tmp_path / "none.pt")
@@ -251,18 +369,29 @@ def test_no_method_is_chosen_without_validation_labels_or_for_a_large_graph(conf
 def test_the_same_command_again_finds_the_run_trained_already(tmp_path):
     overrides = [*graph_of("classes", tmp_path / "graph.pt"), "task.base=propagation"]
     for _ in range(2):
-        status, output = finish(overrides, tmp_path / "run", tmp_path / "cache", SLURM_RESTART_COUNT="1")
+        status, output = finish(
+            overrides, tmp_path / "run", tmp_path / "cache", SLURM_RESTART_COUNT="1"
+        )
         assert status == 0, output
     assert "has been trained already" in output
 
 
 def test_graphs_are_mixed_with_a_simple_method_but_do_not_read_it(configure, tmp_path):
-    data = ["task=graph", "loader=graph", "data=ogb_graph", "data.name=ogbg-molhiv",
-            f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv', num_graphs=80)}", *SMALL]
+    data = [
+        "task=graph",
+        "loader=graph",
+        "data=ogb_graph",
+        "data.name=ogbg-molhiv",
+        f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv', num_graphs=80)}",
+        *SMALL,
+    ]
     found = train(configure(*data, "task.base=linear"), tmp_path / "run")
     assert "candidates" not in found and set(found["network"]) == {"train", "valid", "test"}
     assert found["answer"]["share"] == 1 or found["answer"]["gain"] > found["answer"]["error"]
-    with pytest.raises(ValueError, match="task.candidate=offset needs task=node|needs task.candidate|needs task=node"):
+    with pytest.raises(
+        ValueError,
+        match="task.candidate=offset needs task=node|needs task.candidate|needs task=node",
+    ):
         train(configure(*data, "task.base=linear", "task.candidate=offset"), tmp_path / "other")
 
 
@@ -271,7 +400,9 @@ def test_a_run_that_has_not_ended_answers_nothing(tried, tmp_path):
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "base.pt").unlink()
     run = SavedRun(tmp_path / "run", config, {})
-    with pytest.raises(ValueError, match="base.pt is not there: what the run answers with is chosen when it ends"):
+    with pytest.raises(
+        ValueError, match="base.pt is not there: what the run answers with is chosen when it ends"
+    ):
         predicted(run)
 
 
@@ -281,7 +412,9 @@ def test_the_gain_is_measured_on_rows_that_chose_no_share(configure, tmp_path):
     task, gains, honest = setup.task, [], []
     for seed in range(12):
         base = noisy(task, setup.data.y, 1.0, seed)
-        rows = base + 0.7 * torch.randn(base.shape, generator=torch.Generator().manual_seed(100 + seed))
+        rows = base + 0.7 * torch.randn(
+            base.shape, generator=torch.Generator().manual_seed(100 + seed)
+        )
         valid = [task.score("valid", fusion.mix(rows, base, share)) for share in fusion.SHARES]
         gains.append(max(valid) - valid[-1])
         honest.append(fusion.choose(task, rows, base_of(base)).gain)
@@ -292,17 +425,24 @@ def test_scores_that_were_fitted_otherwise_are_refused(tried, tmp_path):
     config, folder, _ = tried
     run = SavedRun(folder, config, {})
     kept = fusion.read_kept(run)
-    assert torch.equal(kept.sample, open_graph(config).parts[0].base.rows[:len(kept.sample)])
+    assert torch.equal(kept.sample, open_graph(config).parts[0].base.rows[: len(kept.sample)])
     shutil.copytree(folder, tmp_path / "run")
     content = dict(checkpoint.load(path := tmp_path / "run" / "base.pt"))
     checkpoint.save(path, content | {"sample": content["sample"] + 0.1})
-    with pytest.raises(ValueError, match="it was fitted again with other ones. Use the versions of scikit-learn"):
+    with pytest.raises(
+        ValueError, match="it was fitted again with other ones. Use the versions of scikit-learn"
+    ):
         predicted(SavedRun(tmp_path / "run", config, {}))
 
 
-@pytest.mark.parametrize("name, valid, reason", [
-    ("mean", 0.5, "the mean label tells a network nothing"), ("trees", 0.58, "far below the network"),
-    ("trees", 0.75, None)])
+@pytest.mark.parametrize(
+    "name, valid, reason",
+    [
+        ("mean", 0.5, "the mean label tells a network nothing"),
+        ("trees", 0.58, "far below the network"),
+        ("trees", 0.75, None),
+    ],
+)
 def test_a_candidate_that_cannot_help_is_skipped(name, valid, reason):
     base = dataclasses.replace(base_of(torch.zeros(1, 2)), name=name, scores={"valid": valid})
     found = candidates._why_skipped(base, {"network": {"metric": "acc", "network": {"valid": 0.8}}})
@@ -316,42 +456,90 @@ def test_a_run_with_a_base_that_is_far_below_has_one_candidate(configure, tmp_pa
     assert list(found["candidates"]) == ["network"] and found["candidate"] == "network"
     assert not (tmp_path / "run" / "candidate_offset").exists()
     assert any(text.startswith("candidate offset is skipped") for text in caplog.messages)
-    assert train(configure(*graph_of("classes", tmp_path / "graph.pt"), "task.base=mean", "train.epochs=3",
-                           "task.candidate=network"), tmp_path / "run")["candidates"] == found["candidates"]
+    assert (
+        train(
+            configure(
+                *graph_of("classes", tmp_path / "graph.pt"),
+                "task.base=mean",
+                "train.epochs=3",
+                "task.candidate=network",
+            ),
+            tmp_path / "run",
+        )["candidates"]
+        == found["candidates"]
+    )
 
 
 FITS = {"typed": ["model=rgcn"], "own class": ["model=custom", "model.path=tests.helpers.nets.Net"]}
 
 
-@pytest.mark.parametrize("kind", ["classes", "graphs", *(
-    pytest.param(each, marks=pytest.mark.slow) for each in ("values", "typed", "tasks", "own class"))])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "classes",
+        "graphs",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("values", "typed", "tasks", "own class")
+        ),
+    ],
+)
 def test_a_run_that_names_no_method_begins_at_the_best_one(kind, tmp_path):
     """It predicts what its summary says, and its predictions can be calibrated."""
-    data = write_hetero(tmp_path) + SMALL if kind == "typed" else [
-        "task=graph", "loader=graph", "data=ogb_graph", "data.name=ogbg-molhiv", *SMALL,
-        f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv', num_graphs=80)}"] if kind == "graphs" else \
-        graph_of(kind.replace("own class", "classes"), tmp_path / "graph.pt")
+    data = (
+        write_hetero(tmp_path) + SMALL
+        if kind == "typed"
+        else [
+            "task=graph",
+            "loader=graph",
+            "data=ogb_graph",
+            "data.name=ogbg-molhiv",
+            *SMALL,
+            f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv', num_graphs=80)}",
+        ]
+        if kind == "graphs"
+        else graph_of(kind.replace("own class", "classes"), tmp_path / "graph.pt")
+    )
     fits = [text for text in data if kind != "own class" or not text.startswith("model.")]
     config = cli.compose_config([*fits, *FITS.get(kind, []), f"cache_dir={tmp_path / 'cache'}"])
     assert config.task.base == "auto"
     summary = train(config, tmp_path / "run")
-    assert summary["base"]["name"] in {"mean", "propagation", "diffusion", "linear", "trees", "forest"}
-    assert set(summary["answer"]) == {"share", "gain", "error", "text"} and "scikit-learn" in summary["versions"]
+    assert summary["base"]["name"] in {
+        "mean",
+        "propagation",
+        "diffusion",
+        "linear",
+        "trees",
+        "forest",
+    }
+    assert (
+        set(summary["answer"]) == {"share", "gain", "error", "text"}
+        and "scikit-learn" in summary["versions"]
+    )
     assert ("candidates" in summary) == (kind not in ("own class", "graphs"))
     saved = schema.load(tmp_path / "run" / "config.yaml")
     run = SavedRun(tmp_path / "run", saved, settings(saved))
     found = evaluate(EvaluateConfig(run=str(tmp_path / "run")))
     assert found["valid"] == pytest.approx(summary["best_valid"], abs=1e-6)
-    assert kind == "values" or predicted(run, calibrate=True).rows.shape == predicted(run).rows.shape
+    assert (
+        kind == "values" or predicted(run, calibrate=True).rows.shape == predicted(run).rows.shape
+    )
     assert saved.task.base == "auto"
 
 
-def test_a_run_that_is_resumed_with_more_epochs_keeps_the_time_of_its_methods(tmp_path, monkeypatch, caplog):
+def test_a_run_that_is_resumed_with_more_epochs_keeps_the_time_of_its_methods(
+    tmp_path, monkeypatch, caplog
+):
     """It reads the scores that it was trained with, though a longer training would allow its methods more time."""
     monkeypatch.setattr(bases, "PART", 1000)
     caplog.set_level("INFO")
     cache, asked = tmp_path / "cache", graph_of("classes", tmp_path / "graph.pt")
-    options = {"cache_dir": cache, "task.candidate": "offset", "model.hidden_channels": 64, "verbose": False}
+    options = {
+        "cache_dir": cache,
+        "task.candidate": "offset",
+        "model.hidden_channels": 64,
+        "verbose": False,
+    }
     pe.train(None, *asked, "task.base=auto", folder=tmp_path / "run", **options)
     kept = {path.name for path in cache.rglob("*-base-*")}
     seconds = schema.load(tmp_path / "run" / "config.yaml").task.base_seconds
@@ -363,10 +551,18 @@ def test_a_run_that_is_resumed_with_more_epochs_keeps_the_time_of_its_methods(tm
 
 def test_a_graph_on_the_disk_has_no_method_of_its_own(tmp_path, caplog):
     caplog.set_level("INFO")
-    config = cli.compose_config([*(text for text in TOY if text != "task.base=none"), "data.on_disk=true",
-                                 f"cache_dir={tmp_path / 'cache'}"])
+    config = cli.compose_config(
+        [
+            *(text for text in TOY if text != "task.base=none"),
+            "data.on_disk=true",
+            f"cache_dir={tmp_path / 'cache'}",
+        ]
+    )
     assert "base" not in train(config, tmp_path / "run")
-    assert "no simple method (task.base=auto): the graph stays on the disk (data.on_disk=true)" in caplog.messages
+    assert (
+        "no simple method (task.base=auto): the graph stays on the disk (data.on_disk=true)"
+        in caplog.messages
+    )
 
 
 def test_saved_runs_of_before_have_no_method(configure, tmp_path):
@@ -381,13 +577,24 @@ def test_saved_runs_of_before_have_no_method(configure, tmp_path):
 
 
 @pytest.mark.parametrize("empty", ["flag", pytest.param("zero", marks=pytest.mark.slow)])
-def test_the_method_of_typed_tables_reads_which_cells_are_empty(empty, configure, tmp_path, monkeypatch):
+def test_the_method_of_typed_tables_reads_which_cells_are_empty(
+    empty, configure, tmp_path, monkeypatch
+):
     users = write_tables(tmp_path)["users"]
-    users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(tmp_path / "users.csv", index=False)
+    users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(
+        tmp_path / "users.csv", index=False
+    )
     (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA))
-    data, asked, fit = ["data=tables", f"data.schema={tmp_path / 'schema.yaml'}", "model=rgcn"], [], bases.fit_base
-    monkeypatch.setattr(bases, "fit_base", lambda data, *args, **options: asked.append(data.marks) or fit(
-        data, *args, **options))
+    data, asked, fit = (
+        ["data=tables", f"data.schema={tmp_path / 'schema.yaml'}", "model=rgcn"],
+        [],
+        bases.fit_base,
+    )
+    monkeypatch.setattr(
+        bases,
+        "fit_base",
+        lambda data, *args, **options: asked.append(data.marks) or fit(data, *args, **options),
+    )
     open_graph(configure(*data, "task.base=linear", f"data.empty={empty}"))
     assert [any(map(any, marks)) for marks in asked] == [empty == "flag"]
 
@@ -399,8 +606,13 @@ def test_members_of_a_sweep_and_runs_from_python_begin_at_a_method(tmp_path):
     assert done.returncode == 0, done.stderr
     members = [summary_of(tmp_path / "sweep" / name) for name in "01"]
     assert all(set(member["candidates"]) >= {"network"} for member in members)
-    result = pe.train(tmp_path / "graph.pt", *SMALL, folder=tmp_path / "run", cache_dir=tmp_path / "cache",
-                      verbose=False)
+    result = pe.train(
+        tmp_path / "graph.pt",
+        *SMALL,
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        verbose=False,
+    )
     assert result.summary["best_valid"] == members[0]["best_valid"]
     found = pe.load(tmp_path / "sweep").predict()
     each = [pe.load(tmp_path / "sweep" / name).predict() for name in "01"]
@@ -408,13 +620,23 @@ def test_members_of_a_sweep_and_runs_from_python_begin_at_a_method(tmp_path):
 
 
 def folds_lack(kind: str, y: torch.Tensor) -> torch.Tensor:
-    return {"a class in one row": torch.where(torch.arange(len(y)) == 0, 2, y.clamp(max=1)),
-            "a class that training lacks": torch.where(torch.arange(len(y)) % 3 == 0, y.clamp(max=1), y),
-            "one class": torch.zeros_like(y)}[kind]
+    return {
+        "a class in one row": torch.where(torch.arange(len(y)) == 0, 2, y.clamp(max=1)),
+        "a class that training lacks": torch.where(
+            torch.arange(len(y)) % 3 == 0, y.clamp(max=1), y
+        ),
+        "one class": torch.zeros_like(y),
+    }[kind]
 
 
-@pytest.mark.parametrize("kind", ["a class in one row", "one class", pytest.param(
-    "a class that training lacks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a class in one row",
+        "one class",
+        pytest.param("a class that training lacks", marks=pytest.mark.slow),
+    ],
+)
 def test_odd_labels_have_a_method_or_none(kind, tmp_path):
     data = graph_of("classes", tmp_path / "graph.pt")
     content = torch.load(tmp_path / "graph.pt")

@@ -53,12 +53,18 @@ def test_the_error_by_hand():
     """Of three predictions with probability .9, two are right; of one with .6, none."""
     logits = torch.tensor([[0.9, 0.1]] * 3 + [[0.6, 0.4]]).log()
     y = torch.tensor([[0], [0], [1], [1]])
-    assert calibration_error(logits, y, are_classes=True) == pytest.approx((3 * (0.9 - 2 / 3) + 0.6) / 4)
+    assert calibration_error(logits, y, are_classes=True) == pytest.approx(
+        (3 * (0.9 - 2 / 3) + 0.6) / 4
+    )
     assert math.isnan(calibration_error(logits[:0], y[:0], are_classes=True))
     near = torch.tensor([[0.88, 0.12], [0.92, 0.08]]).log()
-    assert calibration_error(near, torch.tensor([[0], [1]]), are_classes=True) == pytest.approx(0.9 - 0.5), "one bin"
+    assert calibration_error(near, torch.tensor([[0], [1]]), are_classes=True) == pytest.approx(
+        0.9 - 0.5
+    ), "one bin"
     far = torch.tensor([[0.91, 0.09], [0.97, 0.03]]).log()
-    assert calibration_error(far, torch.tensor([[1], [0]]), are_classes=True) == pytest.approx((0.91 + 0.03) / 2), "two"
+    assert calibration_error(far, torch.tensor([[1], [0]]), are_classes=True) == pytest.approx(
+        (0.91 + 0.03) / 2
+    ), "two"
 
 
 def test_the_error_of_tasks_is_that_of_the_label_1():
@@ -71,7 +77,9 @@ def test_the_error_of_tasks_is_that_of_the_label_1():
 def test_each_task_of_a_run_is_divided_by_its_own_temperature(tmp_path):
     run = trained(tmp_path, graph(200, 400, kind="tasks"))
     plain, scaled = predicted(run), predicted(run, calibrate=True)
-    assert scaled.temperatures.unique().numel() == 2 and torch.equal(scaled.rows, plain.rows / scaled.temperatures)
+    assert scaled.temperatures.unique().numel() == 2 and torch.equal(
+        scaled.rows, plain.rows / scaled.temperatures
+    )
 
 
 def test_predictions_are_calibrated(tmp_path, caplog):
@@ -82,16 +90,30 @@ def test_predictions_are_calibrated(tmp_path, caplog):
     plain = predicted(run)
     scaled = predicted(run, calibrate=True)
     assert scaled.temperatures.item() != 1
-    assert torch.equal(scaled.rows, plain.rows / scaled.temperatures) and scaled.temperatures.shape == (1,)
-    assert [line for line in caplog.messages if line.startswith("calibration: temperature ") and " -> " in line]
+    assert torch.equal(
+        scaled.rows, plain.rows / scaled.temperatures
+    ) and scaled.temperatures.shape == (1,)
+    assert [
+        line
+        for line in caplog.messages
+        if line.startswith("calibration: temperature ") and " -> " in line
+    ]
     path = tmp_path / "logits.pt"
     save(scaled, EvaluateConfig(str(run.folder), predictions=str(path)))
     assert torch.equal(torch.load(path)["temperature"], scaled.temperatures)
 
 
-@pytest.mark.parametrize("data, overrides, message", [
-    (graph(kind="values"), [], "the labels are real values .rmse."),
-    (graph(masks=False), ["task=link"], "is for classes and binary tasks, and .* has task=link")])
+@pytest.mark.parametrize(
+    "data, overrides, message",
+    [
+        (graph(kind="values"), [], "the labels are real values .rmse."),
+        (
+            graph(masks=False),
+            ["task=link"],
+            "is for classes and binary tasks, and .* has task=link",
+        ),
+    ],
+)
 def test_what_has_no_probabilities_is_refused(data, overrides, message, tmp_path):
     run = trained(tmp_path, data, *overrides)
     with pytest.raises(ValueError, match=message):
@@ -100,7 +122,10 @@ def test_what_has_no_probabilities_is_refused(data, overrides, message, tmp_path
 
 def test_validation_labels_are_needed(tmp_path):
     data = graph()
-    data.train_mask, data.val_mask = data.train_mask | data.val_mask, torch.zeros(60, dtype=torch.bool)
+    data.train_mask, data.val_mask = (
+        data.train_mask | data.val_mask,
+        torch.zeros(60, dtype=torch.bool),
+    )
     run = trained(tmp_path, data)
     with pytest.raises(ValueError, match="the valid split is empty. Leave it out"):
         predicted(run, calibrate=True)

@@ -14,22 +14,44 @@ from tests.helpers.running import ROOT, train
 @pytest.fixture
 def overrides(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the ranks
-    return ["data=file", f"data.path={save_hetero(tmp_path)}", "model=custom", "model.hidden_channels=8",
-            "model.path=tests.helpers.hetero_nets.ToHetero", "partition.num_parts=2", "train.patience=0",
-            "train.lr=0.05", "data.degrees=false"]
+    return [
+        "data=file",
+        f"data.path={save_hetero(tmp_path)}",
+        "model=custom",
+        "model.hidden_channels=8",
+        "model.path=tests.helpers.hetero_nets.ToHetero",
+        "partition.num_parts=2",
+        "train.patience=0",
+        "train.lr=0.05",
+        "data.degrees=false",
+    ]
 
 
-@pytest.mark.parametrize("more", [pytest.param([], id="alone"), pytest.param(
-    ["parallel.num_ranks=2", "train.label_input=0.5"], id="two ranks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="alone"),
+        pytest.param(
+            ["parallel.num_ranks=2", "train.label_input=0.5"],
+            id="two ranks",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_it_learns_and_goes_on_with_the_same_bits(configure, tmp_path, overrides, more, caplog):
     caplog.set_level("INFO")
     whole = train(configure(*overrides, *more, "train.epochs=8"), tmp_path / "whole")
     assert whole["best_valid"] >= 0.8 and whole["test"] >= 0.8
-    assert more or any("gets dicts of 3 types of nodes and 6 relations" in message for message in caplog.messages)
+    assert more or any(
+        "gets dicts of 3 types of nodes and 6 relations" in message for message in caplog.messages
+    )
     train(configure(*overrides, *more, "train.epochs=4"), tmp_path / "half")
     (tmp_path / "half" / "summary.json").unlink()
     again = train(configure(*overrides, *more, "train.epochs=8"), tmp_path / "half")
-    assert again["weights_sha256"] == whole["weights_sha256"] and again["best_valid"] == whole["best_valid"]
+    assert (
+        again["weights_sha256"] == whole["weights_sha256"]
+        and again["best_valid"] == whole["best_valid"]
+    )
 
 
 def test_pairs_have_rows_of_every_type(configure, tmp_path, overrides, monkeypatch):
@@ -41,12 +63,16 @@ def test_pairs_have_rows_of_every_type(configure, tmp_path, overrides, monkeypat
         return rows
 
     monkeypatch.setattr(HeteroView, "put_back", count_zeros)
-    found = train(configure(*overrides, "task=link", "task.relation=buys", "train.epochs=1"), tmp_path / "run")
+    found = train(
+        configure(*overrides, "task=link", "task.relation=buys", "train.epochs=1"), tmp_path / "run"
+    )
     assert 0 <= found["best_valid"] <= 1 and missing and not any(missing)
 
 
 def test_edges_that_are_measured_fit_their_relations():
-    schema = GraphTypes(["a", "b", "c"], [4, 3, 0], [1, 1, 1], [("a", "r", "b"), ("b", "s", "c"), ("b", "t", "b")])
+    schema = GraphTypes(
+        ["a", "b", "c"], [4, 3, 0], [1, 1, 1], [("a", "r", "b"), ("b", "s", "c"), ("b", "t", "b")]
+    )
     ends, relation = memory.draw_typed(schema, 200, stream("test"))
     source, target = (ends >= 4).long()
     assert relation.unique().tolist() == [0, 2] and ends.min() >= 0 and ends.max() == 6

@@ -35,7 +35,9 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, *overrides):
-    config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", *overrides])
+    config = cli.compose_config(
+        [*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", *overrides]
+    )
     return open_graph(config).parts[0]
 
 
@@ -43,7 +45,7 @@ def senders(data):
     """Which labelled edges send messages."""
     own = data.types.nodes_of("edge")
     src = data.edge_index.as_tensor()[0].long()
-    return torch.bincount(src, minlength=data.num_nodes)[own.start:] > 0
+    return torch.bincount(src, minlength=data.num_nodes)[own.start :] > 0
 
 
 def test_each_row_of_the_table_is_an_edge_with_the_label_and_the_ends_of_the_row(folder):
@@ -53,17 +55,22 @@ def test_each_row_of_the_table_is_an_edge_with_the_label_and_the_ends_of_the_row
     ends = find_ends(data)
     assert [names[node] for node in ends[:, 0]] == table.source.tolist()
     assert [names[node] for node in ends[:, 1]] == table.target.tolist()
-    known = torch.stack([data[mask] for mask in MASKS]).any(0)[own.start:]
-    assert known.all() and data.y[own.start:, 0].tolist() == table.fraud.tolist()
+    known = torch.stack([data[mask] for mask in MASKS]).any(0)[own.start :]
+    assert known.all() and data.y[own.start :, 0].tolist() == table.fraud.tolist()
     assert ends[0].tolist() == ends[1].tolist() and data.y[own.start] != data.y[own.start + 1]
 
 
 def test_edges_of_validation_and_test_send_messages_only_if_they_are_not_hidden(folder):
-    hidden, shown = opened(folder, LABEL).data, opened(folder, LABEL, "task.hide_labelled=false").data
+    hidden, shown = (
+        opened(folder, LABEL).data,
+        opened(folder, LABEL, "task.hide_labelled=false").data,
+    )
     first = hidden.types.nodes_of("edge").start
     assert torch.equal(senders(hidden), hidden.train_mask[first:]) and senders(shown).all()
     degrees = torch.bincount(find_ends(shown)[hidden.train_mask[first:]].flatten(), minlength=40)
-    assert torch.equal(torch.bincount(hidden.edge_index.as_tensor()[1].long(), minlength=40)[:40], degrees)
+    assert torch.equal(
+        torch.bincount(hidden.edge_index.as_tensor()[1].long(), minlength=40)[:40], degrees
+    )
 
 
 def test_with_a_split_by_time_no_edge_after_the_border_sends_a_message(tmp_path):
@@ -71,8 +78,14 @@ def test_with_a_split_by_time_no_edge_after_the_border_sends_a_message(tmp_path)
     table.loc[::5, "fraud"] = np.nan
     table["fraud"] = table.fraud.astype("Int64")
     write_payments(tmp_path, table)
-    data = opened(tmp_path, LABEL, "data.split=time", "data.edges.time=day", "data.train_until=50",
-                  "data.valid_until=70").data
+    data = opened(
+        tmp_path,
+        LABEL,
+        "data.split=time",
+        "data.edges.time=day",
+        "data.train_until=50",
+        "data.valid_until=70",
+    ).data
     first, day = data.types.nodes_of("edge").start, torch.tensor(table.day.tolist())
     is_labelled = torch.tensor(table.fraud.notna().tolist())
     assert torch.equal(data.train_mask[first:], (day <= 50) & is_labelled)
@@ -86,7 +99,10 @@ def test_edges_are_divided_by_a_column_or_by_groups(keys, tmp_path):
     table["channel"] = np.where(np.arange(len(table)) % 3, "train", "test")
     write_payments(tmp_path, table)
     data = opened(tmp_path, LABEL, *keys).data
-    first, split = data.types.nodes_of("edge").start, np.select([data[mask].numpy() for mask in MASKS], MASKS, "")
+    first, split = (
+        data.types.nodes_of("edge").start,
+        np.select([data[mask].numpy() for mask in MASKS], MASKS, ""),
+    )
     if "split_by" in keys[0]:
         assert (table.assign(split=split[first:]).groupby("source").split.nunique() == 1).all()
     else:
@@ -94,13 +110,17 @@ def test_edges_are_divided_by_a_column_or_by_groups(keys, tmp_path):
 
 
 @pytest.mark.parametrize("hides", [True, False])
-def test_a_planted_label_in_the_columns_of_other_edges_reaches_no_prediction_if_these_are_hidden(hides, folder):
+def test_a_planted_label_in_the_columns_of_other_edges_reaches_no_prediction_if_these_are_hidden(
+    hides, folder
+):
     """The column that holds the label is read by the edge itself alone, unless edges that are predicted send it."""
     setup = opened(folder, LABEL, f"task.hide_labelled={hides}", "partition=whole")
-    batch, = setup.loader.batches(0, Share())
+    (batch,) = setup.loader.batches(0, Share())
     data, task, own = setup.data, setup.task, setup.data.types.nodes_of("edge")
     number = int(data.valid_mask.nonzero()[0])
-    same_end = (find_ends(data) == find_ends(data)[number - own.start]).any(1).nonzero().squeeze(1) + own.start
+    same_end = (find_ends(data) == find_ends(data)[number - own.start]).any(1).nonzero().squeeze(
+        1
+    ) + own.start
     others = same_end[data.test_mask[same_end] | data.valid_mask[same_end]]
     others = others[others != number]
     assert len(others)
@@ -115,17 +135,30 @@ def test_a_planted_label_in_the_columns_of_other_edges_reaches_no_prediction_if_
 
 @pytest.mark.parametrize("hides", [True, False])
 def test_a_training_edge_that_is_learned_sees_neither_its_label_nor_others_that_are(hides, folder):
-    setup = opened(folder, LABEL, f"task.hide_labelled={hides}", "partition=whole", "model.dropout=0")
-    batch, = setup.loader.batches(0, Share())
+    setup = opened(
+        folder, LABEL, f"task.hide_labelled={hides}", "partition=whole", "model.dropout=0"
+    )
+    (batch,) = setup.loader.batches(0, Share())
     model, task, seen = setup.model.eval(), setup.task, []
     is_number = torch.arange(batch.x.size(1)) < 1  # others are the type and the channel
-    task.label_loss = lambda logits, y: seen.append(logits.detach()) or (logits.sum(), torch.tensor(1))
+    task.label_loss = lambda logits, y: (
+        seen.append(logits.detach()) or (logits.sum(), torch.tensor(1))
+    )
     _, learned = task._divide(batch, task.draw(batch, torch.Generator().manual_seed(0)))
-    for x, y in ((batch.x, batch.y), (batch.x, torch.where(learned[:, None], 1 - batch.y, batch.y)), (
-            batch.x + 1000.0 * (learned & (torch.arange(batch.num_nodes) % 2 > 0))[:, None] * is_number, batch.y), (
-            batch.x + 1000.0 * (batch.train_mask & ~learned)[:, None] * is_number, batch.y)):
-        task.loss(model, copy.copy(batch).update({"x": x, "y": y}), torch.Generator().manual_seed(0))
-    odd = (learned.nonzero().squeeze(1) % 2 == 0)
+    for x, y in (
+        (batch.x, batch.y),
+        (batch.x, torch.where(learned[:, None], 1 - batch.y, batch.y)),
+        (
+            batch.x
+            + 1000.0 * (learned & (torch.arange(batch.num_nodes) % 2 > 0))[:, None] * is_number,
+            batch.y,
+        ),
+        (batch.x + 1000.0 * (batch.train_mask & ~learned)[:, None] * is_number, batch.y),
+    ):
+        task.loss(
+            model, copy.copy(batch).update({"x": x, "y": y}), torch.Generator().manual_seed(0)
+        )
+    odd = learned.nonzero().squeeze(1) % 2 == 0
     assert 0.3 < float(learned.sum() / batch.train_mask.sum()) < 0.7
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0][odd], seen[2][odd]) == hides
@@ -137,7 +170,7 @@ def test_an_edge_is_in_the_cluster_of_an_end_and_is_learned_where_both_are(parti
     loader = opened(folder, LABEL, f"partition={partition}", "partition.num_parts=4").loader
     own, ends = loader.data.types.nodes_of("edge"), find_ends(loader.data)
     part = torch.from_numpy(assignment(loader._follow(loader.draw(1, Share()))))
-    is_at = part[ends] == part[own.start:].unsqueeze(1)
+    is_at = part[ends] == part[own.start :].unsqueeze(1)
     assert is_at.any(1).all()
     seen = torch.zeros(loader.data.num_nodes)
     for batch in loader.batches(1, Share()):
@@ -150,35 +183,61 @@ def test_an_edge_is_in_the_cluster_of_an_end_and_is_learned_where_both_are(parti
 def test_labels_of_other_edges_at_the_ends_are_those_counted_by_hand(folder):
     setup, table = opened(folder, LABEL), make_payments()
     inputs, own = Inputs(setup.data, setup.task), setup.data.types.nodes_of("edge")
-    train = setup.data.train_mask[own.start:].numpy()
-    found, mean = edges.labels_of_ends(inputs, setup.data.train_mask).numpy(), table.fraud[train].mean()
+    train = setup.data.train_mask[own.start :].numpy()
+    found, mean = (
+        edges.labels_of_ends(inputs, setup.data.train_mask).numpy(),
+        table.fraud[train].mean(),
+    )
     for number in range(0, 300, 7):
         row, others = table.iloc[number], train & (np.arange(300) != number)
         is_source, is_target = (table.source == row.source), (table.target == row.target)
-        reverse = (table.source == row.target) & (table.target == row.source) & (row.source != row.target)
+        reverse = (
+            (table.source == row.target) & (table.target == row.source) & (row.source != row.target)
+        )
         for place, group in enumerate((is_source, is_target, is_source & is_target, reverse)):
             labels = table.fraud[group & others]
             expected = [(labels.sum() + mean) / (len(labels) + 1), np.log1p(len(labels))]
-            np.testing.assert_allclose(found[number, 3 * place + 1:3 * place + 3], expected, rtol=1e-5)
+            np.testing.assert_allclose(
+                found[number, 3 * place + 1 : 3 * place + 3], expected, rtol=1e-5
+            )
 
 
 def test_simple_methods_read_the_labels_of_the_target(folder):
     setup = opened(folder, LABEL, "data.split_by=source")
-    scores = {name: fit_base(setup.data, setup.task, name).scores["test"] for name in ("mean", "target", "source")}
+    scores = {
+        name: fit_base(setup.data, setup.task, name).scores["test"]
+        for name in ("mean", "target", "source")
+    }
     assert scores["target"] > max(scores["mean"], scores["source"]) - 0.05
     best = fit_base(setup.data, setup.task, "trees", seconds=30)
-    assert best.scores["test"] > scores["mean"] + 0.1 and best.reads_labels and "labels of ends" in best.title
+    assert (
+        best.scores["test"] > scores["mean"] + 0.1
+        and best.reads_labels
+        and "labels of ends" in best.title
+    )
 
 
-@pytest.mark.parametrize(("keys", "columns"), [
-    ([LABEL], ["class", "probability_0", "probability_1"]),
-    pytest.param(["data.edges.labels=[fraud,late]"], ["score_fraud", "score_late"], marks=pytest.mark.slow),
-    (["data.edges.label=rating", "train.label_input=0"], ["value_rating"])], ids=["classes", "binary tasks", "values"])
+@pytest.mark.parametrize(
+    ("keys", "columns"),
+    [
+        ([LABEL], ["class", "probability_0", "probability_1"]),
+        pytest.param(
+            ["data.edges.labels=[fraud,late]"],
+            ["score_fraud", "score_late"],
+            marks=pytest.mark.slow,
+        ),
+        (["data.edges.label=rating", "train.label_input=0"], ["value_rating"]),
+    ],
+    ids=["classes", "binary tasks", "values"],
+)
 def test_a_run_predicts_the_table_of_edges(keys, columns, folder, tmp_path):
-    config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2",
-                                 *keys])
+    config = cli.compose_config(
+        [*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2", *keys]
+    )
     summary = train(config, tmp_path / "run")
-    assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(summary["test"])
+    assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(
+        summary["test"]
+    )
     predict(EvaluateConfig(run=str(tmp_path / "run"), output=str(tmp_path / "out.csv")))
     found, table = pd.read_csv(tmp_path / "out.csv"), make_payments()
     assert list(found)[:4] == ["source", "target", "id", "split"] and set(columns) <= set(found)
@@ -191,49 +250,90 @@ def save_payments(path, **changes):
     table, number = make_payments(), torch.arange(300) % 5
     label, amount, day = (torch.tensor(table[name].tolist()) for name in ("fraud", "amount", "day"))
     index = torch.tensor([[int(name[1:]) for name in table[end]] for end in ("source", "target")])
-    saved = {"x": torch.arange(40.0)[:, None] % 7, "edge_index": index, "edge_label": label, "edge_attr": amount,
-             "train_mask": number < 3, "val_mask": number == 3, "test_mask": number == 4, "day": day} | changes
+    saved = {
+        "x": torch.arange(40.0)[:, None] % 7,
+        "edge_index": index,
+        "edge_label": label,
+        "edge_attr": amount,
+        "train_mask": number < 3,
+        "val_mask": number == 3,
+        "test_mask": number == 4,
+        "day": day,
+    } | changes
     torch.save(Data(**saved), path)
-    return ["task=edge", "data=file", f"data.path={path}", *(key for key in KEYS[2:] if not key.startswith("data."))]
+    return [
+        "task=edge",
+        "data=file",
+        f"data.path={path}",
+        *(key for key in KEYS[2:] if not key.startswith("data.")),
+    ]
 
 
-@pytest.mark.parametrize("keys", [[], ["data.split=random"], ["data.split=time", "data.edge_time=day"]])
+@pytest.mark.parametrize(
+    "keys", [[], ["data.split=random"], ["data.split=time", "data.edge_time=day"]]
+)
 def test_labels_of_edges_of_a_saved_graph_are_learned(keys, tmp_path):
     overrides = [*save_payments(tmp_path / "graph.pt"), f"cache_dir={tmp_path / 'cache'}", *keys]
-    config, table = cli.compose_config([*overrides, "train.epochs=1", "train.label_input=0"]), make_payments()
+    config, table = (
+        cli.compose_config([*overrides, "train.epochs=1", "train.label_input=0"]),
+        make_payments(),
+    )
     data = open_graph(config).parts[0].data
     first, ends = data.types.nodes_of("edge").start, find_ends(data)
-    assert [f"a{node}" for node in ends[:, 1]] == table.target.tolist() and data.y[first:, 0].tolist() == \
-        table.fraud.tolist()
+    assert [f"a{node}" for node in ends[:, 1]] == table.target.tolist() and data.y[
+        first:, 0
+    ].tolist() == table.fraud.tolist()
     assert torch.equal(senders(data), data.train_mask[first:])
     if not keys:
         assert torch.equal(data.train_mask[first:], torch.arange(300) % 5 < 3)
     summary = train(config, tmp_path / "run")
-    assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(summary["test"])
+    assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(
+        summary["test"]
+    )
     run = SavedRun(tmp_path / "run", config, settings(config))
     save_payments(tmp_path / "new.pt", edge_label=None)
     found = predicted(run, data=NewDataConfig(path=str(tmp_path / "new.pt")), output="out.csv")
     assert senders(found.setup.data).all() and found.rows[first:].isfinite().all()
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"edge_label": None}, "task=edge needs edge_label"), ({"edge_label": torch.zeros(7)}, "7 rows"),
-    ({"train_mask": None}, "no train_mask of the edges"),
-    ({"train_mask": torch.ones(40).bool()}, "for each of the 300"),
-    ({"edge_index": torch.tensor([[0, 1], [1, 0]]), "edge_label": torch.tensor([0, 1])}, "in both directions")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edge_label": None}, "task=edge needs edge_label"),
+        ({"edge_label": torch.zeros(7)}, "7 rows"),
+        ({"train_mask": None}, "no train_mask of the edges"),
+        ({"train_mask": torch.ones(40).bool()}, "for each of the 300"),
+        (
+            {"edge_index": torch.tensor([[0, 1], [1, 0]]), "edge_label": torch.tensor([0, 1])},
+            "in both directions",
+        ),
+    ],
+)
 def test_wrong_labels_of_edges_of_a_saved_graph_are_refused(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        open_graph(cli.compose_config([*save_payments(tmp_path / "graph.pt", **change), f"cache_dir={tmp_path}"]))
+        open_graph(
+            cli.compose_config(
+                [*save_payments(tmp_path / "graph.pt", **change), f"cache_dir={tmp_path}"]
+            )
+        )
 
 
 def test_labels_of_one_table_of_a_schema_are_learned(folder, tmp_path):
     (tmp_path / "schema.yaml").write_text(
         "nodes: {account: {path: accounts.csv, id: account, features: [age]}, day: {}}\nedges:\n"
         "  pays: {path: payments.csv, source: account, target: account, features: [amount], label: fraud}\n"
-        "  at: {path: payments.csv, source: account, target: {type: day, column: day}}\n")
-    config = cli.compose_config([*(key for key in KEYS if not key.startswith("data.")), f"data.folder={folder}",
-                                 "data=tables", f"data.schema={tmp_path / 'schema.yaml'}", "train.epochs=1",
-                                 f"cache_dir={folder / 'cache'}"])
+        "  at: {path: payments.csv, source: account, target: {type: day, column: day}}\n"
+    )
+    config = cli.compose_config(
+        [
+            *(key for key in KEYS if not key.startswith("data.")),
+            f"data.folder={folder}",
+            "data=tables",
+            f"data.schema={tmp_path / 'schema.yaml'}",
+            "train.epochs=1",
+            f"cache_dir={folder / 'cache'}",
+        ]
+    )
     data = open_graph(config).parts[0].data
     assert data.types.names == ["account", "day", "pays"] and data.types.labelled == "pays"
     assert ("account", "at", "day") in data.types.relations and len(find_ends(data)) == 300
@@ -241,16 +341,31 @@ def test_labels_of_one_table_of_a_schema_are_learned(folder, tmp_path):
 
 
 @pytest.mark.parametrize("base", ["none", pytest.param("trees", marks=pytest.mark.slow)])
-def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_others(base, folder, tmp_path):
-    config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=2",
-                                 LABEL, f"task.base={base}", "baselines.seconds=20",
-                                 *["task.candidate=offset"] * (base != "none")])
+def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_others(
+    base, folder, tmp_path
+):
+    config = cli.compose_config(
+        [
+            *KEYS,
+            f"data.folder={folder}",
+            f"cache_dir={folder / 'cache'}",
+            "train.epochs=2",
+            LABEL,
+            f"task.base={base}",
+            "baselines.seconds=20",
+            *["task.candidate=offset"] * (base != "none"),
+        ]
+    )
     train(config, tmp_path / "run")
-    later = pd.DataFrame({"source": ["a3", "a1"], "target": ["a1", "b0"], "amount": [10, 90], "channel": "web"})
+    later = pd.DataFrame(
+        {"source": ["a3", "a1"], "target": ["a1", "b0"], "amount": [10, 90], "channel": "web"}
+    )
     both = pd.concat([make_payments().astype({"fraud": "Int64"}), later])
     write_payments(tmp_path, both)
     accounts = pd.read_csv(tmp_path / "accounts.csv")
-    pd.concat([accounts, pd.DataFrame({"account": ["b0"], "age": [3]})]).to_csv(tmp_path / "accounts.csv", index=False)
+    pd.concat([accounts, pd.DataFrame({"account": ["b0"], "age": [3]})]).to_csv(
+        tmp_path / "accounts.csv", index=False
+    )
     run, found = SavedRun(tmp_path / "run", config, settings(config)), {}
     for labels in ("none", "all"):
         new = NewDataConfig(folder=str(tmp_path), known_labels=labels)
@@ -258,31 +373,61 @@ def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_
         own, data = found[labels].setup.data.types.nodes_of("edge"), found[labels].setup.data
         assert len(own) == 302 and [len(data.types.nodes_of("node"))] == [41]
         assert int(senders(data).sum()) == (302 if labels == "none" else 300)
-    assert bool((found["none"].rows != found["all"].rows)[own.start:].any())
+    assert bool((found["none"].rows != found["all"].rows)[own.start :].any())
 
 
-@pytest.mark.parametrize(("overrides", "message"), [
-    (["data.edges.label=kind"], "data.edges.label=kind: .*payments.csv has no such column; there are source, "),
-    ([], "task=edge needs labels of edges, and .*payments.csv has none: name their column by data.edges.label"),
-    ([LABEL, "data.edges.labels=[late]"], "data.edges.label=fraud and data.edges.labels=.*exclude each other"),
-    ([LABEL, "data.nodes.label=age"], "learns labels of edges, and data.nodes.label does not fit them"),
-    ([LABEL, "task=node"], "has labels of edges: set task=edge"), ([LABEL, "task=link"], "set task=edge"),
-    ([LABEL, "data.edges.features=[fraud]"], "data.edges.features names fraud, which is the label"),
-    ([LABEL, "data.split=time"], "data.edges.time"), ([LABEL, "data.reverse_relations=false"], "reverse_relations"),
-    ([LABEL, "data.components=largest"], "data.components"),
-    (["data=digits"], "task=edge needs labels of edges, and data=digits has none")])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["data.edges.label=kind"],
+            "data.edges.label=kind: .*payments.csv has no such column; there are source, ",
+        ),
+        (
+            [],
+            "task=edge needs labels of edges, and .*payments.csv has none: name their column by data.edges.label",
+        ),
+        (
+            [LABEL, "data.edges.labels=[late]"],
+            "data.edges.label=fraud and data.edges.labels=.*exclude each other",
+        ),
+        (
+            [LABEL, "data.nodes.label=age"],
+            "learns labels of edges, and data.nodes.label does not fit them",
+        ),
+        ([LABEL, "task=node"], "has labels of edges: set task=edge"),
+        ([LABEL, "task=link"], "set task=edge"),
+        (
+            [LABEL, "data.edges.features=[fraud]"],
+            "data.edges.features names fraud, which is the label",
+        ),
+        ([LABEL, "data.split=time"], "data.edges.time"),
+        ([LABEL, "data.reverse_relations=false"], "reverse_relations"),
+        ([LABEL, "data.components=largest"], "data.components"),
+        (["data=digits"], "task=edge needs labels of edges, and data=digits has none"),
+    ],
+)
 def test_wrong_keys_are_refused_in_one_line(overrides, message, folder):
     keys = [key for key in KEYS if not (overrides == ["data=digits"] and key.startswith("data"))]
     with pytest.raises(ValueError, match=message) as caught:
-        config = cli.compose_config([*keys, *([] if keys != KEYS else [f"data.folder={folder}"]), *overrides])
+        config = cli.compose_config(
+            [*keys, *([] if keys != KEYS else [f"data.folder={folder}"]), *overrides]
+        )
         config.check()
         config.data.check()
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda table: table.assign(fraud=np.where(np.arange(300) < 200, np.nan, table.fraud)), "train"),
-    (lambda table: table.assign(fraud=1), "one class")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda table: table.assign(fraud=np.where(np.arange(300) < 200, np.nan, table.fraud)),
+            "train",
+        ),
+        (lambda table: table.assign(fraud=1), "one class"),
+    ],
+)
 def test_labels_that_teach_nothing_are_refused(change, message, tmp_path):
     table = change(make_payments()).assign(split=np.repeat(["train", "valid", "test"], 100))
     write_payments(tmp_path, table)
@@ -291,8 +436,9 @@ def test_labels_that_teach_nothing_are_refused(change, message, tmp_path):
 
 
 def test_top_and_pairs_are_refused(folder, tmp_path):
-    config = cli.compose_config([*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=1",
-                                 LABEL])
+    config = cli.compose_config(
+        [*KEYS, f"data.folder={folder}", f"cache_dir={folder / 'cache'}", "train.epochs=1", LABEL]
+    )
     train(config, tmp_path / "run")
     run = SavedRun(tmp_path / "run", config, settings(config))
     for asked in ({"top": 3}, {"pairs": "pairs.csv"}):
@@ -306,4 +452,7 @@ def test_two_ranks_train_and_predict_edges(folder, tmp_path):
     overrides = [*KEYS, f"data.folder={folder}", LABEL, "parallel.num_ranks=2", "train.epochs=4"]
     status, output = finish(overrides, tmp_path / "run", folder / "cache")
     assert status == 0, output
-    assert np.isfinite(summary_of(tmp_path / "run")["test"]) and summary_of(tmp_path / "run")["num_ranks"] == 2
+    assert (
+        np.isfinite(summary_of(tmp_path / "run")["test"])
+        and summary_of(tmp_path / "run")["num_ranks"] == 2
+    )

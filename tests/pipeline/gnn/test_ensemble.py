@@ -9,8 +9,14 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.gnn.ensemble import mean_rows
 from tests.helpers.running import shell
 
-SMALL = {"num_layers": 2, "hidden_channels": 4, "verbose": False, "partition.num_parts": 2, "train.epochs": 2,
-         "task.base": "none"}
+SMALL = {
+    "num_layers": 2,
+    "hidden_channels": 4,
+    "verbose": False,
+    "partition.num_parts": 2,
+    "train.epochs": 2,
+    "task.base": "none",
+}
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +25,30 @@ def folder(tmp_path_factory):
     folder, nodes = tmp_path_factory.mktemp("runs"), torch.arange(40)
     for name, seed in (("a", 0), ("b", 1)):
         rng = torch.Generator().manual_seed(seed)
-        torch.save(Data(x=torch.randn(40, 3, generator=rng), y=nodes % 2, train_mask=nodes < 20, val_mask=nodes >= 30,
-                        edge_index=torch.randint(40, (2, 120), generator=rng),
-                        test_mask=(nodes >= 20) & (nodes < 30)), folder / f"{name}.pt")
-    for run, name, seed in (("seeds/0", "a", 0), ("seeds/1", "a", 1), ("odd/a", "a", 0), ("odd/b", "b", 0)):
-        pe.train(folder / f"{name}.pt", folder=folder / run, cache_dir=folder / "cache", seed=seed, **SMALL)
+        torch.save(
+            Data(
+                x=torch.randn(40, 3, generator=rng),
+                y=nodes % 2,
+                train_mask=nodes < 20,
+                val_mask=nodes >= 30,
+                edge_index=torch.randint(40, (2, 120), generator=rng),
+                test_mask=(nodes >= 20) & (nodes < 30),
+            ),
+            folder / f"{name}.pt",
+        )
+    for run, name, seed in (
+        ("seeds/0", "a", 0),
+        ("seeds/1", "a", 1),
+        ("odd/a", "a", 0),
+        ("odd/b", "b", 0),
+    ):
+        pe.train(
+            folder / f"{name}.pt",
+            folder=folder / run,
+            cache_dir=folder / "cache",
+            seed=seed,
+            **SMALL,
+        )
     return folder
 
 
@@ -42,21 +67,36 @@ def test_the_metric_of_the_mean_stands_beside_that_of_a_run(folder):
     (folder / "seeds" / "2" / "train.log").touch()
     done = shell("pipeline.evaluate", "run=seeds", cwd=folder)
     (folder / "seeds" / "2" / "train.log").unlink()
-    assert "mean of 2 runs, seeds/0 to seeds/1, by" in done.stdout and done.returncode == 0, done.stderr
-    assert "1 of the runs in seeds have not ended, and are left out, such as seeds/2" in done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines() if ", that of a run 0." in line] == [
-        "train", "valid", "test"]
+    assert "mean of 2 runs, seeds/0 to seeds/1, by" in done.stdout and done.returncode == 0, (
+        done.stderr
+    )
+    assert (
+        "1 of the runs in seeds have not ended, and are left out, such as seeds/2"
+        in done.stdout + done.stderr
+    )
+    assert [
+        line.split()[0] for line in done.stdout.splitlines() if ", that of a run 0." in line
+    ] == ["train", "valid", "test"]
 
 
-@pytest.mark.parametrize("arguments, error", [
-    (["run=odd", "output=t.csv"], "odd/b was trained on other data than odd/a. Name one, such as run=odd/a"),
-    (["run=seeds", "export=m.pe"], "export=m.pe is for one. Name one"),
-    (["run=seeds", "output=t.csv", "embeddings=true"], "embeddings=true is for one. Name one"),
-    (["run=empty", "output=t.csv"], "empty is not a run directory: it has no config.yaml")])
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (
+            ["run=odd", "output=t.csv"],
+            "odd/b was trained on other data than odd/a. Name one, such as run=odd/a",
+        ),
+        (["run=seeds", "export=m.pe"], "export=m.pe is for one. Name one"),
+        (["run=seeds", "output=t.csv", "embeddings=true"], "embeddings=true is for one. Name one"),
+        (["run=empty", "output=t.csv"], "empty is not a run directory: it has no config.yaml"),
+    ],
+)
 def test_what_several_runs_do_not_have_together_is_refused(folder, arguments, error):
     (folder / "empty").mkdir(exist_ok=True)
     done = shell("pipeline.predict", *arguments, cwd=folder)
-    assert done.returncode == 1 and error in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 1 and error in done.stderr and len(done.stderr.splitlines()) == 1, (
+        done.stderr
+    )
 
 
 def test_means_of_rows():

@@ -30,8 +30,15 @@ from tests.helpers.running import train as train_run
 from tests.helpers.typed_tables import SCHEMA as TYPED, write_tables
 from tests.pipeline.test_model import SMALL, people
 
-OPTIONS = {**SMALL, "base": "none", "epochs": 3, "data.nodes.label": "town", "data.nodes.features": ["age"],
-           "data.nodes.categories": ["job"], "data.edges.features": ["sum"]}
+OPTIONS = {
+    **SMALL,
+    "base": "none",
+    "epochs": 3,
+    "data.nodes.label": "town",
+    "data.nodes.features": ["age"],
+    "data.nodes.categories": ["job"],
+    "data.edges.features": ["sum"],
+}
 
 
 def tables():
@@ -47,22 +54,44 @@ def train(tmp_path_factory):
     def get(**options):
         name = str(sorted(options.items()))
         if name not in known:
-            known[name] = pe.train(tables(), folder=folder / str(len(known)), cache_dir=folder / "cache",
-                                   **(OPTIONS | options)).model
+            known[name] = pe.train(
+                tables(),
+                folder=folder / str(len(known)),
+                cache_dir=folder / "cache",
+                **(OPTIONS | options),
+            ).model
         return known[name]
 
     return get
 
 
-@pytest.mark.parametrize("model", [{"model": "deepergcn"}, *(pytest.param(more, marks=pytest.mark.slow) for more in (
-    {"model": "pyg", "conv": "GATConv"}, {"model": "pyg", "conv": "SAGEConv"}, {"model": "pyg", "conv": "GCNConv"},
-    {"model": "rgcn"}, {"model": "hgt"}))])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model": "deepergcn"},
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in (
+                {"model": "pyg", "conv": "GATConv"},
+                {"model": "pyg", "conv": "SAGEConv"},
+                {"model": "pyg", "conv": "GCNConv"},
+                {"model": "rgcn"},
+                {"model": "hgt"},
+            )
+        ),
+    ],
+)
 def test_a_copy_without_an_edge_is_the_graph_rebuilt_without_it(train, model):
     opened = train(**model)
     warm, inputs, network = opened._open(), opened.prepare(), opened.module()
     scene = warm.explainer.scene(7)
-    found = scene.without([Removed(), *(Removed(links=[link]) for link in range(scene.num_links)),
-                           Removed(nodes=[int(scene.edges[0, 0])])])
+    found = scene.without(
+        [
+            Removed(),
+            *(Removed(links=[link]) for link in range(scene.num_links)),
+            Removed(nodes=[int(scene.edges[0, 0])]),
+        ]
+    )
     names = scene.data.n_id
     for link, row in enumerate(found[:-1], start=-1):
         pairs = {tuple(pair) for pair in names[scene.edges[:, scene.link == link]].t().tolist()}
@@ -71,8 +100,12 @@ def test_a_copy_without_an_edge_is_the_graph_rebuilt_without_it(train, model):
         rebuilt = network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])
         torch.testing.assert_close(row, rebuilt[7], rtol=1e-5, atol=1e-6)
     kept = (inputs.edge_index != names[scene.edges[0, 0]]).all(0)
-    torch.testing.assert_close(found[-1], network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])[7],
-                               rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found[-1],
+        network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])[7],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_shares_of_a_linear_model_are_weights_times_differences(train):
@@ -88,8 +121,10 @@ def test_shares_of_a_linear_model_are_weights_times_differences(train):
     nodes, _, _, end, start = integrate(explainer.means, score)
     x = inputs.x.clone().requires_grad_()
     logit = network(x, inputs.edge_index, inputs.edge_attr)[7, 2]
-    weight, = torch.autograd.grad(logit, x)
-    torch.testing.assert_close(nodes, ((inputs.x - mean) * weight)[scene.data.n_id], rtol=1e-3, atol=1e-5)
+    (weight,) = torch.autograd.grad(logit, x)
+    torch.testing.assert_close(
+        nodes, ((inputs.x - mean) * weight)[scene.data.n_id], rtol=1e-3, atol=1e-5
+    )
     assert end == pytest.approx(float(logit.detach()), abs=1e-5)
     assert float(nodes.sum()) == pytest.approx(end - start, abs=1e-4)
 
@@ -100,54 +135,87 @@ def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
     assert torch.equal(before, torch.get_rng_state()) and str(found) == str(again)
     nodes, edges = tables()
     shown = dict(found.columns[["column", "value"]].to_numpy())
-    assert shown["age"] == str(nodes["age"][7]) and shown["job"] == nodes["job"][7] and set(shown) <= {
-        "age", "job", "degree"}
+    assert (
+        shown["age"] == str(nodes["age"][7])
+        and shown["job"] == nodes["job"][7]
+        and set(shown) <= {"age", "job", "degree"}
+    )
     linked = {frozenset(pair) for pair in edges[["source", "target"]].to_numpy()}
     named = {frozenset(pair) for pair in found.edges[["source", "target"]].to_numpy()}
     assert len(found.edges) == 4 and named <= linked
-    assert found.neighbours["label"].tolist() == [nodes.set_index("id")["town"][id] for id in found.neighbours["id"]]
+    assert found.neighbours["label"].tolist() == [
+        nodes.set_index("id")["town"][id] for id in found.neighbours["id"]
+    ]
     assert list(found.edges["drop"]) == sorted(found.edges["drop"], reverse=True)
     probabilities = opened.predict(nodes=["p7"])[0]
-    assert found.prediction == pytest.approx(float(probabilities.max()), abs=1e-5) and found.is_complete
+    assert (
+        found.prediction == pytest.approx(float(probabilities.max()), abs=1e-5)
+        and found.is_complete
+    )
     assert found.label == opened.classes[int(probabilities.argmax())]
     other = opened.explain("p7", label="Ulm")
     assert other.prediction == pytest.approx(float(probabilities[2]), abs=1e-5)
     assert "complete: their sum misses the difference" in str(found)
     content = json.loads(json.dumps(found.to_dict()))
-    assert content["edges"][0]["source"] == found.edges["source"][0] and content["is_complete"] is True
+    assert (
+        content["edges"][0]["source"] == found.edges["source"][0] and content["is_complete"] is True
+    )
     found.write(tmp_path / "why.csv")
     parts = pd.read_csv(tmp_path / "why.csv")["part"].value_counts()
     assert parts["edges"] == 4 and parts["columns"] == len(found.columns)
     found.write(tmp_path / "why.html")
     assert "<td>age</td>" in (tmp_path / "why.html").read_text()
     model = opened._open()._setup.model
-    assert not [conv.pygs_reason for conv in model.convs if conv.pygs_reason]  # fused, also afterwards
+    assert not [
+        conv.pygs_reason for conv in model.convs if conv.pygs_reason
+    ]  # fused, also afterwards
 
 
-@pytest.mark.parametrize("asked, message", [
-    ({"id": "nobody"}, "id: none of the 60 nodes has the id 'nobody'"),
-    ({"id": "nobody", "key": "node"}, "^node: none of the 60 nodes has the id 'nobody'"),
-    ({"id": ("p1", "p2")}, "predicts nodes: name one id, as node=ID"),
-    ({"id": "p1", "top": 0}, "top must be a whole number of rows, 1 or more, not 0"),
-    ({"id": "p1", "label": "Rome"}, "label=Rome is no class or task of this run; choose one of Bonn, Jena, Ulm")])
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"id": "nobody"}, "id: none of the 60 nodes has the id 'nobody'"),
+        ({"id": "nobody", "key": "node"}, "^node: none of the 60 nodes has the id 'nobody'"),
+        ({"id": ("p1", "p2")}, "predicts nodes: name one id, as node=ID"),
+        ({"id": "p1", "top": 0}, "top must be a whole number of rows, 1 or more, not 0"),
+        (
+            {"id": "p1", "label": "Rome"},
+            "label=Rome is no class or task of this run; choose one of Bonn, Jena, Ulm",
+        ),
+    ],
+)
 def test_wrong_questions_are_refused(train, asked, message):
     model = train(model="deepergcn")
     with pytest.raises(ValueError, match=message):
-        model._open().explain(asked["id"], 3, None, asked["key"]) if "key" in asked else model.explain(**asked)
+        model._open().explain(
+            asked["id"], 3, None, asked["key"]
+        ) if "key" in asked else model.explain(**asked)
 
 
 def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
     nodes, edges = tables()
     edges = edges[(edges["source"] != "p7") & (edges["target"] != "p7")]
-    model = pe.train((nodes, edges), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS).model
+    model = pe.train(
+        (nodes, edges), folder=tmp_path / "run", cache_dir=tmp_path / "cache", **OPTIONS
+    ).model
     found = model.explain("p7")
-    assert not len(found.edges) and not len(found.neighbours) and len(found.columns) and found.is_complete
+    assert (
+        not len(found.edges)
+        and not len(found.neighbours)
+        and len(found.columns)
+        and found.is_complete
+    )
     assert "it has no neighbours: only its own columns carry the prediction" in str(found)
     assert found.without is None and found.totals["neighbours"] == 0
 
 
-@pytest.mark.parametrize("base", ["propagation", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "diffusion", "linear", "trees"))])
+@pytest.mark.parametrize(
+    "base",
+    [
+        "propagation",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("diffusion", "linear", "trees")),
+    ],
+)
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_simple_method_is_scored_again_on_the_graph_without_an_edge(train, base, share):
     opened = train(model="deepergcn", base=base)
@@ -160,9 +228,14 @@ def test_the_simple_method_is_scored_again_on_the_graph_without_an_edge(train, b
     assert ("the simple method alone answers: its columns" in str(found)) == (share == 1)
     rows, scene = opened.module(), explainer.scene(row)
     for edge in found.edges.head(3).itertuples():
-        ends = [int(np.flatnonzero(warm._predicted.ids == name)[0]) for name in (edge.source, edge.target)]
+        ends = [
+            int(np.flatnonzero(warm._predicted.ids == name)[0])
+            for name in (edge.source, edge.target)
+        ]
         src, dst = setup.data.edge_index.as_tensor()
-        kept_edges = ~torch.isin(src * 60 + dst, torch.tensor([ends[0] * 60 + ends[1], ends[1] * 60 + ends[0]]))
+        kept_edges = ~torch.isin(
+            src * 60 + dst, torch.tensor([ends[0] * 60 + ends[1], ends[1] * 60 + ends[0]])
+        )
         data = copy.copy(setup.data)
         data.edge_index = keep_edges(setup.data.edge_index, kept_edges.nonzero().squeeze(1))
         data.edge_attr = setup.data.edge_attr[kept_edges]
@@ -172,14 +245,19 @@ def test_the_simple_method_is_scored_again_on_the_graph_without_an_edge(train, b
         assert edge.prediction == pytest.approx(float(answer.detach().softmax(0)[place]), abs=1e-4)
     assert scene.num_links >= len(found.edges) > 3 and abs(found.edges["drop"]).max() > 0
     if share == 1 and base in ("linear", "trees"):
-        assert set(found.columns["column"]) <= {"age", "job", "degree"} and abs(found.columns["drop"]).max() > 0
+        assert (
+            set(found.columns["column"]) <= {"age", "job", "degree"}
+            and abs(found.columns["drop"]).max() > 0
+        )
 
 
 def test_what_has_no_explanation_says_so(train, tmp_path):
     opened = train(model="deepergcn")
     opened.export(tmp_path / "model.pe")
-    for model, message in ((pe.load(tmp_path / "model.pe"), "is a model without data. Name the directory of its run"),
-                           (pe.load([opened.run.folder] * 2), "a mean of 2 runs has no explanation of its own")):
+    for model, message in (
+        (pe.load(tmp_path / "model.pe"), "is a model without data. Name the directory of its run"),
+        (pe.load([opened.run.folder] * 2), "a mean of 2 runs has no explanation of its own"),
+    ):
         with pytest.raises(ValueError, match=message):
             model.explain("p1")
 
@@ -193,10 +271,17 @@ def test_examples_are_explained_for_the_report(train):
     for which, found in record.items():
         assert len(found) == 2
         for one in found:
-            assert rows["split"][one["id"]] == "test" and one["truth"] == town[one["id"]] and len(one["edges"]) == 3
-            assert one["label"] == rows["class"][one["id"]] and (one["label"] == one["truth"]) == (which == "right")
-    assert why_section(record).count("<details open>") == 2 and f"{record['wrong'][0]['id']}: predicted" in why_section(
-        record)
+            assert (
+                rows["split"][one["id"]] == "test"
+                and one["truth"] == town[one["id"]]
+                and len(one["edges"]) == 3
+            )
+            assert one["label"] == rows["class"][one["id"]] and (one["label"] == one["truth"]) == (
+                which == "right"
+            )
+    assert why_section(record).count(
+        "<details open>"
+    ) == 2 and f"{record['wrong'][0]['id']}: predicted" in why_section(record)
 
 
 def test_fidelity_is_measured_beside_random_edges_at_the_same_distance(train):
@@ -204,10 +289,25 @@ def test_fidelity_is_measured_beside_random_edges_at_the_same_distance(train):
     asked = ExplainConfig(run="it", check=True, top=2, num_checked=3)
     found = command.check(warm, asked)
     assert found == command.check(warm, asked) and re.match(
-        r"3 rows of the test that have at least 4 edges \(\d+ with fewer left out\), 2 edges each; ", found)
-    assert all(line.startswith(f"loss without {what} ") for line, what in zip(found.splitlines()[1:], (
-        "the named edges", "random edges as near to the row", "random edges of all that it reads"), strict=True))
-    assert command.check(warm, replace(asked, top=40)) == "no row of the test has 80 edges: give a smaller top"
+        r"3 rows of the test that have at least 4 edges \(\d+ with fewer left out\), 2 edges each; ",
+        found,
+    )
+    assert all(
+        line.startswith(f"loss without {what} ")
+        for line, what in zip(
+            found.splitlines()[1:],
+            (
+                "the named edges",
+                "random edges as near to the row",
+                "random edges of all that it reads",
+            ),
+            strict=True,
+        )
+    )
+    assert (
+        command.check(warm, replace(asked, top=40))
+        == "no row of the test has 80 edges: give a smaller top"
+    )
     explainer, drawn, row = warm.explainer, [], int(warm.test_rows[0])
     scene = explainer.scene(row)
     score = Score(explainer.setup, explainer.simple, scene, row)
@@ -230,8 +330,17 @@ def test_fidelity_is_measured_beside_random_edges_at_the_same_distance(train):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, share, tmp_path):
     overrides = write_purchases(tmp_path / "tables")
-    train_run(cli.compose_config([*overrides, f"task.base={base}", "task.candidate=network",
-                                  f"cache_dir={tmp_path / 'cache'}"]), tmp_path / "run")
+    train_run(
+        cli.compose_config(
+            [
+                *overrides,
+                f"task.base={base}",
+                "task.candidate=network",
+                f"cache_dir={tmp_path / 'cache'}",
+            ]
+        ),
+        tmp_path / "run",
+    )
     found = explained_with_share(pe.load(tmp_path / "run"), share)
     assert found.base["part"] == share and found.is_complete
     assert ("the simple method alone answers" in str(found)) == (share == 1)
@@ -241,12 +350,23 @@ def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, shar
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_typed_graphs_have_explanations_with_a_simple_method(share, tmp_path):
     write_tables(tmp_path)
-    model = pe.train(None, "data=tables", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL | {
-        "base": "linear"}, **{"data.folder": str(tmp_path), "data.schema": TYPED}).model
+    model = pe.train(
+        None,
+        "data=tables",
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **SMALL | {"base": "linear"},
+        **{"data.folder": str(tmp_path), "data.schema": TYPED},
+    ).model
     found = explained_with_share(model, share)
     assert found.base["part"] == share and found.is_complete and len(found.edges)
-    assert {name.removeprefix("rev_") for names in found.edges["relation"] for name in names.split(", ")} <= {
-        "buys", "sees", "knows", "sold_by"} and set(found.neighbours["type"]) <= {"user", "item", "shop"}
+    assert {
+        name.removeprefix("rev_") for names in found.edges["relation"] for name in names.split(", ")
+    } <= {"buys", "sees", "knows", "sold_by"} and set(found.neighbours["type"]) <= {
+        "user",
+        "item",
+        "shop",
+    }
     assert "drop" in found.columns if share == 1 else "share" in found.columns
 
 
@@ -254,31 +374,51 @@ def explained_with_share(model, share: float):
     """Explain the first row of the test as if the simple method had a share of the answer."""
     warm = model._open()
     kept = replace(fusion.read_kept(model.run), share=share)
-    return Explainer(warm._setup, kept, warm._predicted.ids).explain(int(warm.test_rows[0]), "it", top=5)
+    return Explainer(warm._setup, kept, warm._predicted.ids).explain(
+        int(warm.test_rows[0]), "it", top=5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_links_say_what_a_simple_method_has_of_the_answer(share, tmp_path):
     _, edges = people()
-    model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL).model
+    model = pe.train(
+        (None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL
+    ).model
     warm = model._open()
     explainer, task = warm.explainer, warm._setup.task
     explainer.simple.kept = kept = replace(explainer.simple.kept, share=share)
     link_fusion.answer_with(task, kept, warm._setup.data)
-    found, (score,) = model.explain(("p1", "p2")), model.predict(pairs=[("p1", "p2")], table=True)["score"]
+    found, (score,) = (
+        model.explain(("p1", "p2")),
+        model.predict(pairs=[("p1", "p2")], table=True)["score"],
+    )
     assert found.is_complete and (found.prediction == pytest.approx(score, abs=1e-5)) == (share < 1)
-    assert ("50% of the answer is a simple method" if share < 1 else "this explains the network alone") in str(found)
+    assert (
+        "50% of the answer is a simple method" if share < 1 else "this explains the network alone"
+    ) in str(found)
 
 
 @pytest.mark.slow
 def test_links_have_explanations(tmp_path):
     _, edges = people()
-    model = pe.train((None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache",
-                     **SMALL, base="none", **{"data.edges.features": ["sum"]}).model
-    with pytest.raises(ValueError, match="^id=p1,nobody: it names 'nobody', which is not one of the 60 nodes of"):
+    model = pe.train(
+        (None, edges),
+        "task=link",
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        **SMALL,
+        base="none",
+        **{"data.edges.features": ["sum"]},
+    ).model
+    with pytest.raises(
+        ValueError, match="^id=p1,nobody: it names 'nobody', which is not one of the 60 nodes of"
+    ):
         model.explain(("p1", "nobody"))
-    with pytest.raises(ValueError, match="^pair=p1,p1: it pairs 'p1' with itself; a link is between two different"):
+    with pytest.raises(
+        ValueError, match="^pair=p1,p1: it pairs 'p1' with itself; a link is between two different"
+    ):
         model._open().explain(["p1", "p1"], 3, None, "pair")
     found = model.explain(("p1", "p2"), top=3)
     (score,) = model.predict(pairs=[("p1", "p2")], table=True)["score"]
@@ -288,11 +428,19 @@ def test_links_have_explanations(tmp_path):
         model.explain("p1")
 
 
-@pytest.mark.parametrize("given, argument", [
-    ("pair=A,B", 'pair="A,B"'), ("node=007", 'node="007"'), ("node=null", "node=null"), ("label='A'", "label='A'")])
+@pytest.mark.parametrize(
+    "given, argument",
+    [
+        ("pair=A,B", 'pair="A,B"'),
+        ("node=007", 'node="007"'),
+        ("node=null", "node=null"),
+        ("label='A'", "label='A'"),
+    ],
+)
 def test_ids_on_the_command_line_are_texts(given, argument):
     from parallel_epochs.pipeline import keys
     from parallel_epochs.pipeline.config import ExplainConfig
+
     texts = [entry.name for entry in keys.entries(ExplainConfig("runs/a")) if entry.meaning.is_text]
     assert arguments.complete([given, "top=3"], [], texts) == [argument, "top=3"]
 
@@ -303,31 +451,64 @@ def test_molecules_have_explanations_that_are_drawn(tmp_path, monkeypatch):
     table = pd.DataFrame({"smiles": rng.choice(["CCO", "CCN", "c1ccccc1O", "CC(=O)O", "CCCl"], 60)})
     table["y"] = table["smiles"].str.contains("O").astype(int)
     table.to_csv(tmp_path / "molecules.csv", index=False)
-    model = pe.train(None, "data=smiles", "task=graph", "loader=graph", folder=tmp_path / "run",
-                     cache_dir=tmp_path / "cache", num_layers=2, hidden_channels=8, epochs=3, verbose=False,
-                     base="none", **{"data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"]}).model
+    model = pe.train(
+        None,
+        "data=smiles",
+        "task=graph",
+        "loader=graph",
+        folder=tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        num_layers=2,
+        hidden_channels=8,
+        epochs=3,
+        verbose=False,
+        base="none",
+        **{"data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"]},
+    ).model
     warm = model._open()
     found = warm.explainer.explain(2, str(model.ids[2]), top=5)
     total = sum(found.totals[part] for part in ("columns", "neighbours"))
-    assert sum(found.atoms) == pytest.approx(total, abs=1e-5) and len(found.atoms) == warm._setup.data.ptr.diff()[2]
+    assert (
+        sum(found.atoms) == pytest.approx(total, abs=1e-5)
+        and len(found.atoms) == warm._setup.data.ptr.diff()[2]
+    )
     drawn = base64.b64decode(re.search('base64,([^"]+)"', found.to_html()).group(1)).decode()
-    assert "<svg" in drawn and re.search("#007[12]B[12]" if max(found.atoms, key=abs) > 0 else "#D[45]5[DE]00", drawn)
+    assert "<svg" in drawn and re.search(
+        "#007[12]B[12]" if max(found.atoms, key=abs) > 0 else "#D[45]5[DE]00", drawn
+    )
     assert "RDKit reads another one in its SMILES" in replace(found, id="C").to_html()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "rdkit", None)
         assert "The molecule is not drawn: RDKit is missing" in found.to_html()
-    assert found.is_complete and set(found.columns["column"]) < {*ATOMS, "place in the graph"} and len(found.edges)
+    assert (
+        found.is_complete
+        and set(found.columns["column"]) < {*ATOMS, "place in the graph"}
+        and len(found.edges)
+    )
     assert found.neighbours["id"].tolist() and found.prediction == pytest.approx(
-        float(model.predict()[2].max()), abs=1e-5)
+        float(model.predict()[2].max()), abs=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_a_task_of_many_and_a_file_without_names(tmp_path):
     torch.manual_seed(0)
-    data = Data(x=torch.randn(50, 3), edge_index=torch.randint(50, (2, 300)), y=torch.rand(50, 2), metric="rmse")
+    data = Data(
+        x=torch.randn(50, 3),
+        edge_index=torch.randint(50, (2, 300)),
+        y=torch.rand(50, 2),
+        metric="rmse",
+    )
     data.train_mask = torch.arange(50) < 30
-    data.val_mask, data.test_mask = ~data.train_mask & (torch.arange(50) < 40), torch.arange(50) >= 40
-    model = pe.train(data, folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL, base="none").model
+    data.val_mask, data.test_mask = (
+        ~data.train_mask & (torch.arange(50) < 40),
+        torch.arange(50) >= 40,
+    )
+    model = pe.train(
+        data, folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL, base="none"
+    ).model
     found = model.explain(3, label="1")
-    assert found.unit == "value" and found.prediction == pytest.approx(float(model.predict()[3, 1]), abs=1e-5)
+    assert found.unit == "value" and found.prediction == pytest.approx(
+        float(model.predict()[3, 1]), abs=1e-5
+    )
     assert {"x[0]", "x[1]", "x[2]"} <= set(found.columns["column"]) and found.is_complete

@@ -9,7 +9,13 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import config as effects
 from parallel_epochs.pipeline.gnn import estimate
-from parallel_epochs.pipeline.gnn.features import KEY, NodeTable, load_weights, refuse_sparse_modules, weights_of
+from parallel_epochs.pipeline.gnn.features import (
+    KEY,
+    NodeTable,
+    load_weights,
+    refuse_sparse_modules,
+    weights_of,
+)
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.sync import GradientSync
 from tests.helpers import building as build, feature_cases, rank_cases
@@ -24,7 +30,9 @@ NEIGHBOR = ["loader=neighbor", "loader.num_neighbors=[3,2]", "loader.batch_size=
 
 
 def batch_of(nodes: list[int]) -> Data:
-    return Data(x=torch.arange(2.0 * len(nodes)).view(-1, 2), n_id=torch.tensor(nodes), num_nodes=len(nodes))
+    return Data(
+        x=torch.arange(2.0 * len(nodes)).view(-1, 2), n_id=torch.tensor(nodes), num_nodes=len(nodes)
+    )
 
 
 def test_a_row_is_a_function_of_the_seed_and_its_number():
@@ -56,7 +64,9 @@ def test_an_orthogonal_table_is_that_of_torch_from_the_same_normal_numbers(shape
 def test_only_the_rows_of_a_batch_move_and_as_by_the_dense_optimizer(optimizer):
     table = NodeTable(9, 2, lr=0.5, optimizer=optimizer)
     dense = torch.nn.Parameter(table.weight.detach().clone())
-    reference = {"sparse_adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer]([dense], lr=0.5 * 0.1)
+    reference = {"sparse_adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer](
+        [dense], lr=0.5 * 0.1
+    )
     before, batch = dense.detach().clone(), batch_of([7, 0, 3])
     seen = table.attach(batch, CPU).x
     assert torch.equal(seen, torch.cat([before[[7, 0, 3]], batch.x], 1)) and batch.x.size(1) == 2
@@ -70,7 +80,9 @@ def test_only_the_rows_of_a_batch_move_and_as_by_the_dense_optimizer(optimizer):
     assert moved.nonzero().squeeze(1).tolist() == [0, 3, 7]
     assert torch.equal(table.weight[~moved], before[~moved])
     torch.testing.assert_close(table.weight, dense)
-    for moment in [v for v in table.optimizer.state[table.weight].values() if isinstance(v, torch.Tensor)]:
+    for moment in [
+        v for v in table.optimizer.state[table.weight].values() if isinstance(v, torch.Tensor)
+    ]:
         assert (moment != 0).any(1).tolist() == moved.tolist()
 
 
@@ -98,7 +110,9 @@ def test_sums_see_every_number():
 
 def test_ranks_compare_a_table_by_its_sums(configure):
     config = configure(*TABLE)
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, CPU)) as trainer:
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, CPU)
+    ) as trainer:
         before = checkpoint.digest(trainer.fingerprint())
         trainer.table.weight.data[-1, -1] += 1e-6
         assert checkpoint.digest(trainer.fingerprint()) != before
@@ -110,13 +124,26 @@ def test_a_step_takes_memory_for_the_rows_that_it_touches(num_ranks):
     assert status_of(forked(feature_cases.check_memory_of_steps, 200_000, num_ranks)) == 0
 
 
-@pytest.mark.parametrize("overrides", [
-    ["partition=metis", "evaluation=views", "evaluation.num_views=2", "features.dropout=0.5"],
-    *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
-        ["partition=whole", "features.concat=true", "train.precision=bf16"],
-        [*NEIGHBOR, "evaluation=neighbor", "train.label_input=0.5", "features.device=cpu"],
-        ["model=revgnn", "model.num_groups=2", "features.optimizer=sgd", "train.clip_grad_norm=0.1",
-         "partition=metis_random"]))])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition=metis", "evaluation=views", "evaluation.num_views=2", "features.dropout=0.5"],
+        *(
+            pytest.param(overrides, marks=pytest.mark.slow)
+            for overrides in (
+                ["partition=whole", "features.concat=true", "train.precision=bf16"],
+                [*NEIGHBOR, "evaluation=neighbor", "train.label_input=0.5", "features.device=cpu"],
+                [
+                    "model=revgnn",
+                    "model.num_groups=2",
+                    "features.optimizer=sgd",
+                    "train.clip_grad_norm=0.1",
+                    "partition=metis_random",
+                ],
+            )
+        ),
+    ],
+)
 def test_a_run_is_evaluated_as_it_was_trained(overrides, configure, tmp_path):
     config = configure(*TABLE, "train.epochs=2", *overrides)
     summary = train(config, tmp_path / "run")
@@ -135,21 +162,37 @@ def test_the_model_sees_the_table_alone_or_first(configure, tmp_path):
         config = configure(*TABLE, f"features.concat={concat}")
         data = build.open_graph(config).data
         _task, _model, table = rank_cases.learn(config, data)
-        assert table.attach(next(build.build_loader(config, data).batches(
-            0, build.build_schedule(config, 4).share(0))), CPU).x.size(1) == columns
+        assert (
+            table.attach(
+                next(
+                    build.build_loader(config, data).batches(
+                        0, build.build_schedule(config, 4).share(0)
+                    )
+                ),
+                CPU,
+            ).x.size(1)
+            == columns
+        )
         assert data.num_categories == (0 if concat == "false" else 4)
 
 
 def test_the_norm_that_is_clipped_is_that_of_model_and_table(configure, monkeypatch):
     drawn, attach = [], NodeTable.attach
-    monkeypatch.setattr(NodeTable, "attach", lambda self, batch, device, rng=None: drawn.append(rng)
-                        or attach(self, batch, device, rng))
-    config = configure(*TABLE, "train.clip_grad_norm=0.01", "train.warmup_steps=10", "features.lr=0.5")
+    monkeypatch.setattr(
+        NodeTable,
+        "attach",
+        lambda self, batch, device, rng=None: drawn.append(rng) or attach(self, batch, device, rng),
+    )
+    config = configure(
+        *TABLE, "train.clip_grad_norm=0.01", "train.warmup_steps=10", "features.lr=0.5"
+    )
     data, norms, sync = build.open_graph(config).data, [], GradientSync.__call__
 
     def measure_then_sync(self, *args):
         agreed = sync(self, *args)
-        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [trainer.table.gradient()]
+        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [
+            trainer.table.gradient()
+        ]
         norms.append(float(torch.nn.utils.get_total_norm(grads)) / agreed.count)
         return agreed
 
@@ -157,7 +200,9 @@ def test_the_norm_that_is_clipped_is_that_of_model_and_table(configure, monkeypa
     with contextlib.closing(build.build_trainer(config, data, CPU)) as trainer:
         next(trainer.steps())
         assert trainer.progress.grad_norm == pytest.approx(norms[0]), "of the mean over the labels"
-        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [trainer.table.gradient()]
+        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None] + [
+            trainer.table.gradient()
+        ]
         assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(0.01, rel=1e-3)
         assert trainer.progress.grad_norm > 0.01 and float(trainer.table.gradient().norm()) > 0
         assert isinstance(drawn[0], torch.Generator), "rows are hidden in training"
@@ -167,8 +212,10 @@ def test_the_norm_that_is_clipped_is_that_of_model_and_table(configure, monkeypa
 def test_a_run_goes_on_from_a_mapped_checkpoint(configure, tmp_path):
     config, path = configure(*TABLE), tmp_path / "last.pt"
     data, digests = build.open_graph(config).data, []
-    with (contextlib.closing(build.build_trainer(config, data, CPU)) as trainer,
-          contextlib.closing(build.build_trainer(config, data, CPU)) as resumed):
+    with (
+        contextlib.closing(build.build_trainer(config, data, CPU)) as trainer,
+        contextlib.closing(build.build_trainer(config, data, CPU)) as resumed,
+    ):
         steps = trainer.steps()
         next(steps), next(steps)
         checkpoint.save(path, trainer.state())
@@ -179,7 +226,9 @@ def test_a_run_goes_on_from_a_mapped_checkpoint(configure, tmp_path):
         resumed.load(state)
         next(resumed.steps())
         digests = [checkpoint.digest(each.state()) for each in (trainer, resumed)]
-    assert digests[0] == digests[1] and checkpoint.digest(checkpoint.load(path)) == before == checkpoint.digest(state)
+    assert digests[0] == digests[1] and checkpoint.digest(
+        checkpoint.load(path)
+    ) == before == checkpoint.digest(state)
 
 
 def test_what_was_loaded_is_a_copy(configure):
@@ -197,18 +246,43 @@ def test_what_was_loaded_is_a_copy(configure):
 
 
 def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
-    edges = [(i, j) for first in (0, 20) for i in range(first, first + 20) for j in range(first, first + 20) if i != j]
+    edges = [
+        (i, j)
+        for first in (0, 20)
+        for i in range(first, first + 20)
+        for j in range(first, first + 20)
+        if i != j
+    ]
     whole = random_graph(43, 100, 0)
-    data = make_graph([*edges, (40, 41), (41, 40)], 43, x=whole.x, y=whole.y, edge_attr=torch.ones(len(edges) + 2, 3))
+    data = make_graph(
+        [*edges, (40, 41), (41, 40)],
+        43,
+        x=whole.x,
+        y=whole.y,
+        edge_attr=torch.ones(len(edges) + 2, 3),
+    )
     number = torch.arange(43)
-    data.train_mask, data.valid_mask, data.test_mask = number % 3 == 0, number % 3 == 1, number % 3 == 2
+    data.train_mask, data.valid_mask, data.test_mask = (
+        number % 3 == 0,
+        number % 3 == 1,
+        number % 3 == 2,
+    )
     data.content_hash = "generated"
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data)
-    config = configure(*TABLE, "data.components=separate", "data.min_component_size=10", "train.epochs=1")
+    monkeypatch.setattr(
+        "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data
+    )
+    config = configure(
+        *TABLE, "data.components=separate", "data.min_component_size=10", "train.epochs=1"
+    )
     seen = []
     attach_mean = NodeTable.attach_mean
-    monkeypatch.setattr(NodeTable, "attach_mean", lambda self, batch, device: seen.append(
-        (self, attach_mean(self, batch, device))) or seen[-1][1])
+    monkeypatch.setattr(
+        NodeTable,
+        "attach_mean",
+        lambda self, batch, device: (
+            seen.append((self, attach_mean(self, batch, device))) or seen[-1][1]
+        ),
+    )
     summary = train(config, tmp_path / "run")
     ((table, batch),) = seen
     assert torch.equal(batch.x, table.weight.mean(0).expand(3, 6)) and table.weight.size(0) == 20
@@ -217,24 +291,42 @@ def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
 
 def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
     for overrides, message in (
-            (["features.optimizer=adam"], "features.optimizer=adam takes no sparse gradients"),
-            (["features.optimizer=lion"], "features.optimizer=lion is unknown; choose one of sparse_adam, sgd"),
-            (["features.name=table"], "features.name=table is unknown; choose one of data, embedding"),
-            (["features=embedding", "features.channels=1000000000"], "features.channels=1000000000: a table of 1 n"),
-            (["features.channels=0"], "features.channels must be at least 1, not 0")):
+        (["features.optimizer=adam"], "features.optimizer=adam takes no sparse gradients"),
+        (
+            ["features.optimizer=lion"],
+            "features.optimizer=lion is unknown; choose one of sparse_adam, sgd",
+        ),
+        (["features.name=table"], "features.name=table is unknown; choose one of data, embedding"),
+        (
+            ["features=embedding", "features.channels=1000000000"],
+            "features.channels=1000000000: a table of 1 n",
+        ),
+        (["features.channels=0"], "features.channels must be at least 1, not 0"),
+    ):
         with pytest.raises(ValueError, match=message) as refused:
             build.check(configure(*overrides))
         assert "\n" not in str(refused.value)
     monkeypatch.setattr(estimate, "machine_memory", lambda: 10**8)
     config = configure("features=embedding", "parallel.num_ranks=2")
     build.check_table(config, 60_000)
-    with pytest.raises(ValueError, match="channels=64: a table of 70,000 nodes, with its optimizer in each of 2 ranks"):
+    with pytest.raises(
+        ValueError,
+        match="channels=64: a table of 70,000 nodes, with its optimizer in each of 2 ranks",
+    ):
         build.check_table(config, 70_000)
-    build.check_table(configure("features=embedding", "parallel.num_ranks=2", "features.optimizer=sgd"), 70_000)
-    with pytest.raises(ValueError, match="features=embedding learns a row for each node, and the graph has no nodes"):
+    build.check_table(
+        configure("features=embedding", "parallel.num_ranks=2", "features.optimizer=sgd"), 70_000
+    )
+    with pytest.raises(
+        ValueError,
+        match="features=embedding learns a row for each node, and the graph has no nodes",
+    ):
         NodeTable(0, 4, lr=1)
     model = torch.nn.ModuleDict({"names": torch.nn.Embedding(3, 2, sparse=True)})
-    with pytest.raises(ValueError, match=r"names is an Embedding\(sparse=True\), and train.optimizer=adam is a dense"):
+    with pytest.raises(
+        ValueError,
+        match=r"names is an Embedding\(sparse=True\), and train.optimizer=adam is a dense",
+    ):
         refuse_sparse_modules(model, "adam")
     refuse_sparse_modules(torch.nn.Embedding(3, 2), "adam")
 
@@ -243,7 +335,11 @@ def test_the_log_says_what_the_model_sees(configure, tmp_path, caplog):
     caplog.set_level("INFO")
     train(configure(*TABLE, "train.epochs=1", "train.weight_decay=0.1"), tmp_path / "run")
     assert "x: 6 learned features (features=embedding) + 8 features of each edge\n" in caplog.text
-    assert "table: 240 nodes x 6 channels on cpu, SparseAdam, learning rate 0.003, scaled and warmed up as the " \
+    assert (
+        "table: 240 nodes x 6 channels on cpu, SparseAdam, learning rate 0.003, scaled and warmed up as the "
         "model's; train.weight_decay is that of the model alone" in caplog.text
-    assert effects.explain_idle_keys(configure("features.lr=1")) \
+    )
+    assert (
+        effects.explain_idle_keys(configure("features.lr=1"))
         == "without effect: features.lr=1.0 with features.name=data"
+    )

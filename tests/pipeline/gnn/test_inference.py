@@ -31,7 +31,13 @@ def shared_out(predict, num_ranks: int) -> torch.Tensor:
 def test_every_graph_is_predicted_by_one_rank(num_ranks):
     """Seven batches: neither their number nor that of the graphs is divided by the number of ranks."""
     ptr = torch.arange(0, 29, 2)
-    data = make_graph([(node, node ^ 1) for node in range(28)], 28, ptr=ptr, x=torch.ones(28, 1), y=torch.ones(14, 1))
+    data = make_graph(
+        [(node, node ^ 1) for node in range(28)],
+        28,
+        ptr=ptr,
+        x=torch.ones(28, 1),
+        y=torch.ones(14, 1),
+    )
     data.by_source = data.edge_index.get_csr()[1].long()
     for mask in ("train_mask", "valid_mask", "test_mask"):
         data[mask] = torch.ones(14, dtype=torch.bool)
@@ -39,8 +45,17 @@ def test_every_graph_is_predicted_by_one_rank(num_ranks):
     assert loader.all_graphs().num_parts == 7
 
     def predict(**options):
-        return predict_views(lambda batch: (batch.graph_id, batch.graph_id[:, None] + 1.0), loader, num_rows=14,
-                              out_channels=1, num_views=1, seed=0, round_=0, prefetch=0, **options)
+        return predict_views(
+            lambda batch: (batch.graph_id, batch.graph_id[:, None] + 1.0),
+            loader,
+            num_rows=14,
+            out_channels=1,
+            num_views=1,
+            seed=0,
+            round_=0,
+            prefetch=0,
+            **options,
+        )
 
     assert shared_out(predict, num_ranks).flatten().tolist() == list(range(1, 15))
 
@@ -52,19 +67,41 @@ def test_every_node_is_predicted_by_one_rank_in_each_view(num_ranks):
 
     def predict(**options):
         seen.append([])
-        return predict_views(lambda batch: (seen[-1].append(batch.n_id.tolist()) or batch.n_id,
-                                            batch.n_id[:, None] + 1.0 + batch.cluster / 8), loader, num_rows=23,
-                             out_channels=1, num_views=3, num_parts=7, seed=0, round_=0, prefetch=0, **options)
+        return predict_views(
+            lambda batch: (
+                seen[-1].append(batch.n_id.tolist()) or batch.n_id,
+                batch.n_id[:, None] + 1.0 + batch.cluster / 8,
+            ),
+            loader,
+            num_rows=23,
+            out_channels=1,
+            num_views=3,
+            num_parts=7,
+            seed=0,
+            round_=0,
+            prefetch=0,
+            **options,
+        )
 
     alone = predict()
     parts = [predict(ranks=Alone(rank, num_ranks)) for rank in range(num_ranks)]
     torch.testing.assert_close(sum(parts), alone)
-    views = [seen[0][first:first + 7] for first in (0, 7, 14)]
-    assert all(sorted(sum(view, [])) == [*range(23)] for view in views), "each view has every node once"
+    views = [seen[0][first : first + 7] for first in (0, 7, 14)]
+    assert all(sorted(sum(view, [])) == [*range(23)] for view in views), (
+        "each view has every node once"
+    )
     assert views[0] != views[1] != views[2], "each view is a partition of its own"
-    clusters = torch.tensor([[[node in cluster for cluster in view].index(True) for view in views]
-                             for node in range(23)])
-    assert alone.flatten().tolist() == pytest.approx((torch.arange(23) + 1 + clusters.double().mean(1) / 8).tolist())
+    clusters = torch.tensor(
+        [
+            [[node in cluster for cluster in view].index(True) for view in views]
+            for node in range(23)
+        ]
+    )
+    assert alone.flatten().tolist() == pytest.approx(
+        (torch.arange(23) + 1 + clusters.double().mean(1) / 8).tolist()
+    )
     own = seen[1:]
     assert sorted(sum(own, [])) == sorted(seen[0]), "and each batch is one rank's"
-    assert max(map(len, own)) - min(map(len, own)) <= 1, "the batches of all views are dealt out evenly"
+    assert max(map(len, own)) - min(map(len, own)) <= 1, (
+        "the batches of all views are dealt out evenly"
+    )

@@ -1,6 +1,5 @@
 """The simple method that a run on links begins at: what it may read, how it is chosen, and what the run answers."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +14,13 @@ from parallel_epochs.pipeline.gnn.predict import predict_rows
 from parallel_epochs.pipeline.gnn.ranking import Direction, Links, rank
 from parallel_epochs.pipeline.gnn.simple import linear_links, link_base, walks
 from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base, scorer_of
-from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, fit_logit, try_out, values_by_source
+from parallel_epochs.pipeline.gnn.simple.link_trial import (
+    Trial,
+    add_up,
+    fit_logit,
+    try_out,
+    values_by_source,
+)
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric, ranking_metric, values_of_pairs
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -23,8 +28,14 @@ from tests.helpers import building as restore
 from tests.helpers.graphs import random_graph
 from tests.helpers.running import finish, summary_of, train
 
-SMALL = ["task=link", "partition=whole", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2",
-         "task.predictor=bilinear"]
+SMALL = [
+    "task=link",
+    "partition=whole",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=2",
+    "task.predictor=bilinear",
+]
 SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum", "sides")
 
 
@@ -44,15 +55,23 @@ def write_shop(folder, *, num_users: int = 40, num_items: int = 25, cold: int = 
     """
     rng = np.random.default_rng(0)
     users, items = np.arange(num_users), np.arange(num_items)
-    pairs = [(user, item) for user in users[:-cold] for item in items[:-cold]
-             if rng.random() < (0.6 if item % 3 == user % 3 else 0.05)]
-    pd.DataFrame({"id": [f"u{user}" for user in users], "city": [f"c{user % 3}" for user in users]}).to_csv(
-        folder / "users.csv", index=False)
-    pd.DataFrame({"id": [f"i{item}" for item in items], "price": items % 7}).to_csv(folder / "items.csv", index=False)
+    pairs = [
+        (user, item)
+        for user in users[:-cold]
+        for item in items[:-cold]
+        if rng.random() < (0.6 if item % 3 == user % 3 else 0.05)
+    ]
+    pd.DataFrame(
+        {"id": [f"u{user}" for user in users], "city": [f"c{user % 3}" for user in users]}
+    ).to_csv(folder / "users.csv", index=False)
+    pd.DataFrame({"id": [f"i{item}" for item in items], "price": items % 7}).to_csv(
+        folder / "items.csv", index=False
+    )
     pd.DataFrame({"id": ["c0", "c1", "c2"]}).to_csv(folder / "cities.csv", index=False)
     pd.DataFrame(pairs, columns=["user", "item"]).assign(
-        user=lambda table: "u" + table["user"].astype(str), item=lambda table: "i" + table["item"].astype(str)).to_csv(
-        folder / "bought.csv", index=False)
+        user=lambda table: "u" + table["user"].astype(str),
+        item=lambda table: "i" + table["item"].astype(str),
+    ).to_csv(folder / "bought.csv", index=False)
     (folder / "shop.yaml").write_text("""
 nodes:
   user: {path: users.csv, id: id}
@@ -62,15 +81,27 @@ edges:
   buys: {path: bought.csv, source: {type: user, column: user}, target: {type: item, column: item}}
   lives: {path: users.csv, source: {type: user, column: id}, target: {type: city, column: city}}
 """)
-    return [*SMALL, "data=tables", f"data.schema={folder / 'shop.yaml'}", "task.relation=buys", "model=rgcn",
-            f"cache_dir={folder / 'cache'}"]
+    return [
+        *SMALL,
+        "data=tables",
+        f"data.schema={folder / 'shop.yaml'}",
+        "task.relation=buys",
+        "model=rgcn",
+        f"cache_dir={folder / 'cache'}",
+    ]
 
 
 def plain_shop(folder):
     """Write a table of who bought what alone."""
     write_shop(folder)
-    return [*SMALL, "data=tables", f"data.edges.path={folder / 'bought.csv'}", "data.edges.source=user",
-            "data.edges.target=item", f"cache_dir={folder / 'cache'}"]
+    return [
+        *SMALL,
+        "data=tables",
+        f"data.edges.path={folder / 'bought.csv'}",
+        "data.edges.source=user",
+        "data.edges.target=item",
+        f"cache_dir={folder / 'cache'}",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +119,15 @@ def test_a_link_that_is_hidden_does_not_show_in_any_score(metric, kind, tmp_path
     if kind == "people":
         data = people()
     else:
-        config = cli.compose_config(write_shop(tmp_path) if kind == "typed" else plain_shop(tmp_path))
+        config = cli.compose_config(
+            write_shop(tmp_path) if kind == "typed" else plain_shop(tmp_path)
+        )
         data = restore.open_graph(config).parts[0].data
     other = data.clone()
-    for split in ("valid", "test"):  # the same nodes on both sides, so that the candidates are the same ones
+    for split in (
+        "valid",
+        "test",
+    ):  # the same nodes on both sides, so that the candidates are the same ones
         pairs = data[f"{split}_pairs"]
         other[f"{split}_pairs"] = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)
     of_pairs, pairs = metric == "rocauc", torch.cat([data.test_pairs, data.valid_pairs])
@@ -100,9 +136,15 @@ def test_a_link_that_is_hidden_does_not_show_in_any_score(metric, kind, tmp_path
         links = Links(graph)
         matrix = walks.matrix_of(links.answers("train"), graph.num_nodes)
         assert matrix.sum() == len(data.train_pairs) * (1 + links.is_two_way)
-        found.append({name: build().of_pairs(links.direct(pairs)) for name, build in walks.find_walks(
-            links, matrix, graph, of_pairs=of_pairs).items()})
-    assert found[0].keys() == found[1].keys() and len(found[0]) >= 5 - (kind == "people" and of_pairs)
+        found.append(
+            {
+                name: build().of_pairs(links.direct(pairs))
+                for name, build in walks.find_walks(links, matrix, graph, of_pairs=of_pairs).items()
+            }
+        )
+    assert found[0].keys() == found[1].keys() and len(found[0]) >= 5 - (
+        kind == "people" and of_pairs
+    )
     for name, scores in found[0].items():
         assert scores.equal(found[1][name]), name
 
@@ -111,8 +153,14 @@ def test_a_link_that_is_hidden_does_not_show_in_any_score(metric, kind, tmp_path
 def test_validation_is_scored_by_training_links_alone_and_test_by_those_that_it_may_know(metric):
     data = people()
     data.edge_attr = None
-    base = LinkBase("walk", "two hops", {"resource allocation over two hops": 1.0},
-                    {"resource allocation over two hops": 1.0}, {}, 0.0)
+    base = LinkBase(
+        "walk",
+        "two hops",
+        {"resource allocation over two hops": 1.0},
+        {"resource allocation over two hops": 1.0},
+        {},
+        0.0,
+    )
     for valid_edges in (False, True):
         task = task_of(data, metric, valid_edges=valid_edges)
         for of_test in (False, True):
@@ -133,14 +181,20 @@ def test_the_scores_of_pairs_are_those_of_all_candidates(tmp_path, monkeypatch):
     data = restore.open_graph(cli.compose_config(write_shop(tmp_path))).parts[0].data
     links = Links(data)
     matrix = walks.matrix_of(links.answers("train"), data.num_nodes)
-    found = {**walks.find_walks(links, matrix, data), **walks.find_walks(links, matrix, data, of_pairs=True)}
+    found = {
+        **walks.find_walks(links, matrix, data),
+        **walks.find_walks(links, matrix, data, of_pairs=True),
+    }
     assert "walks along lives, lives back, buys" in found
     for direction in links.answered:
         pairs = torch.cartesian_prod(direction.sources, direction.candidates)
         for name, build in found.items():
             for walk in (build(), build().in_logarithms(0.5)):
-                torch.testing.assert_close(walk.of_pairs(pairs).view(len(direction.sources), -1),
-                                           walk(direction.sources, direction.candidates), msg=name)
+                torch.testing.assert_close(
+                    walk.of_pairs(pairs).view(len(direction.sources), -1),
+                    walk(direction.sources, direction.candidates),
+                    msg=name,
+                )
 
 
 def test_a_walk_along_relations_is_a_product_of_probabilities(tmp_path):
@@ -153,7 +207,8 @@ def test_a_walk_along_relations_is_a_product_of_probabilities(tmp_path):
     lives[tuple(data.edge_index.as_tensor()[:, data.edge_attr[:, 0] == number].numpy())] = 1
     step = [each / np.maximum(each.sum(1, keepdims=True), 1) for each in (lives, lives.T, buys)]
     walk = walks.find_walks(links, walks.matrix_of(links.answers("train"), data.num_nodes), data)[
-        "walks along lives, lives back, buys"]()
+        "walks along lives, lives back, buys"
+    ]()
     every = torch.arange(data.num_nodes)
     np.testing.assert_allclose(walk(every, every), step[0] @ step[1] @ step[2], atol=1e-6)
 
@@ -161,11 +216,14 @@ def test_a_walk_along_relations_is_a_product_of_probabilities(tmp_path):
 @pytest.mark.parametrize("metric", ["hits@3", "mrr", "rocauc", "ap"])
 def test_a_metric_of_pairs_is_the_mean_of_what_each_link_adds(metric):
     rng = torch.Generator().manual_seed(0)
-    positive, negative = (torch.randint(0, high, (num,), generator=rng).float() for high, num in ((9, 40), (7, 60)))
+    positive, negative = (
+        torch.randint(0, high, (num,), generator=rng).float() for high, num in ((9, 40), (7, 60))
+    )
     if metric == "ap":  # equal scores are one step of the curve there
         positive, negative = torch.randperm(100, generator=rng).float().split([40, 60])
     assert float(values_of_pairs(metric, positive, negative).mean()) == pytest.approx(
-        link_metric(metric, positive, negative))
+        link_metric(metric, positive, negative)
+    )
 
 
 def test_equal_scores_get_the_mean_of_their_ranks():
@@ -184,7 +242,9 @@ def test_a_trial_ranks_the_links_of_validation_as_the_metric_does():
     walk = walks.allocate_in_two_hops(walks.matrix_of(links.answers("train"), 60))
     trial = try_out(task, links, [walk])
     answers = links.answers("valid")
-    whole = ranking_metric("ndcg@20", rank(walk, answers, links.known("valid"), links.answered), answers[:, 0])
+    whole = ranking_metric(
+        "ndcg@20", rank(walk, answers, links.known("valid"), links.answered), answers[:, 0]
+    )
     assert float(trial.values(trial.columns[:, 0]).mean()) == pytest.approx(whole, abs=0.02)
 
 
@@ -194,7 +254,9 @@ def test_methods_are_added_while_the_metric_of_the_picked_values_grows():
     noise = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     columns = torch.stack([truth + noise[:, 0], truth + noise[:, 1], noise[:, 2]], dim=1)
     is_link = truth.bool()
-    trial = Trial(columns, lambda scores: values_of_pairs("rocauc", scores[is_link], scores[~is_link]))
+    trial = Trial(
+        columns, lambda scores: values_of_pairs("rocauc", scores[is_link], scores[~is_link])
+    )
     every = torch.ones(20, dtype=torch.bool)
     weights = add_up(trial, every)
     assert weights[0] > 0 and weights[1] > 0
@@ -226,7 +288,10 @@ def test_a_method_that_scores_all_pairs_alike_is_no_part_of_the_answer(tmp_path,
     def with_nothing(links, matrix, *args, **options):
         nothing = matrix.copy()
         nothing.data[:] = 0
-        return {**found(links, matrix, *args, **options), "nothing": lambda: walks.Walk(nothing, matrix)}
+        return {
+            **found(links, matrix, *args, **options),
+            "nothing": lambda: walks.Walk(nothing, matrix),
+        }
 
     monkeypatch.setattr(link_base, "find_walks", with_nothing)
     config = cli.compose_config([*write_shop(tmp_path), "task.metric=recall@5"])
@@ -239,7 +304,10 @@ def test_a_method_that_takes_too_long_is_left_out(caplog):
     data = people()
     base = fit_link_base(data, task_of(data, "recall@5"), 1e-9)
     assert set(base.weights) == {walks.POPULARITY} and base.name == "walk"
-    assert any("left out, since they would take more than task.base_seconds" in text for text in caplog.messages)
+    assert any(
+        "left out, since they would take more than task.base_seconds" in text
+        for text in caplog.messages
+    )
 
 
 @pytest.mark.parametrize("mended, leaves", [(0, False), (1, False), (15, True)])
@@ -247,33 +315,45 @@ def test_the_simple_method_is_left_for_more_than_a_standard_error(mended, leaves
     simple = torch.zeros(100)
     simple[:50] = 1
     network = simple.clone()
-    network[50:50 + mended] = 5
-    network[:mended // 3] = -5
-    share, gain, error = link_fusion.choose(Trial(torch.stack([network, simple], dim=1), lambda scores: (
-        scores > 0.45).double()))
+    network[50 : 50 + mended] = 5
+    network[: mended // 3] = -5
+    share, gain, error = link_fusion.choose(
+        Trial(torch.stack([network, simple], dim=1), lambda scores: (scores > 0.45).double())
+    )
     assert (share < 1) == leaves == (gain > error)
-    few = Trial(torch.stack([network, simple], dim=1)[50:58], lambda scores: (scores > 0.45).double())
+    few = Trial(
+        torch.stack([network, simple], dim=1)[50:58], lambda scores: (scores > 0.45).double()
+    )
     assert link_fusion.choose(few)[0] == 1
 
 
 def test_a_run_predicts_what_its_summary_says(answered):
     folder, _, summary = answered
-    assert {"base", "answer", "network"} <= summary.keys() and set(summary["network"]) == {"train", "valid", "test"}
+    assert {"base", "answer", "network"} <= summary.keys() and set(summary["network"]) == {
+        "train",
+        "valid",
+        "test",
+    }
     found = restore.evaluate(restore.EvaluateConfig(run=str(folder / "run")))
-    assert found["valid"] == pytest.approx(summary["best_valid"]) and found["test"] == pytest.approx(summary["test"])
+    assert found["valid"] == pytest.approx(summary["best_valid"]) and found[
+        "test"
+    ] == pytest.approx(summary["test"])
     assert summary["best_valid"] >= summary["base"]["valid"] - 1e-9
 
 
 def test_a_user_without_links_gets_what_is_popular(answered, tmp_path):
     folder, _, _ = answered
     output = tmp_path / "top.csv"
-    restore.predict(restore.EvaluateConfig(run=str(folder / "run"), device="cpu", output=str(output), top=5))
+    restore.predict(
+        restore.EvaluateConfig(run=str(folder / "run"), device="cpu", output=str(output), top=5)
+    )
     found = pd.read_csv(output)
     bought = pd.read_csv(folder / "bought.csv")
     cold = found[found["source"].isin(["u37", "u38", "u39"])]
     assert len(cold) == 15 and len(found) == 5 * 40
     assert not {*found[["source", "target"]].itertuples(index=False, name=None)} & {
-        *bought.itertuples(index=False, name=None)}
+        *bought.itertuples(index=False, name=None)
+    }
     ranked = bought["item"].value_counts()
     assert ranked.reindex(cold["target"]).fillna(0).mean() > ranked.mean()
     assert found["score"].between(0, 1).all()
@@ -284,11 +364,16 @@ def test_other_data_are_answered_by_their_own_links(answered, tmp_path):
     """The new table has the training links alone, so that it is answered as the training data are; also from a file."""
     folder, config, summary = answered
     data = restore.open_graph(config).parts[0].data
-    names = np.array([*pd.read_csv(folder / "users.csv")["id"], *pd.read_csv(folder / "items.csv")["id"]])
+    names = np.array(
+        [*pd.read_csv(folder / "users.csv")["id"], *pd.read_csv(folder / "items.csv")["id"]]
+    )
     pd.DataFrame(names[data.train_pairs.numpy()], columns=["user", "item"]).to_csv(
-        folder / "bought_new.csv", index=False)
+        folder / "bought_new.csv", index=False
+    )
     torch.save(data.test_pairs - torch.tensor([0, 40]), tmp_path / "pairs.pt")
-    (folder / "new.yaml").write_text((folder / "shop.yaml").read_text().replace("bought.csv", "bought_new.csv"))
+    (folder / "new.yaml").write_text(
+        (folder / "shop.yaml").read_text().replace("bought.csv", "bought_new.csv")
+    )
     pe.load(folder / "run").export(tmp_path / "model.pe")
     for path in (folder / "run", tmp_path / "model.pe"):
         own, shared = cli.load_run(path, trusts=False)
@@ -298,17 +383,26 @@ def test_other_data_are_answered_by_their_own_links(answered, tmp_path):
         given.data = NewDataConfig(schema=str(folder / "new.yaml"))
         setup, found = predict_rows(run, given)
         assert summary["answer"]["share"] > 0 and found.task.mixture is not None
-        torch.testing.assert_close(setup.kind.tensors(found)["logits"], setup.kind.tensors(before)["logits"])
+        torch.testing.assert_close(
+            setup.kind.tensors(found)["logits"], setup.kind.tensors(before)["logits"]
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["ndcg@5", "hits@10"])
 def test_two_ranks_that_are_resumed_answer_as_a_run_in_one_piece(metric, tmp_path):
-    overrides = [*plain_shop(tmp_path)[:-1], f"task.metric={metric}", "parallel.num_ranks=2", "train.epochs=4"]
+    overrides = [
+        *plain_shop(tmp_path)[:-1],
+        f"task.metric={metric}",
+        "parallel.num_ranks=2",
+        "train.epochs=4",
+    ]
     cache = tmp_path / "cache"
     status, output = finish([*overrides[:-1], "train.epochs=2"], tmp_path / "resumed", cache)
     assert status == 0, output
-    status, output = finish([f"resume={tmp_path / 'resumed'}", "train.epochs=4"], tmp_path / "resumed", cache)
+    status, output = finish(
+        [f"resume={tmp_path / 'resumed'}", "train.epochs=4"], tmp_path / "resumed", cache
+    )
     assert status == 0, output
     status, output = finish(overrides, tmp_path / "whole", cache)
     assert status == 0, output
@@ -321,10 +415,19 @@ def test_two_ranks_that_are_resumed_answer_as_a_run_in_one_piece(metric, tmp_pat
 @pytest.mark.parametrize("metric", ["recall@5", "rocauc"])
 @pytest.mark.parametrize("valid_fraction", [0.0, 0.4])
 def test_a_run_may_have_no_links_for_validation_or_test(metric, valid_fraction, tmp_path):
-    config = cli.compose_config([*plain_shop(tmp_path), f"task.metric={metric}", "task.common_neighbors=true",
-                                 "data.train_fraction=0.6", f"data.valid_fraction={valid_fraction}"])
+    config = cli.compose_config(
+        [
+            *plain_shop(tmp_path),
+            f"task.metric={metric}",
+            "task.common_neighbors=true",
+            "data.train_fraction=0.6",
+            f"data.valid_fraction={valid_fraction}",
+        ]
+    )
     summary = train(config, tmp_path / "run")
-    assert np.isnan(summary["test"]) == (valid_fraction > 0) and ("base" in summary) == (valid_fraction > 0)
+    assert np.isnan(summary["test"]) == (valid_fraction > 0) and ("base" in summary) == (
+        valid_fraction > 0
+    )
     assert np.isnan(summary.get("base", {"test": np.nan})["test"])
 
 
@@ -336,30 +439,57 @@ def test_a_run_without_a_simple_method_answers_as_before(tmp_path):
 def test_items_are_recommended_from_a_table_and_from_python(tmp_path):
     """The experiment recommends as `predict top=K` does, to a few users and of a few items too."""
     write_shop(tmp_path)
-    overrides = ["+experiment=recommend", f"data.edges.path={tmp_path / 'bought.csv'}", "data.edges.source=user",
-                 "data.edges.target=item", f"cache_dir={tmp_path / 'cache'}", "train.epochs=2", "train.eval_every=1",
-                 "model.hidden_channels=8", "features.channels=8"]
+    overrides = [
+        "+experiment=recommend",
+        f"data.edges.path={tmp_path / 'bought.csv'}",
+        "data.edges.source=user",
+        "data.edges.target=item",
+        f"cache_dir={tmp_path / 'cache'}",
+        "train.epochs=2",
+        "train.eval_every=1",
+        "model.hidden_channels=8",
+        "features.channels=8",
+    ]
     summary = train(cli.compose_config(overrides), tmp_path / "run")
-    assert summary["metric"] == "ndcg@10" and summary["best_valid"] >= summary["base"]["valid"] - 1e-9
-    restore.predict(restore.EvaluateConfig(run=str(tmp_path / "run"), device="cpu", output=str(tmp_path / "top.csv"),
-                                           top=4))
+    assert (
+        summary["metric"] == "ndcg@10" and summary["best_valid"] >= summary["base"]["valid"] - 1e-9
+    )
+    restore.predict(
+        restore.EvaluateConfig(
+            run=str(tmp_path / "run"), device="cpu", output=str(tmp_path / "top.csv"), top=4
+        )
+    )
     expected, model = pd.read_csv(tmp_path / "top.csv"), pe.load(tmp_path / "run", device="cpu")
     pd.testing.assert_frame_equal(model.top(4), expected, check_dtype=False, atol=1e-6)
     found = model.top(2, sources=["u7", "u1"], candidates=["i3", "i4", "i5", "i6"], filtered=False)
-    assert found["source"].tolist() == ["u7", "u7", "u1", "u1"] and set(found["target"]) <= {"i3", "i4", "i5", "i6"}
+    assert found["source"].tolist() == ["u7", "u7", "u1", "u1"] and set(found["target"]) <= {
+        "i3",
+        "i4",
+        "i5",
+        "i6",
+    }
     for wrong in ("3", 0):
         with pytest.raises(ValueError, match=f"k must be a whole number, 1 or more, not {wrong!r}"):
             model.top(wrong)
     with pytest.raises(ValueError, match="sources is a list of ids"):
         model.top(2, sources="u7")
     for argument in ("sources", "candidates"):  # no word of the files and keys that stand behind it
-        with pytest.raises(ValueError, match=f"^{argument}: no node has the id 'nobody' of row 1; [^;=/]*$"):
+        with pytest.raises(
+            ValueError, match=f"^{argument}: no node has the id 'nobody' of row 1; [^;=/]*$"
+        ):
             model.top(2, **{argument: ["nobody"]})
 
 
 def test_only_models_of_links_rank_targets(tmp_path):
-    result = pe.train("digits", folder=tmp_path / "run", verbose=False, num_layers=2, hidden_channels=8, epochs=1,
-                      **{"task.base": "none", "cache_dir": tmp_path / "cache"})
+    result = pe.train(
+        "digits",
+        folder=tmp_path / "run",
+        verbose=False,
+        num_layers=2,
+        hidden_channels=8,
+        epochs=1,
+        **{"task.base": "none", "cache_dir": tmp_path / "cache"},
+    )
     with pytest.raises(ValueError, match="does not predict links"):
         result.model.top(3)
 
@@ -367,17 +497,25 @@ def test_only_models_of_links_rank_targets(tmp_path):
 def test_a_sum_grows_beyond_one_that_is_no_better():
     """Twice the first method is no better than once, and leads to sums that are."""
     target = torch.tensor([1.0, 0.3, 0.0])
-    trial = Trial(torch.eye(3), lambda score: torch.cosine_similarity(score, target, dim=0).expand(2))
+    trial = Trial(
+        torch.eye(3), lambda score: torch.cosine_similarity(score, target, dim=0).expand(2)
+    )
     weights = add_up(trial, torch.tensor([True, False]))
     assert weights.tolist() == [7, 2, 0]  # nearest to 1 : 0.3
 
 
 def test_ease_inverts_no_matrix_of_many_targets_of_other_data(monkeypatch):
     data, name = people(), "EASE (penalty 300)"
-    task, base = task_of(data, "recall@5"), LinkBase("walk", name, {name: 1.0}, {name: 1.0}, {}, 0.0)
+    task, base = (
+        task_of(data, "recall@5"),
+        LinkBase("walk", name, {name: 1.0}, {name: 1.0}, {}, 0.0),
+    )
     scorer_of(base, data, task, of_test=True)
     monkeypatch.setattr(link_base, "MOST_ITEMS", 59)
-    with pytest.raises(ValueError, match="EASE, which inverts a matrix of all targets, and these data have 60; 59 are"):
+    with pytest.raises(
+        ValueError,
+        match="EASE, which inverts a matrix of all targets, and these data have 60; 59 are",
+    ):
         scorer_of(base, data, task, of_test=True)
 
 
@@ -387,8 +525,15 @@ def links_with_columns(num_sources: int = 30, num_targets: int = 12):
     direction = Direction(2 + 2 * torch.arange(num_sources), 70 + torch.arange(num_targets))
     dense = (rng.random((num_sources, num_targets)) < 0.3).astype(np.float32)
     row, column = dense.nonzero()
-    links = walks.matrix_of(torch.stack([direction.sources[row], direction.candidates[column]], dim=1), 100)
-    return links, direction, dense, *(rng.normal(size=(number, 3)).astype(np.float32) for number in dense.shape)
+    links = walks.matrix_of(
+        torch.stack([direction.sources[row], direction.candidates[column]], dim=1), 100
+    )
+    return (
+        links,
+        direction,
+        dense,
+        *(rng.normal(size=(number, 3)).astype(np.float32) for number in dense.shape),
+    )
 
 
 @pytest.mark.parametrize("has_columns", [False, True])
@@ -397,7 +542,9 @@ def test_ease_predicts_each_target_from_the_others_by_ridge_regression(has_colum
     asked, penalty = rows, 5.0
     if has_columns:
         asked = np.hstack([rows, of_sources])
-        rows = np.vstack([asked, np.hstack([linear_links.OF_TARGETS * of_targets.T, np.zeros((3, 3))])])
+        rows = np.vstack(
+            [asked, np.hstack([linear_links.OF_TARGETS * of_targets.T, np.zeros((3, 3))])]
+        )
     expected = np.zeros((30, 12))
     for target in range(12):
         others = [column for column in range(rows.shape[1]) if column != target]
@@ -409,17 +556,22 @@ def test_ease_predicts_each_target_from_the_others_by_ridge_regression(has_colum
 
 
 def test_a_link_does_not_explain_itself_in_a_map_of_columns():
-    """The score of a pair is that of ridge regression, under the condition that the pair's own link has no part in it.
-    """
+    """The score of a pair is that of ridge regression, under the condition that the pair's own link has no part in it."""
     links, direction, rows, of_sources, of_targets = links_with_columns()
-    scores = walks.by_columns(links, direction, of_sources, of_targets)(direction.sources, direction.candidates)
+    scores = walks.by_columns(links, direction, of_sources, of_targets)(
+        direction.sources, direction.candidates
+    )
     summed = rows @ of_targets / np.sqrt(np.maximum(rows.sum(1, keepdims=True), 1))
     x = np.hstack([np.ones((30, 1)), of_sources, summed]).astype(np.float64)
     for target in range(12):
         own = np.concatenate([np.zeros(4), of_targets[target]])
-        free = np.linalg.svd(own[None])[2][1:].T  # all weights that are orthogonal to the target's own columns
+        free = np.linalg.svd(own[None])[2][
+            1:
+        ].T  # all weights that are orthogonal to the target's own columns
         z = x @ free
-        inner = np.linalg.solve(z.T @ z + linear_links.COLUMN_PENALTY * 30 * np.eye(6), z.T @ rows[:, target])
+        inner = np.linalg.solve(
+            z.T @ z + linear_links.COLUMN_PENALTY * 30 * np.eye(6), z.T @ rows[:, target]
+        )
         np.testing.assert_allclose(scores[:, target], z @ inner, atol=1e-5)
 
 
@@ -427,7 +579,9 @@ def test_a_matrix_is_inverted_once_and_not_many_are_kept(monkeypatch):
     links, direction, *_ = links_with_columns()
     made, invert = [], linear_links._invert
     monkeypatch.setattr(linear_links, "_kept", {})
-    monkeypatch.setattr(linear_links, "_invert", lambda own, penalty: made.append(penalty) or invert(own, penalty))
+    monkeypatch.setattr(
+        linear_links, "_invert", lambda own, penalty: made.append(penalty) or invert(own, penalty)
+    )
     monkeypatch.setattr(linear_links, "MOST_BYTES", 2 * 12 * 12 * 4)
     for penalty in (1.0, 2.0, 1.0, 1.0, 3.0, 1.0, 2.0):
         walks.ease(links, direction, penalty)
@@ -440,9 +594,13 @@ def test_a_matrix_is_inverted_once_and_not_many_are_kept(monkeypatch):
 def test_a_source_without_links_is_answered_by_its_columns(tmp_path):
     """The last users have no links, but a city; users of a city have the same third of the items."""
     config = write_shop(tmp_path)
-    (tmp_path / "shop.yaml").write_text((tmp_path / "shop.yaml").read_text().replace(
-        "users.csv, id: id}", "users.csv, id: id, categories: [city]}").partition("  lives:")[0].replace(
-        "  city: {path: cities.csv, id: id}\n", ""))
+    (tmp_path / "shop.yaml").write_text(
+        (tmp_path / "shop.yaml")
+        .read_text()
+        .replace("users.csv, id: id}", "users.csv, id: id, categories: [city]}")
+        .partition("  lives:")[0]
+        .replace("  city: {path: cities.csv, id: id}\n", "")
+    )
     setup = restore.open_graph(cli.compose_config([*config, "task.metric=recall@5"])).parts[0]
     assert any("columns" in name for name in setup.base.weights)
     score = scorer_of(setup.base, setup.data, setup.task, of_test=True)
@@ -470,10 +628,18 @@ def test_the_choice_for_hits_at_k_does_not_hang_on_one_negative():
     data = people()
     data.edge_attr = None
     task = task_of(data, "hits@2")
-    trial = try_out(task, Links(data), [walks.Sum([(1.0, walks.by_degrees(walks.matrix_of(
-        Links(data).answers("train"), 60)))], Links(data).direct)])
+    trial = try_out(
+        task,
+        Links(data),
+        [
+            walks.Sum(
+                [(1.0, walks.by_degrees(walks.matrix_of(Links(data).answers("train"), 60)))],
+                Links(data).direct,
+            )
+        ],
+    )
     scores = torch.rand(len(trial.columns), generator=torch.Generator().manual_seed(0))
-    positive, negative = scores[:len(data.valid_pairs)], scores[len(data.valid_pairs):]
+    positive, negative = scores[: len(data.valid_pairs)], scores[len(data.valid_pairs) :]
     each = [link_metric(f"hits@{k}", positive, negative) for k in (1, 2, 4)]
     expected = sum(each) / 3
     assert abs(expected - each[1]) > 1e-3
@@ -490,9 +656,20 @@ def test_a_method_of_pairs_is_not_left_out_for_the_time_that_all_candidates_woul
 
 @pytest.mark.parametrize("name, allows", [("ogbl-collab", True), ("ogbl-ddi", False)])
 def test_the_test_of_ogbl_collab_knows_validation_links(name, allows, ogb_toy):
-    keys = ["task=link", "data=ogb_link", f"data.name={name}", "partition=whole", "model.num_layers=2",
-            "task.base=none", "task.metric=mrr"]
-    for more, expected in (([], allows), (["task.valid_edges=false"], False), (["task.valid_edges=true"], True)):
+    keys = [
+        "task=link",
+        "data=ogb_link",
+        f"data.name={name}",
+        "partition=whole",
+        "model.num_layers=2",
+        "task.base=none",
+        "task.metric=mrr",
+    ]
+    for more, expected in (
+        ([], allows),
+        (["task.valid_edges=false"], False),
+        (["task.valid_edges=true"], True),
+    ):
         config = cli.compose_config([*keys, f"data.folder={ogb_toy(name)}", *more])
         assert (restore.open_graph(config).parts[0].task.test_data is not None) == expected
 
@@ -500,12 +677,26 @@ def test_the_test_of_ogbl_collab_knows_validation_links(name, allows, ogb_toy):
 def changing_shop(folder):
     """Write a table of who bought what when: old items for 17 months, and then new ones by other users each month."""
     rng = np.random.default_rng(0)
-    rows = [(f"u{user}", f"i{rng.integers(60)}", month) for month in range(17) for user in range(0, 240, 4)]
+    rows = [
+        (f"u{user}", f"i{rng.integers(60)}", month)
+        for month in range(17)
+        for user in range(0, 240, 4)
+    ]
     rows += [(f"u{user}", f"j{rng.integers(10)}", 17 + user % 4) for user in range(240)]
     pd.DataFrame(rows, columns=["user", "item", "month"]).to_csv(folder / "bought.csv", index=False)
-    return [*SMALL, "data=tables", f"data.edges.path={folder / 'bought.csv'}", "data.edges.source=user",
-            "data.edges.target=item", "data.edges.time=month", "data.split=time", "data.train_fraction=0.9",
-            "data.valid_fraction=0.05", f"cache_dir={folder / 'cache'}", "task.metric=recall@5"]
+    return [
+        *SMALL,
+        "data=tables",
+        f"data.edges.path={folder / 'bought.csv'}",
+        "data.edges.source=user",
+        "data.edges.target=item",
+        "data.edges.time=month",
+        "data.split=time",
+        "data.train_fraction=0.9",
+        "data.valid_fraction=0.05",
+        f"cache_dir={folder / 'cache'}",
+        "task.metric=recall@5",
+    ]
 
 
 def test_the_latest_links_are_known_ones(tmp_path):
@@ -517,8 +708,8 @@ def test_the_latest_links_are_known_ones(tmp_path):
         matrix = walks.matrix_of(known, links.num_nodes)
         _, times = links.timed()
         latest = walks.latest_of(links, matrix)
-        last = times[:len(known)].sort().values[int(0.8 * len(known))]
-        assert latest.nnz == int((times[:len(known)] >= last).sum()) < 0.4 * len(known)
+        last = times[: len(known)].sort().values[int(0.8 * len(known))]
+        assert latest.nnz == int((times[: len(known)] >= last).sum()) < 0.4 * len(known)
         assert (matrix - latest).min() >= 0  # no other link
         every = torch.arange(links.num_nodes)
         x, y = matrix.toarray(), latest.toarray()
@@ -528,7 +719,9 @@ def test_the_latest_links_are_known_ones(tmp_path):
         np.testing.assert_allclose(named["popularity lately"]()(every, every)[0], y.sum(0))
 
 
-def test_a_run_reads_the_latest_links_where_tastes_change_and_all_of_other_data_without_times(tmp_path, caplog):
+def test_a_run_reads_the_latest_links_where_tastes_change_and_all_of_other_data_without_times(
+    tmp_path, caplog
+):
     config = cli.compose_config(changing_shop(tmp_path))
     setup = restore.open_graph(config).parts[0]
     assert any(name.endswith(" lately") for name in setup.base.weights)

@@ -21,14 +21,31 @@ from tests.helpers import building as build
 from tests.helpers.running import TOY, finish, summary_of, train
 
 CPU = torch.device("cpu")
-GRAPH = ["data.num_nodes=4000", "data.num_edges=40000", "data.num_tasks=8", "model.hidden_channels=32",
-         "device=cpu"]
+GRAPH = [
+    "data.num_nodes=4000",
+    "data.num_edges=40000",
+    "data.num_tasks=8",
+    "model.hidden_channels=32",
+    "device=cpu",
+]
 AUTO = "partition.num_parts=auto"
 MODELS = [
-    [], ["train.precision=bf16"], ["features=embedding"], ["model=revgnn"],
-    *(pytest.param(more, marks=pytest.mark.slow) for more in (
-        ["model.aggr=mean", "model.num_layers=7"], ["train.label_input=0.5", "model.norm=batch"],
-        ["model=pyg", "model.conv=SAGEConv"], ["kernel=reference"], ["model.block=dense"], ["model=equilibrium"]))]
+    [],
+    ["train.precision=bf16"],
+    ["features=embedding"],
+    ["model=revgnn"],
+    *(
+        pytest.param(more, marks=pytest.mark.slow)
+        for more in (
+            ["model.aggr=mean", "model.num_layers=7"],
+            ["train.label_input=0.5", "model.norm=batch"],
+            ["model=pyg", "model.conv=SAGEConv"],
+            ["kernel=reference"],
+            ["model.block=dense"],
+            ["model=equilibrium"],
+        )
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +79,16 @@ def test_what_operators_allocate_is_counted_while_it_is_held():
 
 
 def test_a_plane_goes_through_its_points():
-    linear = Linear.through([(10, 50), (20, 100), (10, 100)], [3 * n + 0.5 * e + 7 for n, e in
-                                                             ((10, 50), (20, 100), (10, 100))])
+    linear = Linear.through(
+        [(10, 50), (20, 100), (10, 100)],
+        [3 * n + 0.5 * e + 7 for n, e in ((10, 50), (20, 100), (10, 100))],
+    )
     assert linear(100, 10) == pytest.approx(312) and linear.times(2)(100, 10) == pytest.approx(624)
 
 
-@pytest.mark.parametrize("overrides", MODELS, ids=lambda overrides: " ".join(overrides) or "default")
+@pytest.mark.parametrize(
+    "overrides", MODELS, ids=lambda overrides: " ".join(overrides) or "default"
+)
 def test_small_batches_tell_what_a_larger_one_takes(overrides, graph, configure):
     config = configure(*graph, *overrides, "partition.num_parts=2")
     data = open_data(config)
@@ -79,10 +100,14 @@ def test_small_batches_tell_what_a_larger_one_takes(overrides, graph, configure)
     size = batch.num_nodes, batch.num_edges
     rng = torch.Generator().manual_seed(0)
     with Allocations() as step, autocast(CPU, config.train.precision):
-        task.loss(model, batch if table is None else table.attach(batch, CPU, rng), rng)[0].backward()
+        task.loss(model, batch if table is None else table.attach(batch, CPU, rng), rng)[
+            0
+        ].backward()
     gradients = sum(p.grad.numel() * 4 for p in model.parameters() if p.grad is not None)
     assert found.step(*size) / footprint.ALLOCATED == pytest.approx(step.peak - gradients, rel=0.1)
-    assert found.batch(*size) / footprint.ALLOCATED == pytest.approx(footprint.bytes_of(batch), rel=0.02)
+    assert found.batch(*size) / footprint.ALLOCATED == pytest.approx(
+        footprint.bytes_of(batch), rel=0.02
+    )
     assert found.batch_size(2) == (2000, pytest.approx(size[1], rel=0.05))
     assert found.state >= 16 * sum(p.numel() for p in model.parameters())
 
@@ -91,21 +116,30 @@ def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, 
     caplog.set_level(logging.INFO)
     config = configure(*graph, AUTO)
     opened = build.open_graph(config)
-    found = dataclasses.replace(footprint.measure(build.part_of(config, opened.parts[0].data)), process=1e8)
+    found = dataclasses.replace(
+        footprint.measure(build.part_of(config, opened.parts[0].data)), process=1e8
+    )
     monkeypatch.setattr(footprint, "measure", lambda *args: found)
     for num_parts in (1, 2, 7):
         given = dataclasses.replace(config, memory=f"{int(found.total(num_parts)) + 1}B")
         assert choose_num_parts(given, opened) == num_parts
         assert f"partition.num_parts=auto: {num_parts} clusters for memory=" in caplog.text
         # Two ranks share the memory.
-        twice = keys.replaced(given, {"memory": f"{2 * int(given.memory[:-1])}B", "parallel.num_ranks": 2})
+        twice = keys.replaced(
+            given, {"memory": f"{2 * int(given.memory[:-1])}B", "parallel.num_ranks": 2}
+        )
         assert choose_num_parts(twice, opened) == num_parts
     assert build.open_graph(given).config.partition.num_parts == num_parts
-    monkeypatch.setattr(footprint, "measure", lambda *args: dataclasses.replace(found, clusters_per_step=3))
+    monkeypatch.setattr(
+        footprint, "measure", lambda *args: dataclasses.replace(found, clusters_per_step=3)
+    )
     assert choose_num_parts(given, opened) == 21
     monkeypatch.setattr(footprint, "measure", lambda *args: found)
-    with pytest.raises(ValueError, match=r"auto: memory=90MB is too little: even clusters of two nodes take 1"
-                                         r"\d\d MB a rank: process 100 MB, graph .*, weights"):
+    with pytest.raises(
+        ValueError,
+        match=r"auto: memory=90MB is too little: even clusters of two nodes take 1"
+        r"\d\d MB a rank: process 100 MB, graph .*, weights",
+    ):
         choose_num_parts(dataclasses.replace(config, memory="90MB"), opened)
     assert build.open_graph(configure(*graph)).config.partition.num_parts == 4
 
@@ -115,7 +149,9 @@ def test_denser_clusters_need_more_of_them(graph, configure):
     metis = dataclasses.replace(found, is_random=False)
     assert found.batch_size(4) == (1000, 2500) and metis.batch_size(4) == (1000, 10000)
     assert found.batch_size(1) == metis.batch_size(1) == (4000, 40000)
-    of_metis = footprint.measure(build.part_of(configure(*graph, "partition=metis"), open_data(config)))
+    of_metis = footprint.measure(
+        build.part_of(configure(*graph, "partition=metis"), open_data(config))
+    )
     assert found.is_random and not of_metis.is_random
 
 
@@ -127,9 +163,14 @@ def test_of_a_graph_on_disk_what_waits_is_counted(graph, configure, monkeypatch)
     metis = dataclasses.replace(found, is_random=False)
     assert "graph (mapped)" not in found.parts(4) and found.graph == 0
     assert found.parts(4)["clusters to come"] == blocks + 10_000 * edge_bytes
-    assert found.parts(1)["clusters to come"] == metis.parts(4)["clusters to come"] \
+    assert (
+        found.parts(1)["clusters to come"]
+        == metis.parts(4)["clusters to come"]
         == blocks + 40_000 * edge_bytes
-    monkeypatch.setattr(graph_stream, "buffer_bytes", lambda: 1000)  # the rest waits in files, and so do features
+    )
+    monkeypatch.setattr(
+        graph_stream, "buffer_bytes", lambda: 1000
+    )  # the rest waits in files, and so do features
     assert found.parts(4)["clusters to come"] == blocks + 2000
     assert "clusters to come" in found.describe(4)
     monkeypatch.setattr(graph_stream, "BLOCK_BYTES", 5000)
@@ -143,23 +184,43 @@ def test_no_random_number_is_drawn_from_those_of_the_run(graph, configure):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("text, size", [("12GB", 12e9), ("900MB", 9e8), ("1.5GiB", 1.5 * 2**30), ("64kB", 64e3),
-                                        ("7B", 7), ("2 TiB", 2**41)])
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("12GB", 12e9),
+        ("900MB", 9e8),
+        ("1.5GiB", 1.5 * 2**30),
+        ("64kB", 64e3),
+        ("7B", 7),
+        ("2 TiB", 2**41),
+    ],
+)
 def test_sizes(text, size):
     assert memory.parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["memory=12XB"], "memory=12XB is not a size; give a number and B, kB, MB, GB or TB"),
-    (["memory=GB"], "memory=GB is not a size"), (["memory=0GB"], "memory=0GB is not a size"),
-    (["memory=12"], "memory=12 is not a size"),
-    (["partition.num_parts=many"], "partition.num_parts=many: give a whole number, or auto"),
-    (["partition.num_parts=2.5"], "partition.num_parts=2.5: give a whole number, or auto"),
-    (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
-    ([AUTO, "loader=neighbor"], "auto needs loader=cluster, since .*this run has loader=neighbor"),
-    (["partition=whole", AUTO], "auto needs partition=random or .*this run has partition=whole"),
-    ([AUTO, "model.knn=4"], "auto needs model.knn=0, .*this run has model.knn=4"),
-    ([AUTO, "task=link"], "auto needs task=node, .*this run has task=link")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["memory=12XB"], "memory=12XB is not a size; give a number and B, kB, MB, GB or TB"),
+        (["memory=GB"], "memory=GB is not a size"),
+        (["memory=0GB"], "memory=0GB is not a size"),
+        (["memory=12"], "memory=12 is not a size"),
+        (["partition.num_parts=many"], "partition.num_parts=many: give a whole number, or auto"),
+        (["partition.num_parts=2.5"], "partition.num_parts=2.5: give a whole number, or auto"),
+        (["partition.num_parts=0"], "partition.num_parts must be at least 1, not 0"),
+        (
+            [AUTO, "loader=neighbor"],
+            "auto needs loader=cluster, since .*this run has loader=neighbor",
+        ),
+        (
+            ["partition=whole", AUTO],
+            "auto needs partition=random or .*this run has partition=whole",
+        ),
+        ([AUTO, "model.knn=4"], "auto needs model.knn=0, .*this run has model.knn=4"),
+        ([AUTO, "task=link"], "auto needs task=node, .*this run has task=link"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         build.check(configure(*overrides))
@@ -184,7 +245,11 @@ def test_only_memory_of_other_folders_is_counted(tmp_path):
     before = memory.resident_bytes(str(tmp_path))
     mapped = torch.from_file(str(tmp_path / "numbers"), size=1 << 25, dtype=torch.uint8)
     assert int(mapped.sum()) > 0
-    assert memory.resident_bytes(str(tmp_path)) - before < 1 << 24 < memory.resident_bytes("/nowhere") - before
+    assert (
+        memory.resident_bytes(str(tmp_path)) - before
+        < 1 << 24
+        < memory.resident_bytes("/nowhere") - before
+    )
 
 
 @pytest.mark.slow
@@ -196,38 +261,88 @@ def test_ranks_train_with_the_number_that_was_chosen(tmp_path):
     assert summary_of(tmp_path / "run")["data_epochs"] == 6
 
 
-LARGE = ["data.num_nodes=20000", "data.num_edges=200000", "model.hidden_channels=128", "partition.num_parts=2",
-         "train.epochs=1", "model.num_layers=7"]  # of two steps, the second with the optimizer's state
+LARGE = [
+    "data.num_nodes=20000",
+    "data.num_edges=200000",
+    "model.hidden_channels=128",
+    "partition.num_parts=2",
+    "train.epochs=1",
+    "model.num_layers=7",
+]  # of two steps, the second with the optimizer's state
 CASES = [
-    [], ["model.aggr=mean"], ["model.num_layers=28", "partition.num_parts=4"], ["train.precision=bf16"],
-    ["train.label_input=0.5"], ["features=embedding"], ["model=revgnn", "model.num_layers=28"],
+    [],
+    ["model.aggr=mean"],
+    ["model.num_layers=28", "partition.num_parts=4"],
+    ["train.precision=bf16"],
+    ["train.label_input=0.5"],
+    ["features=embedding"],
+    ["model=revgnn", "model.num_layers=28"],
     ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3"],
     ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3", "train.precision=bf16"],
-    ["partition=whole", "train.epochs=2"], ["data.on_disk=true"], ["data.on_disk=true", "evaluation=exact"],
-    ["evaluation=exact", "model.num_mlp_layers=1"]]
+    ["partition=whole", "train.epochs=2"],
+    ["data.on_disk=true"],
+    ["data.on_disk=true", "evaluation=exact"],
+    ["evaluation=exact", "model.num_mlp_layers=1"],
+]
 QUICKEST = [], ["features=embedding"], ["data.on_disk=true"]
 UNITS = {"MB": 1e6, "GB": 1e9}
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU"))])
-@pytest.mark.parametrize("overrides", [
-    pytest.param(overrides, id=" ".join(overrides),
-                 marks=pytest.mark.slow if overrides in QUICKEST else pytest.mark.exhaustive) for overrides in CASES])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(
+            overrides,
+            id=" ".join(overrides),
+            marks=pytest.mark.slow if overrides in QUICKEST else pytest.mark.exhaustive,
+        )
+        for overrides in CASES
+    ],
+)
 def test_a_process_takes_what_was_estimated(overrides, device, tmp_path, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "footprint-cache"
     arguments = [*LARGE, *overrides, f"device={device}"]
-    if not cache.exists():  # the first to open a graph also prepares it, which takes memory of its own
-        assert finish([*LARGE, "train.epochs=1", "model.num_layers=2"], tmp_path / "first", cache)[0] == 0
+    if (
+        not cache.exists()
+    ):  # the first to open a graph also prepares it, which takes memory of its own
+        assert (
+            finish([*LARGE, "train.epochs=1", "model.num_layers=2"], tmp_path / "first", cache)[0]
+            == 0
+        )
     status, output = finish(arguments, tmp_path / "run", cache)
     assert status == 0, output
     size, unit = re.search(r"memory: about ([\d.]+) (MB|GB) a rank", output).groups()
-    assert float(size) * UNITS[unit] == pytest.approx(summary_of(tmp_path / "run")["peak_memory_bytes"], rel=0.2)
+    assert float(size) * UNITS[unit] == pytest.approx(
+        summary_of(tmp_path / "run")["peak_memory_bytes"], rel=0.2
+    )
 
 
 def test_the_graph_on_a_gpu_and_what_drawing_takes_are_counted():
     nothing = footprint.Linear(0, 0, 0)
-    found = footprint.Footprint(10, 20, process=0, graph=3e9, drawing=6e8, state=1e6, batch=footprint.Linear(0, 1e6, 0),
-                                step=nothing, evaluation=0, clusters_per_step=1, is_random=True, held=4)
+    found = footprint.Footprint(
+        10,
+        20,
+        process=0,
+        graph=3e9,
+        drawing=6e8,
+        state=1e6,
+        batch=footprint.Linear(0, 1e6, 0),
+        step=nothing,
+        evaluation=0,
+        clusters_per_step=1,
+        is_random=True,
+        held=4,
+    )
     assert found.total(2) == 3e9 + 6e8 + 1e6 + 4 * 5e6
-    assert found.describe(2).startswith("graph 3 GB, drawing 600 MB, weights and optimizer 1 MB, batches 20 MB")
+    assert found.describe(2).startswith(
+        "graph 3 GB, drawing 600 MB, weights and optimizer 1 MB, batches 20 MB"
+    )

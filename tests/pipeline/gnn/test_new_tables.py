@@ -31,55 +31,143 @@ from tests.helpers.running import train
 
 pytest.importorskip("duckdb")
 WORDS = "alpha beta gamma delta epsilon zeta eta theta".split()
-NUMBERS = ["data.nodes.features=[size,age]", "data.nodes.log1p=[size]", "data.nodes.standardize=true"]
+NUMBERS = [
+    "data.nodes.features=[size,age]",
+    "data.nodes.log1p=[size]",
+    "data.nodes.standardize=true",
+]
 TEXTS = ["data.nodes.text=[about]", "data.nodes.text_chars=[id]", "data.nodes.text_tags=[tags]"]
-EDGES = ["data.edges.weight=weight", "data.edges.features=[since]", "data.edges.relation=kind",
-         "data.edges.directed_relations=true"]
+EDGES = [
+    "data.edges.weight=weight",
+    "data.edges.features=[since]",
+    "data.edges.relation=kind",
+    "data.edges.directed_relations=true",
+]
 DATES = ["data.nodes.dates=[joined]", "data.edges.dates=[met]"]
 LABEL = ["data.nodes.label=label", "data.nodes.split_column=split"]
 CASES = {
-    "everything": [*NUMBERS, "data.empty=flag", "data.nodes.categories=[color,year]", *TEXTS, *EDGES, *LABEL,
-                   "data.nodes.text_channels=8", "data.add_self_loops=true"],
-    "logarithms of sums": [*EDGES, *LABEL], "counts": [*EDGES, *LABEL, "data.node_features=counts"],
-    "degrees": ["data.edges.path=edges.parquet", *LABEL], "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
-    "summaries": [*NUMBERS, *EDGES, *LABEL, "data.empty=flag", "data.edges.time=weight", "data.summaries=2"],
-    "ids of neighbours": [*NUMBERS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_channels=8"],
-    "scores": [*TEXTS, *LABEL, "data.nodes.text_neighbors=true", "data.nodes.text_features=scores",
-               "task.text_scores=2"],
+    "everything": [
+        *NUMBERS,
+        "data.empty=flag",
+        "data.nodes.categories=[color,year]",
+        *TEXTS,
+        *EDGES,
+        *LABEL,
+        "data.nodes.text_channels=8",
+        "data.add_self_loops=true",
+    ],
+    "logarithms of sums": [*EDGES, *LABEL],
+    "counts": [*EDGES, *LABEL, "data.node_features=counts"],
+    "degrees": ["data.edges.path=edges.parquet", *LABEL],
+    "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
+    "summaries": [
+        *NUMBERS,
+        *EDGES,
+        *LABEL,
+        "data.empty=flag",
+        "data.edges.time=weight",
+        "data.summaries=2",
+    ],
+    "ids of neighbours": [
+        *NUMBERS,
+        *LABEL,
+        "data.nodes.text_neighbors=true",
+        "data.nodes.text_channels=8",
+    ],
+    "scores": [
+        *TEXTS,
+        *LABEL,
+        "data.nodes.text_neighbors=true",
+        "data.nodes.text_features=scores",
+        "task.text_scores=2",
+    ],
     "values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]"],
-    "logarithms of values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]",
-                             "data.nodes.log_label=true", *TEXTS, "data.nodes.text_features=scores",
-                             "task.text_scores=1"],
-    "dates": [*NUMBERS, *LABEL, *EDGES, *DATES, "data.edges.log1p=[since]", "data.edges.standardize=true",
-              "data.empty=flag"],
-    "quantiles": ["data.nodes.features=[size,age]", "data.nodes.quantiles=[size,age]", "data.nodes.standardize=true",
-                  *LABEL, "data.empty=flag"],
-    "split by time": [*NUMBERS, "data.nodes.label=label", "data.split=time", "data.time_column=year"]}
+    "logarithms of values": [
+        *NUMBERS,
+        "data.nodes.label=age",
+        "data.nodes.features=[size]",
+        "data.nodes.log_label=true",
+        *TEXTS,
+        "data.nodes.text_features=scores",
+        "task.text_scores=1",
+    ],
+    "dates": [
+        *NUMBERS,
+        *LABEL,
+        *EDGES,
+        *DATES,
+        "data.edges.log1p=[since]",
+        "data.edges.standardize=true",
+        "data.empty=flag",
+    ],
+    "quantiles": [
+        "data.nodes.features=[size,age]",
+        "data.nodes.quantiles=[size,age]",
+        "data.nodes.standardize=true",
+        *LABEL,
+        "data.empty=flag",
+    ],
+    "split by time": [
+        *NUMBERS,
+        "data.nodes.label=label",
+        "data.split=time",
+        "data.time_column=year",
+    ],
+}
 
 # Their columns are among those of others.
-REPEATED = ("counts", "degrees", "values", "dates", "hops", "ids of neighbours", "split by time",
-            "logarithms of values", "logarithms of sums", "summaries", "quantiles")
+REPEATED = (
+    "counts",
+    "degrees",
+    "values",
+    "dates",
+    "hops",
+    "ids of neighbours",
+    "split by time",
+    "logarithms of values",
+    "logarithms of sums",
+    "summaries",
+    "quantiles",
+)
 
 
 def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
     """Write tables of nodes and edges with empty cells, the latter twice."""
     rng = np.random.default_rng(seed)
     ids = np.array([f"n{number}" for number in range(num_nodes)])
-    draw = {"color": ["red", "blue", ""], "year": ["1999", "2007", "2023"], "label": ["good", "bad", "odd"],
-            "split": ["train", "valid", "test"]}
-    nodes = pd.DataFrame({
-        "id": ids, "size": rng.integers(0, 9000, num_nodes).astype(str),
-        "age": rng.normal(40, 9, num_nodes).round(2).astype(str),
-        **{name: rng.choice(values, num_nodes) for name, values in draw.items()},
-        "about": [" ".join(rng.choice(WORDS, 4)) for _ in ids], "tags": [f"a::{rng.choice(WORDS)}|b" for _ in ids]})
+    draw = {
+        "color": ["red", "blue", ""],
+        "year": ["1999", "2007", "2023"],
+        "label": ["good", "bad", "odd"],
+        "split": ["train", "valid", "test"],
+    }
+    nodes = pd.DataFrame(
+        {
+            "id": ids,
+            "size": rng.integers(0, 9000, num_nodes).astype(str),
+            "age": rng.normal(40, 9, num_nodes).round(2).astype(str),
+            **{name: rng.choice(values, num_nodes) for name, values in draw.items()},
+            "about": [" ".join(rng.choice(WORDS, 4)) for _ in ids],
+            "tags": [f"a::{rng.choice(WORDS)}|b" for _ in ids],
+        }
+    )
     nodes.loc[::7, "size"] = ""
-    nodes["joined"] = [f"2024-0{number % 9 + 1}-1{number % 7}" if number % 5 else "" for number in range(num_nodes)]
-    edges = pd.DataFrame({
-        "source": rng.choice(ids, num_edges), "target": rng.choice(ids, num_edges),
-        "weight": rng.random(num_edges).round(3).astype(str), "since": rng.integers(0, 50, num_edges).astype(str),
-        "kind": rng.choice(["likes", "knows"], num_edges)})
+    nodes["joined"] = [
+        f"2024-0{number % 9 + 1}-1{number % 7}" if number % 5 else "" for number in range(num_nodes)
+    ]
+    edges = pd.DataFrame(
+        {
+            "source": rng.choice(ids, num_edges),
+            "target": rng.choice(ids, num_edges),
+            "weight": rng.random(num_edges).round(3).astype(str),
+            "since": rng.integers(0, 50, num_edges).astype(str),
+            "kind": rng.choice(["likes", "knows"], num_edges),
+        }
+    )
     edges.loc[::9, "since"] = ""
-    edges["met"] = [f"202{number % 4}-03-0{number % 8 + 1}T10:00+02:00" for number in range(num_edges)]
+    edges["met"] = [
+        f"202{number % 4}-03-0{number % 8 + 1}T10:00+02:00" for number in range(num_edges)
+    ]
     folder.mkdir(exist_ok=True)
     for name, table in (("nodes", nodes), ("edges", edges)):
         table = changes.get(name, lambda table: table)(table)
@@ -88,29 +176,48 @@ def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
 
 
 def trained(folder, tables, *overrides) -> SavedRun:
-    config = cli.compose_config([
-        "data=tables", f"data.folder={tables}", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv",
-        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0", "task.base=none",
-        "partition.num_parts=2", f"cache_dir={folder / 'cache'}", "evaluation=exact", *overrides])
+    config = cli.compose_config(
+        [
+            "data=tables",
+            f"data.folder={tables}",
+            "data.nodes.path=nodes.csv",
+            "data.edges.path=edges.csv",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+            "train.epochs=2",
+            "train.patience=0",
+            "task.base=none",
+            "partition.num_parts=2",
+            f"cache_dir={folder / 'cache'}",
+            "evaluation=exact",
+            *overrides,
+        ]
+    )
     train(config, folder / "run")
     return SavedRun(folder / "run", config, settings(config))
 
 
 def restored(run, tables=None, **paths):
-    new = NewDataConfig(folder=None if tables is None else str(tables), **{
-        name: NewTableConfig(path=str(path)) for name, path in paths.items()})
+    new = NewDataConfig(
+        folder=None if tables is None else str(tables),
+        **{name: NewTableConfig(path=str(path)) for name, path in paths.items()},
+    )
     return predicted(run, data=new)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else [])
-                                  for name in CASES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in CASES],
+)
 def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *CASES[name])
     old, new = restored(run), restored(run, tmp_path / "old")
     assert torch.equal(old.setup.data.x, new.setup.data.x) and torch.equal(old.rows, new.rows)
     assert not new.setup.data.train_mask.any() and old.setup.data.train_mask.any()
-    write(tmp_path / "bare", nodes=lambda table: table.drop(columns=["label", "split"]))  # which are not needed
+    write(
+        tmp_path / "bare", nodes=lambda table: table.drop(columns=["label", "split"])
+    )  # which are not needed
     if name != "values":
         assert torch.equal(restored(run, tmp_path / "bare").rows, old.rows)
     assert not list((tmp_path / "cache").glob("other-*"))
@@ -119,41 +226,72 @@ def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_pat
 def subjects(table: pd.DataFrame) -> pd.DataFrame:
     """Give each row a text that tells its label, which its columns of numbers do not, and a word of its own."""
     kinds = table["label"].to_numpy()
-    return table.assign(about=[f"{kind} {'thing' if number % 2 else 'item'} w{number // 3}"
-                               for number, kind in enumerate(kinds)])
+    return table.assign(
+        about=[
+            f"{kind} {'thing' if number % 2 else 'item'} w{number // 3}"
+            for number, kind in enumerate(kinds)
+        ]
+    )
 
 
 def ids_of_neighbours(folder, ids, own: str, other: str) -> np.ndarray:
     """Weigh the ids of the nodes that edges lead to, or come from, by TF-IDF."""
     found = pd.read_csv(folder / "edges.csv").groupby(own)[other].unique()
-    return TfidfVectorizer(analyzer=list).fit_transform([found.get(each, []) for each in ids]).toarray()
+    return (
+        TfidfVectorizer(analyzer=list)
+        .fit_transform([found.get(each, []) for each in ids])
+        .toarray()
+    )
 
 
 @pytest.mark.parametrize("label", ["label", pytest.param("age", marks=pytest.mark.slow)])
 def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     """Those of scikit-learn; and other tables are answered alike, but for those without texts."""
     write(tmp_path / "old", nodes=subjects)
-    columns = ["data.nodes.text=[about]", "data.nodes.text_chars=[about]", "data.nodes.text_features=hashed",
-               "data.nodes.text_channels=1"]
-    run = trained(tmp_path, tmp_path / "old", *columns, f"data.nodes.label={label}", "data.nodes.split_column=split",
-                  "task.base=linear", "task.candidate=network")
+    columns = [
+        "data.nodes.text=[about]",
+        "data.nodes.text_chars=[about]",
+        "data.nodes.text_features=hashed",
+        "data.nodes.text_channels=1",
+    ]
+    run = trained(
+        tmp_path,
+        tmp_path / "old",
+        *columns,
+        f"data.nodes.label={label}",
+        "data.nodes.split_column=split",
+        "task.base=linear",
+        "task.candidate=network",
+    )
     old, new = restored(run), restored(run, tmp_path / "old")
     base, data = old.setup.base, old.setup.data
     table = subjects(pd.read_csv(tmp_path / "old" / "nodes.csv", keep_default_na=False))
-    terms = np.hstack([TfidfVectorizer(sublinear_tf=True).fit_transform(table["about"]).toarray(),
-                       TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(table["about"]).toarray(),
-                       TfidfVectorizer().fit_transform(table["about"]).toarray(),
-                       *(ids_of_neighbours(tmp_path / "old", table["id"], *ends) for ends in (
-                           ("source", "target"), ("target", "source")))])
+    terms = np.hstack(
+        [
+            TfidfVectorizer(sublinear_tf=True).fit_transform(table["about"]).toarray(),
+            TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4))
+            .fit_transform(table["about"])
+            .toarray(),
+            TfidfVectorizer().fit_transform(table["about"]).toarray(),
+            *(
+                ids_of_neighbours(tmp_path / "old", table["id"], *ends)
+                for ends in (("source", "target"), ("target", "source"))
+            ),
+        ]
+    )
     terms = terms[:, (terms > 0).sum(0) > 1]  # a term that one text has tells nothing of others
     kept = Inputs(data, old.setup.task).terms.toarray()
     np.testing.assert_allclose(kept @ kept.T, terms @ terms.T, atol=1e-5)
     rest, train = ~data.train_mask.numpy(), data.train_mask.numpy()
     if label == "label":
         strength = min(float(re.search(r"TF-IDF of the texts \(C ([\d.]+)\)", base.title)[1]), 10.0)
-        fitted = linear._fit_terms(Inputs(data, old.setup.task), data.train_mask, strength, num_steps=1000)
+        fitted = linear._fit_terms(
+            Inputs(data, old.setup.task), data.train_mask, strength, num_steps=1000
+        )
         ours = linear.predict(Inputs(data, old.setup.task), fitted, data.train_mask).numpy()
-        theirs = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(terms[train], data.y[train, 0])
+        theirs = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(
+            terms[train], data.y[train, 0]
+        )
         np.testing.assert_allclose(ours, theirs.predict_proba(terms), atol=5e-3)
         assert base.scores["test"] > 0.9
     assert new.setup.base.rows.shape == base.rows.shape
@@ -163,10 +301,24 @@ def test_linear_models_read_the_terms_of_texts(label, tmp_path):
 
 def test_a_component_keeps_the_terms_of_its_nodes(tmp_path):
     write(tmp_path / "old", num_edges=40, nodes=subjects)
-    whole, part = (open_data(cli.compose_config([
-        "data=tables", f"data.folder={tmp_path / 'old'}", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv",
-        "data.nodes.text=[about]", *LABEL, f"data.components={components}", "task.base=none",
-        f"cache_dir={tmp_path / 'cache'}"])).parts[0] for components in ("all", "largest"))
+    whole, part = (
+        open_data(
+            cli.compose_config(
+                [
+                    "data=tables",
+                    f"data.folder={tmp_path / 'old'}",
+                    "data.nodes.path=nodes.csv",
+                    "data.edges.path=edges.csv",
+                    "data.nodes.text=[about]",
+                    *LABEL,
+                    f"data.components={components}",
+                    "task.base=none",
+                    f"cache_dir={tmp_path / 'cache'}",
+                ]
+            )
+        ).parts[0]
+        for components in ("all", "largest")
+    )
     inputs, own = (Inputs(setup.data, setup.task).terms for setup in (whole, part))
     assert 1 < len(part.data.n_id) < 60 and own.shape[0] == len(part.data.n_id)
     assert (own != inputs[part.data.n_id.numpy()]).nnz == 0 < own.nnz
@@ -174,13 +326,21 @@ def test_a_component_keeps_the_terms_of_its_nodes(tmp_path):
 
 def test_a_model_of_terms_refuses_data_without_texts_and_needs_no_columns(tmp_path, monkeypatch):
     write(tmp_path / "old", num_edges=20, nodes=subjects)  # few ids of neighbours
-    run = trained(tmp_path, tmp_path / "old", "data.nodes.text=[about]", *LABEL, "task.base=linear",
-                  "task.candidate=network")
+    run = trained(
+        tmp_path,
+        tmp_path / "old",
+        "data.nodes.text=[about]",
+        *LABEL,
+        "task.base=linear",
+        "task.candidate=network",
+    )
     setup = restored(run).setup
     monkeypatch.setattr(linear, "MOST_COLUMNS", 0)
     assert "TF-IDF of the texts (C" in fit_base(setup.data, setup.task, "linear").title
     monkeypatch.setattr(linear, "COARSE_ROWS", 10)
-    base = fit_base(setup.data, setup.task, "linear", seconds=1e-6)  # too few for anything but an epoch
+    base = fit_base(
+        setup.data, setup.task, "linear", seconds=1e-6
+    )  # too few for anything but an epoch
     assert "TF-IDF of the texts (1 epoch)" in base.title and base.scores["test"] > 0.5
     del setup.data.text_ptr
     with pytest.raises(ValueError, match="reads texts, as the tables of the training have them"):
@@ -193,12 +353,20 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
     run = trained(tmp_path, tmp_path / "old", *CASES["everything"])
 
     def more_nodes(table):
-        new = table.iloc[:5].assign(id=[f"new{n}" for n in range(5)], size="123456", age="", color="blue",
-                                    about="omega omega", tags="z")
+        new = table.iloc[:5].assign(
+            id=[f"new{n}" for n in range(5)],
+            size="123456",
+            age="",
+            color="blue",
+            about="omega omega",
+            tags="z",
+        )
         return pd.concat([table, new])
 
     def more_edges(table):
-        return pd.concat([table, table.iloc[:4].assign(source=["new0", "new1", "new2", "new3"], target="new4")])
+        return pd.concat(
+            [table, table.iloc[:4].assign(source=["new0", "new1", "new2", "new3"], target="new4")]
+        )
 
     write(tmp_path / "new", nodes=more_nodes, edges=more_edges)
     old, new = restored(run), restored(run, tmp_path / "new")
@@ -206,13 +374,20 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
     assert torch.equal(new.setup.data.x[:60], old.setup.data.x)
     torch.testing.assert_close(new.rows[:60], old.rows, rtol=1e-5, atol=1e-6)
     age = new.setup.data.x[60:, 1]
-    assert (age == 0).all(), "empty cells are the mean of the training, and no new column marks them"
+    assert (age == 0).all(), (
+        "empty cells are the mean of the training, and no new column marks them"
+    )
     only = restored(run, nodes=tmp_path / "new" / "nodes.csv")  # with the edges of the training
     assert only.rows.shape == (65, 3)
 
 
-@pytest.mark.parametrize("name", ["logarithms of sums", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("counts", "degrees"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "logarithms of sums",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("counts", "degrees")),
+    ],
+)
 def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
     """New nodes with many edges among themselves; the table of edges has no empty cells now."""
     write(tmp_path / "old")
@@ -223,12 +398,18 @@ def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
         new = pd.concat([table.iloc[:5].assign(source=ids, target=ids[::-1], weight="70")] * 30)
         return pd.concat([table.assign(since="3"), new])
 
-    write(tmp_path / "new", nodes=lambda table: pd.concat([table, table.iloc[:5].assign(id=ids)]), edges=more_edges)
+    write(
+        tmp_path / "new",
+        nodes=lambda table: pd.concat([table, table.iloc[:5].assign(id=ids)]),
+        edges=more_edges,
+    )
     old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "new")))
     weight = slice(0, 1 if name != "counts" else 10)
     assert torch.equal(new.x[:60, weight], old.x[:, weight]) and new.x.shape == (65, old.x.size(1))
     if name == "logarithms of sums":
-        assert new.x[60:, 0].min() > old.x[:, 0].max(), "the new ones are far beyond those of the training"
+        assert new.x[60:, 0].min() > old.x[:, 0].max(), (
+            "the new ones are far beyond those of the training"
+        )
 
 
 def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them(tmp_path):
@@ -242,14 +423,19 @@ def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them
         table.loc[changed, "about"] = "alpha"
         return pd.concat([table.iloc[:1].assign(id="new"), table])[::-1]
 
-    write(tmp_path / "new", nodes=turn,
-          edges=lambda table: pd.concat([table.iloc[:1].assign(source="new", target="n1"), table]))
+    write(
+        tmp_path / "new",
+        nodes=turn,
+        edges=lambda table: pd.concat([table.iloc[:1].assign(source="new", target="n1"), table]),
+    )
     new = restored(run, tmp_path / "new").setup.data.x[:60].flip(0)
     same = old.train_mask.clone()
     same[changed] = False
     assert torch.equal(new[same], old.x[same]) and not torch.equal(new[changed], old.x[changed])
     kept = unpack(checkpoint.load(run.folder / PREPROCESSING)["fitted"]).columns.scores
-    assert kept.weights.shape == (len(kept.terms), 3) and len(kept.digests) == int(old.train_mask.sum())
+    assert kept.weights.shape == (len(kept.terms), 3) and len(kept.digests) == int(
+        old.train_mask.sum()
+    )
     assert not len(kept.nodes), "no row of the training is kept"
 
 
@@ -260,15 +446,27 @@ def test_an_exported_model_reads_tables(tmp_path):
     config, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
     assert str(tmp_path) not in shared["config"]
     opened = SavedRun(tmp_path / "model.pe", config, {}, shared=shared)
-    with pytest.raises(ValueError, match="name those to predict by data.edges.path and data.nodes.path"):
+    with pytest.raises(
+        ValueError, match="name those to predict by data.edges.path and data.nodes.path"
+    ):
         restored(opened)
-    found = restored(opened, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet")
+    found = restored(
+        opened, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet"
+    )
     assert torch.equal(found.rows, restored(run).rows)
 
 
 def test_links_of_other_tables(tmp_path):
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *EDGES, "task=link", "data.split=random", "data.degrees=false")
+    run = trained(
+        tmp_path,
+        tmp_path / "old",
+        *NUMBERS,
+        *EDGES,
+        "task=link",
+        "data.split=random",
+        "data.degrees=false",
+    )
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("source,target\nn0,n1\nn2,n59\n")
     new = NewDataConfig(folder=str(tmp_path / "old"))
@@ -289,14 +487,27 @@ def test_other_files_hold_the_tables(tmp_path):
             connection.execute(f"CREATE TABLE {name} AS FROM '{tmp_path / 'old' / name}.parquet'")
             connection.execute(f"CREATE TABLE other_{name} AS FROM {name}")
     database = str(tmp_path / "tables.duckdb")
-    run = trained(tmp_path, tmp_path / "old", *CASES["everything"], f"data.nodes.path={database}",
-                  "data.nodes.table=nodes", f"data.edges.path={database}", "data.edges.table=edges")
+    run = trained(
+        tmp_path,
+        tmp_path / "old",
+        *CASES["everything"],
+        f"data.nodes.path={database}",
+        "data.nodes.table=nodes",
+        f"data.edges.path={database}",
+        "data.edges.table=edges",
+    )
     expected = restored(run).rows
-    files = restored(run, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet")
+    files = restored(
+        run, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet"
+    )
     assert torch.equal(files.rows, expected)
-    new = NewDataConfig(nodes=NewTableConfig(database, "other_nodes"), edges=NewTableConfig(table="other_edges"))
+    new = NewDataConfig(
+        nodes=NewTableConfig(database, "other_nodes"), edges=NewTableConfig(table="other_edges")
+    )
     assert torch.equal(predicted(run, data=new).rows, expected)
-    with pytest.raises(ValueError, match="which is in no folder. Name another table by data.nodes.path"):
+    with pytest.raises(
+        ValueError, match="which is in no folder. Name another table by data.nodes.path"
+    ):
         restored(run, tmp_path / "old")
 
 
@@ -305,8 +516,14 @@ def test_what_the_training_refused_or_dropped_is_so_in_other_tables(tmp_path, ca
         return table.replace({"size": {"": "1"}, "color": {"": "red"}})
 
     write(tmp_path / "old", nodes=full)
-    run = trained(tmp_path, tmp_path / "old", *CASES["everything"], "data.empty=error",
-                  "data.edges.features=[]", "data.edges.weight=null")
+    run = trained(
+        tmp_path,
+        tmp_path / "old",
+        *CASES["everything"],
+        "data.empty=error",
+        "data.edges.features=[]",
+        "data.edges.weight=null",
+    )
     write(tmp_path / "new", nodes=lambda table: table.replace({"color": {"": "red"}}))
     with pytest.raises(ValueError, match="row 1, column size is empty"):
         restored(run, tmp_path / "new")
@@ -321,7 +538,9 @@ def test_what_the_training_refused_or_dropped_is_so_in_other_tables(tmp_path, ca
         return pd.concat([table, table.iloc[:1].assign(target="stranger", kind="hates")])
 
     write(tmp_path / "new", nodes=full, edges=with_a_stranger)
-    assert torch.equal(restored(run, tmp_path / "new").rows, restored(run).rows), "an edge to nobody is dropped"
+    assert torch.equal(restored(run, tmp_path / "new").rows, restored(run).rows), (
+        "an edge to nobody is dropped"
+    )
 
 
 def test_marks_of_empty_cells_are_those_of_the_training(everything, tmp_path, caplog):
@@ -350,16 +569,33 @@ def test_a_preparation_of_before_that_was_killed_is_completed(tmp_path):
     assert torch.equal(one.x, two.x) and torch.equal(one.fitted, two.fitted)
 
 
-@pytest.mark.parametrize("changes, says", [
-    (dict(nodes=lambda table: table.replace("red", "green")),
-     "nodes.csv: row 2, column color holds 'green', a category that the training did not see; 21 rows"),
-    (dict(edges=lambda table: table.replace("likes", "hates")),
-     "column kind holds 'hates', a relation that the training did not see. Leave such edges out"),
-    (dict(nodes=lambda table: table.drop(columns="age")), "data.nodes.features=age: "),
-    (dict(nodes=lambda table: table.assign(size="much")), "row 1, column size holds 'much', which is not a finite num"),
-    (dict(nodes=lambda table: pd.concat([table, table.iloc[:1]])), "the id 'n0' of row 1 is there 2 times"),
-    (dict(edges=lambda table: table.assign(target="nobody")), "none of its 300 rows names two nodes"),
-], ids=["category", "relation", "column", "number", "twice", "other ids"])
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        (
+            dict(nodes=lambda table: table.replace("red", "green")),
+            "nodes.csv: row 2, column color holds 'green', a category that the training did not see; 21 rows",
+        ),
+        (
+            dict(edges=lambda table: table.replace("likes", "hates")),
+            "column kind holds 'hates', a relation that the training did not see. Leave such edges out",
+        ),
+        (dict(nodes=lambda table: table.drop(columns="age")), "data.nodes.features=age: "),
+        (
+            dict(nodes=lambda table: table.assign(size="much")),
+            "row 1, column size holds 'much', which is not a finite num",
+        ),
+        (
+            dict(nodes=lambda table: pd.concat([table, table.iloc[:1]])),
+            "the id 'n0' of row 1 is there 2 times",
+        ),
+        (
+            dict(edges=lambda table: table.assign(target="nobody")),
+            "none of its 300 rows names two nodes",
+        ),
+    ],
+    ids=["category", "relation", "column", "number", "twice", "other ids"],
+)
 def test_tables_that_do_not_fit_are_refused(changes, says, everything, tmp_path):
     write(tmp_path / "new", **changes)
     with pytest.raises(ValueError) as error:
@@ -367,16 +603,31 @@ def test_tables_that_do_not_fit_are_refused(changes, says, everything, tmp_path)
     assert says in str(error.value), error.value
 
 
-def test_categories_and_relations_that_the_training_did_not_see_count_as_empty_on_request(everything, tmp_path, caplog):
+def test_categories_and_relations_that_the_training_did_not_see_count_as_empty_on_request(
+    everything, tmp_path, caplog
+):
     caplog.set_level("INFO")
-    new = dict(nodes=lambda table: table.replace("red", "green"), edges=lambda table: table.replace("likes", "hates"))
+    new = dict(
+        nodes=lambda table: table.replace("red", "green"),
+        edges=lambda table: table.replace("likes", "hates"),
+    )
     write(tmp_path / "new", **new)
-    write(tmp_path / "bare", **{name: lambda table: table.replace({"color": {"red": ""}, "kind": {"likes": ""}})
-                                for name in new})
+    write(
+        tmp_path / "bare",
+        **{
+            name: lambda table: table.replace({"color": {"red": ""}, "kind": {"likes": ""}})
+            for name in new
+        },
+    )
     found = predicted(everything, data=NewDataConfig(folder=str(tmp_path / "new"), unknown="empty"))
     assert torch.equal(found.rows, restored(everything, tmp_path / "bare").rows)
-    assert "color: 21 cells with categories that the training did not see, such as 'green', taken" in caplog.text
-    with pytest.raises(ValueError, match="data.unknown=empty is for other tables than those of the training"):
+    assert (
+        "color: 21 cells with categories that the training did not see, such as 'green', taken"
+        in caplog.text
+    )
+    with pytest.raises(
+        ValueError, match="data.unknown=empty is for other tables than those of the training"
+    ):
         predicted(everything, data=NewDataConfig(unknown="empty"))
 
 
@@ -394,12 +645,28 @@ def everything(tmp_path_factory):
     return trained(folder, folder / "old", *CASES["everything"])
 
 
-@pytest.mark.parametrize("keys, new, says", [
-    (LABEL, dict(path="a.pt"), "was trained on data=tables. Name other data by data.nodes.path or data.edges.path or "),
-    ([*LABEL, "data.on_disk=true"], dict(folder="."), "it was trained with data.on_disk=true"),
-    (LABEL, dict(known_labels="old"), "data.known_labels=old is for other tables than those of the training"),
-    (["task=link"], dict(folder=".", known_labels="all"), "data.known_labels=all is for models of labels that were tr"),
-], ids=["graph", "disk", "own data", "links"])
+@pytest.mark.parametrize(
+    "keys, new, says",
+    [
+        (
+            LABEL,
+            dict(path="a.pt"),
+            "was trained on data=tables. Name other data by data.nodes.path or data.edges.path or ",
+        ),
+        ([*LABEL, "data.on_disk=true"], dict(folder="."), "it was trained with data.on_disk=true"),
+        (
+            LABEL,
+            dict(known_labels="old"),
+            "data.known_labels=old is for other tables than those of the training",
+        ),
+        (
+            ["task=link"],
+            dict(folder=".", known_labels="all"),
+            "data.known_labels=all is for models of labels that were tr",
+        ),
+    ],
+    ids=["graph", "disk", "own data", "links"],
+)
 def test_runs_on_tables_say_what_they_cannot_predict(keys, new, says, tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *keys)
@@ -410,15 +677,24 @@ def test_runs_on_tables_say_what_they_cannot_predict(keys, new, says, tmp_path):
 
 def later(folder, **changes):
     """Write the tables of a training with ten rows more, which have labels and neighbours too."""
+
     def append(table):
         rng = np.random.default_rng(7)
-        more = table.sample(10, random_state=3).assign(id=[f"new{number}" for number in range(10)],
-                                                       label=rng.choice(["good", "bad", "odd"], 10))
-        return changes.get("label", lambda table: table)(pd.concat([table, more], ignore_index=True))
+        more = table.sample(10, random_state=3).assign(
+            id=[f"new{number}" for number in range(10)],
+            label=rng.choice(["good", "bad", "odd"], 10),
+        )
+        return changes.get("label", lambda table: table)(
+            pd.concat([table, more], ignore_index=True)
+        )
 
     def link(table):
-        ends = pd.DataFrame({"source": [f"new{number % 10}" for number in range(30)],
-                             "target": [f"n{number * 7 % 60}" for number in range(20)] + ["new0"] * 10})
+        ends = pd.DataFrame(
+            {
+                "source": [f"new{number % 10}" for number in range(30)],
+                "target": [f"n{number * 7 % 60}" for number in range(20)] + ["new0"] * 10,
+            }
+        )
         more = ends.assign(weight="1", since="3", kind="likes", met=table["met"][0])
         return pd.concat([table, more], ignore_index=True)
 
@@ -428,64 +704,115 @@ def later(folder, **changes):
 def test_labels_that_the_model_saw_give_the_bits_of_the_training(tmp_path):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, "train.label_input=0.5")
-    write(tmp_path / "new", nodes=lambda table: table.assign(label=table["label"].where(table["split"] == "train", "")))
+    write(
+        tmp_path / "new",
+        nodes=lambda table: table.assign(label=table["label"].where(table["split"] == "train", "")),
+    )
     new = NewDataConfig(folder=str(tmp_path / "new"), known_labels="all")
     shown, hidden = predicted(run, data=new).rows, restored(run, tmp_path / "new").rows
     assert torch.equal(shown, predicted(run).rows)
     assert not torch.equal(shown, hidden)
 
 
-@pytest.mark.parametrize("keys", [["train.label_input=0.5"], pytest.param(
-    ["task.base=propagation", "task.candidate=network"], marks=pytest.mark.slow)], ids=["inputs", "simple method"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["train.label_input=0.5"],
+        pytest.param(["task.base=propagation", "task.candidate=network"], marks=pytest.mark.slow),
+    ],
+    ids=["inputs", "simple method"],
+)
 def test_labels_of_new_rows_are_scored_and_no_inputs(keys, tmp_path, caplog):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, *keys)
     later(tmp_path / "new")
-    later(tmp_path / "other", label=lambda table: table.assign(
-        label=table["label"].where(~table["id"].str.startswith("new"), "good")))
+    later(
+        tmp_path / "other",
+        label=lambda table: table.assign(
+            label=table["label"].where(~table["id"].str.startswith("new"), "good")
+        ),
+    )
     asked = dict(data=NewDataConfig(folder=str(tmp_path / "new"), known_labels="old"))
     found = predicted(run, **asked)
     again = predicted(run, data=NewDataConfig(folder=str(tmp_path / "other"), known_labels="old"))
     assert torch.equal(found.rows, again.rows)
-    everything = predicted(run, data=NewDataConfig(folder=str(tmp_path / "other"), known_labels="all"))
+    everything = predicted(
+        run, data=NewDataConfig(folder=str(tmp_path / "other"), known_labels="all")
+    )
     assert not torch.equal(found.rows[:60], everything.rows[:60])
-    scores = evaluate(run, GNNEvaluateConfig(str(run.folder), output=str(tmp_path / "out.csv"), **asked))
+    scores = evaluate(
+        run, GNNEvaluateConfig(str(run.folder), output=str(tmp_path / "out.csv"), **asked)
+    )
     table = pd.read_csv(tmp_path / "out.csv")
     labels = pd.read_csv(tmp_path / "new" / "nodes.csv")["label"]
     is_new = table["id"].str.startswith("new")
     assert table["split"].eq("new").equals(is_new) and set(table["split"]) == {"old", "new"}
     assert scores["new"] == pytest.approx((table["class"] == labels)[is_new].mean())
-    assert "old" not in scores if "train.label_input=0.5" in keys else scores["old"] == pytest.approx(
-        (table["class"] == labels)[~is_new].mean())
+    assert (
+        "old" not in scores
+        if "train.label_input=0.5" in keys
+        else scores["old"] == pytest.approx((table["class"] == labels)[~is_new].mean())
+    )
 
 
 def test_a_class_that_the_training_did_not_see_is_refused_or_counted(tmp_path, caplog):
     write(tmp_path / "old")
     run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL)
-    later(tmp_path / "new", label=lambda table: table.assign(label=table["label"].where(table["id"] != "new4", "fine")))
+    later(
+        tmp_path / "new",
+        label=lambda table: table.assign(label=table["label"].where(table["id"] != "new4", "fine")),
+    )
     new = NewDataConfig(folder=str(tmp_path / "new"), known_labels="old")
-    with pytest.raises(ValueError, match="column label holds 'fine', a category that the training did not see"):
+    with pytest.raises(
+        ValueError, match="column label holds 'fine', a category that the training did not see"
+    ):
         predicted(run, data=new)
     caplog.set_level("INFO")
     found = predicted(run, data=replace(new, unknown="empty"))
-    assert "label: 1 cell with categories that the training did not see, such as 'fine', taken for empty" in caplog.text
+    assert (
+        "label: 1 cell with categories that the training did not see, such as 'fine', taken for empty"
+        in caplog.text
+    )
     assert int(found.graph.test_mask.sum()) == 9
-    with pytest.raises(ValueError, match="other data have no test split. data.known_labels=old scores"):
+    with pytest.raises(
+        ValueError, match="other data have no test split. data.known_labels=old scores"
+    ):
         evaluate(run, GNNEvaluateConfig(str(run.folder), data=replace(new, known_labels="all")))
     with pytest.raises(ValueError, match="there is nothing to score"):
-        evaluate(run, GNNEvaluateConfig(str(run.folder), data=replace(new, folder=str(tmp_path / "old"))))
+        evaluate(
+            run, GNNEvaluateConfig(str(run.folder), data=replace(new, folder=str(tmp_path / "old")))
+        )
 
 
 def test_labels_of_one_type_of_several_are_known(tmp_path):
     write(tmp_path / "old")
     later(tmp_path / "new")
-    schema = {"nodes": {"row": {"path": "nodes.csv", "id": "id", "label": "label", "split_column": "split",
-                                "features": ["size"]}},
-              "edges": {"likes": {"path": "edges.csv", "source": "row", "target": "row"}}}
+    schema = {
+        "nodes": {
+            "row": {
+                "path": "nodes.csv",
+                "id": "id",
+                "label": "label",
+                "split_column": "split",
+                "features": ["size"],
+            }
+        },
+        "edges": {"likes": {"path": "edges.csv", "source": "row", "target": "row"}},
+    }
     for name in ("old", "new"):
         (tmp_path / name / "schema.yaml").write_text(json.dumps(schema))
-    run = trained(tmp_path, tmp_path / "old", "data.nodes.path=null", "data.edges.path=null", "data.folder=null",
-                  f"data.schema={tmp_path / 'old' / 'schema.yaml'}", "train.label_input=0.5")
-    found = predicted(run, data=NewDataConfig(schema=str(tmp_path / "new" / "schema.yaml"), known_labels="old"))
-    assert found.graph.train_mask.sum() == 60 and found.graph.test_mask.nonzero().squeeze(1).tolist() == list(
-        range(60, 70))
+    run = trained(
+        tmp_path,
+        tmp_path / "old",
+        "data.nodes.path=null",
+        "data.edges.path=null",
+        "data.folder=null",
+        f"data.schema={tmp_path / 'old' / 'schema.yaml'}",
+        "train.label_input=0.5",
+    )
+    found = predicted(
+        run, data=NewDataConfig(schema=str(tmp_path / "new" / "schema.yaml"), known_labels="old")
+    )
+    assert found.graph.train_mask.sum() == 60 and found.graph.test_mask.nonzero().squeeze(
+        1
+    ).tolist() == list(range(60, 70))

@@ -25,14 +25,21 @@ def around(graph) -> list[set[int]]:
     return found
 
 
-@pytest.mark.parametrize("name, weight", [
-    ("common neighbours", lambda degree: 1.0), ("Adamic-Adar", lambda degree: 1 / math.log(degree)),
-    ("resource allocation", lambda degree: 1 / degree)])
+@pytest.mark.parametrize(
+    "name, weight",
+    [
+        ("common neighbours", lambda degree: 1.0),
+        ("Adamic-Adar", lambda degree: 1 / math.log(degree)),
+        ("resource allocation", lambda degree: 1 / degree),
+    ],
+)
 def test_common_neighbours_are_counted_with_their_weight(graph, around, name, weight, monkeypatch):
     monkeypatch.setattr(pair_scores, "BLOCK", 100)
     pairs = torch.cartesian_prod(torch.arange(60), torch.arange(60))
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    expected = [sum(weight(len(around[node])) for node in around[u] & around[v]) for u, v in pairs.tolist()]
+    expected = [
+        sum(weight(len(around[node])) for node in around[u] & around[v]) for u, v in pairs.tolist()
+    ]
     assert max(expected) > 0
     torch.testing.assert_close(pair_scores.PAIR_SCORES[name](graph)(pairs), torch.tensor(expected))
     assert pair_scores.PAIR_SCORES[name](graph)(pairs[:0]).shape == (0,)

@@ -16,38 +16,63 @@ def write(path, ids, pairs, logits, num_links=None):
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
 def test_rows_keep_their_order_and_ids(ending, tmp_path):
-    asked = pd.DataFrame({"note": ["a", "b", "c"], "source": ["eve", "ada", "eve"], "target": ["ada", "bob", "ada"]})
+    asked = pd.DataFrame(
+        {"note": ["a", "b", "c"], "source": ["eve", "ada", "eve"], "target": ["ada", "bob", "ada"]}
+    )
     path = str(tmp_path / f"asked{ending}")
-    asked.to_parquet(path) if ending == ".parquet" else asked.to_csv(path, sep=",\t"[ending == ".tsv"], index=False)
+    asked.to_parquet(path) if ending == ".parquet" else asked.to_csv(
+        path, sep=",\t"[ending == ".tsv"], index=False
+    )
     pairs = number_pairs(read_pairs(path), IDS, f"pairs={path}")
     assert pairs.tolist() == [[2, 0], [0, 1], [2, 0]]
     logits = torch.tensor([0.0, 2.0, -1.0])
     write(tmp_path / "out.csv", IDS, pairs, logits)
     table = pd.read_csv(tmp_path / "out.csv")
-    assert list(table) == ["source", "target", "score"] and table["source"].tolist() == asked["source"].tolist()
-    assert np.array_equal(table["score"].to_numpy(np.float32), logits.double().sigmoid().float().numpy())
+    assert (
+        list(table) == ["source", "target", "score"]
+        and table["source"].tolist() == asked["source"].tolist()
+    )
+    assert np.array_equal(
+        table["score"].to_numpy(np.float32), logits.double().sigmoid().float().numpy()
+    )
     write(tmp_path / "out.csv", np.arange(3), pairs, logits, num_links=2)
-    assert pd.read_csv(tmp_path / "out.csv")[["source", "link"]].to_numpy().tolist() == [[2, 1], [0, 1], [2, 0]]
+    assert pd.read_csv(tmp_path / "out.csv")[["source", "link"]].to_numpy().tolist() == [
+        [2, 1],
+        [0, 1],
+        [2, 0],
+    ]
 
 
 def test_rows_that_name_no_node_are_left_out_on_request(tmp_path, caplog):
     caplog.set_level("INFO")
     path = tmp_path / "asked.csv"
     path.write_text("source,target\nada,evee\nada,bob\nx,y\n")
-    assert number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True).tolist() == [[0, 1]]
+    assert number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True).tolist() == [
+        [0, 1]
+    ]
     assert "asked.csv: 2 rows left out: they name no node of the run" in caplog.text
     path.write_text("source,target\nada,evee\n")
     with pytest.raises(ValueError, match="none of the 1 rows names a node of the run"):
         number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True)
 
 
-@pytest.mark.parametrize("content, error", [
-    ("source\nada\n", "asked.csv has the columns source, but none called target"),
-    ("source,target\n", "has a header, but no rows"),
-    ("source,target\nada,bob\n,bob\n", "row 2 below the header has no source"),
-    ("source,target\nada,ada\n", "row 1 below the header pairs 'ada' with itself; a link is between two"),
-    ("source,target\nada,bob\nada,evee\nx,y\n", "row 2 below the header names 'evee', which is not one of the 3 nodes "
-     "of the run; did you mean eve\\?; 2 rows name such nodes")])
+@pytest.mark.parametrize(
+    "content, error",
+    [
+        ("source\nada\n", "asked.csv has the columns source, but none called target"),
+        ("source,target\n", "has a header, but no rows"),
+        ("source,target\nada,bob\n,bob\n", "row 2 below the header has no source"),
+        (
+            "source,target\nada,ada\n",
+            "row 1 below the header pairs 'ada' with itself; a link is between two",
+        ),
+        (
+            "source,target\nada,bob\nada,evee\nx,y\n",
+            "row 2 below the header names 'evee', which is not one of the 3 nodes "
+            "of the run; did you mean eve\\?; 2 rows name such nodes",
+        ),
+    ],
+)
 def test_tables_that_name_no_pairs_are_refused(content, error, tmp_path):
     path = tmp_path / "asked.csv"
     path.write_text(content)

@@ -24,8 +24,11 @@ def data():
 
 def test_a_graph_that_fits_lies_on_the_gpu(data):
     size = bytes_of(data)
-    assert size == sum(put_on(data, torch.device("cpu"))[key].nbytes for key in KEYS if key in data
-                       and key != "edge_index") + 4 * (2 * data.num_edges + 1001)
+    assert size == sum(
+        put_on(data, torch.device("cpu"))[key].nbytes
+        for key in KEYS
+        if key in data and key != "edge_index"
+    ) + 4 * (2 * data.num_edges + 1001)
     found = plan("auto", data, Room(size, 0, TEXT), has_triton=True)
     assert (found.name, found.far, found.size) == ("cuda", (), size)
     assert "lies on the GPU" in found.text and TEXT in found.text
@@ -37,17 +40,29 @@ def test_features_that_do_not_fit_lie_in_locked_memory(data, asked):
     structure, host = bytes_of(data) - far, 2**17 + 2**19  # of 100,000 and 480,000 bytes
     assert plan(asked, data, Room(structure + 4_000, host - 1, TEXT), has_triton=True).name == "cpu"
     found = plan(asked, data, Room(structure + 4_000 + 100 * 10 + 99, host, TEXT), has_triton=True)
-    assert (found.name, found.far, found.num_near, found.size) == ("pinned", ("x", "edge_attr"), 10, structure + 1000)
+    assert (found.name, found.far, found.num_near, found.size) == (
+        "pinned",
+        ("x", "edge_attr"),
+        10,
+        structure + 1000,
+    )
     assert "10 of 1,000 nodes" in found.text
     assert plan("pinned", data, Room(1e12, host, TEXT), has_triton=True).num_near == 1000
 
 
-@pytest.mark.parametrize("gpu, host, has_triton, reason", [
-    (1000, 1e9, True, "its structure alone takes"), (1, 1000, True, "may lock 1 kB of the machine's memory"),
-    (1, 1e9, False, "a kernel in Triton, which is not installed")])
+@pytest.mark.parametrize(
+    "gpu, host, has_triton, reason",
+    [
+        (1000, 1e9, True, "its structure alone takes"),
+        (1, 1000, True, "may lock 1 kB of the machine's memory"),
+        (1, 1e9, False, "a kernel in Triton, which is not installed"),
+    ],
+)
 def test_what_fits_nowhere_else_is_drawn_by_the_cpu(data, gpu, host, has_triton, reason):
     structure = bytes_of(data) - bytes_of(data, ("x", "edge_attr"))
-    found = plan("cuda", data, Room(gpu if gpu == 1000 else structure, host, TEXT), has_triton=has_triton)
+    found = plan(
+        "cuda", data, Room(gpu if gpu == 1000 else structure, host, TEXT), has_triton=has_triton
+    )
     assert found.name == "cpu" and reason in found.text and TEXT in found.text
 
 
@@ -58,13 +73,26 @@ def test_the_rows_of_the_nodes_that_most_edges_leave_are_near():
     assert torch.equal(degree[nodes], degree.sort(descending=True).values[:5])
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["data.device=gpu"], "data.device=gpu is unknown; choose one of auto, cpu, cuda, pinned"),
-    (["data.device=cuda", "device=cpu"], "data.device=cuda needs a GPU that trains; this run has device=cpu"),
-    (["data.device=pinned"], "needs a GPU that trains; this run has device=auto, and torch sees no GPU here"),
-    (["data.device=cuda", "data.on_disk=true"], "needs on_disk=false|needs data.on_disk=false"),
-    (["data.device=cuda", "loader=neighbor", "loader.backend=pyg"], "PyG draws on the CPU"),
-    (["data.device=cuda", "trainer=node_embedding"], "other trainers make no batches of a graph")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["data.device=gpu"], "data.device=gpu is unknown; choose one of auto, cpu, cuda, pinned"),
+        (
+            ["data.device=cuda", "device=cpu"],
+            "data.device=cuda needs a GPU that trains; this run has device=cpu",
+        ),
+        (
+            ["data.device=pinned"],
+            "needs a GPU that trains; this run has device=auto, and torch sees no GPU here",
+        ),
+        (["data.device=cuda", "data.on_disk=true"], "needs on_disk=false|needs data.on_disk=false"),
+        (["data.device=cuda", "loader=neighbor", "loader.backend=pyg"], "PyG draws on the CPU"),
+        (
+            ["data.device=cuda", "trainer=node_embedding"],
+            "other trainers make no batches of a graph",
+        ),
+    ],
+)
 def test_where_there_is_no_such_device_the_key_is_refused(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         check(configure(*TOY[:5], *overrides))
@@ -82,24 +110,44 @@ def gpu(monkeypatch):
 @pytest.fixture
 def opened(gpu, configure, monkeypatch):
     """Open the graph of a run that trains on this GPU; its loader and its model are built."""
+
     def open_toy(asked, *overrides):
         setup = open_graph(configure(*TOY, *overrides)).parts[0]
         setup.loader, setup.model  # noqa: B018 - built on the CPU
-        setup.config, setup.device = keys.replaced(setup.config, {"data.device": asked}), torch.device("cuda", 0)
+        setup.config, setup.device = (
+            keys.replaced(setup.config, {"data.device": asked}),
+            torch.device("cuda", 0),
+        )
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         return setup
 
     return open_toy
 
 
-@pytest.mark.parametrize("free, overrides", [
-    (20_000, ["loader=neighbor", "loader.num_neighbors=[3,3]"]), (1_010_000, [])])
+@pytest.mark.parametrize(
+    "free, overrides",
+    [(20_000, ["loader=neighbor", "loader.num_neighbors=[3,3]"]), (1_010_000, [])],
+)
 def test_what_other_programs_use_is_not_there(gpu, opened, free, overrides, monkeypatch, caplog):
     caplog.set_level("INFO")
     nothing, setup = memory.Linear(0, 0, 0), opened("cuda", *overrides)
-    monkeypatch.setattr(memory, "measure", lambda setup: memory.Footprint(
-        240, 4800, process=0, graph=5e5, state=1e6, batch=nothing, step=nothing, evaluation=0, clusters_per_step=1,
-        is_random=True, held=1))
+    monkeypatch.setattr(
+        memory,
+        "measure",
+        lambda setup: memory.Footprint(
+            240,
+            4800,
+            process=0,
+            graph=5e5,
+            state=1e6,
+            batch=nothing,
+            step=nothing,
+            evaluation=0,
+            clusters_per_step=1,
+            is_random=True,
+            held=1,
+        ),
+    )
     gpu["free"] = free
     placement.place(setup, trains=True)
     assert setup.put is None and caplog.records[-1].levelname == "WARNING"
@@ -113,19 +161,30 @@ def test_the_loader_is_placed_once(opened, trains, monkeypatch, caplog):
     """A prediction takes no trial step, as its data may have no labels."""
     caplog.set_level("INFO")
     setup, puts = opened("auto"), []
-    monkeypatch.setattr(placement, "put_on", lambda data, device, **options: puts.append((device, options)) or data)
+    monkeypatch.setattr(
+        placement, "put_on", lambda data, device, **options: puts.append((device, options)) or data
+    )
     monkeypatch.setattr(memory, "is_known", lambda setup: not trains)
     for _ in range(2):
         placement.place(setup, trains=trains)
-    assert puts == [(setup.device, {"far": (), "num_near": 0})] and setup.bytes_on_gpu == bytes_of(setup.data)
+    assert puts == [(setup.device, {"far": (), "num_near": 0})] and setup.bytes_on_gpu == bytes_of(
+        setup.data
+    )
     assert caplog.text.count("data.device=auto: the graph, ") == 1
-    assert "6.4 GB a rank, 80 % of what the GPU has, may be used, and half of it is for the model" in caplog.text
+    assert (
+        "6.4 GB a rank, 80 % of what the GPU has, may be used, and half of it is for the model"
+        in caplog.text
+    )
 
 
-@pytest.mark.parametrize("asked, text", [("cpu", ""), ("auto", "the graph stays on the disk (data.on_disk=true)")])
+@pytest.mark.parametrize(
+    "asked, text", [("cpu", ""), ("auto", "the graph stays on the disk (data.on_disk=true)")]
+)
 def test_the_cpu_draws_where_it_was_asked_for_or_nothing_else_can(opened, asked, text, caplog):
     caplog.set_level("INFO")
     setup = opened(asked)
     setup.data.on_disk = bool(text)
     placement.place(setup, trains=True)
-    assert setup.put is None and text in caplog.text and bool(text) == ("data.device" in caplog.text)
+    assert (
+        setup.put is None and text in caplog.text and bool(text) == ("data.device" in caplog.text)
+    )

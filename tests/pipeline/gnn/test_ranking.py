@@ -44,7 +44,9 @@ def test_a_rank_is_the_mean_of_those_that_equal_scores_allow(problem, numbers, m
     every = Direction(torch.arange(NODES), torch.arange(NODES))
     ranks = rank(lambda sources, targets: scores[sources][:, targets], answers, known, [every])
     for (source, target), found in zip(answers.tolist(), ranks.tolist(), strict=True):
-        own = sorted((scores[source, node].item() for node in candidates_of(source, known)), reverse=True)
+        own = sorted(
+            (scores[source, node].item() for node in candidates_of(source, known)), reverse=True
+        )
         places = [place for place, score in enumerate(own, 1) if score == scores[source, target]]
         assert found == sum(places) / len(places)
 
@@ -57,8 +59,10 @@ def test_only_candidates_of_the_direction_are_ranked(problem):
     ranks = rank(lambda sources, targets: scores[sources][:, targets], answers, known, [one])
     for (source, target), found in zip(answers.tolist(), ranks.tolist(), strict=True):
         own = [scores[source, node] for node in candidates_of(source, known) if node >= 20]
-        better, equal = (sum(compare(score, scores[source, target]) for score in own) for compare in (
-            torch.gt, torch.eq))
+        better, equal = (
+            sum(compare(score, scores[source, target]) for score in own)
+            for compare in (torch.gt, torch.eq)
+        )
         assert found == better + (equal + 1) / 2
     assert len(answers)
 
@@ -69,11 +73,25 @@ def test_the_best_candidates_are_those_of_a_sorted_list(problem, top):
     every = Direction(torch.arange(NODES), torch.arange(NODES))
     asked = torch.tensor([7, 2, 29])
     best = find_best(lambda sources, targets: scores[sources][:, targets], asked, top, known, every)
-    expected = [(source, node, place) for source in asked.tolist() for place, node in enumerate(
-        sorted(candidates_of(source, known), key=lambda node: (-scores[source, node].item(), node))[:top], 1)]
-    assert [*zip(best.sources.tolist(), best.targets.tolist(), best.ranks.tolist(), strict=True)] == expected
+    expected = [
+        (source, node, place)
+        for source in asked.tolist()
+        for place, node in enumerate(
+            sorted(
+                candidates_of(source, known), key=lambda node: (-scores[source, node].item(), node)
+            )[:top],
+            1,
+        )
+    ]
+    assert [
+        *zip(best.sources.tolist(), best.targets.tolist(), best.ranks.tolist(), strict=True)
+    ] == expected
     assert best.scores.equal(scores[best.sources, best.targets])
-    assert not len(find_best(lambda sources, targets: scores[sources][:, targets], asked[:0], top, known, every).ranks)
+    assert not len(
+        find_best(
+            lambda sources, targets: scores[sources][:, targets], asked[:0], top, known, every
+        ).ranks
+    )
 
 
 def test_equal_numbers_are_chosen_in_the_order_of_their_columns():
@@ -92,10 +110,13 @@ def test_metrics_are_means_over_sources():
     assert ranking_metric("ndcg@10", ranks, sources) == pytest.approx((gain + 1 / math.log2(3)) / 2)
     assert ranking_metric("ndcg@1", ranks, sources) == pytest.approx(0.5)
     assert math.isnan(ranking_metric("recall@10", ranks[:0], sources[:0]))
-    assert [ranks_at(name) for name in ("recall@10", "mrr@5", "mrr", "hits@5", "recall", "recall@0")] == [10, 5, 0, 0,
-                                                                                                         0, 0]
+    assert [
+        ranks_at(name) for name in ("recall@10", "mrr@5", "mrr", "hits@5", "recall", "recall@0")
+    ] == [10, 5, 0, 0, 0, 0]
     assert hits_at("recall@10") == 0
-    with pytest.raises(ValueError, match="the metric recall of links is unknown; .* or recall@K, ndcg@K, hit@K"):
+    with pytest.raises(
+        ValueError, match="the metric recall of links is unknown; .* or recall@K, ndcg@K, hit@K"
+    ):
         hits_at("recall")
 
 
@@ -123,31 +144,52 @@ def test_the_sources_of_a_bipartite_graph_are_those_of_its_edges(both):
 
 
 def test_both_sides_of_a_bipartite_graph_are_ranked_where_the_sources_are_not_known():
-    swap = torch.randperm(NODES, generator=torch.Generator().manual_seed(0))  # the numbers of both sides are mixed
+    swap = torch.randperm(
+        NODES, generator=torch.Generator().manual_seed(0)
+    )  # the numbers of both sides are mixed
     data = shop()
     for name in PAIRS:
         data[name] = swap[data[name]]
     del data.first_source
-    links, table = Links(data), torch.randint(0, 5, (NODES, NODES), generator=torch.Generator().manual_seed(1)).float()
+    links, table = (
+        Links(data),
+        torch.randint(0, 5, (NODES, NODES), generator=torch.Generator().manual_seed(1)).float(),
+    )
     answers, known = links.answers("valid"), links.known("valid")
-    other = {int(source): one.candidates.tolist() for one in links.directions for source in one.sources}
-    ranks = rank(lambda sources, targets: table[sources][:, targets], answers, known, links.answered)
+    other = {
+        int(source): one.candidates.tolist() for one in links.directions for source in one.sources
+    }
+    ranks = rank(
+        lambda sources, targets: table[sources][:, targets], answers, known, links.answered
+    )
     for (source, target), found in zip(answers.tolist(), ranks.tolist(), strict=True):
-        own = [table[source, node] for node in candidates_of(source, known) if node in other[source]]
-        assert found == sum(score > table[source, target] for score in own) + (
-            sum(score == table[source, target] for score in own) + 1) / 2
+        own = [
+            table[source, node] for node in candidates_of(source, known) if node in other[source]
+        ]
+        assert (
+            found
+            == sum(score > table[source, target] for score in own)
+            + (sum(score == table[source, target] for score in own) + 1) / 2
+        )
     for method in rankings.of_rankings(links, "mrr@5", 60):
         assert 0 < method.scores["valid"] <= 1, method.name
 
 
 def test_no_candidate_is_no_target(problem):
-    found = find_best(lambda sources, targets: torch.zeros(len(sources), len(targets)), torch.arange(3), 2,
-                      problem[2], Direction(torch.arange(5), torch.arange(0)))
+    found = find_best(
+        lambda sources, targets: torch.zeros(len(sources), len(targets)),
+        torch.arange(3),
+        2,
+        problem[2],
+        Direction(torch.arange(5), torch.arange(0)),
+    )
     assert not len(found.sources)
 
 
 def test_both_ends_of_a_link_without_direction_are_sources():
-    data = divide_links(random_graph(NODES, 80, 2), LinkSplit("random", 0.6, 0.2, 0, "sum"), "graph")
+    data = divide_links(
+        random_graph(NODES, 80, 2), LinkSplit("random", 0.6, 0.2, 0, "sum"), "graph"
+    )
     links = Links(data)
     assert len(links.directions) == 1 and len(links.answers("valid")) == 2 * len(data.valid_pairs)
 
@@ -166,7 +208,8 @@ def test_simple_methods_are_products_of_matrices():
     expected = {
         walks.by_popularity: np.broadcast_to(x.sum(0), x.shape),
         walks.by_cosine: x @ ((x / np.sqrt(degree_of[0])).T @ (x / np.sqrt(degree_of[0]))),
-        walks.allocate_in_three_hops: x / degree_of[0] @ (x.T / degree_of[1]) @ x}
+        walks.allocate_in_three_hops: x / degree_of[0] @ (x.T / degree_of[1]) @ x,
+    }
     for build, whole in expected.items():
         found = build(sparse)(users, items)
         torch.testing.assert_close(found, torch.from_numpy(whole[10:, :10].astype(np.float32)))
@@ -175,21 +218,32 @@ def test_simple_methods_are_products_of_matrices():
     weights = -inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0)
     found = walks.ease(sparse, links.directions[0], 30)
-    torch.testing.assert_close(found(users, items), torch.from_numpy((own @ weights)[10:].astype(np.float32)))
+    torch.testing.assert_close(
+        found(users, items), torch.from_numpy((own @ weights)[10:].astype(np.float32))
+    )
     assert found(users, items[[2, 5]]).equal(found(users, items)[:, [2, 5]])
 
 
 def test_paths_of_two_links_are_taken_both_ways_round():
     links = torch.tensor([[0, 1], [1, 2], [3, 1]])
-    found = walks.allocate_in_two_hops(walks.matrix_of(links, NODES))(torch.tensor([0]), torch.arange(4))
+    found = walks.allocate_in_two_hops(walks.matrix_of(links, NODES))(
+        torch.tensor([0]), torch.arange(4)
+    )
     torch.testing.assert_close(found, torch.tensor([[1 / 3, 0, 1 / 3, 1 / 3]]))
 
 
 def test_each_method_is_scored_by_the_metric_and_left_out_where_it_takes_too_long():
     links = Links(shop())
     named = [baseline.name for baseline in rankings.of_rankings(links, "recall@3", 60)]
-    assert named == ["popularity", "item cosine", "resource allocation over three hops", "EASE (penalty 300)",
-                     "EASE (penalty 30)", "EASE (penalty 100)", "EASE (penalty 1000)"]
+    assert named == [
+        "popularity",
+        "item cosine",
+        "resource allocation over three hops",
+        "EASE (penalty 300)",
+        "EASE (penalty 30)",
+        "EASE (penalty 100)",
+        "EASE (penalty 1000)",
+    ]
     first = next(iter(rankings.of_rankings(links, "recall@3", 1e-9)))
     assert len([*rankings.of_rankings(links, "recall@3", 1e-9)]) == 3
     answers, popular = links.answers("valid"), dense(links).sum(0)
@@ -197,9 +251,14 @@ def test_each_method_is_scored_by_the_metric_and_left_out_where_it_takes_too_lon
     known = {*map(tuple, links.known("valid").tolist())}
     for source, target in answers.tolist():
         own = [popular[node] for node in range(10) if (source, node) not in known]
-        place = sum(score > popular[target] for score in own) + (sum(score == popular[target] for score in own) + 1) / 2
+        place = (
+            sum(score > popular[target] for score in own)
+            + (sum(score == popular[target] for score in own) + 1) / 2
+        )
         hits.setdefault(source, []).append(place <= 3)
-    assert first.scores["valid"] == pytest.approx(np.mean([np.mean(each) for each in hits.values()]))
+    assert first.scores["valid"] == pytest.approx(
+        np.mean([np.mean(each) for each in hits.values()])
+    )
     assert math.isnan(first.scores["train"])
 
 
@@ -208,13 +267,19 @@ def test_three_hops_are_those_of_the_simple_method(numbers, monkeypatch):
     monkeypatch.setattr(three_hops, "NUMBERS", numbers)
     links = Links(shop())
     answers = links.answers("train")
-    found = three_hops.ThreeHops.of(torch.cat([answers, answers[:3], torch.tensor([[4, 4]])]).t(), NODES)
+    found = three_hops.ThreeHops.of(
+        torch.cat([answers, answers[:3], torch.tensor([[4, 4]])]).t(), NODES
+    )
     users, items = torch.arange(10, 30), torch.arange(10)
     expected = walks.allocate_in_three_hops(walks.matrix_of(answers, NODES))(users, items)
     assert expected.max() > 0
     torch.testing.assert_close(found.allocate_to(users, items), expected)
-    pairs = torch.cartesian_prod(users, items)[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
-    torch.testing.assert_close(found.allocate_to_pairs(pairs), expected[pairs[:, 0] - 10, pairs[:, 1]])
+    pairs = torch.cartesian_prod(users, items)[
+        torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    ]
+    torch.testing.assert_close(
+        found.allocate_to_pairs(pairs), expected[pairs[:, 0] - 10, pairs[:, 1]]
+    )
 
 
 @pytest.mark.parametrize("kind", PREDICTORS)
@@ -222,11 +287,22 @@ def test_three_hops_are_those_of_the_simple_method(numbers, monkeypatch):
 def test_all_pairs_have_the_logits_of_each_pair(kind, paths):
     torch.manual_seed(0)
     graph = random_graph(NODES, 90, 1)
-    model = LinkModel(torch.nn.Linear(4, 8), 8, three_hops=paths == "three hops", kind=kind,
-                      reads_index=paths != "none").eval()
+    model = LinkModel(
+        torch.nn.Linear(4, 8),
+        8,
+        three_hops=paths == "three hops",
+        kind=kind,
+        reads_index=paths != "none",
+    ).eval()
     h, found = torch.randn(NODES, 8), model.find_paths(graph.edge_index, NODES)
-    assert isinstance(found, {"none": type(None), "common neighbours": Neighborhoods,
-                              "three hops": three_hops.ThreeHops}[paths])
+    assert isinstance(
+        found,
+        {
+            "none": type(None),
+            "common neighbours": Neighborhoods,
+            "three hops": three_hops.ThreeHops,
+        }[paths],
+    )
     sources, targets = torch.tensor([4, 1, 9]), torch.arange(NODES)
     every = model.decode_all(h, sources, targets, found)
     each = model.decode(h, torch.cartesian_prod(sources, targets), found).view(3, NODES)

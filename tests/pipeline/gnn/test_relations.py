@@ -8,7 +8,12 @@ import torch
 
 from parallel_epochs.pipeline.data.graph import open_graph, write_graph
 from parallel_epochs.pipeline.gnn import relations
-from parallel_epochs.pipeline.gnn.relations import Neighbours, count_kept, listed_types, score_by_neighbours
+from parallel_epochs.pipeline.gnn.relations import (
+    Neighbours,
+    count_kept,
+    listed_types,
+    score_by_neighbours,
+)
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.reading import edge_blocks
@@ -45,12 +50,19 @@ def test_neighbours_are_found_by_relation(data):
 
 
 def test_nodes_with_and_without_a_neighbour_are_scored(data):
-    y, rows = torch.tensor([[1], [0], [1]]), torch.tensor([[0., 1.], [0., 1.], [0., 1.]])
-    found = score_by_neighbours(data.types, Neighbours(data, torch.tensor([3, 2, 0])), "classes", "acc", y, rows)
+    y, rows = torch.tensor([[1], [0], [1]]), torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    found = score_by_neighbours(
+        data.types, Neighbours(data, torch.tensor([3, 2, 0])), "classes", "acc", y, rows
+    )
     assert found == [
         {"relation": 1, "with": {"rows": 1, "score": 0.0}, "without": {"rows": 2, "score": 1.0}},
-        {"relation": 3, "with": {"rows": 3, "score": pytest.approx(2 / 3)}, "without": {"rows": 0, "score": None}},
-        {"relation": 4, "with": {"rows": 1, "score": 1.0}, "without": {"rows": 2, "score": 0.5}}]
+        {
+            "relation": 3,
+            "with": {"rows": 3, "score": pytest.approx(2 / 3)},
+            "without": {"rows": 0, "score": None},
+        },
+        {"relation": 4, "with": {"rows": 1, "score": 1.0}, "without": {"rows": 2, "score": 0.5}},
+    ]
 
 
 def test_many_relations_are_left_out(monkeypatch):
@@ -60,12 +72,24 @@ def test_many_relations_are_left_out(monkeypatch):
 
 
 def test_a_run_leaves_them_for_the_report(configure, tmp_path):
-    train(configure("data=file", f"data.path={save_hetero(tmp_path)}", "partition.num_parts=2", "model.num_layers=2",
-                    "model.hidden_channels=8", "train.epochs=1"), tmp_path / "run")
+    train(
+        configure(
+            "data=file",
+            f"data.path={save_hetero(tmp_path)}",
+            "partition.num_parts=2",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+            "train.epochs=1",
+        ),
+        tmp_path / "run",
+    )
     typed = read_scores(tmp_path / "run")["typed"]
     assert [kind["nodes"] for kind in typed["types"]] == [40, 20, 4] and typed["labelled"] == "user"
-    (part,) = [record for record in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-               if record["kind"] == "partition"]
+    (part,) = [
+        record
+        for record in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        if record["kind"] == "partition"
+    ]
     assert part["relations"]["edges"] == [relation["edges"] for relation in typed["relations"]]
     assert sum(part["relations"]["kept"]) == sum(part["kept_edges"]) < part["num_edges"]
     scored = {typed["relations"][near["relation"]]["name"]: near for near in typed["neighbours"]}

@@ -22,16 +22,26 @@ def test_a_batch_knows_the_degrees_of_the_graph():
     data = random_graph(40, 240, 0, symmetric=False)
     degree = torch.bincount(data.edge_index[1].long(), minlength=40)
     seen = 0
-    for batch in ClusterLoader(data, scale_sums=True).batches_of(random_partition(40, 3, stream("test", 0))):
+    for batch in ClusterLoader(data, scale_sums=True).batches_of(
+        random_partition(40, 3, stream("test", 0))
+    ):
         kept = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)
-        expected = [whole / part if part else 1.0 for whole, part in zip(degree[batch.n_id].tolist(), kept.tolist())]
-        assert batch.degree_ratio.tolist() == pytest.approx(expected) and batch.degree_ratio.dtype == torch.float32
+        expected = [
+            whole / part if part else 1.0
+            for whole, part in zip(degree[batch.n_id].tolist(), kept.tolist())
+        ]
+        assert (
+            batch.degree_ratio.tolist() == pytest.approx(expected)
+            and batch.degree_ratio.dtype == torch.float32
+        )
         seen += sum(ratio > 1 for ratio in expected)
     assert seen > 20
-    (whole,) = ClusterLoader(data, Partitioner(data.edge_index, name="whole", num_parts=1), scale_sums=True).batches_of(
-        random_partition(40, 1, stream("test", 0)))
+    (whole,) = ClusterLoader(
+        data, Partitioner(data.edge_index, name="whole", num_parts=1), scale_sums=True
+    ).batches_of(random_partition(40, 1, stream("test", 0)))
     assert "degree_ratio" not in whole and "degree_ratio" not in next(
-        ClusterLoader(data).batches_of(random_partition(40, 3, stream("test", 0))))
+        ClusterLoader(data).batches_of(random_partition(40, 3, stream("test", 0)))
+    )
 
 
 @pytest.mark.parametrize("aggr", [*SUMS, "softmax", "mean"])
@@ -39,7 +49,11 @@ def test_a_batch_knows_the_degrees_of_the_graph():
 def test_where_half_of_equal_neighbours_are_missing_nothing_changes(aggr, kernel):
     # Twelve neighbours with the same features, of which a part sees the first six.
     torch.manual_seed(0)
-    conv = GENConv(4, 4, aggr, y=0.7, kernel=kernel) if aggr in SUMS[1:] else GENConv(4, 4, aggr, kernel=kernel)
+    conv = (
+        GENConv(4, 4, aggr, y=0.7, kernel=kernel)
+        if aggr in SUMS[1:]
+        else GENConv(4, 4, aggr, kernel=kernel)
+    )
     x = torch.cat([torch.randn(1, 4), torch.randn(1, 4).expand(12, 4)])
     edges = torch.stack([torch.arange(1, 13), torch.zeros(12, dtype=torch.int64)])
     ratio = torch.ones(13)
@@ -52,7 +66,10 @@ def test_where_half_of_equal_neighbours_are_missing_nothing_changes(aggr, kernel
 def test_the_gradient_of_y_knows_the_ratio():
     torch.manual_seed(0)
     conv = GENConv(3, 3, "softmax_sum", y=0.3, learn_y=True).double()
-    x, edges = torch.randn(5, 3, dtype=torch.float64), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
+    x, edges = (
+        torch.randn(5, 3, dtype=torch.float64),
+        torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]),
+    )
     ratio = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
 
     def f(y):
@@ -61,7 +78,9 @@ def test_the_gradient_of_y_knows_the_ratio():
 
     f(torch.tensor([0.3], dtype=torch.float64)).backward()
     step = 1e-5
-    expected = (f(torch.tensor([0.3 + step], dtype=torch.float64)) - f(torch.tensor([0.3 - step], dtype=torch.float64)))
+    expected = f(torch.tensor([0.3 + step], dtype=torch.float64)) - f(
+        torch.tensor([0.3 - step], dtype=torch.float64)
+    )
     assert conv.y.grad.item() == pytest.approx(expected.item() / (2 * step), rel=1e-6)
 
 
@@ -71,12 +90,17 @@ def test_every_layer_of_a_model_is_scaled(recompute):
     model = DeeperGCN(3, 4, 2, 3, aggr="add", dropout=0.0, gradient_checkpointing=recompute)
     data, seen = random_graph(20, 60, 1), []
     for conv in model.convs:
-        conv.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs.get("degree_ratio")),
-                                       with_kwargs=True)
+        conv.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs.get("degree_ratio")), with_kwargs=True
+        )
     x, ratio = torch.randn(20, 3), torch.full((20,), 2.0)
     plain = model(x, data.edge_index)
     scaled = model(x, data.edge_index, degree_ratio=ratio)
-    assert seen[:3] == [None] * 3 and all(given is ratio for given in seen[3:6]) and not torch.equal(plain, scaled)
+    assert (
+        seen[:3] == [None] * 3
+        and all(given is ratio for given in seen[3:6])
+        and not torch.equal(plain, scaled)
+    )
     torch.testing.assert_close(model(x, data.edge_index, degree_ratio=torch.ones(20)), plain)
 
 
@@ -84,22 +108,39 @@ def test_sizes_that_do_not_fit_are_refused():
     conv, edges = GENConv(3, 3, "add"), torch.tensor([[0, 1], [1, 0]])
     with pytest.raises(ValueError, match=r"degree_ratio has shape \(1,\), but must be \[2\]"):
         conv(torch.ones(2, 3), edges, degree_ratio=torch.ones(1))
-    with pytest.raises(ValueError, match="degree_ratio works without PyG's own code only, .*: x does not have 2"):
+    with pytest.raises(
+        ValueError, match="degree_ratio works without PyG's own code only, .*: x does not have 2"
+    ):
         conv(torch.ones(4, 2, 3), edges, degree_ratio=torch.ones(2))
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["model=revgnn"], "model=revgnn"), (["model=pyg"], "model=pyg"),
-    (["task=link", "data=ogb_link"], "task=link"), (["model.knn=3"], "model.knn=3")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["model=revgnn"], "model=revgnn"),
+        (["model=pyg"], "model=pyg"),
+        (["task=link", "data=ogb_link"], "task=link"),
+        (["model.knn=3"], "model.knn=3"),
+    ],
+)
 def test_what_it_does_not_go_with_is_refused(overrides, message, configure):
-    with pytest.raises(ValueError, match=f"partition.scale_sums=true needs .*this run has {message}"):
+    with pytest.raises(
+        ValueError, match=f"partition.scale_sums=true needs .*this run has {message}"
+    ):
         configure("partition.scale_sums=true", *overrides)
 
 
 def test_batches_of_neighbours_have_views_without_it(configure):
-    data, neighbor = random_graph(60, 300, 0), ["loader=neighbor", "loader.num_neighbors=[4,3]", "evaluation=views"]
-    rows = [rank_cases.predict(configure(*SCALED, *neighbor, f"partition.scale_sums={scaled}"), data, Ranks())
-            for scaled in (True, False)]
+    data, neighbor = (
+        random_graph(60, 300, 0),
+        ["loader=neighbor", "loader.num_neighbors=[4,3]", "evaluation=views"],
+    )
+    rows = [
+        rank_cases.predict(
+            configure(*SCALED, *neighbor, f"partition.scale_sums={scaled}"), data, Ranks()
+        )
+        for scaled in (True, False)
+    ]
     assert torch.equal(*rows)
 
 

@@ -16,8 +16,15 @@ from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import finish, rounds_of, summary_of, train
 
-TOY = ["data=digits", "model=auto", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2",
-       "train.patience=0", "task.base=none"]
+TOY = [
+    "data=digits",
+    "model=auto",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=2",
+    "train.patience=0",
+    "task.base=none",
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,9 @@ def test_a_run_that_was_killed_while_settings_were_compared_goes_on(trained, tmp
 
 def test_networks_are_compared_and_not_the_simple_method_that_all_of_them_answer_with(tmp_path):
     asked = [text for text in TOY if text != "task.base=none"]
-    config = cli.compose_config([*asked, "task.base=linear", "train.lr=0.05", f"cache_dir={tmp_path / 'cache'}"])
+    config = cli.compose_config(
+        [*asked, "task.base=linear", "train.lr=0.05", f"cache_dir={tmp_path / 'cache'}"]
+    )
     found = train(config, tmp_path / "run")["trials"]
     assert len({trial["valid"] for trial in found}) > 1
     for trial in {trial["setting"]: trial for trial in found}.values():
@@ -67,7 +76,9 @@ def test_the_settings_fit_the_data(configure, tmp_path):
     def known(*overrides):
         config = configure(*overrides, "model=auto")
         opened = build.open_graph(config)
-        assert opened.config.model.name == "auto" and opened.parts[0].config.model.name == "deepergcn"
+        assert (
+            opened.config.model.name == "auto" and opened.parts[0].config.model.name == "deepergcn"
+        )
         return list(settings.models_of(opened.parts[0]))
 
     graphs = ["data=ogb_graph", f"data.folder={write_graphs(tmp_path / 'toy')}", "task=graph"]
@@ -79,7 +90,9 @@ def test_the_settings_fit_the_data(configure, tmp_path):
 def test_two_ranks_choose_together_and_the_command_may_be_given_again(tmp_path):
     overrides = [*TOY, "parallel.num_ranks=2"]
     for _ in range(2):
-        status, output = finish(overrides, tmp_path / "run", tmp_path / "cache", SLURM_RESTART_COUNT="1")
+        status, output = finish(
+            overrides, tmp_path / "run", tmp_path / "cache", SLURM_RESTART_COUNT="1"
+        )
         assert status == 0, output
     assert "has been trained already" in output
     assert {trial["epochs"] for trial in summary_of(tmp_path / "run")["trials"]} == {2}
@@ -89,20 +102,40 @@ def test_two_ranks_choose_together_and_the_command_may_be_given_again(tmp_path):
 @pytest.mark.slow
 def test_python_takes_the_seconds_of_the_comparison(tmp_path):
     edges = torch.randint(60, (2, 300), generator=torch.Generator().manual_seed(0))
-    data = Data(x=torch.randn(60, 4), edge_index=torch.cat([edges, edges.flip(0)], 1), y=torch.arange(60) % 2,
-                train_mask=torch.arange(60) < 30, val_mask=torch.arange(60) // 15 == 2,
-                test_mask=torch.arange(60) >= 45)
-    result = pe.train(data, "data.components=all", model="auto", seconds=1e-6, epochs=1, folder=tmp_path / "run",
-                      cache_dir=str(tmp_path / "cache"), verbose=False)
+    data = Data(
+        x=torch.randn(60, 4),
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        y=torch.arange(60) % 2,
+        train_mask=torch.arange(60) < 30,
+        val_mask=torch.arange(60) // 15 == 2,
+        test_mask=torch.arange(60) >= 45,
+    )
+    result = pe.train(
+        data,
+        "data.components=all",
+        model="auto",
+        seconds=1e-6,
+        epochs=1,
+        folder=tmp_path / "run",
+        cache_dir=str(tmp_path / "cache"),
+        verbose=False,
+    )
     assert [trial["setting"] for trial in result.summary["trials"]] == ["deepergcn"]
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["tune.seconds=-1"], "tune.seconds must be more than 0, not -1"),
-    (["tune.seconds=0"], "tune.seconds must be more than 0, not 0"),
-    (["model.conv=GCNConv"], "model.conv is a key of model=pyg alone"),
-    (["data.components=separate"], "model=auto needs data.components=all, .*since one model is chosen"),
-    (["task=graph"], "data=digits with task=graph and loader=graph do not fit")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["tune.seconds=-1"], "tune.seconds must be more than 0, not -1"),
+        (["tune.seconds=0"], "tune.seconds must be more than 0, not 0"),
+        (["model.conv=GCNConv"], "model.conv is a key of model=pyg alone"),
+        (
+            ["data.components=separate"],
+            "model=auto needs data.components=all, .*since one model is chosen",
+        ),
+        (["task=graph"], "data=digits with task=graph and loader=graph do not fit"),
+    ],
+)
 def test_what_does_not_fit_is_refused(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         configure(*TOY, *overrides)

@@ -11,8 +11,15 @@ from tests.helpers import building as restore
 from tests.helpers.running import shell, summary_of, train
 from tests.helpers.typed_graphs import write_typed_tables
 
-SMALL = ["task=link", "partition=whole", "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2",
-         "task.predictor=bilinear", "task.metric=ndcg@5"]
+SMALL = [
+    "task=link",
+    "partition=whole",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=2",
+    "task.predictor=bilinear",
+    "task.metric=ndcg@5",
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +27,34 @@ def bought(tmp_path_factory):
     """A run on a table of who bought what, 20 users and 12 items, and the table; nothing may change them."""
     folder = tmp_path_factory.mktemp("bought")
     rng = np.random.default_rng(0)
-    table = pd.DataFrame({"source": [f"u{number}" for number in rng.integers(20, size=110)],
-                          "target": [f"a{number}" for number in rng.integers(12, size=110)]}).drop_duplicates()
+    table = pd.DataFrame(
+        {
+            "source": [f"u{number}" for number in rng.integers(20, size=110)],
+            "target": [f"a{number}" for number in rng.integers(12, size=110)],
+        }
+    ).drop_duplicates()
     table.to_csv(folder / "bought.csv", index=False)
-    train(cli.compose_config([*SMALL, "data=tables", f"data.edges.path={folder / 'bought.csv'}",
-                              f"cache_dir={folder / 'cache'}"]), folder / "run")
+    train(
+        cli.compose_config(
+            [
+                *SMALL,
+                "data=tables",
+                f"data.edges.path={folder / 'bought.csv'}",
+                f"cache_dir={folder / 'cache'}",
+            ]
+        ),
+        folder / "run",
+    )
     return folder / "run", table
 
 
 def ask(run, output, **asked) -> pd.DataFrame:
     """Ask a run for the likeliest targets."""
-    restore.predict(restore.EvaluateConfig(run=str(run), device="cpu", output=str(output), overwrite=True, **asked))
+    restore.predict(
+        restore.EvaluateConfig(
+            run=str(run), device="cpu", output=str(output), overwrite=True, **asked
+        )
+    )
     return pd.read_csv(output)
 
 
@@ -38,11 +62,16 @@ def test_users_get_items_that_they_do_not_have(bought, tmp_path):
     run, table = bought
     found, has = ask(run, tmp_path / "top.csv", top=4), {*table.itertuples(index=False, name=None)}
     assert list(found) == ["source", "target", "score", "rank"]
-    assert set(found["source"]) == set(table["source"])  # not the items, which have the smaller numbers
+    assert set(found["source"]) == set(
+        table["source"]
+    )  # not the items, which have the smaller numbers
     assert not has & {*found[["source", "target"]].itertuples(index=False, name=None)}
     for source, own in found.groupby("source"):
         free = 12 - sum(user == source for user, _ in has)
-        assert own["rank"].tolist() == [*range(1, min(4, free) + 1)] and own["score"].is_monotonic_decreasing
+        assert (
+            own["rank"].tolist() == [*range(1, min(4, free) + 1)]
+            and own["score"].is_monotonic_decreasing
+        )
     everything = ask(run, tmp_path / "top.csv", top=100, filtered=False)
     assert len(everything) == 20 * 12
     scores = ask(run, tmp_path / "pairs.csv", pairs=_write(tmp_path / "asked.csv", everything))
@@ -68,20 +97,44 @@ def test_sources_keep_their_order_and_may_be_of_the_other_side(bought, tmp_path)
 def test_the_metric_ranks_all_candidates(bought):
     run, _ = bought
     summary = summary_of(run)
-    assert summary["metric"] == "ndcg@5" and summary["train"] is None and 0 < summary["best_valid"] <= 1
+    assert (
+        summary["metric"] == "ndcg@5"
+        and summary["train"] is None
+        and 0 < summary["best_valid"] <= 1
+    )
 
 
-@pytest.mark.parametrize("asked, error", [
-    (dict(top=2, pairs="asked.csv"), "pairs=asked.csv does not go with top=2, which writes a table of the likeliest"),
-    (dict(top=2, embeddings=True), "embeddings=True does not go with top=2"),
-    (dict(top=2, calibrate=True), "calibrate=true is for classes and binary tasks, and .* has task=link"),
-    (dict(top=2, output_nodes="strange.csv"), "output_nodes=strange.csv: no node has the id 'nobody' of row 1"),
-    (dict(top=2, candidates="strange.csv"), "candidates=strange.csv: no node has the id 'nobody' of row 1"),
-    (dict(top=2, candidates="empty.csv"), "candidates=empty.csv has a header, but no rows"),
-    (dict(top=2, candidates="strange.csv", skip_unknown=True), "candidates=strange.csv: none of the 1 rows names a "
-                                                               "node"),
-    (dict(top=2, candidates="users.csv", output_nodes="users.csv"), "candidates=users.csv names no node that can be a "
-                                                                    "target of the 1 source, which")])
+@pytest.mark.parametrize(
+    "asked, error",
+    [
+        (
+            dict(top=2, pairs="asked.csv"),
+            "pairs=asked.csv does not go with top=2, which writes a table of the likeliest",
+        ),
+        (dict(top=2, embeddings=True), "embeddings=True does not go with top=2"),
+        (
+            dict(top=2, calibrate=True),
+            "calibrate=true is for classes and binary tasks, and .* has task=link",
+        ),
+        (
+            dict(top=2, output_nodes="strange.csv"),
+            "output_nodes=strange.csv: no node has the id 'nobody' of row 1",
+        ),
+        (
+            dict(top=2, candidates="strange.csv"),
+            "candidates=strange.csv: no node has the id 'nobody' of row 1",
+        ),
+        (dict(top=2, candidates="empty.csv"), "candidates=empty.csv has a header, but no rows"),
+        (
+            dict(top=2, candidates="strange.csv", skip_unknown=True),
+            "candidates=strange.csv: none of the 1 rows names a node",
+        ),
+        (
+            dict(top=2, candidates="users.csv", output_nodes="users.csv"),
+            "candidates=users.csv names no node that can be a target of the 1 source, which",
+        ),
+    ],
+)
 def test_questions_that_do_not_fit_are_refused(asked, error, bought, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, id in (("strange", "nobody"), ("users", "u1")):
@@ -94,21 +147,40 @@ def test_questions_that_do_not_fit_are_refused(asked, error, bought, tmp_path, m
 def test_the_command_line_refuses_what_no_model_of_links_is_asked(bought, tmp_path):
     run, _ = bought
     asked = shell("pipeline.predict", f"run={run}", "top=3", cwd=tmp_path)
-    assert asked.returncode == 1 and "One argument is missing: predictions=FILE, or output=TABLE" in asked.stderr
-    asked = shell("pipeline.predict", f"run={run}", "candidates=x.csv", "output=top.csv", cwd=tmp_path)
+    assert (
+        asked.returncode == 1
+        and "One argument is missing: predictions=FILE, or output=TABLE" in asked.stderr
+    )
+    asked = shell(
+        "pipeline.predict", f"run={run}", "candidates=x.csv", "output=top.csv", cwd=tmp_path
+    )
     assert asked.returncode == 1
-    assert "candidates=x.csv is for the likeliest targets of each source. Give top=K" in asked.stderr
+    assert (
+        "candidates=x.csv is for the likeliest targets of each source. Give top=K" in asked.stderr
+    )
 
 
-@pytest.mark.parametrize("relation, width", [("buys", 30), pytest.param("knows", 40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "relation, width", [("buys", 30), pytest.param("knows", 40, marks=pytest.mark.slow)]
+)
 def test_a_relation_has_targets_of_its_type(relation, width, tmp_path):
     """Users and items have the same ids here; whom a user knows, in either direction, is no candidate."""
     overrides = write_typed_tables(tmp_path)
-    train(cli.compose_config([*SMALL, *overrides, f"task.relation={relation}", f"cache_dir={tmp_path / 'cache'}"]),
-          tmp_path / "run")
-    links = {*pd.read_csv(tmp_path / f"{relation}.csv")[["source", "target"]].itertuples(index=False, name=None)}
+    train(
+        cli.compose_config(
+            [*SMALL, *overrides, f"task.relation={relation}", f"cache_dir={tmp_path / 'cache'}"]
+        ),
+        tmp_path / "run",
+    )
+    links = {
+        *pd.read_csv(tmp_path / f"{relation}.csv")[["source", "target"]].itertuples(
+            index=False, name=None
+        )
+    }
     if relation == "knows":
-        links |= {(target, source) for source, target in links} | {(user, user) for user in range(40)}
+        links |= {(target, source) for source, target in links} | {
+            (user, user) for user in range(40)
+        }
     found = ask(tmp_path / "run", tmp_path / "top.csv", top=100)
     pairs = {*found[["source", "target"]].itertuples(index=False, name=None)}
     assert pairs == {(source, target) for source in range(40) for target in range(width)} - links
@@ -125,37 +197,78 @@ def test_new_tables_are_ranked_without_the_links_that_they_have(bought, tmp_path
 def test_a_user_and_an_item_may_have_the_same_id(tmp_path):
     """The experiment recommends from ids that both columns have; new tables, while the network has no part in it."""
     rng = np.random.default_rng(0)
-    table = pd.DataFrame({"user": rng.integers(1, 21, 150), "item": rng.integers(1, 13, 150)}).drop_duplicates()
-    overrides = ["+experiment=recommend", f"data.edges.path={_write(tmp_path / 'bought.csv', table)}",
-                 "data.edges.source=user", "data.edges.target=item", f"cache_dir={tmp_path / 'cache'}",
-                 "train.epochs=1", "train.eval_every=1", "model.hidden_channels=8", "features.channels=8"]
+    table = pd.DataFrame(
+        {"user": rng.integers(1, 21, 150), "item": rng.integers(1, 13, 150)}
+    ).drop_duplicates()
+    overrides = [
+        "+experiment=recommend",
+        f"data.edges.path={_write(tmp_path / 'bought.csv', table)}",
+        "data.edges.source=user",
+        "data.edges.target=item",
+        f"cache_dir={tmp_path / 'cache'}",
+        "train.epochs=1",
+        "train.eval_every=1",
+        "model.hidden_channels=8",
+        "features.channels=8",
+    ]
     summary = train(cli.compose_config(overrides), tmp_path / "run")
     assert summary["answer"]["share"] == 1
     has = {*table.itertuples(index=False, name=None)}
     found = ask(tmp_path / "run", tmp_path / "top.csv", top=12)
     assert {*found[["source", "target"]].itertuples(index=False, name=None)} == {
-        (user, item) for user in range(1, 21) for item in range(1, 13)} - has
-    with pytest.raises(ValueError, match="no node has the id '21' of row 1; the 12 nodes of the type of the targets"):
-        ask(tmp_path / "run", tmp_path / "top.csv", top=12, candidates=_write(tmp_path / "ids.csv", pd.DataFrame({
-            "id": [21]})))
+        (user, item) for user in range(1, 21) for item in range(1, 13)
+    } - has
+    with pytest.raises(
+        ValueError,
+        match="no node has the id '21' of row 1; the 12 nodes of the type of the targets",
+    ):
+        ask(
+            tmp_path / "run",
+            tmp_path / "top.csv",
+            top=12,
+            candidates=_write(tmp_path / "ids.csv", pd.DataFrame({"id": [21]})),
+        )
     pairs = pd.DataFrame({"source": [3, 20], "target": [3, 12]})
-    scored = ask(tmp_path / "run", tmp_path / "pairs.csv", pairs=_write(tmp_path / "asked.csv", pairs))
+    scored = ask(
+        tmp_path / "run", tmp_path / "pairs.csv", pairs=_write(tmp_path / "asked.csv", pairs)
+    )
     assert scored["score"].between(0, 1).all() and scored[["source", "target"]].equals(pairs)
     new = pd.DataFrame({"user": [1, 1, 2, 77], "item": [5, 6, 6, 6]})
     data = NewDataConfig(edges=NewTableConfig(path=_write(tmp_path / "new.csv", new)))
     found = ask(tmp_path / "run", tmp_path / "new_top.csv", top=2, data=data)
     assert found[["source", "target"]].to_numpy().tolist() == [[2, 5], [77, 5]]
-    checkpoint.save(base := tmp_path / "run" / "base.pt", dict(checkpoint.load(base)) | {"share": 0.9})
-    with pytest.raises(ValueError, match="cannot predict other data: its model learned features of the nodes"):
+    checkpoint.save(
+        base := tmp_path / "run" / "base.pt", dict(checkpoint.load(base)) | {"share": 0.9}
+    )
+    with pytest.raises(
+        ValueError, match="cannot predict other data: its model learned features of the nodes"
+    ):
         ask(tmp_path / "run", tmp_path / "new_top.csv", top=2, data=data)
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["data.edges.target=user"], "the same column for both ends"), (["data.nodes.path=bought.csv"], "data.nodes.path"),
-    (["data.to_undirected=false"], "data.to_undirected=false"), (["data.propagate=1"], "data.propagate")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["data.edges.target=user"], "the same column for both ends"),
+        (["data.nodes.path=bought.csv"], "data.nodes.path"),
+        (["data.to_undirected=false"], "data.to_undirected=false"),
+        (["data.propagate=1"], "data.propagate"),
+    ],
+)
 def test_two_types_of_nodes_do_not_go_with_keys_of_one(overrides, message, tmp_path):
     pd.DataFrame({"user": [1, 2], "item": [1, 2]}).to_csv(tmp_path / "bought.csv", index=False)
-    config = cli.compose_config(["+experiment=recommend", f"data.folder={tmp_path}", "data.edges.path=bought.csv",
-                                 "data.edges.source=user", "data.edges.target=item", *overrides])
-    with pytest.raises(ValueError, match=f"data.edges.bipartite=true has nodes of two types, and {message} does not"):
+    config = cli.compose_config(
+        [
+            "+experiment=recommend",
+            f"data.folder={tmp_path}",
+            "data.edges.path=bought.csv",
+            "data.edges.source=user",
+            "data.edges.target=item",
+            *overrides,
+        ]
+    )
+    with pytest.raises(
+        ValueError,
+        match=f"data.edges.bipartite=true has nodes of two types, and {message} does not",
+    ):
         config.data.check()

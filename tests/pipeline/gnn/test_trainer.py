@@ -17,7 +17,9 @@ from tests.helpers.running import TOY
 
 @contextlib.contextmanager
 def trainer_of(config):
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))) as trainer:
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))
+    ) as trainer:
         yield trainer
 
 
@@ -40,14 +42,19 @@ def test_half_precision_learns_what_full_precision_does(model, configure):
             losses[precision] = [numbers["loss"] for numbers in train_rounds(trainer)]
     assert losses["fp16"] != losses["fp32"] and losses["fp16"] != losses["bf16"]
     # Steps may be left out at the beginning, while the scale is found.
-    assert losses["fp16"][-1] == pytest.approx(losses["fp32"][-1], rel=0.15) and losses["fp16"][-1] < losses["fp16"][0]
+    assert (
+        losses["fp16"][-1] == pytest.approx(losses["fp32"][-1], rel=0.15)
+        and losses["fp16"][-1] < losses["fp16"][0]
+    )
 
 
 @pytest.fixture
 def watched(monkeypatch):
     """Begin with a scale that overflows; lists the scale after each step and the weights."""
     seen, step = [], GNNTrainer._step
-    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**40))
+    monkeypatch.setattr(
+        torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**40)
+    )
 
     def watch(self, batch, lr):
         out = step(self, batch, lr)
@@ -59,7 +66,9 @@ def watched(monkeypatch):
 
 
 def test_an_overflow_leaves_the_step_out_and_halves_the_scale(configure, watched):
-    with trainer_of(configure(*TOY, "train.precision=fp16", "train.epochs=10", "train.eval_every=10")) as trainer:
+    with trainer_of(
+        configure(*TOY, "train.precision=fp16", "train.epochs=10", "train.eval_every=10")
+    ) as trainer:
         numbers = train_rounds(trainer)
         assert trainer.state()["scaler"]["scale"] == watched[-1][0]
     scales, weights = zip(*watched)
@@ -70,7 +79,9 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale(configure, watched
 
 def test_what_overflows_at_any_scale_ends_the_run(configure, watched, monkeypatch):
     monkeypatch.setattr(gnn, "SMALLEST_SCALE", 2.0**38)
-    with trainer_of(configure(*TOY, "train.precision=fp16")) as trainer, \
-            pytest.raises(FloatingPointError, match="gradient norm is .* train.precision=fp32"):
+    with (
+        trainer_of(configure(*TOY, "train.precision=fp16")) as trainer,
+        pytest.raises(FloatingPointError, match="gradient norm is .* train.precision=fp32"),
+    ):
         train_rounds(trainer)
     assert len(watched) == 2

@@ -20,10 +20,24 @@ KEYS = [*NUMBERS, *TEXTS, *LABEL, "data.nodes.text_channels=8"]
 
 
 def config_of(folder, tables, *keys):
-    return cli.compose_config([
-        "data=tables", f"data.folder={tables}", "data.nodes.path=nodes.csv", "data.edges.path=edges.csv",
-        "model.num_layers=2", "model.hidden_channels=8", "train.epochs=2", "train.patience=0", "task.base=none",
-        "partition.num_parts=2", f"cache_dir={folder / 'cache'}", "evaluation=exact", *KEYS, *keys])
+    return cli.compose_config(
+        [
+            "data=tables",
+            f"data.folder={tables}",
+            "data.nodes.path=nodes.csv",
+            "data.edges.path=edges.csv",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+            "train.epochs=2",
+            "train.patience=0",
+            "task.base=none",
+            "partition.num_parts=2",
+            f"cache_dir={folder / 'cache'}",
+            "evaluation=exact",
+            *KEYS,
+            *keys,
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +46,12 @@ def yesterday(tmp_path_factory):
     folder = tmp_path_factory.mktemp("yesterday")
     write(folder / "old")
     trained(folder, folder / "old", *KEYS)
-    later(folder / "new", label=lambda table: table.assign(label=table["label"].where(
-        ~table["id"].isin(["new1", "new2", "n5"]), "aged")))
+    later(
+        folder / "new",
+        label=lambda table: table.assign(
+            label=table["label"].where(~table["id"].isin(["new1", "new2", "n5"]), "aged")
+        ),
+    )
     return folder
 
 
@@ -41,7 +59,10 @@ def test_the_same_tables_give_the_model_of_the_other_run(yesterday):
     config = config_of(yesterday, yesterday / "old", f"train.init={yesterday / 'run'}", "seed=5")
     setup = open_graph(config).parts[0]
     best = checkpoint.load(yesterday / "run" / "checkpoints" / "best.pt")["model"]
-    assert all(torch.equal(value, best[name]) for name, value in build_trainer(setup).model.state_dict().items())
+    assert all(
+        torch.equal(value, best[name])
+        for name, value in build_trainer(setup).model.state_dict().items()
+    )
     other = open_graph(config_of(yesterday, yesterday / "old")).parts[0].data
     assert torch.equal(setup.data.x, other.x) and torch.equal(setup.data.y, other.y)
 
@@ -57,8 +78,11 @@ def test_newer_tables_are_prepared_as_those_of_the_other_run(yesterday):
     assert torch.equal(data.x[:60, :num_own], old.x[:, :num_own])
 
 
-@pytest.mark.parametrize("keys", [[], ["train.label_input=0.5"], ["task.base=propagation", "task.candidate=offset"]],
-                         ids=["plain", "labels", "scores"])
+@pytest.mark.parametrize(
+    "keys",
+    [[], ["train.label_input=0.5"], ["task.base=propagation", "task.candidate=offset"]],
+    ids=["plain", "labels", "scores"],
+)
 def test_weights_of_columns_and_classes_find_their_places(keys, yesterday):
     """Of another run without, or with, labels and scores as inputs."""
     config = config_of(yesterday, yesterday / "new", f"train.init={yesterday / 'run'}", *keys)
@@ -73,9 +97,9 @@ def test_weights_of_columns_and_classes_find_their_places(keys, yesterday):
             assert torch.equal(value[:3], best[name]) and torch.equal(value[3:], fresh[name][3:])
         else:
             own, start = best[name].shape[1], 5 if "train.label_input=0.5" in keys else 0
-            assert torch.equal(value[:, start:start + own], best[name])
+            assert torch.equal(value[:, start : start + own], best[name])
             assert torch.equal(value[:, :start], fresh[name][:, :start])
-            assert torch.equal(value[:, start + own:], fresh[name][:, start + own:])
+            assert torch.equal(value[:, start + own :], fresh[name][:, start + own :])
 
 
 def test_a_run_begins_with_an_exported_model_and_predicts_with_it(yesterday, tmp_path):
@@ -85,8 +109,10 @@ def test_a_run_begins_with_an_exported_model_and_predicts_with_it(yesterday, tmp
     train(config, tmp_path / "run")
     found = predicted(SavedRun(tmp_path / "run", config, settings(config)))
     assert found.rows.shape == (70, 4)
-    other = predicted(SavedRun(tmp_path / "run", config, settings(config)),
-                      data=NewDataConfig(folder=str(yesterday / "new")))
+    other = predicted(
+        SavedRun(tmp_path / "run", config, settings(config)),
+        data=NewDataConfig(folder=str(yesterday / "new")),
+    )
     assert torch.equal(found.rows, other.rows)
 
 
@@ -99,13 +125,25 @@ def test_ranks_begin_alike_and_a_stopped_run_goes_on_with_the_same_bits(yesterda
     assert whole["weights_sha256"] == again["weights_sha256"]
 
 
-@pytest.mark.parametrize("keys, says", [
-    (["model.hidden_channels=16"], "has the shape .* here, and the shape .* there. Give this run the keys of that mod"),
-    (["data.nodes.features=[size]"], "the keys name 1 column of numbers and dates of nodes, and those of .* names 2"),
-    (["data.nodes.text=[]"], "the keys name 2 columns of texts, and those of the run that train.init names 3"),
-    (["train.init=nowhere"], "train.init=nowhere is no run of trainer=gnn that ended"),
-    (["features=embedding"], "vectors that another run learned of its nodes"),
-])
+@pytest.mark.parametrize(
+    "keys, says",
+    [
+        (
+            ["model.hidden_channels=16"],
+            "has the shape .* here, and the shape .* there. Give this run the keys of that mod",
+        ),
+        (
+            ["data.nodes.features=[size]"],
+            "the keys name 1 column of numbers and dates of nodes, and those of .* names 2",
+        ),
+        (
+            ["data.nodes.text=[]"],
+            "the keys name 2 columns of texts, and those of the run that train.init names 3",
+        ),
+        (["train.init=nowhere"], "train.init=nowhere is no run of trainer=gnn that ended"),
+        (["features=embedding"], "vectors that another run learned of its nodes"),
+    ],
+)
 def test_what_does_not_fit_is_refused(keys, says, yesterday):
     with pytest.raises(ValueError, match=says):
         config = config_of(yesterday, yesterday / "new", f"train.init={yesterday / 'run'}", *keys)

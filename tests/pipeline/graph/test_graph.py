@@ -46,19 +46,30 @@ def test_transpose_equals_pyg(num_nodes, num_pairs, seed):
     assert rowptr.tolist() == expected_ptr.tolist()
     # Within a row PyG's order is not defined, ours is by destination.
     assert torch.equal(ours.as_tensor()[:, perm.long()], torch.stack([ours._T_index[0], col]))
-    assert sorted(zip(theirs.as_tensor()[0][expected_perm.long()].tolist(), expected_col.tolist())) == list(
-        zip(ours._T_index[0].tolist(), col.tolist()))
+    assert sorted(
+        zip(theirs.as_tensor()[0][expected_perm.long()].tolist(), expected_col.tolist())
+    ) == list(zip(ours._T_index[0].tolist(), col.tolist()))
 
 
 def test_structure_counts_what_is_odd():
     found = inspect(make_graph(SIX, 6).edge_index)
-    assert found == Structure(num_nodes=6, num_edges=8, num_without_reverse=0, num_self_loops=1, num_duplicates=1,
-                                    num_isolated=1)
+    assert found == Structure(
+        num_nodes=6,
+        num_edges=8,
+        num_without_reverse=0,
+        num_self_loops=1,
+        num_duplicates=1,
+        num_isolated=1,
+    )
     directed = inspect(make_graph([(0, 1), (1, 0), (1, 2), (2, 0)], 3).edge_index)
     assert directed.num_without_reverse == 2 and not directed.is_undirected
-    assert str(directed) == ("directed (2 edges have no reverse), 3 nodes, 4 directed edges, 0 self-loops, "
-                             "0 duplicates, 0 isolated nodes")
-    assert str(found).startswith("undirected (every edge has its reverse), 6 nodes, 8 directed edges, 1 self-loop, ")
+    assert str(directed) == (
+        "directed (2 edges have no reverse), 3 nodes, 4 directed edges, 0 self-loops, "
+        "0 duplicates, 0 isolated nodes"
+    )
+    assert str(found).startswith(
+        "undirected (every edge has its reverse), 6 nodes, 8 directed edges, 1 self-loop, "
+    )
     assert inspect(make_graph([(1, 1)], 3).edge_index).num_isolated == 3
 
 
@@ -79,11 +90,19 @@ def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
     nodes = torch.from_numpy(np.random.default_rng(seed).permutation(num_nodes)[:count])
     part = induced_subgraph(data, nodes, dtype=torch.int64)
     part.edge_index.validate()
-    edges, attr = subgraph(nodes, data.edge_index.as_tensor().long(), data.edge_attr, num_nodes=num_nodes)
+    edges, attr = subgraph(
+        nodes, data.edge_index.as_tensor().long(), data.edge_attr, num_nodes=num_nodes
+    )
     expected = sorted((u, v, *a) for u, v, a in zip(*edges.tolist(), attr.tolist()))
     there = nodes[part.edge_index.as_tensor()]
-    assert sorted((u, v, *a) for u, v, a in zip(*there.tolist(), part.edge_attr.tolist())) == expected
-    assert torch.equal(part.x, data.x[nodes]) and torch.equal(part.y, data.y[nodes]) and torch.equal(part.n_id, nodes)
+    assert (
+        sorted((u, v, *a) for u, v, a in zip(*there.tolist(), part.edge_attr.tolist())) == expected
+    )
+    assert (
+        torch.equal(part.x, data.x[nodes])
+        and torch.equal(part.y, data.y[nodes])
+        and torch.equal(part.n_id, nodes)
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -92,14 +111,18 @@ def test_native_and_torch_subgraphs_are_the_same(num_nodes, num_pairs, seed, cou
     data = random_graph(num_nodes, num_pairs, seed, symmetric=seed % 2 == 0)
     assert subgraph_module.can_run(data.edge_index), subgraph_module.LIBRARY.missing()
     rng = np.random.default_rng(seed)
-    nodes = torch.from_numpy(rng.permutation(num_nodes)[:rng.integers(num_nodes + 1)])
+    nodes = torch.from_numpy(rng.permutation(num_nodes)[: rng.integers(num_nodes + 1)])
     with threads(count):
         ours, position = subgraph_module.induce(data.edge_index, nodes)
     expected, expected_position = induce_with_torch(data.edge_index, nodes)
-    assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(position, expected_position.long())
+    assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(
+        position, expected_position.long()
+    )
     for a, b in ((ours.get_csc(), expected.get_csc()), (ours.get_csr(), expected.get_csr())):
         assert torch.equal(a[0][0], b[0][0]) and torch.equal(a[0][1], b[0][1])
-    assert torch.equal(ours._T_perm, expected._T_perm) and torch.equal(ours._T_index[0], expected._T_index[0])
+    assert torch.equal(ours._T_perm, expected._T_perm) and torch.equal(
+        ours._T_index[0], expected._T_index[0]
+    )
 
 
 def test_without_a_compiler_torch_selects(monkeypatch):
@@ -129,4 +152,7 @@ def test_a_graph_without_edges():
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_subgraph_dtype(dtype):
     part = induced_subgraph(make_graph(SIX, 6), torch.tensor([1, 0]), dtype=dtype)
-    assert part.edge_index.dtype == dtype and part.edge_index.as_tensor().tolist() == [[1, 1, 0], [0, 0, 1]]
+    assert part.edge_index.dtype == dtype and part.edge_index.as_tensor().tolist() == [
+        [1, 1, 0],
+        [0, 0, 1],
+    ]

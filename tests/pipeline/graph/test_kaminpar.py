@@ -23,7 +23,16 @@ from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers import building as build
 from tests.helpers.graphs import make_graph, random_graph
-from tests.helpers.running import ROOT, TOY, finish, forked, kill_after_rounds, status_of, summary_of, train
+from tests.helpers.running import (
+    ROOT,
+    TOY,
+    finish,
+    forked,
+    kill_after_rounds,
+    status_of,
+    summary_of,
+    train,
+)
 from tests.pipeline.graph.test_partition import GRID, grid, is_partition
 from tools.strikes import is_alive
 
@@ -40,7 +49,9 @@ def planted(num_nodes=3000, group=150, degree=6):
     far = rng.random(a.size) < 0.1
     b[far] = rng.integers(num_nodes, size=far.sum())
     pairs = rng.permutation(num_nodes)[np.stack([a, b], 1)[a != b]]
-    return make_graph(np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0).tolist(), num_nodes).edge_index
+    return make_graph(
+        np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0).tolist(), num_nodes
+    ).edge_index
 
 
 def clusters(partition):
@@ -49,8 +60,10 @@ def clusters(partition):
 
 def test_a_cut_is_balanced_and_about_as_good_as_that_of_metis():
     graph = planted()
-    cuts = {name: cut(graph, 20, 0) for name, cut in (("metis", metis.cut_with_metis),
-                                                      ("kaminpar", kaminpar.cut_with_kaminpar))}
+    cuts = {
+        name: cut(graph, 20, 0)
+        for name, cut in (("metis", metis.cut_with_metis), ("kaminpar", kaminpar.cut_with_kaminpar))
+    }
     quality = {name: measure_partition(graph, cut, 0.0) for name, cut in cuts.items()}
     assert is_partition(cuts["kaminpar"], 3000)
     assert quality["kaminpar"].imbalance <= 1.04
@@ -74,7 +87,11 @@ def test_ranks_have_cuts_of_their_own_which_rounds_reorder_and_regroup(tmp_path)
     assert all(is_partition(draw, 300) and draw.num_parts == 4 for draw in draws)
     assert len({frozenset(clusters(draw)) for draw in draws}) == 3
     # One cut for each rank, and one into 80 for all that regroup it.
-    assert sorted(path.name.split("-")[2] for path in tmp_path.glob("kaminpar-*.pt")) == ["4", "4", "80"]
+    assert sorted(path.name.split("-")[2] for path in tmp_path.glob("kaminpar-*.pt")) == [
+        "4",
+        "4",
+        "80",
+    ]
 
 
 def test_a_cut_lies_in_the_cache(tmp_path, monkeypatch):
@@ -94,14 +111,23 @@ def test_the_file_has_neither_loops_nor_duplicates(block, monkeypatch):
         kaminpar.write_parhip(make_graph(path + more, 4).edge_index, file)
         written.append(file.getvalue())
     assert len(set(written)) == 1
-    head, tail = np.frombuffer(written[0][:64], np.uint64), np.frombuffer(written[0][64:], np.uint32)
+    head, tail = (
+        np.frombuffer(written[0][:64], np.uint64),
+        np.frombuffer(written[0][64:], np.uint32),
+    )
     # Flags, nodes, edges; where the neighbours of each node begin, in bytes of the file; the neighbours.
     assert head.tolist() == [11, 4, 6, 64, 68, 76, 84, 88] and tail.tolist() == [1, 0, 2, 1, 3, 2]
 
 
-@pytest.mark.parametrize("pairs, num_nodes, num_parts", [
-    ([(0, 1), (1, 0), (0, 1), (1, 0), (2, 2), (1, 2), (2, 1)], 3, 2), ([(0, 1), (1, 0)], 5, 5), ([], 4, 2),
-    (GRID, 100, 100)])
+@pytest.mark.parametrize(
+    "pairs, num_nodes, num_parts",
+    [
+        ([(0, 1), (1, 0), (0, 1), (1, 0), (2, 2), (1, 2), (2, 1)], 3, 2),
+        ([(0, 1), (1, 0)], 5, 5),
+        ([], 4, 2),
+        (GRID, 100, 100),
+    ],
+)
 def test_tiny_graphs_have_no_empty_cluster(pairs, num_nodes, num_parts):
     partition = kaminpar.cut_with_kaminpar(make_graph(pairs, num_nodes).edge_index, num_parts, 0)
     assert is_partition(partition, num_nodes) and bool((partition.ptr.diff() > 0).all())
@@ -110,27 +136,49 @@ def test_tiny_graphs_have_no_empty_cluster(pairs, num_nodes, num_parts):
 @pytest.mark.parametrize("name", ["kaminpar", "kaminpar_random"])
 def test_a_directed_graph_is_refused(name):
     directed = make_graph([(0, 1), (1, 2), (2, 1), (3, 0)], 4).edge_index
-    with pytest.raises(ValueError, match="graph is directed: 2 of 4 edges .*KaMinPar needs.*data.to_undirected=true"):
+    with pytest.raises(
+        ValueError,
+        match="graph is directed: 2 of 4 edges .*KaMinPar needs.*data.to_undirected=true",
+    ):
         Partitioner(directed, name=name, num_parts=2)
 
 
 def test_the_package_is_asked_for_before_anything_else(configure, monkeypatch):
     monkeypatch.setattr(kaminpar.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"which is not installed: pip install .* -e '\.\[kaminpar\]'"):
+    with pytest.raises(
+        ValueError, match=r"which is not installed: pip install .* -e '\.\[kaminpar\]'"
+    ):
         build.check(configure("partition=kaminpar_random"))
     build.check(configure("partition=kaminpar", "loader=neighbor"))
 
 
 def slow_process(monkeypatch, code):
     """Let the process of a cut run something else than a cut."""
-    monkeypatch.setattr(kaminpar, "PROCESS", f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r}); {code}")
+    monkeypatch.setattr(
+        kaminpar,
+        "PROCESS",
+        f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r}); {code}",
+    )
 
 
-@pytest.mark.parametrize("code, message", [
-    ("os.kill(os.getpid(), signal.SIGKILL)", "by SIGKILL, perhaps because the machine had no memory left. Try again"),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV. Try again, or set partition=random"),
-    ("sys.exit('no such graph')", "KaMinPar failed: no such graph. Try again"),
-    ("pass", "KaMinPar ended without a result: .* status 0. Try again, or set partition=random")])
+@pytest.mark.parametrize(
+    "code, message",
+    [
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "by SIGKILL, perhaps because the machine had no memory left. Try again",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGSEGV)",
+            "was killed by SIGSEGV. Try again, or set partition=random",
+        ),
+        ("sys.exit('no such graph')", "KaMinPar failed: no such graph. Try again"),
+        (
+            "pass",
+            "KaMinPar ended without a result: .* status 0. Try again, or set partition=random",
+        ),
+    ],
+)
 def test_a_process_that_fails_is_a_clear_error(code, message, monkeypatch, tmp_path):
     slow_process(monkeypatch, code)
     with pytest.raises(ChildProcessError, match=message):
@@ -139,7 +187,11 @@ def test_a_process_that_fails_is_a_clear_error(code, message, monkeypatch, tmp_p
 
 
 def children(pid):
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [
+        int(child)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text().split()
+    ]
 
 
 def wait_until(done, what, seconds=30):
@@ -165,8 +217,11 @@ def test_a_request_to_stop_ends_the_process(signum, monkeypatch, tmp_path):
         os.kill(os.getpid(), signum)
 
     known = set(children(os.getpid()))
-    monkeypatch.setattr(sys.modules[__name__], "children", lambda pid, read=children: [
-        child for child in read(pid) if child not in known])
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "children",
+        lambda pid, read=children: [child for child in read(pid) if child not in known],
+    )
     thread = threading.Thread(target=interrupt)
     with pytest.raises(Stopped), StopRequest():
         thread.start()
@@ -193,9 +248,12 @@ def test_a_request_to_stop_in_the_start_of_a_thread_leaves_no_process(monkeypatc
 def test_the_process_ends_with_one_that_is_killed(monkeypatch, tmp_path):
     sleeping, folder = tmp_path / "sleeping", tmp_path / "cut"
     folder.mkdir()
-    slow_process(monkeypatch, "from pathlib import Path; from parallel_epochs.pipeline.graph import kaminpar_process; "
-                              f"kaminpar_process.end_with(int(sys.argv[-1])); Path({str(sleeping)!r}).touch(); "
-                              "time.sleep(60)")
+    slow_process(
+        monkeypatch,
+        "from pathlib import Path; from parallel_epochs.pipeline.graph import kaminpar_process; "
+        f"kaminpar_process.end_with(int(sys.argv[-1])); Path({str(sleeping)!r}).touch(); "
+        "time.sleep(60)",
+    )
     pid = forked(kaminpar.cut_with_kaminpar, grid(), 4, 0, folder)
     child = wait_for_child(pid)
     wait_until(sleeping.exists, "the process has asked to end with its parent")
@@ -221,4 +279,7 @@ def test_ranks_that_are_killed_go_on_with_the_same_cuts(tmp_path):
     assert finish(arguments, tmp_path / "whole", tmp_path / "cache")[0] == 0
     kill_after_rounds(2, arguments, tmp_path / "killed", tmp_path / "other-cache")
     assert finish([], tmp_path / "killed", tmp_path / "other-cache")[0] == 0
-    assert summary_of(tmp_path / "killed")["weights_sha256"] == summary_of(tmp_path / "whole")["weights_sha256"]
+    assert (
+        summary_of(tmp_path / "killed")["weights_sha256"]
+        == summary_of(tmp_path / "whole")["weights_sha256"]
+    )

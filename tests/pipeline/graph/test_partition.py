@@ -9,8 +9,13 @@ from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers.graphs import make_graph, random_graph
 
-GRID = [(i * 10 + j, a * 10 + b) for i in range(10) for j in range(10)
-        for a, b in ((i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)) if 0 <= a < 10 and 0 <= b < 10]
+GRID = [
+    (i * 10 + j, a * 10 + b)
+    for i in range(10)
+    for j in range(10)
+    for a, b in ((i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1))
+    if 0 <= a < 10 and 0 <= b < 10
+]
 
 
 def grid():
@@ -18,14 +23,21 @@ def grid():
 
 
 def is_partition(p: Partition, num_nodes: int) -> bool:
-    return (sorted(p.perm.tolist()) == list(range(num_nodes)) and p.ptr[0] == 0 and p.ptr[-1] == num_nodes
-            and bool((p.ptr.diff() >= 0).all()) and p.perm.dtype == p.ptr.dtype == torch.int64)
+    return (
+        sorted(p.perm.tolist()) == list(range(num_nodes))
+        and p.ptr[0] == 0
+        and p.ptr[-1] == num_nodes
+        and bool((p.ptr.diff() >= 0).all())
+        and p.perm.dtype == p.ptr.dtype == torch.int64
+    )
 
 
 @pytest.mark.parametrize("name", ["random", "metis", "metis_random", "whole"])
 def test_a_partition_is_a_pure_function_of_seed_epoch_and_rank(name, tmp_path):
     def draw(seed, epoch, rank, cache=None):
-        return Partitioner(grid(), name=name, num_parts=4, seed=seed, num_micro_parts=20, cache=cache).draw(epoch, rank)
+        return Partitioner(
+            grid(), name=name, num_parts=4, seed=seed, num_micro_parts=20, cache=cache
+        ).draw(epoch, rank)
 
     first = draw(0, 3, 1)
     assert is_partition(first, 100)
@@ -39,7 +51,9 @@ def test_a_partition_is_a_pure_function_of_seed_epoch_and_rank(name, tmp_path):
 
 
 def test_ranks_get_different_metis_cuts_and_epochs_another_order():
-    partitioner = Partitioner(random_graph(200, 800, 0).edge_index, name="metis", num_parts=4, seed=0)
+    partitioner = Partitioner(
+        random_graph(200, 800, 0).edge_index, name="metis", num_parts=4, seed=0
+    )
 
     def clusters(epoch, rank):
         p = partitioner.draw(epoch, rank)
@@ -51,17 +65,26 @@ def test_ranks_get_different_metis_cuts_and_epochs_another_order():
 
 def test_metis_random_gives_every_epoch_its_own_clusters():
     partitioner = Partitioner(grid(), name="metis_random", num_parts=4, num_micro_parts=20, seed=0)
-    a, b = (frozenset(frozenset(p.nodes(i).tolist()) for i in range(4)) for p in map(partitioner.draw, (0, 1)))
+    a, b = (
+        frozenset(frozenset(p.nodes(i).tolist()) for i in range(4))
+        for p in map(partitioner.draw, (0, 1))
+    )
     assert a != b
 
 
 def test_metis_seeds_0_and_1_differ():
-    assert not torch.equal(metis.cut_with_metis(grid(), 4, 0).perm, metis.cut_with_metis(grid(), 4, 1).perm)
+    assert not torch.equal(
+        metis.cut_with_metis(grid(), 4, 0).perm, metis.cut_with_metis(grid(), 4, 1).perm
+    )
 
 
 def test_metis_cuts_far_fewer_edges_than_chance():
-    cut = {name: partitions.measure_partition(grid(), Partitioner(grid(), name=name, num_parts=4).draw(0), 0.0).cut
-           for name in ("random", "metis")}
+    cut = {
+        name: partitions.measure_partition(
+            grid(), Partitioner(grid(), name=name, num_parts=4).draw(0), 0.0
+        ).cut
+        for name in ("random", "metis")
+    }
     assert cut["metis"] < 0.2 < 0.6 < cut["random"]
 
 
@@ -82,20 +105,30 @@ def test_random_partition_is_balanced_and_merges(num_nodes, num_parts, clusters_
     merged = p.merge(clusters_per_step)
     assert is_partition(merged, num_nodes) and torch.equal(merged.perm, p.perm)
     assert merged.num_parts == -(-p.num_parts // clusters_per_step)
-    assert torch.equal(merged.nodes(0), torch.cat([p.nodes(i) for i in range(min(clusters_per_step, p.num_parts))]))
+    assert torch.equal(
+        merged.nodes(0), torch.cat([p.nodes(i) for i in range(min(clusters_per_step, p.num_parts))])
+    )
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=4, max_size=60), st.integers(1, 4), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(1, 50), min_size=4, max_size=60), st.integers(1, 4), st.integers(0, 1000)
+)
 def test_regrouping_keeps_micro_clusters_whole(sizes, num_parts, seed):
     ptr = torch.tensor([0, *np.cumsum(sizes)])
     micro = Partition(torch.arange(int(ptr[-1])), ptr)
     p = partitions.regroup(micro, num_parts, stream("test", seed))
-    assert is_partition(p, int(ptr[-1])) and p.num_parts == num_parts and bool((p.ptr.diff() > 0).all())
+    assert (
+        is_partition(p, int(ptr[-1]))
+        and p.num_parts == num_parts
+        and bool((p.ptr.diff() > 0).all())
+    )
     for i in range(num_parts):
         inside = set(p.nodes(i).tolist())
-        assert all(len(inside & set(micro.nodes(j).tolist())) in (0, len(micro.nodes(j)))
-                   for j in range(micro.num_parts))
+        assert all(
+            len(inside & set(micro.nodes(j).tolist())) in (0, len(micro.nodes(j)))
+            for j in range(micro.num_parts)
+        )
 
 
 @pytest.mark.parametrize("num_parts", [2, 4, 7, 59])
@@ -108,7 +141,8 @@ def test_regrouped_clusters_differ_by_one_micro_cluster_at_most(num_parts):
 def test_describe_counts_kept_edges():
     data = make_graph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)], 4)
     quality = partitions.measure_partition(
-        data.edge_index, Partition(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 3, 4])), 0.0)
+        data.edge_index, Partition(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 3, 4])), 0.0
+    )
     assert quality.sizes == [3, 1] and quality.kept_edges == [4, 0]
     assert quality.cut == pytest.approx(1 / 3) and quality.imbalance == 1.5
     assert "4 of 6 edges kept (33.3% cut), imbalance 1.500" in str(quality)
@@ -118,7 +152,11 @@ def test_a_broken_metis_cache_is_detected_and_rebuilt(tmp_path, caplog):
     good = metis.cut_with_metis(grid(), 4, 0, tmp_path)
     (path,) = tmp_path.glob("metis-*.pt")
     content = path.read_bytes()
-    for broken in (content[:100], content[:len(content) // 2] + b"\x01" + content[len(content) // 2 + 1:], b""):
+    for broken in (
+        content[:100],
+        content[: len(content) // 2] + b"\x01" + content[len(content) // 2 + 1 :],
+        b"",
+    ):
         path.write_bytes(broken)
         caplog.clear()
         again = metis.cut_with_metis(grid(), 4, 0, tmp_path)
@@ -134,12 +172,21 @@ def test_the_metis_cache_knows_graph_parts_and_seed(tmp_path):
     assert len(list(tmp_path.glob("metis-*.pt"))) == 4
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(name="kmeans", num_parts=2), "partition=kmeans is unknown; choose one of random, metis"),
-    (dict(name="random", num_parts=0), "partition.num_parts must be at least 1, not 0"),
-    (dict(name="random", num_parts=101), "partition.num_parts=101 is more than the 100 nodes"),
-    (dict(name="metis_random", num_parts=5, num_micro_parts=3), "partition.num_micro_parts must be between"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            dict(name="kmeans", num_parts=2),
+            "partition=kmeans is unknown; choose one of random, metis",
+        ),
+        (dict(name="random", num_parts=0), "partition.num_parts must be at least 1, not 0"),
+        (dict(name="random", num_parts=101), "partition.num_parts=101 is more than the 100 nodes"),
+        (
+            dict(name="metis_random", num_parts=5, num_micro_parts=3),
+            "partition.num_micro_parts must be between",
+        ),
+    ],
+)
 def test_impossible_partitions(options, message):
     with pytest.raises(ValueError, match=message):
         Partitioner(grid(), **options)
@@ -147,7 +194,9 @@ def test_impossible_partitions(options, message):
 
 def test_metis_refuses_a_directed_graph():
     directed = make_graph([(0, 1), (1, 2), (2, 1), (3, 0)], 4).edge_index
-    with pytest.raises(ValueError, match="graph is directed: 2 of 4 edges have no reverse.*data.to_undirected=true"):
+    with pytest.raises(
+        ValueError, match="graph is directed: 2 of 4 edges have no reverse.*data.to_undirected=true"
+    ):
         Partitioner(directed, name="metis", num_parts=2)
 
 
@@ -159,14 +208,21 @@ def test_stratified_clusters_have_as_many_nodes_of_each_type(counts, num_parts, 
     p = partitions.stratified_partition(counts, num_parts, stream("test", seed))
     assert is_partition(p, num_nodes)
     kind = np.repeat(np.arange(len(counts)), counts)
-    sizes = np.array([np.bincount(kind[p.nodes(part).numpy()], minlength=len(counts)) for part in range(num_parts)])
+    sizes = np.array(
+        [
+            np.bincount(kind[p.nodes(part).numpy()], minlength=len(counts))
+            for part in range(num_parts)
+        ]
+    )
     assert (sizes.max(0) - sizes.min(0) <= 1).all() and np.ptp(sizes.sum(1)) <= 1
     again = partitions.stratified_partition(counts, num_parts, stream("test", seed))
     assert torch.equal(p.perm, again.perm) and torch.equal(p.ptr, again.ptr)
 
 
 def test_nodes_of_a_type_are_dealt_at_random_and_no_cluster_is_preferred():
-    drawn = [partitions.stratified_partition([5, 3], 4, stream("test", seed)) for seed in range(400)]
+    drawn = [
+        partitions.stratified_partition([5, 3], 4, stream("test", seed)) for seed in range(400)
+    ]
     of_node = np.zeros((8, 4), int)
     larger = np.zeros(4, int)
     for p in drawn:

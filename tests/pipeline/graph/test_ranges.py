@@ -48,8 +48,15 @@ def both_orders(configure, folder: Path) -> dict:
 
 
 def a_cut(configure, folder: Path) -> object:
-    return cut.cut_graph(random_graph(30, 200, 0).edge_index, 3, 0, folder,
-                         lambda edges, num_parts, seed: np.arange(30) % 3, title="Slices", version="1")
+    return cut.cut_graph(
+        random_graph(30, 200, 0).edge_index,
+        3,
+        0,
+        folder,
+        lambda edges, num_parts, seed: np.arange(30) % 3,
+        title="Slices",
+        version="1",
+    )
 
 
 def graph(configure, folder: Path) -> Data:
@@ -60,7 +67,10 @@ def graph(configure, folder: Path) -> Data:
 def found_components(configure, folder: Path) -> object:
     config = configure(*SYNTHETIC, f"cache_dir={folder}", "data.components=largest")
     data = random_graph(30, 200, 0)
-    data.content_hash, data.train_mask, data.valid_mask, data.test_mask = "h", *torch.zeros(3, 30).bool()
+    data.content_hash, data.train_mask, data.valid_mask, data.test_mask = (
+        "h",
+        *torch.zeros(3, 30).bool(),
+    )
     return components.find_or_read(config, data, verify=True)
 
 
@@ -71,15 +81,22 @@ def a_component(configure, folder: Path) -> Data:
 
 
 def neighbors(configure, folder: Path) -> dict:
-    config = configure("trainer=layout", "data=vectors", "data.path=x.npy", "trainer.num_neighbors=5",
-                       "trainer.perplexity=2", f"cache_dir={folder}")
+    config = configure(
+        "trainer=layout",
+        "data=vectors",
+        "data.path=x.npy",
+        "trainer.num_neighbors=5",
+        "trainer.perplexity=2",
+        f"cache_dir={folder}",
+    )
     x = torch.from_numpy(np.random.default_rng(0).random((30, 4), np.float32))
     return layout.keep_neighbors(config, Data(x=x, num_nodes=30, content_hash="h"))
 
 
 def links(configure, folder: Path) -> Data:
-    (folder / "edges.csv").write_text("".join(f"{node},{(node * step + 1) % 60}\n" for node in range(60)
-                                              for step in (1, 7)))
+    (folder / "edges.csv").write_text(
+        "".join(f"{node},{(node * step + 1) % 60}\n" for node in range(60) for step in (1, 7))
+    )
     return cache.load_links(EdgesConfig(path=str(folder / "edges.csv")), folder / "cache")
 
 
@@ -89,26 +106,34 @@ def change(array: Tensor, place: int, value: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("keep, name, place, value, message", [
-    (links, "test_negatives", 3, 60, "test_negatives is damaged: it names node 60"),
-    (both_orders, "edges", 5, 30, "edges is damaged: it names node 30"),
-    (both_orders, "perm", 5, 400, "perm is damaged: it names edge 400"),
-    (both_orders, "perm", 5, 0, "perm is damaged: it must hold the number of each edge once"),
-    (both_orders, "src", 5, -1, "src is damaged: it names node -1"),
-    (both_orders, "dst", 5, 30, "dst is damaged: it names node 30"),
-    (both_orders, "rowptr", 5, 2**40, "rowptr is damaged: its numbers must not decrease"),
-    (a_cut, "perm", 4, 30, "perm is damaged: it names node 30"),
-    (a_cut, "perm", 4, 0, "perm is damaged: it must hold the number of each node once"),
-    (a_cut, "ptr", 3, 31, "ptr is damaged: it goes from 0 to 31"),
-    (graph, "edges", 5, 60, "edges is damaged: it names node 60"),
-    (found_components, "index", 5, 30, "index is damaged: it names component 30"),
-    (a_component, "n_id", 5, 30, "n_id is damaged: it holds other nodes than component 1"),
-    (a_component, "edges", 5, 30, "edges is damaged: it names node 30"),
-    (neighbors, "neighbors", 5, 30, "neighbors is damaged: it names node 30")])
-def test_a_number_out_of_range_in_the_cache(configure, tmp_path, caplog, keep, name, place, value, message):
+@pytest.mark.parametrize(
+    "keep, name, place, value, message",
+    [
+        (links, "test_negatives", 3, 60, "test_negatives is damaged: it names node 60"),
+        (both_orders, "edges", 5, 30, "edges is damaged: it names node 30"),
+        (both_orders, "perm", 5, 400, "perm is damaged: it names edge 400"),
+        (both_orders, "perm", 5, 0, "perm is damaged: it must hold the number of each edge once"),
+        (both_orders, "src", 5, -1, "src is damaged: it names node -1"),
+        (both_orders, "dst", 5, 30, "dst is damaged: it names node 30"),
+        (both_orders, "rowptr", 5, 2**40, "rowptr is damaged: its numbers must not decrease"),
+        (a_cut, "perm", 4, 30, "perm is damaged: it names node 30"),
+        (a_cut, "perm", 4, 0, "perm is damaged: it must hold the number of each node once"),
+        (a_cut, "ptr", 3, 31, "ptr is damaged: it goes from 0 to 31"),
+        (graph, "edges", 5, 60, "edges is damaged: it names node 60"),
+        (found_components, "index", 5, 30, "index is damaged: it names component 30"),
+        (a_component, "n_id", 5, 30, "n_id is damaged: it holds other nodes than component 1"),
+        (a_component, "edges", 5, 30, "edges is damaged: it names node 30"),
+        (neighbors, "neighbors", 5, 30, "neighbors is damaged: it names node 30"),
+    ],
+)
+def test_a_number_out_of_range_in_the_cache(
+    configure, tmp_path, caplog, keep, name, place, value, message
+):
     first = {key: kept.clone() for key, kept in tensors(keep(configure, tmp_path)).items()}
     if keep in (graph, a_component, links):
-        folder = next(path for path in tmp_path.rglob("*.store") if keep is not links or "-links" in path.name)
+        folder = next(
+            path for path in tmp_path.rglob("*.store") if keep is not links or "-links" in path.name
+        )
         path, message = folder / f"{name}.bin", message.removeprefix(name)
         arrays, values = store.open_store(folder)
         with StoreWriter(folder) as writer:
@@ -121,38 +146,69 @@ def test_a_number_out_of_range_in_the_cache(configure, tmp_path, caplog, keep, n
         checkpoint.save(path, content | {name: change(content[name], place, value)})
     again = tensors(keep(configure, tmp_path))
     assert f"{path}{message}" in caplog.text
-    assert again.keys() == first.keys() and all(torch.equal(again[key], first[key]) for key in first)
+    assert again.keys() == first.keys() and all(
+        torch.equal(again[key], first[key]) for key in first
+    )
 
 
-@pytest.mark.parametrize("key, place, value, message", [
-    ("triples", 0, 9, "triples is damaged: it names node 9, the graph has nodes 0 to 8"),
-    ("triples", 2, -1, "triples is damaged: it names node -1"),
-    ("triples", 1, 2, "triples is damaged: it names relation 2, the graph has relations 0 to 1"),
-    ("triple_ptr", 1, 7, "triple_ptr is damaged: its numbers must not decrease"),
-    ("relation_names_ptr", 1, 4, "relation_names_ptr is damaged: its numbers must not decrease")])
+@pytest.mark.parametrize(
+    "key, place, value, message",
+    [
+        ("triples", 0, 9, "triples is damaged: it names node 9, the graph has nodes 0 to 8"),
+        ("triples", 2, -1, "triples is damaged: it names node -1"),
+        (
+            "triples",
+            1,
+            2,
+            "triples is damaged: it names relation 2, the graph has relations 0 to 1",
+        ),
+        ("triple_ptr", 1, 7, "triple_ptr is damaged: its numbers must not decrease"),
+        (
+            "relation_names_ptr",
+            1,
+            4,
+            "relation_names_ptr is damaged: its numbers must not decrease",
+        ),
+    ],
+)
 def test_a_number_out_of_range_in_triples(key, place, value, message):
-    packed = {"triples": torch.tensor([[0, 0, 1], [8, 1, 2]]), "triple_ptr": torch.tensor([0, 1, 2, 2]), "num_nodes": 9,
-              "num_relations": 2, "relation_names": torch.zeros(3).byte(),
-              "relation_names_ptr": torch.tensor([0, 2, 3])}
+    packed = {
+        "triples": torch.tensor([[0, 0, 1], [8, 1, 2]]),
+        "triple_ptr": torch.tensor([0, 1, 2, 2]),
+        "num_nodes": 9,
+        "num_relations": 2,
+        "relation_names": torch.zeros(3).byte(),
+        "relation_names_ptr": torch.tensor([0, 2, 3]),
+    }
     ranges.check_graph(Path("g.pt"), packed)
     packed[key].view(-1)[place] = value
     with pytest.raises(DamagedFile, match=message):
         ranges.check_graph(Path("g.pt"), packed)
 
 
-@pytest.mark.parametrize("key, values, message", [
-    ("edges", torch.zeros(2, 3), "it must hold int32 or int64 in 2 dimensions, not torch.float32 of the shape"),
-    ("edges", torch.zeros(3, 2).long(), "edges must have the shape"),
-    ("indptr", None, "it must hold int32 or int64 in 1 dimension, not nothing"),
-    ("n_id", torch.arange(3), "it has 3 numbers for 40 nodes"),
-    ("by_source", torch.arange(3), "it has 3 numbers for")])
+@pytest.mark.parametrize(
+    "key, values, message",
+    [
+        (
+            "edges",
+            torch.zeros(2, 3),
+            "it must hold int32 or int64 in 2 dimensions, not torch.float32 of the shape",
+        ),
+        ("edges", torch.zeros(3, 2).long(), "edges must have the shape"),
+        ("indptr", None, "it must hold int32 or int64 in 1 dimension, not nothing"),
+        ("n_id", torch.arange(3), "it has 3 numbers for 40 nodes"),
+        ("by_source", torch.arange(3), "it has 3 numbers for"),
+    ],
+)
 def test_arrays_of_other_shapes(key, values, message):
     packed = {**pack(link_graph()), key: values}
     with pytest.raises(DamagedFile, match=f"g.pt: {key} is damaged: {message}"):
         ranges.check_graph(Path("g.pt"), packed)
 
 
-@pytest.mark.parametrize("name, message", [("indptr", "its numbers must not decrease"), ("src", "it names node 1,000")])
+@pytest.mark.parametrize(
+    "name, message", [("indptr", "its numbers must not decrease"), ("src", "it names node 1,000")]
+)
 def test_a_number_out_of_range_in_a_copy_laid_out_is_checked_once(tmp_path, caplog, name, message):
     with StoreWriter(tmp_path / "s") as writer:
         write_graph(writer, random_graph(30, 200, 0))

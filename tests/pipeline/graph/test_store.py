@@ -24,18 +24,24 @@ from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, InUse
 from tests.helpers import disks, running
 from tests.helpers.graphs import random_graph
 
-SMALL = SyntheticProteinsConfig(num_nodes=60, num_edges=600, num_groups=4, num_species=2, num_tasks=2)
+SMALL = SyntheticProteinsConfig(
+    num_nodes=60, num_edges=600, num_groups=4, num_species=2, num_tasks=2
+)
 
 
 @pytest.fixture
 def path(tmp_path):
     with StoreWriter(tmp_path / "graph") as writer:
-        write_graph(writer, random_graph(30, 200, 0).update(pack_names(np.arange(30))), colour="red")
+        write_graph(
+            writer, random_graph(30, 200, 0).update(pack_names(np.arange(30))), colour="red"
+        )
     return tmp_path / "graph"
 
 
 @pytest.mark.parametrize("is_before", [True, False])
-def test_a_folder_that_another_process_has_just_renamed_is_written_by_it(is_before, tmp_path, monkeypatch):
+def test_a_folder_that_another_process_has_just_renamed_is_written_by_it(
+    is_before, tmp_path, monkeypatch
+):
     lock = store.files.lock
 
     @contextlib.contextmanager
@@ -68,7 +74,9 @@ def test_a_graph_that_another_process_writes_is_waited_for(tmp_path, monkeypatch
 
 def test_what_is_written_is_read(path):
     data, read = random_graph(30, 200, 0), open_graph(path)
-    assert read.colour == "red" and read.metric == data.metric and set(data.keys()) < set(read.keys())
+    assert (
+        read.colour == "red" and read.metric == data.metric and set(data.keys()) < set(read.keys())
+    )
     for name, value in data.to_dict().items():
         if isinstance(value, torch.Tensor):
             assert read[name].dtype == value.dtype
@@ -76,27 +84,62 @@ def test_what_is_written_is_read(path):
     assert torch.equal(read.edge_index.get_csc()[0][0], data.edge_index.get_csc()[0][0])
 
 
-@pytest.mark.parametrize("name, place, value, message", [
-    ("edges", 5, 30, "edges.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
-    ("edges", 205, -1, "edges.bin is damaged: it names node -1,"),
-    ("indptr", 4, 2**30, "indptr.bin is damaged: its numbers must not decrease"),
-    ("indptr", 0, 3, "indptr.bin is damaged: it goes from 3 to"),
-    ("indptr", 30, 2**31 - 1, "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are"),
-    ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not decrease"),
-    ("ptr", 2, 29, "ptr.bin is damaged: it goes from 0 to 29, but there are 30 nodes"),
-    ("by_source", 7, 400, "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399"),
-    ("n_id", 3, -4, "n_id.bin is damaged: it names node -4, the graph has nodes from 0 on"),
-    ("valid_negatives", 1, 30, "valid_negatives.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
-    ("names_ptr", 2, 61, "names_ptr.bin is damaged: its numbers must not decrease"),
-    ("names_ptr", 30, 61, "names_ptr.bin is damaged: it goes from 0 to 61, but there are 60 bytes"),
-    ("label_names_ptr", 0, 1, "label_names_ptr.bin is damaged: it goes from 1 to 2, but there are 2 bytes")])
-def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(tmp_path, monkeypatch, name, place, value,
-                                                                             message):
+@pytest.mark.parametrize(
+    "name, place, value, message",
+    [
+        ("edges", 5, 30, "edges.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
+        ("edges", 205, -1, "edges.bin is damaged: it names node -1,"),
+        ("indptr", 4, 2**30, "indptr.bin is damaged: its numbers must not decrease"),
+        ("indptr", 0, 3, "indptr.bin is damaged: it goes from 3 to"),
+        (
+            "indptr",
+            30,
+            2**31 - 1,
+            "indptr.bin is damaged: it goes from 0 to 2,147,483,647, but there are",
+        ),
+        ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not decrease"),
+        ("ptr", 2, 29, "ptr.bin is damaged: it goes from 0 to 29, but there are 30 nodes"),
+        (
+            "by_source",
+            7,
+            400,
+            "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399",
+        ),
+        ("n_id", 3, -4, "n_id.bin is damaged: it names node -4, the graph has nodes from 0 on"),
+        (
+            "valid_negatives",
+            1,
+            30,
+            "valid_negatives.bin is damaged: it names node 30, the graph has nodes 0 to 29",
+        ),
+        ("names_ptr", 2, 61, "names_ptr.bin is damaged: its numbers must not decrease"),
+        (
+            "names_ptr",
+            30,
+            61,
+            "names_ptr.bin is damaged: it goes from 0 to 61, but there are 60 bytes",
+        ),
+        (
+            "label_names_ptr",
+            0,
+            1,
+            "label_names_ptr.bin is damaged: it goes from 1 to 2, but there are 2 bytes",
+        ),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(
+    tmp_path, monkeypatch, name, place, value, message
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     packed = pack(random_graph(30, 200, 0))
-    packed |= {"ptr": torch.tensor([0, 12, 30]), "by_source": torch.arange(400), "n_id": torch.arange(30) * 5,
-               "valid_negatives": torch.zeros(4, 2).long(),
-               **pack_names(np.arange(10, 40)), **pack_names(np.array(["ab"]), "label_names")}
+    packed |= {
+        "ptr": torch.tensor([0, 12, 30]),
+        "by_source": torch.arange(400),
+        "n_id": torch.arange(30) * 5,
+        "valid_negatives": torch.zeros(4, 2).long(),
+        **pack_names(np.arange(10, 40)),
+        **pack_names(np.array(["ab"]), "label_names"),
+    }
     packed[name] = packed[name].clone()
     packed[name].view(-1)[place] = value
     with StoreWriter(tmp_path / "graph") as writer:
@@ -127,7 +170,8 @@ def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, mo
         open_graph(path)
     assert len(checked) == 1
     for number, (changed, put_back) in enumerate(
-            [("edges", False), ("names_ptr", False), ("indptr", True)], start=2):
+        [("edges", False), ("names_ptr", False), ("indptr", True)], start=2
+    ):
         file, before = path / f"{changed}.bin", (path / f"{changed}.bin").stat()
         os.utime(file)
         if put_back:  # as by who changes a number in place and hides it
@@ -150,7 +194,9 @@ def test_a_writer_follows_no_link_in_a_foreign_cache(tmp_path, link):
     assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("x.bin", "mine")]
 
 
-@pytest.mark.parametrize("entry", [{"dtype": "load"}, {"shape": [-2, -15]}, {"shape": ["a"]}, {"size": 12.0}])
+@pytest.mark.parametrize(
+    "entry", [{"dtype": "load"}, {"shape": [-2, -15]}, {"shape": ["a"]}, {"size": 12.0}]
+)
 def test_odd_values_of_a_manifest_are_damage(path, entry):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["arrays"]["edges"].update(entry)
@@ -159,7 +205,9 @@ def test_odd_values_of_a_manifest_are_damage(path, entry):
         open_graph(path)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64]
+)
 def test_every_dtype_and_an_empty_array(tmp_path, dtype):
     values = torch.arange(12).reshape(3, 4).to(dtype)
     with StoreWriter(tmp_path / "s") as writer:
@@ -184,8 +232,13 @@ def test_int64_where_there_are_more_edges_than_int32_counts(tmp_path):
         with writer.write(indptr=((3,), torch.int64)) as arrays:
             arrays["indptr"].write(0, np.array([0, num_edges - 2, num_edges]))
         folder = writer.folder
-        writer._arrays["edges"] = {"dtype": "int64", "shape": [2, num_edges], "size": 16 * num_edges, "changed_ns": 0,
-                                   "blake2b": "not looked at"}
+        writer._arrays["edges"] = {
+            "dtype": "int64",
+            "shape": [2, num_edges],
+            "size": 16 * num_edges,
+            "changed_ns": 0,
+            "blake2b": "not looked at",
+        }
         with open(folder / "edges.bin", "wb") as file:
             os.truncate(file.fileno(), 16 * num_edges)
             os.pwrite(file.fileno(), np.array([1, 1]).tobytes(), 8 * (num_edges - 2))
@@ -212,14 +265,20 @@ def _edit_and_date_back(path):
     os.utime(path / "x.bin", (1.0, 1.0))
 
 
-@pytest.mark.parametrize("damage, says", [
-    (_truncate, "x.bin is damaged: it has .* bytes, the manifest says"),
-    (_edit, "x.bin is damaged: its content does not have the checksum"),
-    (_edit_and_date_back, "x.bin is damaged: its content does not have the checksum"),
-    (lambda path: (path / "x.bin").unlink(), "x.bin is missing"),
-    (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is damaged"),
-    (lambda path: (path / "manifest.json").write_text('{"version": 1}'), "manifest.json is damaged"),
-])
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (_truncate, "x.bin is damaged: it has .* bytes, the manifest says"),
+        (_edit, "x.bin is damaged: its content does not have the checksum"),
+        (_edit_and_date_back, "x.bin is damaged: its content does not have the checksum"),
+        (lambda path: (path / "x.bin").unlink(), "x.bin is missing"),
+        (lambda path: (path / "manifest.json").write_text("{"), "manifest.json is damaged"),
+        (
+            lambda path: (path / "manifest.json").write_text('{"version": 1}'),
+            "manifest.json is damaged",
+        ),
+    ],
+)
 def test_damage_is_named(path, damage, says):
     damage(path)
     with pytest.raises(DamagedFile, match=says):
@@ -300,7 +359,9 @@ def test_a_new_store_takes_the_place_of_the_old(path):
     with StoreWriter(path) as writer:
         writer.put("other", torch.arange(3))
         writer.finish({})
-    assert set(open_store(path)[0]) == {"other"} and [p.name for p in path.parent.iterdir()] == ["graph"]
+    assert set(open_store(path)[0]) == {"other"} and [p.name for p in path.parent.iterdir()] == [
+        "graph"
+    ]
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
@@ -308,9 +369,11 @@ def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with StoreWriter(tmp_path / "s") as writer, \
-            pytest.raises(FileError, match="has no space left for the 8.59 GB of x.bin"), \
-            writer.write(x=((2**31,), torch.float32)):
+    with (
+        StoreWriter(tmp_path / "s") as writer,
+        pytest.raises(FileError, match="has no space left for the 8.59 GB of x.bin"),
+        writer.write(x=((2**31,), torch.float32)),
+    ):
         raise AssertionError("not reached")
     assert not store.is_store(tmp_path / "s")
 
@@ -319,8 +382,11 @@ def test_a_limit_on_files(tmp_path):
     def write():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with StoreWriter(tmp_path / "s") as writer, pytest.raises(FileError, match="x.bin would be larger than"), \
-                writer.write(x=((1_000_000,), torch.float32)):
+        with (
+            StoreWriter(tmp_path / "s") as writer,
+            pytest.raises(FileError, match="x.bin would be larger than"),
+            writer.write(x=((1_000_000,), torch.float32)),
+        ):
             raise AssertionError("not reached")
 
     assert running.status_of(running.forked(write)) == 0
@@ -347,12 +413,21 @@ def test_a_disk_that_cannot_be_written_to(path, tmp_path):
         disks.unmount(path)
 
 
-@pytest.mark.parametrize("change, says", [
-    (lambda data: data.pop("y"), "there is no y in manifest.json"),
-    (lambda data: data.update({"metric": "luck"}), "the metric is 'luck'; choose one of"),
-    (lambda data: data.update({"valid_mask": torch.ones(3) > 0}), "valid_mask has 3 rows, but there are 30"),
-    (lambda data: data.update({"edge_attr": torch.ones(3, 1)}), "edge_attr has 3 rows, but there are 400 edges"),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda data: data.pop("y"), "there is no y in manifest.json"),
+        (lambda data: data.update({"metric": "luck"}), "the metric is 'luck'; choose one of"),
+        (
+            lambda data: data.update({"valid_mask": torch.ones(3) > 0}),
+            "valid_mask has 3 rows, but there are 30",
+        ),
+        (
+            lambda data: data.update({"edge_attr": torch.ones(3, 1)}),
+            "edge_attr has 3 rows, but there are 400 edges",
+        ),
+    ],
+)
 def test_a_store_that_is_no_graph_with_labels(tmp_path, change, says):
     data = random_graph(30, 200, 0)
     change(data)
@@ -368,12 +443,18 @@ def test_kills_while_a_store_is_written(tmp_path):
     overrides = ["data.num_nodes=20_000", "data.num_edges=1_000_000", "data.on_disk=true"]
     moments, complete, continued = random.Random(0), 0, 0
     start = time.perf_counter()
-    assert running.shell("pipeline.prepare", *overrides, f"cache_dir={tmp_path / 'undisturbed'}",
-                         cwd=tmp_path).returncode == 0
+    assert (
+        running.shell(
+            "pipeline.prepare", *overrides, f"cache_dir={tmp_path / 'undisturbed'}", cwd=tmp_path
+        ).returncode
+        == 0
+    )
     took = time.perf_counter() - start
     for number in range(8):
         folder = tmp_path / f"cache{number % 4}"  # some with what was left before
-        process = running.command("pipeline.prepare", *overrides, f"cache_dir={folder}", cwd=tmp_path)
+        process = running.command(
+            "pipeline.prepare", *overrides, f"cache_dir={folder}", cwd=tmp_path
+        )
         time.sleep(moments.uniform(0.3, 1) * took)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -381,9 +462,15 @@ def test_kills_while_a_store_is_written(tmp_path):
             open_graph(left)
             complete += 1
         continued += len(list(folder.glob("graphs/*.part/journal.json")))
-    assert running.shell("pipeline.prepare", *overrides, f"cache_dir={tmp_path / 'cache0'}",
-                         cwd=tmp_path).returncode == 0
-    (ours,), (theirs,) = ((tmp_path / name / "graphs").glob("*.store") for name in ("cache0", "undisturbed"))
+    assert (
+        running.shell(
+            "pipeline.prepare", *overrides, f"cache_dir={tmp_path / 'cache0'}", cwd=tmp_path
+        ).returncode
+        == 0
+    )
+    (ours,), (theirs,) = (
+        (tmp_path / name / "graphs").glob("*.store") for name in ("cache0", "undisturbed")
+    )
     for file in theirs.glob("*.bin"):
         assert file.read_bytes() == (ours / file.name).read_bytes()
     assert not list((tmp_path / "cache0" / "graphs").glob("*.part"))
@@ -396,13 +483,18 @@ def test_triples_are_checked_whenever_they_are_opened(tmp_path):
             arrays["triple_ptr"].write(0, np.array([0, 1, 1, 1]))
         writer.finish({"num_nodes": 2, "num_relations": 1})
     for _ in range(2):
-        with pytest.raises(DamagedFile, match="triples.bin is damaged: it names node 999, the graph has nodes 0 to 1"):
+        with pytest.raises(
+            DamagedFile,
+            match="triples.bin is damaged: it names node 999, the graph has nodes 0 to 1",
+        ):
             open_graph(tmp_path / "facts")
 
 
 def test_an_array_with_the_name_of_a_property_is_ignored(path):
     manifest = json.loads((path / store.MANIFEST).read_text())
-    (path / store.MANIFEST).write_text(json.dumps(manifest | {"values": manifest["values"] | {"types": [1]}}))
+    (path / store.MANIFEST).write_text(
+        json.dumps(manifest | {"values": manifest["values"] | {"types": [1]}})
+    )
     assert open_graph(path).types.homogeneous
 
 
@@ -430,15 +522,31 @@ def test_a_store_that_another_process_has_just_written_is_not_written_again(tmp_
         return is_store(path)
 
     monkeypatch.setattr(store, "is_store", look)
-    monkeypatch.setattr(cache, "prepare_as", lambda *args, _prepare=cache.prepare_as, **options: (
-        written.append("prepared"), _prepare(*args, **options))[1])
+    monkeypatch.setattr(
+        cache,
+        "prepare_as",
+        lambda *args, _prepare=cache.prepare_as, **options: (
+            written.append("prepared"),
+            _prepare(*args, **options),
+        )[1],
+    )
     cache.load(SMALL, tmp_path)
-    assert written[1:] == ["prepared"] and [path.suffix for path in (tmp_path / "graphs").iterdir()] == [".store"]
+    assert written[1:] == ["prepared"] and [
+        path.suffix for path in (tmp_path / "graphs").iterdir()
+    ] == [".store"]
 
 
-@pytest.mark.parametrize("name, value", [
-    ("out_channels", "odd"), ("out_channels", 2**60), ("metric", 1), ("num_categories", -1), ("structure", []),
-    ("x_source", 1)])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("out_channels", "odd"),
+        ("out_channels", 2**60),
+        ("metric", 1),
+        ("num_categories", -1),
+        ("structure", []),
+        ("x_source", 1),
+    ],
+)
 def test_an_odd_value_in_the_cache_is_damage(tmp_path, caplog, name, value):
     cache.load(SMALL, tmp_path)
     (manifest,) = tmp_path.glob("graphs/*.store/manifest.json")
@@ -446,16 +554,35 @@ def test_an_odd_value_in_the_cache_is_damage(tmp_path, caplog, name, value):
     content["values"][name] = value
     manifest.write_text(json.dumps(content))
     cache.load(SMALL, tmp_path)
-    assert f"{name} is {value!r}, and it should be" in caplog.text and "preparing the graph again" in caplog.text
+    assert (
+        f"{name} is {value!r}, and it should be" in caplog.text
+        and "preparing the graph again" in caplog.text
+    )
     assert json.loads(manifest.read_text())["values"][name] != value
 
 
-@pytest.mark.parametrize("part, name, value", [
-    *(("values", name, value) for name, value in (
-        ("out_channels", 10**9), ("out_channels", 0), ("out_channels", ...), ("metric", "odd"), ("metric", ...),
-        ("num_nodes", 10**9), ("num_nodes", ...), ("num_categories", 10**9), ("num_categories", ...),
-        ("structure", {"num_nodes": 3}))),
-    ("arrays", "train_mask", ...), ("arrays", "x", ...)])
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        *(
+            ("values", name, value)
+            for name, value in (
+                ("out_channels", 10**9),
+                ("out_channels", 0),
+                ("out_channels", ...),
+                ("metric", "odd"),
+                ("metric", ...),
+                ("num_nodes", 10**9),
+                ("num_nodes", ...),
+                ("num_categories", 10**9),
+                ("num_categories", ...),
+                ("structure", {"num_nodes": 3}),
+            )
+        ),
+        ("arrays", "train_mask", ...),
+        ("arrays", "x", ...),
+    ],
+)
 def test_a_value_that_the_arrays_contradict_is_damage(tmp_path, caplog, part, name, value):
     expected = cache.load(SMALL, tmp_path)
     manifest = expected.store / "manifest.json"

@@ -37,9 +37,19 @@ from parallel_epochs.pipeline.run.errors import FileError
 from tests.helpers import building as build, running
 from tests.helpers.graphs import random_graph
 
-SMALL = ["data.num_nodes=600", "data.num_edges=6000", "data.num_species=2", "data.num_groups=4", "data.num_tasks=3",
-         "model.num_layers=2", "model.hidden_channels=8", "train.epochs=3", "partition.num_parts=5",
-         "evaluation.num_parts=3", "parallel.threads_per_rank=1"]
+SMALL = [
+    "data.num_nodes=600",
+    "data.num_edges=6000",
+    "data.num_species=2",
+    "data.num_groups=4",
+    "data.num_tasks=3",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=3",
+    "partition.num_parts=5",
+    "evaluation.num_parts=3",
+    "parallel.threads_per_rank=1",
+]
 
 
 def keep(path, data: Graph) -> Graph:
@@ -74,7 +84,10 @@ def assert_equal(ours: Graph, theirs: Graph) -> None:
     assert {*ours.keys()} - {"store"} == {*theirs.keys()}
     for name, value in theirs.to_dict().items():
         if name == "edge_index":
-            assert torch.equal(ours.edge_index.as_tensor(), value.as_tensor()) and ours.edge_index.dtype == value.dtype
+            assert (
+                torch.equal(ours.edge_index.as_tensor(), value.as_tensor())
+                and ours.edge_index.dtype == value.dtype
+            )
             for order in ("get_csc", "get_csr"):
                 (ptr, other), perm = getattr(ours.edge_index, order)()
                 (ptr_, other_), perm_ = getattr(value, order)()
@@ -88,11 +101,21 @@ def assert_equal(ours: Graph, theirs: Graph) -> None:
 
 BUFFERS, CLUSTERS = [(2**20, 2**20), (1000, 3000), (0, 1)], [range(7), [5, 2], [], [1, 2, 1, 1]]
 # Every pair of the four choices; the other three quarters of the cases are slow.
-CASES = [pytest.param(*sizes, clusters, edge_dim, library,
-                      marks=[] if (row + column) % 2 == place and (row // 2 + column) % 2 == (edge_dim > 0)
-                      else pytest.mark.slow)
-         for row, clusters in enumerate(CLUSTERS) for column, sizes in enumerate(BUFFERS) for edge_dim in (0, 3)
-         for place, library in enumerate(("C++", "numpy"))]
+CASES = [
+    pytest.param(
+        *sizes,
+        clusters,
+        edge_dim,
+        library,
+        marks=[]
+        if (row + column) % 2 == place and (row // 2 + column) % 2 == (edge_dim > 0)
+        else pytest.mark.slow,
+    )
+    for row, clusters in enumerate(CLUSTERS)
+    for column, sizes in enumerate(BUFFERS)
+    for edge_dim in (0, 3)
+    for place, library in enumerate(("C++", "numpy"))
+]
 
 
 @pytest.mark.parametrize("buffer, block, clusters, edge_dim, library", CASES, indirect=["library"])
@@ -102,7 +125,9 @@ def test_clusters_are_those_in_memory(tmp_path, library, buffer, block, clusters
     if not edge_dim:
         del data.edge_attr
     partition = random_partition(100, 7, np.random.default_rng(0))
-    clusters_of = ClusterStream(keep(tmp_path / "s", data), spill=tmp_path / "spill", buffer=buffer, block=block)
+    clusters_of = ClusterStream(
+        keep(tmp_path / "s", data), spill=tmp_path / "spill", buffer=buffer, block=block
+    )
     ours = list(clusters_of.induce(partition, clusters))
     assert len(ours) == len(clusters)
     for cluster, batch in zip(clusters, ours):
@@ -115,37 +140,54 @@ def test_int64_edges(tmp_path, library):
     data = random_graph(60, 400, 0)
     wide = Graph(**{**data.to_dict(), "edge_index": data.edge_index.long()})
     partition = random_partition(60, 3, np.random.default_rng(0))
-    batches = ClusterStream(keep(tmp_path / "s", wide), spill=tmp_path, buffer=0, block=999).induce(partition, range(3))
+    batches = ClusterStream(keep(tmp_path / "s", wide), spill=tmp_path, buffer=0, block=999).induce(
+        partition, range(3)
+    )
     for cluster, batch in enumerate(batches):
         assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
 
 
 def test_a_partition_is_measured_as_in_memory(tmp_path, library):
     data = random_graph(100, 700, 0)
-    partition, clusters = random_partition(100, 7, np.random.default_rng(0)), keep(tmp_path / "s", data)
+    partition, clusters = (
+        random_partition(100, 7, np.random.default_rng(0)),
+        keep(tmp_path / "s", data),
+    )
     ours = ClusterStream(clusters, spill=tmp_path, block=999).measure(partition, 1.5)
     assert ours == measure_partition(data.edge_index, partition, 1.5) and 0 < ours.cut < 1
 
 
 @pytest.mark.parametrize("num_edges", [0, 30, 90, 400])
 def test_components_are_those_in_memory(tmp_path, library, num_edges):
-    edge_index, _ = sort_edges(torch.from_numpy(np.random.default_rng(0).integers(0, 90, (2, num_edges))), 90)
-    masks = {mask: torch.ones(90, dtype=torch.bool) for mask in ("train_mask", "valid_mask", "test_mask")}
+    edge_index, _ = sort_edges(
+        torch.from_numpy(np.random.default_rng(0).integers(0, 90, (2, num_edges))), 90
+    )
+    masks = {
+        mask: torch.ones(90, dtype=torch.bool) for mask in ("train_mask", "valid_mask", "test_mask")
+    }
     data = Graph(edge_index=edge_index, num_nodes=90, **masks)
     ours, theirs = find_components(keep(tmp_path / "s", data)), find_components(data)
     assert torch.equal(ours.index, theirs.index) and ours.components == theirs.components
 
 
-@pytest.mark.parametrize("dtype, edge_dim", [
-    (torch.int32, 3), (torch.int64, 0), pytest.param(torch.int32, 0, marks=pytest.mark.slow),
-    pytest.param(torch.int64, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype, edge_dim",
+    [
+        (torch.int32, 3),
+        (torch.int64, 0),
+        pytest.param(torch.int32, 0, marks=pytest.mark.slow),
+        pytest.param(torch.int64, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_component_is_that_in_memory(tmp_path, monkeypatch, dtype, edge_dim):
     monkeypatch.setattr(store, "COPIED", 10)
     monkeypatch.setattr(components, "edge_blocks", partial(edge_blocks, block=500))
     data = three_components(edge_dim=edge_dim)
     found = find_components(data)
     if dtype == torch.int64:
-        data.edge_index = from_csc(data.edge_index.as_tensor().long(), data.edge_index.get_csc()[0][0].long())
+        data.edge_index = from_csc(
+            data.edge_index.as_tensor().long(), data.edge_index.get_csc()[0][0].long()
+        )
     stored = keep(tmp_path / "s", data)
     for number in range(len(found.components)):
         nodes = (found.index == number).nonzero().squeeze(1)
@@ -160,11 +202,25 @@ def three_components(edge_dim: int = 3) -> Graph:
     rng = np.random.default_rng(0)
     both, small = rng.integers(0, 60, (2, 300)), rng.integers(120, 150, (2, 100))
     edges = to_undirected(torch.from_numpy(np.concatenate([2 * both, 2 * both + 1, small], axis=1)))
-    edge_attr = {"edge_attr": torch.from_numpy(rng.random((edges.size(1), edge_dim), np.float32))} if edge_dim else {}
-    masks = {f"{split}_mask": torch.arange(151) // 4 % 3 == number for number, split in enumerate(SPLITS)}
-    return Graph(edge_index=sort_edges(edges, 151)[0], num_nodes=151, **edge_attr, **masks,
-                x=torch.from_numpy(rng.random((151, 4), np.float32)), y=torch.from_numpy(rng.integers(0, 2, (151, 1))),
-                metric="acc", out_channels=2, num_categories=0)
+    edge_attr = (
+        {"edge_attr": torch.from_numpy(rng.random((edges.size(1), edge_dim), np.float32))}
+        if edge_dim
+        else {}
+    )
+    masks = {
+        f"{split}_mask": torch.arange(151) // 4 % 3 == number for number, split in enumerate(SPLITS)
+    }
+    return Graph(
+        edge_index=sort_edges(edges, 151)[0],
+        num_nodes=151,
+        **edge_attr,
+        **masks,
+        x=torch.from_numpy(rng.random((151, 4), np.float32)),
+        y=torch.from_numpy(rng.integers(0, 2, (151, 1))),
+        metric="acc",
+        out_channels=2,
+        num_categories=0,
+    )
 
 
 def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
@@ -172,8 +228,14 @@ def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
     data, read = random_graph(100, 700, 0), []
     stored = keep(tmp_path / "s", data)
     of_rows = Reader._read_rows
-    monkeypatch.setattr(Reader, "_read_rows", lambda self, path, file, row, first, last, out: (
-        read.append((path.name, first, last)), of_rows(self, path, file, row, first, last, out))[1])
+    monkeypatch.setattr(
+        Reader,
+        "_read_rows",
+        lambda self, path, file, row, first, last, out: (
+            read.append((path.name, first, last)),
+            of_rows(self, path, file, row, first, last, out),
+        )[1],
+    )
     partition = random_partition(100, 4, np.random.default_rng(0))
     list(ClusterStream(stored, spill=tmp_path, buffer=0, block=900).induce(partition, range(4)))
     for name, rows in (("edges.bin", 1400), ("edge_attr.bin", 1400), ("x.bin", 100)):
@@ -249,7 +311,9 @@ def test_clusters_of_micro_clusters_are_those_in_memory(tmp_path, buffer, edge_d
             batches = list(clusters.induce(partition, wanted))
             assert len(batches) == len(wanted)
             for cluster, batch in zip(wanted, batches):
-                assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
+                assert_equal(
+                    batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64)
+                )
 
     in_another_process(induce)
     assert not laid_out.holds(random_partition(100, 4, np.random.default_rng(0)))
@@ -258,7 +322,9 @@ def test_clusters_of_micro_clusters_are_those_in_memory(tmp_path, buffer, edge_d
 def test_a_copy_is_read_for_partitions_of_its_micro_clusters_alone(tmp_path):
     """Of other partitions each cluster would be as many reads as it has nodes."""
     micro = from_assignment(np.arange(12) // 3, 4)
-    laid_out = LaidOut(Graph(num_nodes=12, store=Path("s")), micro, tmp_path, spill=tmp_path, buffer=0)
+    laid_out = LaidOut(
+        Graph(num_nodes=12, store=Path("s")), micro, tmp_path, spill=tmp_path, buffer=0
+    )
     order = torch.tensor([9, 10, 11, 3, 4, 5, 0, 1, 2, 6, 7, 8])
     assert laid_out.holds(Partition(order, torch.tensor([0, 6, 12])))
     order[-2:] = order[-2:].flip(0)
@@ -275,7 +341,9 @@ def test_two_components_of_one_graph_have_copies_of_their_own(tmp_path):
         own = induced_subgraph(data, torch.arange(60) * 2 + number)
         stored = keep(tmp_path / f"component-{number}", own)
         stored.content_hash = "of the whole graph"
-        copies.append(LaidOut(stored, micro, tmp_path / "graphs", spill=tmp_path / "spill", buffer=2**20))
+        copies.append(
+            LaidOut(stored, micro, tmp_path / "graphs", spill=tmp_path / "spill", buffer=2**20)
+        )
         copies[-1].write()
         for cluster, batch in enumerate(copies[-1].induce(partition, range(3))):
             assert torch.equal(batch.x, own.x[partition.nodes(cluster)])
@@ -295,27 +363,49 @@ def trained(config, *, on_disk: bool) -> tuple[str, list[dict[str, float]]]:
         return checkpoint.digest(trainer.weights()), scores
 
 
-@pytest.mark.parametrize("options", [
-    ["partition=metis", "partition.clusters_per_step=2", "model=pyg", "model.conv=SAGEConv"],
-    ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=neighbor"],
-    *(pytest.param(options, marks=pytest.mark.slow) for options in (
-        ["partition=metis_random", "train.label_input=0.5"],
-        ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
-        ["features=embedding", "features.channels=4", "evaluation=exact", "partition=whole",
-         "partition.num_parts=1"]))],
-    ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["partition=metis", "partition.clusters_per_step=2", "model=pyg", "model.conv=SAGEConv"],
+        ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=neighbor"],
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                ["partition=metis_random", "train.label_input=0.5"],
+                ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
+                [
+                    "features=embedding",
+                    "features.channels=4",
+                    "evaluation=exact",
+                    "partition=whole",
+                    "partition.num_parts=1",
+                ],
+            )
+        ),
+    ],
+    ids=" ".join,
+)
 def test_the_weights_are_those_of_a_graph_in_memory(configure, options):
     config = configure(*SMALL, *options)
     ours, theirs = (trained(config, on_disk=on_disk) for on_disk in (True, False))
     assert ours[0] == theirs[0] and len(ours[1]) == 3
-    for scores, expected in zip(ours[1], theirs[1]):  # blocks of nodes round otherwise than all of them
+    for scores, expected in zip(
+        ours[1], theirs[1]
+    ):  # blocks of nodes round otherwise than all of them
         assert scores == pytest.approx(expected, abs=1e-6)
 
 
 def of_components(which: str, options: list[str], folder) -> list[str]:
     torch.save(three_components(), folder / "graph.pt")
-    return [*(part for part in SMALL if not part.startswith("data.")), *options, "data=file", "partition.num_parts=2",
-            f"data.path={folder / 'graph.pt'}", f"data.components={which}", "data.min_component_size=2"]
+    return [
+        *(part for part in SMALL if not part.startswith("data.")),
+        *options,
+        "data=file",
+        "partition.num_parts=2",
+        f"data.path={folder / 'graph.pt'}",
+        f"data.components={which}",
+        "data.min_component_size=2",
+    ]
 
 
 def kept_components(folder) -> tuple[set[str], dict]:
@@ -324,9 +414,16 @@ def kept_components(folder) -> tuple[set[str], dict]:
     return {path.name.rpartition("-")[2] for path in made if "-component-" in path.name}, made
 
 
-@pytest.mark.parametrize("which, options", [
-    ("largest", []), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("2", ["partition=metis_random"]), ("3", ["evaluation=exact"])))])
+@pytest.mark.parametrize(
+    "which, options",
+    [
+        ("largest", []),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("2", ["partition=metis_random"]), ("3", ["evaluation=exact"]))
+        ),
+    ],
+)
 def test_a_component_has_the_weights_of_that_in_memory(configure, tmp_path, which, options):
     """Two components differ in features and labels alone, so that what is kept of one would fit the other."""
     config = configure(*of_components(which, options, tmp_path))
@@ -342,8 +439,10 @@ def test_a_component_has_the_weights_of_that_in_memory(configure, tmp_path, whic
 @pytest.mark.parametrize("options", [["partition=metis_random"], ["evaluation=exact"]])
 def test_components_have_the_weights_of_the_run_in_memory(configure, tmp_path, options):
     config = of_components("separate", options, tmp_path)
-    ours, theirs = (running.train(configure(*config, f"data.on_disk={on_disk}"), tmp_path / on_disk)
-                    for on_disk in ("true", "false"))
+    ours, theirs = (
+        running.train(configure(*config, f"data.on_disk={on_disk}"), tmp_path / on_disk)
+        for on_disk in ("true", "false")
+    )
     assert ours["weights_sha256"] == theirs["weights_sha256"] and ours["test"] == theirs["test"]
     # Another run finds them in the cache; so does an evaluation.
     again = configure(*config, "data.on_disk=true")
@@ -368,9 +467,15 @@ def test_activations_lie_in_files_where_memory_has_no_room(configure, monkeypatc
     assert trained(config, on_disk=True) == expected
 
 
-@pytest.mark.parametrize("overrides, says", [
-    (["data=math", "trainer=knowledge"], "data.on_disk=true needs a single graph; data=math holds triples"),
-])
+@pytest.mark.parametrize(
+    "overrides, says",
+    [
+        (
+            ["data=math", "trainer=knowledge"],
+            "data.on_disk=true needs a single graph; data=math holds triples",
+        ),
+    ],
+)
 def test_what_cannot_stay_on_the_disk(configure, overrides, says):
     with pytest.raises(ValueError, match=says):
         build.check(configure("data.on_disk=true", *overrides))
@@ -387,19 +492,29 @@ def test_a_run_reads_a_store_of_the_users(configure, tmp_path):
     assert ours["weights_sha256"] == theirs["weights_sha256"]
 
 
-@pytest.mark.parametrize("options", [
-    pytest.param(options, id=" ".join(options), marks=mark) for options, mark in (
-        (["parallel=epochs"], pytest.mark.exhaustive), (["parallel=split"], pytest.mark.slow),
-        (["partition=metis_random"], pytest.mark.exhaustive))])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=" ".join(options), marks=mark)
+        for options, mark in (
+            (["parallel=epochs"], pytest.mark.exhaustive),
+            (["parallel=split"], pytest.mark.slow),
+            (["partition=metis_random"], pytest.mark.exhaustive),
+        )
+    ],
+)
 def test_two_ranks_killed_and_resumed(tmp_path, options):
-    """Three epochs of two ranks, the last round uneven; SIGKILL after the first round: the bits of the run in memory.
-    """
+    """Three epochs of two ranks, the last round uneven; SIGKILL after the first round: the bits of the run in memory."""
     arguments = [*SMALL, "parallel.num_ranks=2", *options]
-    expected = running.finish([*arguments, "data.on_disk=false"], tmp_path / "memory", tmp_path / "cache")
+    expected = running.finish(
+        [*arguments, "data.on_disk=false"], tmp_path / "memory", tmp_path / "cache"
+    )
     assert expected[0] == 0, expected[1]
     on_disk = [*arguments, "data.on_disk=true"]
     running.kill_after_rounds(1, on_disk, tmp_path / "disk", tmp_path / "cache")
     code, output = running.finish(on_disk, tmp_path / "disk", tmp_path / "cache")
     assert code == 0, output
-    assert (running.summary_of(tmp_path / "disk")["weights_sha256"]
-            == running.summary_of(tmp_path / "memory")["weights_sha256"])
+    assert (
+        running.summary_of(tmp_path / "disk")["weights_sha256"]
+        == running.summary_of(tmp_path / "memory")["weights_sha256"]
+    )

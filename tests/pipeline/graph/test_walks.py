@@ -7,13 +7,20 @@ from scipy.stats import chi2, chisquare
 
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.node_parts import deal_nodes, orthogonal_rounds, tied_rounds
-from parallel_epochs.pipeline.graph.walks import WalkSampler, alias_tables, collect_pairs, negative_tables
+from parallel_epochs.pipeline.graph.walks import (
+    WalkSampler,
+    alias_tables,
+    collect_pairs,
+    negative_tables,
+)
 
 # Two triangles that share node 2, a tail to node 6, a node that only enters (7), and an isolated one (8).
 PAIRS = [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 2), (4, 5), (5, 6)]
 EDGES = torch.tensor([*PAIRS, *((b, a) for a, b in PAIRS), (7, 0)]).t()
 # Edges without a reverse, so that "a neighbour of the last node" is one that an edge of it leads to.
-DIRECTED = torch.tensor([*PAIRS, (1, 0), (0, 3), (3, 1), (2, 4), (4, 1), (5, 4), (6, 4), (6, 2), (7, 0)]).t()
+DIRECTED = torch.tensor(
+    [*PAIRS, (1, 0), (0, 3), (3, 1), (2, 4), (4, 1), (5, 4), (6, 4), (6, 2), (7, 0)]
+).t()
 WEIGHT = torch.linspace(0.5, 4, EDGES.size(1))
 
 
@@ -25,8 +32,10 @@ def sampler(weighted=False, edges=EDGES, **options):
 def transitions(p, q, weighted, edges):
     """Exact probabilities of the third node of a walk after the first two, [9, 9, 9]."""
     matrix = np.zeros((9, 9))
-    matrix[tuple(edges.numpy())] = WEIGHT[:edges.size(1)].numpy() if weighted else 1
-    factor = np.where(matrix > 0, 1, 1 / q)[:, None, :] * np.ones((9, 9, 9))  # of [last, here, next]
+    matrix[tuple(edges.numpy())] = WEIGHT[: edges.size(1)].numpy() if weighted else 1
+    factor = np.where(matrix > 0, 1, 1 / q)[:, None, :] * np.ones(
+        (9, 9, 9)
+    )  # of [last, here, next]
     for last in range(9):
         factor[last, :, last] = 1 / p
     table = factor * matrix[None]
@@ -55,9 +64,14 @@ def test_first_steps_and_starts(weighted):
     matrix = np.zeros((9, 9))
     matrix[tuple(EDGES.numpy())] = WEIGHT.numpy() if weighted else 1
     walks = sampler(weighted, length=1).draw(0, 80_000, key=1).numpy()
-    assert np.bincount(walks[:, 0], minlength=9).tolist() == [10_000] * 8 + [0], "each node with an edge in turn"
+    assert np.bincount(walks[:, 0], minlength=9).tolist() == [10_000] * 8 + [0], (
+        "each node with an edge in turn"
+    )
     edges = sampler(weighted, length=1, random_starts=True).draw(0, 80_000, key=2).numpy()
-    for found, exact in ((walks, matrix / matrix.sum(1, keepdims=True).clip(1e-9) / 8), (edges, matrix / matrix.sum())):
+    for found, exact in (
+        (walks, matrix / matrix.sum(1, keepdims=True).clip(1e-9) / 8),
+        (edges, matrix / matrix.sum()),
+    ):
         counts = np.zeros((9, 9))
         np.add.at(counts, (found[:, 0], found[:, 1]), 1)
         expected = exact * len(found)
@@ -85,14 +99,20 @@ def test_walks_end_where_no_edge_leaves():
 @pytest.mark.parametrize("weight", [0.0, 1e-300])
 def test_no_walk_begins_where_no_edge_weighs_anything(weight, random_starts):
     edge_index, _ = sort_edges(torch.tensor([[0, 1], [1, 2]]), 3)
-    with pytest.raises(ValueError, match="no walk can begin: none of the 2 edges has a weight above 0"):
-        WalkSampler(edge_index, torch.tensor([weight, weight]), length=4, random_starts=random_starts)
+    with pytest.raises(
+        ValueError, match="no walk can begin: none of the 2 edges has a weight above 0"
+    ):
+        WalkSampler(
+            edge_index, torch.tensor([weight, weight]), length=4, random_starts=random_starts
+        )
 
 
 @pytest.mark.parametrize("p, q", [(1e300, 1e300), (1e300, 1.0), (1e-300, 1e300)])
 def test_a_step_whose_candidates_are_all_unlikely_ends(p, q):
     edge_index, _ = sort_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
-    walks = WalkSampler(edge_index, torch.tensor([1.0, 2.0, 3.0, 0.0]), length=6, p=p, q=q).draw(0, 30, key=1)
+    walks = WalkSampler(edge_index, torch.tensor([1.0, 2.0, 3.0, 0.0]), length=6, p=p, q=q).draw(
+        0, 30, key=1
+    )
     assert (walks >= 0).all() and (walks.diff().abs() == 1).all()
 
 
@@ -108,7 +128,9 @@ def test_candidates_that_are_weighed_have_the_distribution_of_those_that_are_dra
 def test_negatives_of_a_negative_power_leave_out_nodes_without_edges():
     accept, alias = negative_tables(torch.tensor([0, 3]), torch.tensor([0, 1, 1]), -1.0)
     assert accept[0] == 0 and alias[0] in (1, 2)
-    with pytest.raises(ValueError, match="trainer.negative_exponent=200: this power of the largest degree, 9, does"):
+    with pytest.raises(
+        ValueError, match="trainer.negative_exponent=200: this power of the largest degree, 9, does"
+    ):
         negative_tables(torch.tensor([0, 2]), torch.tensor([9, 1]), 200.0)
 
 
@@ -125,7 +147,9 @@ def test_alias_tables_have_the_weights():
         np.add.at(found, alias[first:end], 1 - accept[first:end])
         own = weight[first:end].numpy()
         np.testing.assert_allclose(found / max(size, 1), own / max(own.sum(), 1e-9), atol=1e-6)
-    assert alias_tables(torch.tensor([0, 3]), torch.zeros(3))[0].tolist() == [1, 1, 1], "no weight at all: evenly"
+    assert alias_tables(torch.tensor([0, 3]), torch.zeros(3))[0].tolist() == [1, 1, 1], (
+        "no weight at all: evenly"
+    )
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -137,15 +161,18 @@ def test_pairs_are_those_of_the_walks_in_blocks(distance, both):
     expected = []
     for walk in walks.tolist():
         for place, node in enumerate(walk):
-            for other in walk[place + 1:place + 1 + distance]:
+            for other in walk[place + 1 : place + 1 + distance]:
                 if -1 not in (node, other) and node != other:
                     expected += [(node, other), (other, node)] if both else [(node, other)]
     nodes = []
     for i in range(3):
         for j in range(3):
             first = found.ptr[i, j]
-            block = found.pairs[first:first + found.counts[i, j]].long()
-            heads, tails = parts.node[parts.ptr[i] + block[:, 0]], parts.node[parts.ptr[j] + block[:, 1]]
+            block = found.pairs[first : first + found.counts[i, j]].long()
+            heads, tails = (
+                parts.node[parts.ptr[i] + block[:, 0]],
+                parts.node[parts.ptr[j] + block[:, 1]],
+            )
             nodes += zip(heads.tolist(), tails.tolist())
             assert (block < (parts.ptr[1:] - parts.ptr[:-1])[[i, j]]).all()
     assert sorted(nodes) == sorted(expected) and found.counts.sum() == len(found.pairs)

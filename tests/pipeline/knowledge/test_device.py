@@ -34,7 +34,11 @@ def follow(config, device, mode, *, stop_after=None):
             for _ in trainer.steps():
                 pass
             scores.append(trainer.evaluate())
-        return scores, trainer.test(), {name: table.cpu() for name, table in trainer.weights().items()}
+        return (
+            scores,
+            trainer.test(),
+            {name: table.cpu() for name, table in trainer.weights().items()},
+        )
 
 
 @pytest.fixture
@@ -44,15 +48,30 @@ def free(monkeypatch):
     return bytes_
 
 
-@pytest.mark.parametrize("overrides", [ROTATE, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
-    ALL, [*ALL_ADAM, "trainer.relation_weight=0.5"], ADAGRAD, ["trainer.model=transe", *NEGATIVES]))])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ROTATE,
+        *(
+            pytest.param(overrides, marks=pytest.mark.slow)
+            for overrides in (
+                ALL,
+                [*ALL_ADAM, "trainer.relation_weight=0.5"],
+                ADAGRAD,
+                ["trainer.model=transe", *NEGATIVES],
+            )
+        ),
+    ],
+)
 def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, monkeypatch):
     config = configure(*TOY, "train.epochs=2", *overrides)
     expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
     config.device = "cuda"
     monkeypatch.setattr(ranking, "GPU_BLOCK", 2000)
     scores, test, weights = follow(config, GPU, PretendGPU())
-    assert scores[-1] == pytest.approx(expected[0][-1], rel=1e-3) and test == pytest.approx(expected[1], rel=1e-3)
+    assert scores[-1] == pytest.approx(expected[0][-1], rel=1e-3) and test == pytest.approx(
+        expected[1], rel=1e-3
+    )
     for name, table in weights.items():
         torch.testing.assert_close(table, expected[2][name], rtol=1e-3, atol=1e-4)
     resumed = follow(config, GPU, PretendGPU(), stop_after=3)
@@ -62,13 +81,19 @@ def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, mo
 def test_a_loss_over_all_entities_needs_them_all_on_the_gpu(configure, free):
     config = configure(*TOY, *ALL)
     config.device, free[0] = "cuda", 10_000
-    with pytest.raises(ValueError, match="device=cuda: 2,400 numbers of entities take .* Set device=cpu"):
+    with pytest.raises(
+        ValueError, match="device=cuda: 2,400 numbers of entities take .* Set device=cpu"
+    ):
         follow(config, GPU, PretendGPU())
 
 
-@pytest.mark.parametrize("overrides", [ADAGRAD, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
-    SGD, NEGATIVES))])
-def test_a_gpu_that_holds_two_of_four_parts_trains_what_the_cpu_does(overrides, configure, free, caplog):
+@pytest.mark.parametrize(
+    "overrides",
+    [ADAGRAD, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (SGD, NEGATIVES))],
+)
+def test_a_gpu_that_holds_two_of_four_parts_trains_what_the_cpu_does(
+    overrides, configure, free, caplog
+):
     caplog.set_level("INFO")
     config = configure(*TOY, "train.epochs=2", "trainer.num_parts=4", *overrides)
     expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
@@ -76,7 +101,9 @@ def test_a_gpu_that_holds_two_of_four_parts_trains_what_the_cpu_does(overrides, 
     config.device, config.trainer.num_parts, free[0] = "cuda", "auto", 6 * step + tables * 5 // 9
     found = follow(config, GPU, PretendGPU())
     assert "trainer.num_parts=auto: 4 parts. The tables" in caplog.text
-    assert found[:2] == expected[:2] and all(torch.equal(found[2][name], expected[2][name]) for name in found[2])
+    assert found[:2] == expected[:2] and all(
+        torch.equal(found[2][name], expected[2][name]) for name in found[2]
+    )
     resumed = follow(config, GPU, PretendGPU(), stop_after=3)
     assert resumed[:2] == expected[:2]
 
@@ -85,9 +112,14 @@ def test_parts_that_no_gpu_holds_are_refused(configure, free):
     config = configure(*TOY, *ADAGRAD)
     _, step = estimate_bytes(config, build.open_graph(config).data)
     config.device, free[0] = "cuda", 6 * step + 1
-    with pytest.raises(ValueError, match="device=cuda: .* are free, but a step takes .*, and two of 30 parts .* set"):
+    with pytest.raises(
+        ValueError,
+        match="device=cuda: .* are free, but a step takes .*, and two of 30 parts .* set",
+    ):
         follow(config, GPU, PretendGPU())
-    with pytest.raises(ValueError, match="trainer.num_parts=31: 60 entities make at most 30 parts here: lower it"):
+    with pytest.raises(
+        ValueError, match="trainer.num_parts=31: 60 entities make at most 30 parts here: lower it"
+    ):
         build.open_graph(configure(*TOY, *ADAGRAD, "trainer.num_parts=31"))
 
 
@@ -101,6 +133,10 @@ def test_ranks_agree_on_the_parts_and_a_resumed_run_keeps_them(configure, free, 
     assert settle_parts(opened.parts[0], Crowded()) == (torch.device("cpu"), 7)
     (tmp_path / "run").mkdir()
     parts = []
-    train_parts(lambda part, folder: parts.append(part.config.trainer.num_parts) or {}, opened, tmp_path / "run",
-                ranks=Crowded())
+    train_parts(
+        lambda part, folder: parts.append(part.config.trainer.num_parts) or {},
+        opened,
+        tmp_path / "run",
+        ranks=Crowded(),
+    )
     assert parts == [7] and schema.load(tmp_path / "run/config.yaml").trainer.num_parts == 7

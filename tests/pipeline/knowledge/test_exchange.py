@@ -33,25 +33,40 @@ class OneStep:
         return torch.arange(1)
 
     def backward(self, tables, order, round_, step, ranks):
-        for table in list(tables.parameters())[:1 + self._with_relations]:
-            table.grad = torch.ones_like(table).to_sparse(1) if self.is_sparse else torch.ones_like(table)
+        for table in list(tables.parameters())[: 1 + self._with_relations]:
+            table.grad = (
+                torch.ones_like(table).to_sparse(1) if self.is_sparse else torch.ones_like(table)
+            )
         return 3.0, 5
 
 
 def trainer_of(steps, *, num_epochs=1, eval_every=1, ranks=Ranks()):
     model = MODELS["complex"]
-    tables = TripleTables(model, *first_rows(model, 6, 2, 4, margin=2.0, scale=0.5,
-                                             rng=torch.Generator().manual_seed(0)), reciprocal=False)
+    tables = TripleTables(
+        model,
+        *first_rows(model, 6, 2, 4, margin=2.0, scale=0.5, rng=torch.Generator().manual_seed(0)),
+        reciprocal=False,
+    )
     # It moves by the gradients themselves.
     trained = TrainedTables(tables, lambda tables: torch.optim.SGD(tables.parameters(), lr=1.0))
-    return KnowledgeTrainer(trained, steps, num_epochs=num_epochs, lr=1.0, last_lr=1.0, eval_every=eval_every,
-                            probe=lambda score_all: {"valid": 1.0}, ranks=ranks)
+    return KnowledgeTrainer(
+        trained,
+        steps,
+        num_epochs=num_epochs,
+        lr=1.0,
+        last_lr=1.0,
+        eval_every=eval_every,
+        probe=lambda score_all: {"valid": 1.0},
+        ranks=ranks,
+    )
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("with_relations", [False, True])
 def test_tables_move_by_the_sum_of_the_gradients_of_all_ranks(is_sparse, with_relations):
-    trainer = trainer_of(OneStep(is_sparse=is_sparse, with_relations=with_relations), ranks=Doubled(0, 2))
+    trainer = trainer_of(
+        OneStep(is_sparse=is_sparse, with_relations=with_relations), ranks=Doubled(0, 2)
+    )
     before = [table.detach().clone() for table in trainer.tables.parameters()]
     list(trainer.steps())
     moved = [old - new.detach() for old, new in zip(before, trainer.tables.parameters())]
@@ -60,7 +75,13 @@ def test_tables_move_by_the_sum_of_the_gradients_of_all_ranks(is_sparse, with_re
     assert (trainer.progress.loss_sum, trainer.progress.loss_count) == (6.0, 10.0)
 
 
-@pytest.mark.parametrize("num_epochs, eval_every, expected", [(8, 3, [3, 6, 8]), (3, 1, [1, 2, 3]), (3, 5, [3])])
+@pytest.mark.parametrize(
+    "num_epochs, eval_every, expected", [(8, 3, [3, 6, 8]), (3, 1, [1, 2, 3]), (3, 5, [3])]
+)
 def test_triples_are_ranked_as_often_as_asked_and_at_the_end(num_epochs, eval_every, expected):
-    trainer = trainer_of(types.SimpleNamespace(num_steps=0), num_epochs=num_epochs, eval_every=eval_every)
-    assert [epoch for epoch in range(1, num_epochs + 1) if trainer.evaluate() is not None] == expected
+    trainer = trainer_of(
+        types.SimpleNamespace(num_steps=0), num_epochs=num_epochs, eval_every=eval_every
+    )
+    assert [
+        epoch for epoch in range(1, num_epochs + 1) if trainer.evaluate() is not None
+    ] == expected

@@ -26,29 +26,46 @@ def test_all_pairs_of_parts_come_once_and_share_a_part_with_the_one_before(num_p
 def toy():
     rng = torch.Generator().manual_seed(0)
     triples = torch.stack([torch.randint(size, (300,), generator=rng) for size in (41, 3, 41)], 1)
-    return triples, TripleTables(MODELS["distmult"], *(torch.randn(size, 4, generator=rng) for size in (41, 3)))
+    return triples, TripleTables(
+        MODELS["distmult"], *(torch.randn(size, 4, generator=rng) for size in (41, 3))
+    )
 
 
 def test_a_round_trains_every_triple_once_among_two_parts():
     triples, tables = toy()
-    steps, trained = PartSteps(triples, 41, num_parts=4, **OPTIONS), TrainedTables(tables, OPTIMIZERS["sgd"])
+    steps, trained = (
+        PartSteps(triples, 41, num_parts=4, **OPTIONS),
+        TrainedTables(tables, OPTIMIZERS["sgd"]),
+    )
     orders, sizes, seen = [steps.order(round_) for round_ in range(2)], [], set()
     assert not torch.equal(*orders)
     for step in range(steps.num_steps):
-        batch, drawn = steps._batch(trained, orders[1], step), steps._draw(trained, 1, step, (2, 30))
-        among = torch.cat([steps._members[part] for part in steps._pairs[steps._pair_of_step[step]]])
+        batch, drawn = (
+            steps._batch(trained, orders[1], step),
+            steps._draw(trained, 1, step, (2, 30)),
+        )
+        among = torch.cat(
+            [steps._members[part] for part in steps._pairs[steps._pair_of_step[step]]]
+        )
         assert torch.isin(batch[:, [0, 2]], among).all() and torch.isin(drawn, among).all()
-        assert {*drawn.flatten().tolist()} <= {*among.tolist()} and len(drawn.unique()) > len(among) / 2
+        assert {*drawn.flatten().tolist()} <= {*among.tolist()} and len(drawn.unique()) > len(
+            among
+        ) / 2
         sizes.append(len(batch))
         seen |= {tuple(triple) for triple in batch.tolist()}
-    assert seen == {tuple(triple) for triple in triples.tolist()} and sum(sizes) == 300 and 0 < max(sizes) <= 50
+    assert (
+        seen == {tuple(triple) for triple in triples.tolist()}
+        and sum(sizes) == 300
+        and 0 < max(sizes) <= 50
+    )
     assert torch.equal(orders[1].sort().values, torch.arange(300))
 
 
 OPTIMIZERS = {
     "sgd": lambda tables: torch.optim.SGD(tables.parameters(), lr=0.1),
     "adagrad": lambda tables: torch.optim.Adagrad(tables.parameters(), lr=0.1),
-    "adam": lambda tables: torch.optim.SparseAdam(tables.parameters(), lr=0.1)}
+    "adam": lambda tables: torch.optim.SparseAdam(tables.parameters(), lr=0.1),
+}
 
 
 def train(tables, steps, rounds, first=0):
@@ -73,7 +90,9 @@ def test_rows_that_are_held_are_trained_as_all_rows_in_one_place(optimizer, monk
     monkeypatch.setattr(table_tools, "MOVED", 4)
     triples, tables = toy()
     whole = TrainedTables(copy.deepcopy(tables), OPTIMIZERS[optimizer])
-    held, resumed = (HeldTables(copy.deepcopy(tables), OPTIMIZERS[optimizer], 11, CPU) for _ in range(2))
+    held, resumed = (
+        HeldTables(copy.deepcopy(tables), OPTIMIZERS[optimizer], 11, CPU) for _ in range(2)
+    )
     steps = PartSteps(triples, 41, num_parts=4, **OPTIONS)
     state = train(whole, steps, [0, 1])
     same(state, train(held, steps, [0, 1]))

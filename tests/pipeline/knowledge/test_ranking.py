@@ -11,11 +11,20 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 
 def toy(num_entities=7, num_relations=3, num_triples=40, seed=0):
     rng = np.random.default_rng(seed)
-    triples = torch.from_numpy(np.stack([rng.integers(num_entities, size=num_triples),
-                                         rng.integers(num_relations, size=num_triples),
-                                         rng.integers(num_entities, size=num_triples)], 1))
+    triples = torch.from_numpy(
+        np.stack(
+            [
+                rng.integers(num_entities, size=num_triples),
+                rng.integers(num_relations, size=num_triples),
+                rng.integers(num_entities, size=num_triples),
+            ],
+            1,
+        )
+    )
     # Few different scores: many ties.
-    table = torch.from_numpy(rng.integers(0, 3, size=(num_relations, num_entities, num_entities)).astype(np.float32))
+    table = torch.from_numpy(
+        rng.integers(0, 3, size=(num_relations, num_entities, num_entities)).astype(np.float32)
+    )
     return triples, table
 
 
@@ -30,7 +39,10 @@ def rank_one(table, known, head, relation, tail, is_tail) -> float:
         other = (head, relation, entity) if is_tail else (entity, relation, tail)
         if other == (head, relation, tail) or other in known:
             continue
-        score, truth = float(table[other[1], other[0], other[2]]), float(table[relation, head, tail])
+        score, truth = (
+            float(table[other[1], other[0], other[2]]),
+            float(table[relation, head, tail]),
+        )
         best, worst = best + (score > truth), worst + (score >= truth)
     return (best + worst) / 2
 
@@ -40,9 +52,15 @@ def rank_one(table, known, head, relation, tail, is_tail) -> float:
 def test_ranks_are_those_counted_one_by_one(monkeypatch, seed, block):
     monkeypatch.setattr(ranking, "BLOCK", block)
     triples, table = toy(seed=seed)
-    known, asked = {tuple(row) for row in triples.tolist()}, torch.cat([triples[25:], triples[30:32]])
+    known, asked = (
+        {tuple(row) for row in triples.tolist()},
+        torch.cat([triples[25:], triples[30:32]]),
+    )
     found = Ranking(triples, 7, 3)(scorer(table), asked)
-    expected = [[rank_one(table, known, *row, is_tail) for is_tail in (False, True)] for row in asked.tolist()]
+    expected = [
+        [rank_one(table, known, *row, is_tail) for is_tail in (False, True)]
+        for row in asked.tolist()
+    ]
     assert found.tolist() == expected
     assert any(rank % 1 for row in expected for rank in row)  # ties there were
 
@@ -56,8 +74,14 @@ def test_constant_scores_and_no_numbers_rank_in_the_middle():
 
 
 def test_answers_are_found():
-    answers = Answers(torch.tensor([2, 0, 2, 1]), torch.tensor([1, 0, 1, 1]), torch.tensor([5, 6, 7, 8]), 2)
-    assert len(answers) == 3 and answers.anchors.tolist() == [0, 1, 2] and answers.relations.tolist() == [0, 1, 1]
+    answers = Answers(
+        torch.tensor([2, 0, 2, 1]), torch.tensor([1, 0, 1, 1]), torch.tensor([5, 6, 7, 8]), 2
+    )
+    assert (
+        len(answers) == 3
+        and answers.anchors.tolist() == [0, 1, 2]
+        and answers.relations.tolist() == [0, 1, 1]
+    )
     query = answers.find(torch.tensor([2, 1]), torch.tensor([1, 1]))
     places, entities = answers.of(query)
     assert places.tolist() == [0, 0, 1] and entities.tolist() == [5, 7, 8]
@@ -65,8 +89,13 @@ def test_answers_are_found():
 
 def test_numbers_of_ranks():
     found = summarise(torch.tensor([[1.0, 2.0], [10.5, 4.0]], dtype=torch.float64))
-    assert found == {"mrr": pytest.approx((1 + 1 / 2 + 1 / 10.5 + 1 / 4) / 4), "mr": pytest.approx(17.5 / 4),
-                     "hits@1": 0.25, "hits@3": 0.5, "hits@10": 0.75}
+    assert found == {
+        "mrr": pytest.approx((1 + 1 / 2 + 1 / 10.5 + 1 / 4) / 4),
+        "mr": pytest.approx(17.5 / 4),
+        "hits@1": 0.25,
+        "hits@3": 0.5,
+        "hits@10": 0.75,
+    }
     assert np.isnan(summarise(torch.empty(0, 2))["mrr"])
 
 
@@ -80,11 +109,19 @@ def test_a_probe_scores_every_split():
     score, splits, table, ranks = probe(relation_names=["a", "b", "c"])
     before, last = score(table), score.test(table)
     for split, triples in splits.items():
-        assert (last if split == "test" else before)[split] == summarise(ranks(table, triples))["mrr"]
+        assert (last if split == "test" else before)[split] == summarise(ranks(table, triples))[
+            "mrr"
+        ]
     valid, test = ranks(table, splits["valid"]), ranks(table, splits["test"])
-    assert before == {"train": before["train"], "valid": summarise(valid)["mrr"], **{
-        f"valid_{name}": value for name, value in summarise(valid).items() if name != "mrr"}}
-    assert last["mrr@heads"] == summarise(test[:, 0])["mrr"] and last["mrr@tails"] == summarise(test[:, 1])["mrr"]
+    assert before == {
+        "train": before["train"],
+        "valid": summarise(valid)["mrr"],
+        **{f"valid_{name}": value for name, value in summarise(valid).items() if name != "mrr"},
+    }
+    assert (
+        last["mrr@heads"] == summarise(test[:, 0])["mrr"]
+        and last["mrr@tails"] == summarise(test[:, 1])["mrr"]
+    )
     assert last["mr"] == summarise(test)["mr"] and last["hits@3"] == summarise(test)["hits@3"]
     for number, name in enumerate("abc"):
         assert last[f"mrr@{name}"] == summarise(test[splits["test"][:, 1] == number])["mrr"]

@@ -1,6 +1,5 @@
 """Vectors of knowledge graphs: what is learned, resumed and shared out to ranks."""
 
-
 import contextlib
 
 import pytest
@@ -11,7 +10,11 @@ from parallel_epochs.pipeline import config as effects
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.data.cache import read
 from parallel_epochs.pipeline.data.config import MathConfig
-from parallel_epochs.pipeline.knowledge import build as build_knowledge, predictions, steps as triple_steps
+from parallel_epochs.pipeline.knowledge import (
+    build as build_knowledge,
+    predictions,
+    steps as triple_steps,
+)
 from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -19,45 +22,106 @@ from tests.helpers import building as build
 from tests.helpers.files import SHARED, needs_shared, write_triples
 from tests.helpers.running import ROOT, finish, summary_of, train
 
-TOY = ["trainer=knowledge", "data=math", "data.num_entities=60", "data.num_operands=6", "data.num_train=1400",
-       "data.num_valid=150", "data.num_test=150", "trainer.dim=40", "trainer.batch_size=200", "trainer.chunk_size=50",
-       "trainer.num_negatives=30", "train.epochs=4", "train.eval_every=1"]
+TOY = [
+    "trainer=knowledge",
+    "data=math",
+    "data.num_entities=60",
+    "data.num_operands=6",
+    "data.num_train=1400",
+    "data.num_valid=150",
+    "data.num_test=150",
+    "trainer.dim=40",
+    "trainer.batch_size=200",
+    "trainer.chunk_size=50",
+    "trainer.num_negatives=30",
+    "train.epochs=4",
+    "train.eval_every=1",
+]
 NEGATIVES = ["trainer.loss=negatives", "trainer.optimizer=adam", "train.lr=0.02"]
 ADAGRAD = ["trainer.loss=negatives", "trainer.optimizer=adagrad", "trainer.l3=0.001"]
 ALL = ["trainer.loss=one_vs_all", "trainer.n3=0.1"]
-SGD = ["trainer.loss=negatives", "trainer.optimizer=sgd", "train.lr=50", "trainer.init_scale=0.1",
-       "trainer.relation_lr=0.5"]
-ALL_ADAM = ["trainer.loss=one_vs_all", "trainer.optimizer=adam", "train.lr=0.01", "trainer.last_lr=0.1"]
+SGD = [
+    "trainer.loss=negatives",
+    "trainer.optimizer=sgd",
+    "train.lr=50",
+    "trainer.init_scale=0.1",
+    "trainer.relation_lr=0.5",
+]
+ALL_ADAM = [
+    "trainer.loss=one_vs_all",
+    "trainer.optimizer=adam",
+    "train.lr=0.01",
+    "trainer.last_lr=0.1",
+]
 
 
 def tables_of(data, name, *, reciprocal=False, dim=8):
     model = MODELS[name]
-    rows = first_rows(model, data.num_nodes, data.num_relations * (1 + reciprocal), dim, margin=2.0, scale=0.5,
-                      rng=torch.Generator().manual_seed(0))
+    rows = first_rows(
+        model,
+        data.num_nodes,
+        data.num_relations * (1 + reciprocal),
+        dim,
+        margin=2.0,
+        scale=0.5,
+        rng=torch.Generator().manual_seed(0),
+    )
     return TripleTables(model, *(part.double() for part in rows), reciprocal=reciprocal)
 
 
 def small():
-    return read(MathConfig(num_entities=30, num_operands=2, num_train=130, num_valid=10, num_test=10))
+    return read(
+        MathConfig(num_entities=30, num_operands=2, num_train=130, num_valid=10, num_test=10)
+    )
 
 
 def steps_of(data, kind, penalty=Penalty()):
     if kind == "all":
-        return OneVsAllSteps(data.triples[:130], data.num_relations, batch_size=50, relation_weight=0.7,
-                             penalty=penalty, seed=3)
-    return NegativeSteps(data.triples[:130], data.num_nodes, batch_size=50, chunk_size=8, num_negatives=6, margin=2.0,
-                         temperature=1.0, penalty=penalty, seed=3)
+        return OneVsAllSteps(
+            data.triples[:130],
+            data.num_relations,
+            batch_size=50,
+            relation_weight=0.7,
+            penalty=penalty,
+            seed=3,
+        )
+    return NegativeSteps(
+        data.triples[:130],
+        data.num_nodes,
+        batch_size=50,
+        chunk_size=8,
+        num_negatives=6,
+        margin=2.0,
+        temperature=1.0,
+        penalty=penalty,
+        seed=3,
+    )
 
 
 def gradients(tables, steps, ranks, step):
     tables.zero_grad(set_to_none=True)
     loss, count = steps.backward(tables, steps.order(2), 2, step, ranks)
-    return loss, count, [torch.zeros_like(table) if table.grad is None else table.grad.to_dense()
-                         for table in tables.parameters()]
+    return (
+        loss,
+        count,
+        [
+            torch.zeros_like(table) if table.grad is None else table.grad.to_dense()
+            for table in tables.parameters()
+        ],
+    )
 
 
-@pytest.mark.parametrize("kind, name", [("all", "complex"), ("all", "simple"), ("all", "quate"), ("drawn", "rotate"),
-                                        ("drawn", "transe"), ("drawn", "quate")])
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("all", "complex"),
+        ("all", "simple"),
+        ("all", "quate"),
+        ("drawn", "rotate"),
+        ("drawn", "transe"),
+        ("drawn", "quate"),
+    ],
+)
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 9])
 def test_the_parts_of_the_ranks_are_the_whole_step(kind, name, num_ranks):
     data = small()
@@ -65,7 +129,9 @@ def test_the_parts_of_the_ranks_are_the_whole_step(kind, name, num_ranks):
     tables, steps = tables_of(data, name, reciprocal=kind == "all"), steps_of(data, kind, penalty)
     for step in range(steps.num_steps):
         whole = gradients(tables, steps, Ranks(), step)
-        parts = [gradients(tables, steps, Ranks(rank, num_ranks), step) for rank in range(num_ranks)]
+        parts = [
+            gradients(tables, steps, Ranks(rank, num_ranks), step) for rank in range(num_ranks)
+        ]
         assert sum(part[0] for part in parts) == pytest.approx(whole[0])
         assert sum(part[1] for part in parts) == whole[1]
         for place, grad in enumerate(whole[2]):
@@ -77,7 +143,10 @@ def test_the_parts_of_the_ranks_are_the_whole_step(kind, name, num_ranks):
 def test_a_round_sees_every_triple_once_in_a_new_order(kind, monkeypatch):
     data = small()
     steps, tables = steps_of(data, kind), tables_of(data, "complex", reciprocal=kind == "all")
-    counts = [steps.backward(tables, steps.order(0), 0, step, Ranks())[1] for step in range(steps.num_steps)]
+    counts = [
+        steps.backward(tables, steps.order(0), 0, step, Ranks())[1]
+        for step in range(steps.num_steps)
+    ]
     assert sum(counts) == (260 if kind == "all" else 130)
     first, second = steps.order(0), steps.order(1)
     assert not torch.equal(first, second) and torch.equal(first.sort().values, second.sort().values)
@@ -94,9 +163,17 @@ def test_the_loss_of_a_step_of_negatives_is_that_of_its_triples_one_by_one():
         head, tail, relation = tables.entities[h], tables.entities[t], tables.relations[r]
         for side in (0, 1):
             others = [tables.entities[int(number)] for number in drawn[place // 8, side]]
-            scores = torch.stack([model.score(head, relation, other) if side else model.score(other, relation, tail)
-                                  for other in others])
-            apart = -(scores.softmax(0).detach() * torch.nn.functional.logsigmoid(-2 - scores)).sum()
+            scores = torch.stack(
+                [
+                    model.score(head, relation, other)
+                    if side
+                    else model.score(other, relation, tail)
+                    for other in others
+                ]
+            )
+            apart = -(
+                scores.softmax(0).detach() * torch.nn.functional.logsigmoid(-2 - scores)
+            ).sum()
             near = -torch.nn.functional.logsigmoid(2 + model.score(head, relation, tail))
             total = total + (apart + near) / 4
     expected = torch.autograd.grad(total / 50, list(tables.parameters()))
@@ -108,14 +185,21 @@ def test_the_loss_of_a_step_of_negatives_is_that_of_its_triples_one_by_one():
 
 def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
     data, model = small(), MODELS["complex"]
-    tables, steps = tables_of(data, "complex", reciprocal=True), steps_of(data, "all", Penalty(n3=0.3))
+    tables, steps = (
+        tables_of(data, "complex", reciprocal=True),
+        steps_of(data, "all", Penalty(n3=0.3)),
+    )
     total = torch.zeros((), dtype=torch.float64)
     train = data.triples[:130]
-    both = torch.cat([train, torch.stack([train[:, 2], train[:, 1] + data.num_relations, train[:, 0]], 1)])
+    both = torch.cat(
+        [train, torch.stack([train[:, 2], train[:, 1] + data.num_relations, train[:, 0]], 1)]
+    )
     for h, r, t in both.tolist():
         rows = tables.entities[h], tables.relations[r], tables.entities[t]
         scores = model.score_tails(rows[0][None], rows[1][None], tables.entities)[0]
-        kinds = torch.stack([model.score(rows[0], relation, rows[2]) for relation in tables.relations])
+        kinds = torch.stack(
+            [model.score(rows[0], relation, rows[2]) for relation in tables.relations]
+        )
         total = total - scores.log_softmax(0)[t] - 0.7 * kinds.log_softmax(0)[r]
         for row in rows:
             total = total + 0.3 * (row[:4] ** 2 + row[4:] ** 2).pow(1.5).sum()
@@ -127,19 +211,29 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
 
 
 # Chance is .08: a filtered rank among 60. Each was measured above the second number with room to spare.
-@pytest.mark.parametrize("overrides, at_least", [
-    ([*ALL, "train.epochs=20"], 0.5),
-    *(pytest.param(*row, marks=pytest.mark.slow) for row in (
-        ([*NEGATIVES, "trainer.model=complex", "train.epochs=20"], 0.6),
-        ([*NEGATIVES, "trainer.model=rotate", "train.epochs=20"], 0.25),
-        ([*NEGATIVES, "trainer.model=transe", "train.epochs=20"], 0.22),
-        ([*NEGATIVES, "trainer.model=quate", "train.epochs=20"], 0.4),
-        ([*NEGATIVES, "trainer.model=simple", "train.epochs=20"], 0.5),
-        ([*NEGATIVES, "trainer.model=distmult", "train.epochs=20"], 0.4),
-        ([*SGD, "trainer.model=complex", "train.epochs=20"], 0.2))),
-])
+@pytest.mark.parametrize(
+    "overrides, at_least",
+    [
+        ([*ALL, "train.epochs=20"], 0.5),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ([*NEGATIVES, "trainer.model=complex", "train.epochs=20"], 0.6),
+                ([*NEGATIVES, "trainer.model=rotate", "train.epochs=20"], 0.25),
+                ([*NEGATIVES, "trainer.model=transe", "train.epochs=20"], 0.22),
+                ([*NEGATIVES, "trainer.model=quate", "train.epochs=20"], 0.4),
+                ([*NEGATIVES, "trainer.model=simple", "train.epochs=20"], 0.5),
+                ([*NEGATIVES, "trainer.model=distmult", "train.epochs=20"], 0.4),
+                ([*SGD, "trainer.model=complex", "train.epochs=20"], 0.2),
+            )
+        ),
+    ],
+)
 def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
-    summary = train(configure(*TOY, *overrides, "train.eval_every=20", "trainer.per_relation=true"), tmp_path / "run")
+    summary = train(
+        configure(*TOY, *overrides, "train.eval_every=20", "trainer.per_relation=true"),
+        tmp_path / "run",
+    )
     assert summary["test"] > at_least and summary["metric"] == "mrr"
     scores = summary["scores"]
     assert scores["hits@1"] <= summary["test"] <= scores["hits@10"] <= 1 <= scores["mr"] < 20
@@ -148,8 +242,11 @@ def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [NEGATIVES, [*ADAGRAD, "trainer.num_parts=4"], ALL, SGD],
-                         ids=["sparse_adam", "sparse_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize(
+    "overrides",
+    [NEGATIVES, [*ADAGRAD, "trainer.num_parts=4"], ALL, SGD],
+    ids=["sparse_adam", "sparse_adagrad", "adagrad", "sgd"],
+)
 def test_two_ranks_train_what_one_process_trains(overrides, configure, tmp_path):
     # The ranks compare their tables after every step, and end the run where these differ.
     more = [*TOY, *overrides, "train.epochs=2", "parallel.check_every=1"]
@@ -159,12 +256,17 @@ def test_two_ranks_train_what_one_process_trains(overrides, configure, tmp_path)
     two = summary_of(tmp_path / "two")
     assert two["num_ranks"] == 2 and two["data_epochs"] == one["data_epochs"] == 2
     assert two["test"] == pytest.approx(one["test"], abs=0.005)
-    ours, theirs = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt")["tables"] for name in ("one", "two"))
+    ours, theirs = (
+        checkpoint.load(tmp_path / name / "checkpoints" / "last.pt")["tables"]
+        for name in ("one", "two")
+    )
     for name, table in ours.items():
         torch.testing.assert_close(theirs[name], table, atol=2e-3, rtol=1e-3)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_before_the_tables_move(configure, tmp_path, monkeypatch):
+def test_a_loss_that_is_no_number_ends_the_run_before_the_tables_move(
+    configure, tmp_path, monkeypatch
+):
     config = configure(*TOY, *ALL)
     backward, tables_of_last = OneVsAllSteps.backward, []
 
@@ -176,7 +278,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_the_tables_move(configure,
         return loss, count
 
     monkeypatch.setattr(OneVsAllSteps, "backward", broken)
-    with pytest.raises(FloatingPointError, match=r"in epoch 1, step 3; the tables have not moved. Try a lower"):
+    with pytest.raises(
+        FloatingPointError, match=r"in epoch 1, step 3; the tables have not moved. Try a lower"
+    ):
         train(config, tmp_path / "run")
     assert torch.equal(*(getattr(table, "entities", table) for table in tables_of_last))
 
@@ -193,18 +297,29 @@ def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
         last = trainer.test()
     assert rates[0] == 0.1 and rates[len(rates) // 2] == pytest.approx(0.075)
     assert rates == sorted(rates, reverse=True) and rates[-1] > 0.05
-    assert set(scores) == {"train", "valid", "valid_mr", "valid_hits@1", "valid_hits@3", "valid_hits@10"}
+    assert set(scores) == {
+        "train",
+        "valid",
+        "valid_mr",
+        "valid_hits@1",
+        "valid_hits@3",
+        "valid_hits@10",
+    }
     assert {"test", "mr", "hits@1"} <= set(last) and scores["valid"] != last["mrr@valid"]
 
 
 def test_the_test_is_ranked_with_the_best_checkpoint(configure, tmp_path):
     config = configure(*TOY, *ALL)
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))) as trainer:
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))
+    ) as trainer:
         last = {name: table.clone() for name, table in trainer.weights().items()}
         trainer.load_weights({name: table.flip(0) for name, table in last.items()})
         expected = trainer.test()
         (tmp_path / "checkpoints").mkdir()
-        checkpoint.save(tmp_path / "checkpoints" / "best.pt", {"model": trainer.weights(), "epoch": 3})
+        checkpoint.save(
+            tmp_path / "checkpoints" / "best.pt", {"model": trainer.weights(), "epoch": 3}
+        )
         trainer.load_weights(last)
         assert trainer.test() != expected
         found = predictions.finish(None, trainer, tmp_path)
@@ -213,9 +328,17 @@ def test_the_test_is_ranked_with_the_best_checkpoint(configure, tmp_path):
 
 @pytest.mark.parametrize("loss", ["negatives", "one_vs_all"])
 @pytest.mark.parametrize("fraction", [0.25, 1])
-def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(loss, fraction, configure, monkeypatch):
-    config = configure(*TOY, f"trainer.loss={loss}", "trainer.optimizer=sgd", f"trainer.relation_lr={fraction}",
-                       "train.lr=3", "trainer.init_scale=0.3")
+def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(
+    loss, fraction, configure, monkeypatch
+):
+    config = configure(
+        *TOY,
+        f"trainer.loss={loss}",
+        "trainer.optimizer=sgd",
+        f"trainer.relation_lr={fraction}",
+        "train.lr=3",
+        "trainer.init_scale=0.3",
+    )
     kind, grads = OneVsAllSteps if loss == "one_vs_all" else NegativeSteps, []
     backward = kind.backward
 
@@ -225,42 +348,88 @@ def test_sgd_moves_by_the_gradient_and_relations_by_a_fraction_of_it(loss, fract
         return result
 
     monkeypatch.setattr(kind, "backward", keeping)
-    with contextlib.closing(build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))) as trainer:
+    with contextlib.closing(
+        build.build_trainer(config, build.open_graph(config).data, torch.device("cpu"))
+    ) as trainer:
         before = [table.clone() for table in trainer.weights().values()]
         next(trainer.steps())
-        for table, old, grad, lr in zip(trainer.weights().values(), before, grads[0], (3, 3 * fraction), strict=True):
+        for table, old, grad, lr in zip(
+            trainer.weights().values(), before, grads[0], (3, 3 * fraction), strict=True
+        ):
             assert bool(grad.any())
             torch.testing.assert_close(table, old - lr * grad)
 
 
-@pytest.mark.parametrize("typed, loss, optimizer, lr", [
-    ("", "one_vs_all", "adagrad", 0.1), ("trainer.model=quate", "one_vs_all", "adagrad", 0.1),
-    ("trainer.model=rotate", "negatives", "adam", 0.001), ("trainer.model=transe", "negatives", "adam", 0.001),
-    ("trainer.model=rotate trainer.optimizer=adagrad", "negatives", "adagrad", 0.1),
-    ("trainer.model=complex trainer.loss=negatives train.lr=0.3", "negatives", "adagrad", 0.3)])
-def test_loss_optimizer_and_learning_rate_follow_from_the_model(typed, loss, optimizer, lr, configure):
+@pytest.mark.parametrize(
+    "typed, loss, optimizer, lr",
+    [
+        ("", "one_vs_all", "adagrad", 0.1),
+        ("trainer.model=quate", "one_vs_all", "adagrad", 0.1),
+        ("trainer.model=rotate", "negatives", "adam", 0.001),
+        ("trainer.model=transe", "negatives", "adam", 0.001),
+        ("trainer.model=rotate trainer.optimizer=adagrad", "negatives", "adagrad", 0.1),
+        ("trainer.model=complex trainer.loss=negatives train.lr=0.3", "negatives", "adagrad", 0.3),
+    ],
+)
+def test_loss_optimizer_and_learning_rate_follow_from_the_model(
+    typed, loss, optimizer, lr, configure
+):
     config = configure("trainer=knowledge", "data=math", *typed.split())
     build.check(config)
     assert (config.trainer.loss, config.trainer.optimizer, config.train.lr) == (loss, optimizer, lr)
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["trainer.dim=41"], "trainer.dim=41 must be a multiple of 2 for trainer.model=complex.* set it to 42"),
-    (["trainer.model=rotate", "trainer.loss=negatives", "trainer.dim=7"], "trainer.dim=7 must be a multiple of 2"),
-    (["trainer.model=quate", "trainer.dim=42"], "trainer.dim=42 must be a multiple of 4.* set it to 44"),
-    (["trainer.model=rotate", "trainer.loss=one_vs_all"],
-     "trainer.loss=one_vs_all needs .*trainer.model=rotate.* Set trainer.loss=negatives"),
-    (["trainer.model=transe", "trainer.loss=one_vs_all"], "trainer.loss=one_vs_all needs .*trainer.model=transe"),
-    (["trainer.model=transe", "trainer.loss=negatives", "trainer.n3=0.1"], "trainer.n3=0.1 needs .*=transe"),
-    (["trainer.relation_weight=-1"], "trainer.relation_weight must be at least 0"),
-    (["trainer.dim=900000000"], "trainer.dim must be less than"),
-    (["trainer.dim=999998", "data.num_entities=9999999", "data.num_operands=1"],
-     "trainer.dim=999998: tables of 9,999,999"),
-    (["trainer.batch_size=99999999999", "data.num_entities=1000000", "data.num_train=1000000"],
-     "trainer.batch_size=99,999,999,999: a step takes .* lower trainer.batch_size"),
-    (["data.num_train=10000"], "data.num_train, data.num_valid and data.num_test ask for 10,300 triples"),
-    (["data.components=largest"], "data.components=largest: trainer=knowledge trains on all components"),
-])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            ["trainer.dim=41"],
+            "trainer.dim=41 must be a multiple of 2 for trainer.model=complex.* set it to 42",
+        ),
+        (
+            ["trainer.model=rotate", "trainer.loss=negatives", "trainer.dim=7"],
+            "trainer.dim=7 must be a multiple of 2",
+        ),
+        (
+            ["trainer.model=quate", "trainer.dim=42"],
+            "trainer.dim=42 must be a multiple of 4.* set it to 44",
+        ),
+        (
+            ["trainer.model=rotate", "trainer.loss=one_vs_all"],
+            "trainer.loss=one_vs_all needs .*trainer.model=rotate.* Set trainer.loss=negatives",
+        ),
+        (
+            ["trainer.model=transe", "trainer.loss=one_vs_all"],
+            "trainer.loss=one_vs_all needs .*trainer.model=transe",
+        ),
+        (
+            ["trainer.model=transe", "trainer.loss=negatives", "trainer.n3=0.1"],
+            "trainer.n3=0.1 needs .*=transe",
+        ),
+        (["trainer.relation_weight=-1"], "trainer.relation_weight must be at least 0"),
+        (["trainer.dim=900000000"], "trainer.dim must be less than"),
+        (
+            ["trainer.dim=999998", "data.num_entities=9999999", "data.num_operands=1"],
+            "trainer.dim=999998: tables of 9,999,999",
+        ),
+        (
+            [
+                "trainer.batch_size=99999999999",
+                "data.num_entities=1000000",
+                "data.num_train=1000000",
+            ],
+            "trainer.batch_size=99,999,999,999: a step takes .* lower trainer.batch_size",
+        ),
+        (
+            ["data.num_train=10000"],
+            "data.num_train, data.num_valid and data.num_test ask for 10,300 triples",
+        ),
+        (
+            ["data.components=largest"],
+            "data.components=largest: trainer=knowledge trains on all components",
+        ),
+    ],
+)
 def test_impossible_options_are_refused(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         config = configure(*TOY, *overrides)
@@ -272,30 +441,74 @@ def test_impossible_options_are_refused(overrides, message, configure):
 def _sizes(config):
     """What is looked at of a graph, without the graph."""
     from torch_geometric.data import Data
-    return Data(num_nodes=config.data.num_entities, num_relations=5 * config.data.num_operands,
-                triple_ptr=torch.tensor([0, config.data.num_train, 0, 0]))
+
+    return Data(
+        num_nodes=config.data.num_entities,
+        num_relations=5 * config.data.num_operands,
+        triple_ptr=torch.tensor([0, config.data.num_train, 0, 0]),
+    )
 
 
-@pytest.mark.parametrize("overrides, idle", [
-    (["trainer.margin=3", "trainer.num_negatives=7", "trainer.temperature=2", "trainer.chunk_size=9", "trainer.norm=2"],
-     ["trainer.norm=2 with trainer.model=complex", "trainer.chunk_size=9 with trainer.loss=one_vs_all",
-      "trainer.num_negatives=7 with trainer.loss=one_vs_all", "trainer.temperature=2.0 with trainer.loss=one_vs_all",
-      "trainer.margin=3.0 with trainer.model=complex"]),
-    (["trainer.loss=negatives", "trainer.model=rotate", "trainer.init_scale=1", "trainer.margin=3"],
-     ["trainer.init_scale=1.0 with trainer.model=rotate"]),
-    (["trainer.model=quate", "trainer.init_scale=1"], ["trainer.init_scale=1.0 with trainer.model=quate"]),
-    (["trainer.loss=negatives", "trainer.model=transe", "trainer.norm=2", "trainer.num_negatives=7"], []),
-    (["trainer.n3=0.1", "trainer.eval_sample=3", "trainer.batch_size=7", "trainer.dim=8"], [])])
+@pytest.mark.parametrize(
+    "overrides, idle",
+    [
+        (
+            [
+                "trainer.margin=3",
+                "trainer.num_negatives=7",
+                "trainer.temperature=2",
+                "trainer.chunk_size=9",
+                "trainer.norm=2",
+            ],
+            [
+                "trainer.norm=2 with trainer.model=complex",
+                "trainer.chunk_size=9 with trainer.loss=one_vs_all",
+                "trainer.num_negatives=7 with trainer.loss=one_vs_all",
+                "trainer.temperature=2.0 with trainer.loss=one_vs_all",
+                "trainer.margin=3.0 with trainer.model=complex",
+            ],
+        ),
+        (
+            [
+                "trainer.loss=negatives",
+                "trainer.model=rotate",
+                "trainer.init_scale=1",
+                "trainer.margin=3",
+            ],
+            ["trainer.init_scale=1.0 with trainer.model=rotate"],
+        ),
+        (
+            ["trainer.model=quate", "trainer.init_scale=1"],
+            ["trainer.init_scale=1.0 with trainer.model=quate"],
+        ),
+        (
+            [
+                "trainer.loss=negatives",
+                "trainer.model=transe",
+                "trainer.norm=2",
+                "trainer.num_negatives=7",
+            ],
+            [],
+        ),
+        (["trainer.n3=0.1", "trainer.eval_sample=3", "trainer.batch_size=7", "trainer.dim=8"], []),
+    ],
+)
 def test_keys_that_do_nothing_are_named(overrides, idle, configure):
     said = effects.explain_idle_keys(configure("trainer=knowledge", "data=math", *overrides))
-    assert sorted((said or "").removeprefix("without effect: ").split(", ")) == (sorted(idle) or [""])
+    assert sorted((said or "").removeprefix("without effect: ").split(", ")) == (
+        sorted(idle) or [""]
+    )
 
 
 def test_keys_of_other_products_are_refused_also_with_their_usual_value(configure):
-    message = "^model.p=2.0 is read by trainer=gnn only; this run has trainer=knowledge. Leave it out$"
+    message = (
+        "^model.p=2.0 is read by trainer=gnn only; this run has trainer=knowledge. Leave it out$"
+    )
     with pytest.raises(ValueError, match=message):
         configure("trainer=knowledge", "data=math", "model.p=2")
-    with pytest.raises(ValueError, match="^model=pyg is|^model.name=pyg is read by trainer=gnn only"):
+    with pytest.raises(
+        ValueError, match="^model=pyg is|^model.name=pyg is read by trainer=gnn only"
+    ):
         configure("trainer=knowledge", "data=math", "model=pyg")
     with pytest.raises(ValueError, match="^model.num_layers=4 is read by trainer=gnn only"):
         schema.check_readers("knowledge", ["model.num_layers=4", "train.lr=1"])
@@ -303,10 +516,15 @@ def test_keys_of_other_products_are_refused_also_with_their_usual_value(configur
 
 
 def test_other_trainers_do_not_take_triples(configure):
-    with pytest.raises(ValueError, match=r"trainer=gnn cannot train on data=math, which holds triples"):
+    with pytest.raises(
+        ValueError, match=r"trainer=gnn cannot train on data=math, which holds triples"
+    ):
         configure("data=math")
-    with pytest.raises(ValueError, match=r"trainer=knowledge cannot train on data=digits, which holds a graph. Choose "
-                                         r"one of data=triples, math"):
+    with pytest.raises(
+        ValueError,
+        match=r"trainer=knowledge cannot train on data=digits, which holds a graph. Choose "
+        r"one of data=triples, math",
+    ):
         configure("trainer=knowledge", "data=digits")
 
 
@@ -325,4 +543,7 @@ def test_the_experiments_of_the_real_graph_open_it(configure):
     assert (ROOT / "conf" / "experiment" / "complex_fb15k237.yaml").is_file()
     data = build.open_graph(config).data
     assert data.num_nodes == 14_541 and data.triple_ptr.diff().tolist() == [272_115, 17_535, 20_466]
-    assert "28 test triples with an entity that occurs in no training triple" in build_knowledge.describe(data)
+    assert (
+        "28 test triples with an entity that occurs in no training triple"
+        in build_knowledge.describe(data)
+    )

@@ -11,11 +11,17 @@ from parallel_epochs.pipeline.names import MASKS
 
 def test_a_node_in_no_split_has_no_class():
     """Its label may stand for none: class 0 would get the votes of all such nodes."""
-    data = Data(y=torch.tensor([[0], [1], [0], [2]]), metric="acc", **dict.fromkeys(MASKS, torch.zeros(4) > 0))
+    data = Data(
+        y=torch.tensor([[0], [1], [0], [2]]),
+        metric="acc",
+        **dict.fromkeys(MASKS, torch.zeros(4) > 0),
+    )
     for number, mask in enumerate(MASKS):
         data[mask] = torch.arange(4) == number
     assert classes_of(data).tolist() == [0, 1, 0, -1]
-    assert classes_of(Data(y=data.y, metric="acc")).tolist() == [0, 1, 0, 2], "without splits every label counts"
+    assert classes_of(Data(y=data.y, metric="acc")).tolist() == [0, 1, 0, 2], (
+        "without splits every label counts"
+    )
 
 
 def test_links_are_compared_with_pairs_of_different_points():

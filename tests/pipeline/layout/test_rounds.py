@@ -16,8 +16,17 @@ NUM_POINTS, NUM_EPOCHS = 12, 200
 
 @pytest.mark.parametrize("fraction, pulled", [(0.0, 0), (0.3, 3), (1.0, 10)])
 def test_edges_pull_harder_in_the_early_fraction_of_a_run(fraction, pulled):
-    plan = LayoutPlan(num_epochs=10, lr=1.0, last_lr=1.0, eval_every=1, early_attraction=4.0, early_fraction=fraction)
-    assert [plan.attraction(epoch / 10) for epoch in range(10)] == [4.0] * pulled + [1.0] * (10 - pulled)
+    plan = LayoutPlan(
+        num_epochs=10,
+        lr=1.0,
+        last_lr=1.0,
+        eval_every=1,
+        early_attraction=4.0,
+        early_fraction=fraction,
+    )
+    assert [plan.attraction(epoch / 10) for epoch in range(10)] == [4.0] * pulled + [1.0] * (
+        10 - pulled
+    )
 
 
 @pytest.fixture
@@ -28,10 +37,21 @@ def trainer():
     matrix = sp.csr_array(dense + dense.T)
     parts = deal_nodes(torch.from_numpy(np.asarray(matrix.sum(1)).ravel()), 3)
     edges = sort_into_blocks(matrix, parts)
-    drawn = Drawn(edges.edges, *alias_tables(edges.ptr, edges.weight), *alias_tables(parts.ptr, torch.ones(NUM_POINTS)))
+    drawn = Drawn(
+        edges.edges,
+        *alias_tables(edges.ptr, edges.weight),
+        *alias_tables(parts.ptr, torch.ones(NUM_POINTS)),
+    )
     plan = LayoutPlan(num_epochs=NUM_EPOCHS, lr=1.0, last_lr=1.0, eval_every=NUM_EPOCHS)
-    return LayoutTrainer(torch.zeros(NUM_POINTS, 2), parts, lambda: (edges, drawn), LayoutOptions(), plan,
-                         score=lambda positions: {}, metric="auc")
+    return LayoutTrainer(
+        torch.zeros(NUM_POINTS, 2),
+        parts,
+        lambda: (edges, drawn),
+        LayoutOptions(),
+        plan,
+        score=lambda positions: {},
+        metric="auc",
+    )
 
 
 def test_a_block_draws_edges_by_its_mass(trainer):
@@ -43,16 +63,23 @@ def test_a_block_draws_edges_by_its_mass(trainer):
     assert edges.mass.max() > 1.5 * edges.mass.min() and (np.diff(edges.ptr) > 0).all()
     assert (abs(drawn - expected) < 1).all(), "rounded up or down"
     # A number rounded at random has a variance of at most a quarter; these are five deviations of the mean.
-    assert (abs(drawn.mean(0) - expected) < 5 * 0.5 / NUM_EPOCHS ** 0.5).all()
-    assert (drawn[1:] != drawn[:-1]).any(1).mean() > 0.9, "each epoch rounds by its own random numbers"
+    assert (abs(drawn.mean(0) - expected) < 5 * 0.5 / NUM_EPOCHS**0.5).all()
+    assert (drawn[1:] != drawn[:-1]).any(1).mean() > 0.9, (
+        "each epoch rounds by its own random numbers"
+    )
 
 
 def test_each_epoch_draws_by_a_key_of_its_own(trainer, monkeypatch):
     keys = []
-    monkeypatch.setattr(layout, "train", lambda *args, key, **options: keys.append(key) or (0.0, 1.0))
+    monkeypatch.setattr(
+        layout, "train", lambda *args, key, **options: keys.append(key) or (0.0, 1.0)
+    )
     for _ in range(3):
         list(trainer.steps())
         trainer.progress.round += 1
         trainer.progress.begin_round()
-    epochs = [set(keys[epoch * trainer.about.num_steps:(epoch + 1) * trainer.about.num_steps]) for epoch in range(3)]
+    epochs = [
+        set(keys[epoch * trainer.about.num_steps : (epoch + 1) * trainer.about.num_steps])
+        for epoch in range(3)
+    ]
     assert [len(own) for own in epochs] == [1, 1, 1] and len(set().union(*epochs)) == 3

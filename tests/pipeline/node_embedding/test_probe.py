@@ -25,7 +25,9 @@ def fits(monkeypatch):
 def test_no_node_is_scored_by_a_classifier_that_was_fitted_on_it(fits):
     labels = np.eye(2)[np.arange(NUM_NODES) % 2]
     labels[:UNLABELLED] = np.nan
-    scores = LabelProbe(labels, metric="micro_f1", portions=[0.1, 0.5, 0.9], num_draws=2)(np.zeros((NUM_NODES, 3)))
+    scores = LabelProbe(labels, metric="micro_f1", portions=[0.1, 0.5, 0.9], num_draws=2)(
+        np.zeros((NUM_NODES, 3))
+    )
     labelled = set(range(UNLABELLED, NUM_NODES))
     assert len(fits) == 2 * 4
     for validation, split, tenth, most in (fits[:4], fits[4:]):
@@ -36,18 +38,34 @@ def test_no_node_is_scored_by_a_classifier_that_was_fitted_on_it(fits):
         for (first, (rest,)), count in ((tenth, 20), (most, 180)):
             assert len(first) == count and {*first, *rest} == labelled and not {*first} & {*rest}
     assert {*fits[1][0]} != {*fits[5][0]}, "each draw has nodes of its own"
-    assert scores == {"train": 100, "valid": 10, "test": 100, "micro_f1@0.1": 180, "macro_f1@0.1": 0,
-                      "micro_f1@0.5": 100, "macro_f1@0.5": 0, "micro_f1@0.9": 20, "macro_f1@0.9": 0}
+    assert scores == {
+        "train": 100,
+        "valid": 10,
+        "test": 100,
+        "micro_f1@0.1": 180,
+        "macro_f1@0.1": 0,
+        "micro_f1@0.5": 100,
+        "macro_f1@0.5": 0,
+        "micro_f1@0.9": 20,
+        "macro_f1@0.9": 0,
+    }
 
 
 def test_vectors_that_are_not_finite_are_refused():
-    with pytest.raises(ValueError, match="some vectors are not finite: training has diverged. Lower train.lr"):
-        probe.classify(np.full((8, 2), np.nan), np.eye(2)[np.arange(8) % 2], np.arange(4), [np.arange(4, 8)])
+    with pytest.raises(
+        ValueError, match="some vectors are not finite: training has diverged. Lower train.lr"
+    ):
+        probe.classify(
+            np.full((8, 2), np.nan), np.eye(2)[np.arange(8) % 2], np.arange(4), [np.arange(4, 8)]
+        )
 
 
 def test_labels_that_all_nodes_have_or_none_are_not_fitted():
     labels = np.tile([1, 0], (8, 1))
-    assert probe.classify(np.random.rand(8, 2), labels, np.arange(4), [np.arange(4, 8)])[0]["micro_f1"] == 1
+    assert (
+        probe.classify(np.random.rand(8, 2), labels, np.arange(4), [np.arange(4, 8)])[0]["micro_f1"]
+        == 1
+    )
 
 
 def pairs_told_by(what: str) -> tuple[np.ndarray, dict]:
@@ -72,9 +90,19 @@ def test_the_score_of_links_is_chosen_by_validation(what, other, caplog):
     caplog.set_level("INFO")
     vectors, pairs = pairs_told_by(what)
     chosen = LinkProbe(pairs, score="auto")
-    assert chosen(vectors) == LinkProbe(pairs, score=what)(vectors) == {"train": 1.0, "valid": 1.0, "test": 1.0}
+    assert (
+        chosen(vectors)
+        == LinkProbe(pairs, score=what)(vectors)
+        == {"train": 1.0, "valid": 1.0, "test": 1.0}
+    )
     assert LinkProbe(pairs, score=other)(vectors)["test"] < 1
     chosen(vectors)
-    assert caplog.text.count(f"links are scored by {what}: validation AUC 1.0000; by {other}: 0.9") == 1
+    assert (
+        caplog.text.count(f"links are scored by {what}: validation AUC 1.0000; by {other}: 0.9")
+        == 1
+    )
     # The test split has no say.
-    assert LinkProbe(pairs | {"valid": pairs_told_by(other)[1]["valid"]}, score="auto").choose(vectors) == other
+    assert (
+        LinkProbe(pairs | {"valid": pairs_told_by(other)[1]["valid"]}, score="auto").choose(vectors)
+        == other
+    )

@@ -18,25 +18,45 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers.running import finish, rounds_of, start, summary_of, train, wait_for_rounds
 
-OPTIONS = ["trainer=node_embedding", "data=edges", "trainer.dim=8", "trainer.num_parts=4", "trainer.episode_size=3000",
-           "train.epochs=20", "train.eval_every=5", "trainer.num_draws=2"]
-METRICS = {"micro_f1": ["trainer.metric=micro_f1"], "auc": ["trainer.metric=auc", "trainer.holdout=0.2"]}
+OPTIONS = [
+    "trainer=node_embedding",
+    "data=edges",
+    "trainer.dim=8",
+    "trainer.num_parts=4",
+    "trainer.episode_size=3000",
+    "train.epochs=20",
+    "train.eval_every=5",
+    "trainer.num_draws=2",
+]
+METRICS = {
+    "micro_f1": ["trainer.metric=micro_f1"],
+    "auc": ["trainer.metric=auc", "trainer.holdout=0.2"],
+}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A table of edges of two communities, and one of three labels."""
     path, rng = tmp_path_factory.mktemp("edges"), np.random.default_rng(0)
-    rows = [(a, b) for a in range(60) for b in range(a) if rng.random() < (0.4 if a // 30 == b // 30 else 0.02)]
+    rows = [
+        (a, b)
+        for a in range(60)
+        for b in range(a)
+        if rng.random() < (0.4 if a // 30 == b // 30 else 0.02)
+    ]
     (path / "edges.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
-    (path / "labels.tsv").write_text("".join(f"{a} {'xy'[a // 30]}{' third' if a % 3 else ''}\n" for a in range(60)))
+    (path / "labels.tsv").write_text(
+        "".join(f"{a} {'xy'[a // 30]}{' third' if a % 3 else ''}\n" for a in range(60))
+    )
     return [f"data.path={path / 'edges.tsv'}", f"data.labels={path / 'labels.tsv'}"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("part", [1, 2])
-def test_a_stop_in_an_evaluation_changes_no_bit(metric, part, files, configure, tmp_path, monkeypatch):
+def test_a_stop_in_an_evaluation_changes_no_bit(
+    metric, part, files, configure, tmp_path, monkeypatch
+):
     config = configure(*OPTIONS, *files, *METRICS[metric])
     # `begun` has the number of parts that were asked for before each evaluation.
     calls, done, begun, heed = [], [], [], probe.heed
@@ -63,7 +83,9 @@ def test_a_stop_in_an_evaluation_changes_no_bit(metric, part, files, configure, 
     stop_at = begun[1] + part  # in the second evaluation
     with pytest.raises(Stopped):
         train(config, tmp_path / "parts")
-    assert stop_at - 2 <= len(done) < begun[2]  # a signal reaches the main thread, others compute the parts
+    assert (
+        stop_at - 2 <= len(done) < begun[2]
+    )  # a signal reaches the main thread, others compute the parts
     progress = checkpoint.load(tmp_path / "parts" / "checkpoints" / "last.pt")["progress"]
     rounds = rounds_of(tmp_path / "parts")
     assert progress["step_in_round"] == 4 and progress["round"] == len(rounds)
@@ -73,8 +95,9 @@ def test_a_stop_in_an_evaluation_changes_no_bit(metric, part, files, configure, 
     for key in ("weights_sha256", "test", "best_valid", "scores"):
         assert resumed.get(key) == whole.get(key)
     same = ("round", "loss", "lr", "num_pairs", "valid", "test")
-    assert [{key: record.get(key) for key in same} for record in rounds_of(tmp_path / "parts")] \
-        == [{key: record.get(key) for key in same} for record in rounds_of(tmp_path / "whole")]
+    assert [{key: record.get(key) for key in same} for record in rounds_of(tmp_path / "parts")] == [
+        {key: record.get(key) for key in same} for record in rounds_of(tmp_path / "whole")
+    ]
 
 
 class Asked:
@@ -90,7 +113,9 @@ def test_probes_leave_before_they_begin_when_asked():
     labels = np.eye(2)[np.arange(20) % 2]
     vectors = np.random.default_rng(0).standard_normal((20, 4))
     with pytest.raises(Stopped):
-        LabelProbe(labels, metric="micro_f1", portions=[], num_draws=1, num_threads=2, stop=Asked())(vectors)
+        LabelProbe(
+            labels, metric="micro_f1", portions=[], num_draws=1, num_threads=2, stop=Asked()
+        )(vectors)
     pairs = np.arange(20).reshape(10, 2)
     with pytest.raises(Stopped):
         LinkProbe({"test": (pairs, pairs)}, stop=Asked())(vectors)
@@ -130,8 +155,14 @@ def test_the_other_ranks_are_told(monkeypatch):
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_real_signal_ends_a_long_evaluation(ranks, files, tmp_path):
     # The evaluation takes a minute, and a step no time.
-    overrides = [*OPTIONS, *files, "trainer.metric=micro_f1", "train.eval_every=20", f"parallel.num_ranks={ranks}",
-                 "parallel.stop_timeout=1000"]
+    overrides = [
+        *OPTIONS,
+        *files,
+        "trainer.metric=micro_f1",
+        "train.eval_every=20",
+        f"parallel.num_ranks={ranks}",
+        "parallel.stop_timeout=1000",
+    ]
     num_rounds = _rounds_of_a_run([*overrides, "trainer.num_draws=1"], tmp_path)
     process = start([*overrides, "trainer.num_draws=999"], tmp_path / "run", tmp_path / "cache")
     wait_for_rounds(tmp_path / "run", num_rounds - 1, process)

@@ -29,15 +29,24 @@ def small(tmp_path):
     return small_run(write_communities(tmp_path))
 
 
-@pytest.mark.parametrize("overrides", [
-    [], *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
-        [*TIED, "trainer.optimizer=adam"], ["trainer.metric=auc"]))])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        *(
+            pytest.param(overrides, marks=pytest.mark.slow)
+            for overrides in ([*TIED, "trainer.optimizer=adam"], ["trainer.metric=auc"])
+        ),
+    ],
+)
 def test_tables_on_disk_give_the_same_bits(overrides, small, configure, tmp_path, monkeypatch):
     """Also with partitions of a few rows, which share pages with others, and rows that are filled by pieces."""
     monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.FILLED", 7)
     config = configure(*small, *overrides, "parallel.threads_per_rank=2", "train.epochs=40")
-    runs = {where: train(keys.replaced(config, {"trainer.tables": where}), tmp_path / where)
-            for where in ("memory", "disk")}
+    runs = {
+        where: train(keys.replaced(config, {"trainer.tables": where}), tmp_path / where)
+        for where in ("memory", "disk")
+    }
     assert runs["memory"]["weights_sha256"] == runs["disk"]["weights_sha256"]
     assert runs["memory"]["test"] == runs["disk"]["test"]
     assert list((tmp_path / "cache" / "tables").iterdir()) == []
@@ -47,8 +56,12 @@ def test_a_disk_without_room_is_named(small, configure, tmp_path, monkeypatch):
     """Before training where the sizes tell; by the disk where another has taken the room meanwhile."""
     config = configure(*small, "trainer.tables=disk")
     data = build.open_graph(config).data
-    monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.free_space", lambda folder: 10_000)
-    with pytest.raises(ValueError, match="two tables of 90 nodes take 11.5 kB on the disk of cache_dir="):
+    monkeypatch.setattr(
+        "parallel_epochs.pipeline.node_embedding.build.free_space", lambda folder: 10_000
+    )
+    with pytest.raises(
+        ValueError, match="two tables of 90 nodes take 11.5 kB on the disk of cache_dir="
+    ):
         build_embedding.check_graph(config, data)
 
     def refuse(file, first, size):
@@ -81,14 +94,27 @@ def test_edges_from_an_array(tmp_path, configure):
     np.save(tmp_path / "a.npy", rows)
     np.save(tmp_path / "b.npy", rows.T.astype(np.uint16))
     Path(tmp_path / "a.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in [*rows, (5, 5)]))
-    graphs = [build.open_graph(configure("trainer=node_embedding", "data=edges", "trainer.num_parts=2",
-                                         f"data.path={tmp_path / name}")).data for name in ("a.npy", "b.npy", "a.tsv")]
+    graphs = [
+        build.open_graph(
+            configure(
+                "trainer=node_embedding",
+                "data=edges",
+                "trainer.num_parts=2",
+                f"data.path={tmp_path / name}",
+            )
+        ).data
+        for name in ("a.npy", "b.npy", "a.tsv")
+    ]
     assert all(graph.num_nodes == 7 and unpack_names(graph)[6] == "6" for graph in graphs)
     edges_of = [set(zip(*graph.edge_index.as_tensor().tolist(), strict=True)) for graph in graphs]
     both = {(1, 3), (3, 1), (0, 2), (2, 0), (2, 4), (4, 2), (6, 6)}
     assert edges_of[0] == edges_of[1] == edges_of[2] - {(5, 5)} == both
-    for array, says in ((rows * 1.5, r"holds float64 \[6, 2\]: edges are integers"), (rows - 1, "names node -1"),
-                        (np.zeros((0, 2), int), "holds no edges"), (rows[:, :1], r"int64 \[6, 1\]")):
+    for array, says in (
+        (rows * 1.5, r"holds float64 \[6, 2\]: edges are integers"),
+        (rows - 1, "names node -1"),
+        (np.zeros((0, 2), int), "holds no edges"),
+        (rows[:, :1], r"int64 \[6, 1\]"),
+    ):
         np.save(tmp_path / "c.npy", array)
         with pytest.raises(ValueError, match=says):
             cache.read(EdgesConfig(path=str(tmp_path / "c.npy")))
@@ -116,7 +142,9 @@ def test_lots_are_even_and_alike_both_ways_round(monkeypatch):
     for a, b, lot in zip(*edge_index.as_tensor().tolist(), whole.tolist(), strict=True):
         assert lot_of.setdefault((min(a, b), max(a, b)), lot) == lot
     lots = np.sort(list(lot_of.values()))
-    assert np.abs(lots - np.arange(len(lots)) / len(lots)).max() < 1.6 / len(lots) ** 0.5  # Kolmogorov and Smirnov
+    assert (
+        np.abs(lots - np.arange(len(lots)) / len(lots)).max() < 1.6 / len(lots) ** 0.5
+    )  # Kolmogorov and Smirnov
     assert 0 <= lots[0] < lots[-1] < 1
     monkeypatch.setattr(structure, "HASHED", 1000)
     assert torch.equal(structure.draw_lots(edge_index, 2**64 - 1), whole)
@@ -127,4 +155,8 @@ def test_labels_keep_their_names(small, configure):
     data = build.open_graph(configure(*small)).data
     assert unpack_names(data, "label_names") == ["a", "b", "c", "half"]
     labels = dict(zip(unpack_names(data), data.y.tolist(), strict=True))
-    assert labels["n0"] == [1, 0, 0, 1] and labels["n20"] == [1, 0, 0, 0] and labels["n89"] == [0, 0, 1, 0]
+    assert (
+        labels["n0"] == [1, 0, 0, 1]
+        and labels["n20"] == [1, 0, 0, 0]
+        and labels["n89"] == [0, 0, 1, 0]
+    )

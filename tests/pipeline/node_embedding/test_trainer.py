@@ -42,15 +42,26 @@ def small(folder):
     return small_run(folder)
 
 
-@pytest.mark.parametrize("overrides, least", [
-    (["trainer.model=deepwalk"], 0.8), (["trainer.model=line", "trainer.order=1"], 0.7),
-    (["trainer.model=spectral", "trainer.propagation_steps=10"], 0.8),
-    (["trainer.optimizer=adam", "train.lr=0.01"], 0.8),
-    (["trainer.model=deepwalk", "trainer.metric=auc", "trainer.holdout=0.3"], 0.6),
-    *(pytest.param(*row, marks=pytest.mark.slow) for row in (
-        (["trainer.model=node2vec", "trainer.p=0.5", "trainer.q=2"], 0.8), (["trainer.model=line"], 0.8),
-        (["trainer.init=spectral"], 0.8), (["trainer.optimizer=adagrad"], 0.8),
-        (["trainer.propagation_steps=10", "trainer.metric=macro_f1"], 0.7)))])
+@pytest.mark.parametrize(
+    "overrides, least",
+    [
+        (["trainer.model=deepwalk"], 0.8),
+        (["trainer.model=line", "trainer.order=1"], 0.7),
+        (["trainer.model=spectral", "trainer.propagation_steps=10"], 0.8),
+        (["trainer.optimizer=adam", "train.lr=0.01"], 0.8),
+        (["trainer.model=deepwalk", "trainer.metric=auc", "trainer.holdout=0.3"], 0.6),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (["trainer.model=node2vec", "trainer.p=0.5", "trainer.q=2"], 0.8),
+                (["trainer.model=line"], 0.8),
+                (["trainer.init=spectral"], 0.8),
+                (["trainer.optimizer=adagrad"], 0.8),
+                (["trainer.propagation_steps=10", "trainer.metric=macro_f1"], 0.7),
+            )
+        ),
+    ],
+)
 def test_each_way_finds_the_communities(overrides, least, small, configure, tmp_path):
     summary = train(configure(*small, *overrides), tmp_path / "run")
     assert summary["test"] > least and summary["best_valid"] > least - 0.2, summary
@@ -60,29 +71,59 @@ def test_each_way_finds_the_communities(overrides, least, small, configure, tmp_
     assert {"train", "valid", "test", "loss", "num_pairs"} <= set(record)
     if "auc" not in " ".join(overrides):
         assert {"micro_f1@0.1", "macro_f1@0.9"} <= set(summary["scores"])
-        assert summary["scores"]["micro_f1@0.5"] == summary["test"] or summary["metric"] == "macro_f1"
+        assert (
+            summary["scores"]["micro_f1@0.5"] == summary["test"] or summary["metric"] == "macro_f1"
+        )
 
 
-@pytest.mark.parametrize("overrides, is_better", [
-    (["train.lr=1e-9"], True), ([], False), pytest.param(
-        ["trainer.metric=auc", "trainer.holdout=0.3", "trainer.holdout_negatives=any", "train.lr=1e-9"], False,
-        marks=pytest.mark.slow)])
-def test_the_spectral_filter_is_applied_where_validation_says_so(overrides, is_better, small, configure, tmp_path,
-                                                                 caplog):
+@pytest.mark.parametrize(
+    "overrides, is_better",
+    [
+        (["train.lr=1e-9"], True),
+        ([], False),
+        pytest.param(
+            [
+                "trainer.metric=auc",
+                "trainer.holdout=0.3",
+                "trainer.holdout_negatives=any",
+                "train.lr=1e-9",
+            ],
+            False,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_spectral_filter_is_applied_where_validation_says_so(
+    overrides, is_better, small, configure, tmp_path, caplog
+):
     caplog.set_level("INFO")
-    runs = {name: train(configure(*small, *overrides, *more), tmp_path / name) for name, more in (
-        ("without", ["trainer.propagation_steps=0"]), ("with", ["trainer.propagation=always"]), ("auto", []))}
+    runs = {
+        name: train(configure(*small, *overrides, *more), tmp_path / name)
+        for name, more in (
+            ("without", ["trainer.propagation_steps=0"]),
+            ("with", ["trainer.propagation=always"]),
+            ("auto", []),
+        )
+    }
     assert (runs["with"]["best_valid"] > runs["without"]["best_valid"]) == is_better
     best, other = ("with", "without") if is_better else ("without", "with")
-    assert runs["auto"]["weights_sha256"] == runs[best]["weights_sha256"] != runs[other]["weights_sha256"]
+    assert (
+        runs["auto"]["weights_sha256"]
+        == runs[best]["weights_sha256"]
+        != runs[other]["weights_sha256"]
+    )
     assert runs["auto"]["best_valid"] == runs[best]["best_valid"]
     assert (": applied" if is_better else ": left out") in caplog.text
 
 
 def test_the_filter_is_not_tried_where_memory_is_short(small, configure, monkeypatch):
     for options, numbers, is_filtered in (
-            ([], 1 << 40, True), ([], 1 << 10, False), (["trainer.tables=disk"], 1 << 40, False),
-            (["trainer.propagation=always"], 1 << 10, True), (["trainer.propagation_steps=0"], 1 << 40, False)):
+        ([], 1 << 40, True),
+        ([], 1 << 10, False),
+        (["trainer.tables=disk"], 1 << 40, False),
+        (["trainer.propagation=always"], 1 << 10, True),
+        (["trainer.propagation_steps=0"], 1 << 40, False),
+    ):
         monkeypatch.setattr(build_module, "machine_memory", lambda numbers=numbers: numbers)
         assert build_module._is_filtered(configure(*small, *options).trainer, 90) == is_filtered
 
@@ -91,7 +132,9 @@ def test_the_filter_is_not_tried_where_memory_is_short(small, configure, monkeyp
 def test_seeds_and_learning_rates(small, configure, tmp_path):
     """Another seed gives other vectors; the learning rate falls to where it shall."""
     config = configure(*small, "train.epochs=20", "trainer.episode_size=3000")
-    runs = {seed: train(keys.replaced(config, {"seed": seed}), tmp_path / f"{seed}") for seed in (0, 1)}
+    runs = {
+        seed: train(keys.replaced(config, {"seed": seed}), tmp_path / f"{seed}") for seed in (0, 1)
+    }
     assert runs[0]["weights_sha256"] != runs[1]["weights_sha256"]
     rates = [record["lr"] for record in rounds_of(tmp_path / "0")]
     assert len(rates) == runs[0]["num_rounds"] > 3 and rates == sorted(rates, reverse=True)
@@ -110,23 +153,36 @@ def test_episodes_have_walks_of_their_own(small, configure):
     assert all(not torch.equal(a[:500], b[:500]) for i, a in enumerate(pairs) for b in pairs[:i])
 
 
-def test_episodes_have_negatives_of_their_own_and_the_last_no_walk_too_many(small, configure, monkeypatch):
+def test_episodes_have_negatives_of_their_own_and_the_last_no_walk_too_many(
+    small, configure, monkeypatch
+):
     config = configure(*small, "trainer.episode_size=3000", "train.epochs=7")
     data, keys_of = build.open_graph(config).data, []
     with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
         plan, drawn, draw = trainer._walk_plan, [], trainer._sampler.draw
-        monkeypatch.setattr(trainer._sampler, "draw",
-                            lambda first, count, *args, **options: drawn.append((first, count)) or draw(
-                                first, count, *args, **options))
-        monkeypatch.setattr(skipgram, "train",
-                            lambda *args, key, **options: keys_of.append((trainer.progress.round, key)) or (0.0, 1.0))
+        monkeypatch.setattr(
+            trainer._sampler,
+            "draw",
+            lambda first, count, *args, **options: (
+                drawn.append((first, count)) or draw(first, count, *args, **options)
+            ),
+        )
+        monkeypatch.setattr(
+            skipgram,
+            "train",
+            lambda *args, key, **options: (
+                keys_of.append((trainer.progress.round, key)) or (0.0, 1.0)
+            ),
+        )
         for _ in range(trainer.num_rounds):
             list(trainer.steps())
             trainer.progress.round += 1
             trainer.progress.begin_round()
     each = plan.walks_per_episode
     assert plan.num_walks % each and trainer.num_rounds == -(-plan.num_walks // each) > 1
-    assert drawn == [(first, min(each, plan.num_walks - first)) for first in range(0, plan.num_walks, each)]
+    assert drawn == [
+        (first, min(each, plan.num_walks - first)) for first in range(0, plan.num_walks, each)
+    ]
     assert len(set(keys_of)) == len({key for _, key in keys_of}) == trainer.num_rounds
 
 
@@ -136,9 +192,15 @@ def test_negatives_are_drawn_by_the_degrees_of_their_rows(small, configure):
     data = build.open_graph(config).data
     with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
         negatives, parts = trainer._negatives, trainer.parts
-    degree = torch.bincount(data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes).double()
+    degree = torch.bincount(
+        data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes
+    ).double()
     for first, last in zip(parts.ptr[:-1].tolist(), parts.ptr[1:].tolist()):
-        accept, alias, size = negatives.accept[first:last].double(), negatives.alias[first:last].long(), last - first
+        accept, alias, size = (
+            negatives.accept[first:last].double(),
+            negatives.alias[first:last].long(),
+            last - first,
+        )
         chance = (accept / size).index_add(0, alias, (1 - accept) / size)
         expected = degree[parts.node[first:last]].sqrt()
         torch.testing.assert_close(chance, expected / expected.sum(), atol=1e-6, rtol=1e-5)
@@ -146,21 +208,57 @@ def test_negatives_are_drawn_by_the_degrees_of_their_rows(small, configure):
 
 @pytest.mark.parametrize("name", ["components=separate", "components=largest"])
 def test_components_are_refused(name, small, configure):
-    with pytest.raises(ValueError, match=f"data.{name}: trainer=node_embedding trains on all components"):
+    with pytest.raises(
+        ValueError, match=f"data.{name}: trainer=node_embedding trains on all components"
+    ):
         configure(*small, f"data.{name}")
 
 
-@pytest.mark.parametrize("overrides, idle", [
-    (["trainer.model=spectral", "trainer.num_negatives=7", "trainer.p=2"],
-     ["trainer.p=2.0 with trainer.model=spectral", "trainer.num_negatives=7 with trainer.model=spectral"]),
-    (["trainer.model=line", "trainer.walk_length=9", "trainer.order=1"],
-     ["trainer.walk_length=9 with trainer.model=line"]),
-    (["trainer.metric=auc", "trainer.num_draws=9", "trainer.portions=[0.2]", "trainer.holdout=0.1"],
-     ["trainer.portions=[0.2] with trainer.metric=auc", "trainer.num_draws=9 with trainer.metric=auc"]),
-    (["trainer.metric=micro_f1", "trainer.holdout=0.1"], ["trainer.holdout=0.1 with trainer.metric=micro_f1"]),
-    (["trainer.optimizer=adam", "trainer.num_draws=9", "trainer.portions=[0.2]", "train.patience=3"], [])])
+@pytest.mark.parametrize(
+    "overrides, idle",
+    [
+        (
+            ["trainer.model=spectral", "trainer.num_negatives=7", "trainer.p=2"],
+            [
+                "trainer.p=2.0 with trainer.model=spectral",
+                "trainer.num_negatives=7 with trainer.model=spectral",
+            ],
+        ),
+        (
+            ["trainer.model=line", "trainer.walk_length=9", "trainer.order=1"],
+            ["trainer.walk_length=9 with trainer.model=line"],
+        ),
+        (
+            [
+                "trainer.metric=auc",
+                "trainer.num_draws=9",
+                "trainer.portions=[0.2]",
+                "trainer.holdout=0.1",
+            ],
+            [
+                "trainer.portions=[0.2] with trainer.metric=auc",
+                "trainer.num_draws=9 with trainer.metric=auc",
+            ],
+        ),
+        (
+            ["trainer.metric=micro_f1", "trainer.holdout=0.1"],
+            ["trainer.holdout=0.1 with trainer.metric=micro_f1"],
+        ),
+        (
+            [
+                "trainer.optimizer=adam",
+                "trainer.num_draws=9",
+                "trainer.portions=[0.2]",
+                "train.patience=3",
+            ],
+            [],
+        ),
+    ],
+)
 def test_keys_that_do_nothing_are_named(overrides, idle, configure):
-    said = explain_idle_keys(configure("trainer=node_embedding", "data=edges", "data.path=x", *overrides))
+    said = explain_idle_keys(
+        configure("trainer=node_embedding", "data=edges", "data.path=x", *overrides)
+    )
     assert (said or "").removeprefix("without effect: ") == ", ".join(idle)
 
 
@@ -172,19 +270,30 @@ def test_prepare_keeps_the_graph(small, configure, tmp_path):
 @pytest.mark.parametrize("overrides", [[], pytest.param(TIED, marks=pytest.mark.slow)])
 def test_threads_give_the_same_bits(overrides, small, configure, tmp_path):
     config = configure(*small, *overrides, "train.epochs=40")
-    runs = [train(keys.replaced(config, {"parallel.threads_per_rank": threads}), tmp_path / f"{threads}")
-            for threads in (1, 3)]
-    assert runs[0]["weights_sha256"] == runs[1]["weights_sha256"] and runs[0]["scores"] == runs[1]["scores"]
+    runs = [
+        train(
+            keys.replaced(config, {"parallel.threads_per_rank": threads}), tmp_path / f"{threads}"
+        )
+        for threads in (1, 3)
+    ]
+    assert (
+        runs[0]["weights_sha256"] == runs[1]["weights_sha256"]
+        and runs[0]["scores"] == runs[1]["scores"]
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [
-    [], pytest.param([*TIED, "trainer.optimizer=adam"], marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "overrides", [[], pytest.param([*TIED, "trainer.optimizer=adam"], marks=pytest.mark.exhaustive)]
+)
 def test_ranks_give_the_same_bits(overrides, small, configure, tmp_path):
     runs = {"one": train(configure(*small, *overrides), tmp_path / "one")}
     for ranks in (2, 3):
-        status, output = finish([*small, *overrides, f"parallel.num_ranks={ranks}"], tmp_path / f"{ranks}",
-                                tmp_path / "cache")
+        status, output = finish(
+            [*small, *overrides, f"parallel.num_ranks={ranks}"],
+            tmp_path / f"{ranks}",
+            tmp_path / "cache",
+        )
         assert status == 0, output
         runs[f"{ranks} ranks"] = summary_of(tmp_path / f"{ranks}")
     assert len({summary["weights_sha256"] for summary in runs.values()}) == 1
@@ -196,15 +305,27 @@ def test_edges_alone(folder, configure, tmp_path):
     edges_alone = f"data.path={folder / 'edges.tsv'}"
     summary = train(configure(*SMALL, edges_alone, "trainer.holdout=0.3"), tmp_path / "run")
     assert summary["metric"] == "auc" and summary["test"] > 0.6
-    for overrides, message in ((["trainer.metric=micro_f1"], "trainer.metric=micro_f1 needs labels, and .* has none"),
-                               (["trainer.holdout=0.001"], "trainer.holdout=0.001 of .* edges leaves no link to valid"),
-                               (["trainer.num_parts=91"], "trainer.num_parts=91 is more than the 90 nodes")):
+    for overrides, message in (
+        (["trainer.metric=micro_f1"], "trainer.metric=micro_f1 needs labels, and .* has none"),
+        (["trainer.holdout=0.001"], "trainer.holdout=0.001 of .* edges leaves no link to valid"),
+        (["trainer.num_parts=91"], "trainer.num_parts=91 is more than the 90 nodes"),
+    ):
         with pytest.raises(ValueError, match=message):
             train(configure(*SMALL, edges_alone, *overrides), tmp_path / "refused")
     (tmp_path / "two.tsv").write_text("a\tb\nb\tc\n")
-    with pytest.raises(ValueError, match="4 edges link 2 different pairs of nodes: training, validation and test need"):
-        train(configure(*SMALL, f"data.path={tmp_path / 'two.tsv'}", "trainer.num_parts=1", "trainer.holdout=0.5"),
-              tmp_path / "refused")
+    with pytest.raises(
+        ValueError,
+        match="4 edges link 2 different pairs of nodes: training, validation and test need",
+    ):
+        train(
+            configure(
+                *SMALL,
+                f"data.path={tmp_path / 'two.tsv'}",
+                "trainer.num_parts=1",
+                "trainer.holdout=0.5",
+            ),
+            tmp_path / "refused",
+        )
     with pytest.raises(ValueError, match="has no labels to learn: give them"):
         train(configure("data=edges", edges_alone), tmp_path / "refused")
 
@@ -212,11 +333,21 @@ def test_edges_alone(folder, configure, tmp_path):
 def test_isolated_nodes_are_told_of_and_keep_their_vectors(configure, tmp_path, caplog):
     network = np.zeros((12, 12))
     network[:10, :10] = 1 - np.eye(10)
-    scipy.io.savemat(tmp_path / "g.mat", {"network": sp.csr_array(network), "group": np.eye(12)[:, :2]})
+    scipy.io.savemat(
+        tmp_path / "g.mat", {"network": sp.csr_array(network), "group": np.eye(12)[:, :2]}
+    )
     with caplog.at_level("INFO"):
-        data = build.open_graph(configure("trainer=node_embedding", "data=edges", "trainer.metric=auc",
-                                          f"data.path={tmp_path / 'g.mat'}")).data
-    assert "graph: undirected (every edge has its reverse), 12 nodes, 90 directed edges" in caplog.text
+        data = build.open_graph(
+            configure(
+                "trainer=node_embedding",
+                "data=edges",
+                "trainer.metric=auc",
+                f"data.path={tmp_path / 'g.mat'}",
+            )
+        ).data
+    assert (
+        "graph: undirected (every edge has its reverse), 12 nodes, 90 directed edges" in caplog.text
+    )
     assert "2 nodes without an edge keep the vectors that they begin with" in caplog.text
     assert data.num_nodes == 12 and data.num_edges == 90 and data.y.shape == (12, 2)
     assert int(data.y.isnan().any(1).sum()) == 10
@@ -231,11 +362,21 @@ def read(path, labels=None):
     return cache.read(EdgesConfig(path=str(path), labels=labels and str(labels)))
 
 
-@pytest.mark.parametrize("text", ["a\tb\nb\tc\na\tb\n", "a b\nb   c\na b\n", "a,b\nb,c\na,b\n",
-                                  "% of three nodes\n# a comment\na b\nb c\na b\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\tb\nb\tc\na\tb\n",
+        "a b\nb   c\na b\n",
+        "a,b\nb,c\na,b\n",
+        "% of three nodes\n# a comment\na b\nb c\na b\n",
+    ],
+)
 def test_tables_with_any_separator(text, tmp_path):
     data = read(write(tmp_path / "e.txt", text))
-    assert unpack_names(data) == ["a", "b", "c"] and data.edge_index.t().tolist() == [[0, 1], [1, 2]]
+    assert unpack_names(data) == ["a", "b", "c"] and data.edge_index.t().tolist() == [
+        [0, 1],
+        [1, 2],
+    ]
     with gzip.open(tmp_path / "e.txt.gz", "wt") as file:
         file.write(text)
     assert torch.equal(read(tmp_path / "e.txt.gz").edge_index, data.edge_index)
@@ -244,7 +385,10 @@ def test_tables_with_any_separator(text, tmp_path):
 def test_ids_are_in_the_order_of_numbers_and_weights_add_up(tmp_path):
     data = read(write(tmp_path / "e.txt", "10 9 0.5\n9 2 1\n10 9 2\n"))
     assert unpack_names(data) == ["2", "9", "10"]
-    assert data.edge_index.t().tolist() == [[1, 0], [2, 1]] and data.edge_attr.flatten().tolist() == [1, 2.5]
+    assert data.edge_index.t().tolist() == [
+        [1, 0],
+        [2, 1],
+    ] and data.edge_attr.flatten().tolist() == [1, 2.5]
 
 
 def test_labels_of_some_nodes(tmp_path, caplog):
@@ -252,7 +396,10 @@ def test_labels_of_some_nodes(tmp_path, caplog):
     labels = write(tmp_path / "l.txt", "a 10 2\nc,2\nnobody 3\n")
     data = read(table, labels)
     assert data.y[[0, 2]].tolist() == [[1, 1], [1, 0]] and data.y[[1, 3]].isnan().all()
-    assert "1 of its ids name no node of the edges and are left out; the first is nobody" in caplog.text
+    assert (
+        "1 of its ids name no node of the edges and are left out; the first is nobody"
+        in caplog.text
+    )
     assert sum(int(data[mask].sum()) for mask in ("train_mask", "valid_mask", "test_mask")) == 2
 
 
@@ -281,13 +428,20 @@ def test_tables_that_are_none(name, tmp_path):
 
 def test_spectral_vectors_of_two_cliques():
     block = np.ones((6, 6)) - np.eye(6)
-    graph = sp.csr_array(sp.block_diag([sp.coo_array(own) for own in (block, block, np.zeros((1, 1)))]).tocsr())
-    for rows in (spectral.factorise(graph, 4), spectral.propagate(graph, spectral.factorise(graph, 4))):
+    graph = sp.csr_array(
+        sp.block_diag([sp.coo_array(own) for own in (block, block, np.zeros((1, 1)))]).tocsr()
+    )
+    for rows in (
+        spectral.factorise(graph, 4),
+        spectral.propagate(graph, spectral.factorise(graph, 4)),
+    ):
         assert rows.shape == (13, 4) and rows.dtype == np.float32
         close = rows[:12] @ rows[:12].T
         same = np.kron(np.eye(2), np.ones((6, 6))) > 0
         assert close[same].min() > close[~same].max() + 0.2
-    assert not spectral.factorise(sp.csr_array((3, 3)), 4).any(), "without edges there is nothing to factorise"
+    assert not spectral.factorise(sp.csr_array((3, 3)), 4).any(), (
+        "without edges there is nothing to factorise"
+    )
 
 
 def test_the_filter_is_the_one_of_its_definition():
@@ -312,7 +466,10 @@ def test_the_filter_is_the_one_of_its_definition():
 def trained(folder, tmp_path_factory):
     """A short run, which nothing may change."""
     path = tmp_path_factory.mktemp("trained")
-    train(cli.compose_config([*small_run(folder), "train.epochs=2", f"cache_dir={path / 'cache'}"]), path / "run")
+    train(
+        cli.compose_config([*small_run(folder), "train.epochs=2", f"cache_dir={path / 'cache'}"]),
+        path / "run",
+    )
     return path / "run"
 
 
@@ -320,17 +477,23 @@ def test_vectors_in_the_formats_of_the_field(trained, tmp_path):
     best = checkpoint.load(trained / "checkpoints" / "best.pt")["model"]["embedding"]
 
     def predict(file, **options):
-        building.predict(EvaluateConfig(run=str(trained), predictions=str(tmp_path / file), **options))
+        building.predict(
+            EvaluateConfig(run=str(trained), predictions=str(tmp_path / file), **options)
+        )
         return tmp_path / file
 
     assert np.array_equal(np.load(predict("v.npy")), best.numpy())
     saved = torch.load(predict("v.pt"))
     assert torch.equal(saved["embedding"], best) and sorted(saved["names"]) == sorted(NAMES)
     table = pd.read_parquet(predict("v.parquet"))
-    assert table["id"].tolist() == saved["names"] and np.array_equal(table.iloc[:, 1:].to_numpy(), best.numpy())
+    assert table["id"].tolist() == saved["names"] and np.array_equal(
+        table.iloc[:, 1:].to_numpy(), best.numpy()
+    )
     head, *lines = predict("v.txt").read_text().splitlines()
     assert head == "90 12" and [line.split()[0] for line in lines] == saved["names"]
-    np.testing.assert_allclose([[float(x) for x in line.split()[1:]] for line in lines], best.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(
+        [[float(x) for x in line.split()[1:]] for line in lines], best.numpy(), rtol=1e-5
+    )
 
     expected = torch.nn.functional.cosine_similarity(best[:, None], best[None], dim=2)
     torch.save(torch.tensor([[0, 1], [5, 80]]), tmp_path / "pairs.pt")
@@ -338,11 +501,15 @@ def test_vectors_in_the_formats_of_the_field(trained, tmp_path):
     torch.testing.assert_close(scored["logits"], expected[[0, 5], [1, 80]])
     near = torch.load(predict("n.pt", neighbors=3))
     torch.testing.assert_close(near["logits"], expected.fill_diagonal_(-2).topk(3).values)
-    for options, message in (({"pairs": str(tmp_path / "pairs.pt"), "neighbors": 2}, "Give one of them"),
-                             ({"method": "views"}, "method=views is read for runs of trainer=gnn only")):
+    for options, message in (
+        ({"pairs": str(tmp_path / "pairs.pt"), "neighbors": 2}, "Give one of them"),
+        ({"method": "views"}, "method=views is read for runs of trainer=gnn only"),
+    ):
         with pytest.raises(ValueError, match=message):
             predict("x.pt", **options)
-    with pytest.raises(ValueError, match=r"vectors can only be saved as one of .pt, .npy, .parquet, .txt"):
+    with pytest.raises(
+        ValueError, match=r"vectors can only be saved as one of .pt, .npy, .parquet, .txt"
+    ):
         predict("x.csv")
 
 
@@ -360,20 +527,34 @@ def test_evaluate_and_last_checkpoint(trained):
     summary = summary_of(trained)
     for which in ("best", "last"):
         scores = building.evaluate(EvaluateConfig(run=str(trained), checkpoint=which))
-        assert scores["test"] == summary["test"] and scores["micro_f1@0.9"] == summary["scores"]["micro_f1@0.9"]
+        assert (
+            scores["test"] == summary["test"]
+            and scores["micro_f1@0.9"] == summary["scores"]["micro_f1@0.9"]
+        )
 
 
 @pytest.mark.parametrize("score", ["dot", "auto"])
 def test_pairs_are_predicted_by_the_score_of_the_run(score, small, configure, tmp_path):
-    config = configure(*small, "trainer.metric=auc", "trainer.holdout=0.3", f"trainer.score={score}", "train.epochs=4")
+    config = configure(
+        *small,
+        "trainer.metric=auc",
+        "trainer.holdout=0.3",
+        f"trainer.score={score}",
+        "train.epochs=4",
+    )
     train(config, tmp_path / "run")
     best = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.pt")["model"]["embedding"]
     if score == "auto":
         score = prepare_training(config, build.open_graph(config).data).score.choose(best.numpy())
     pairs = torch.tensor([[0, 1], [5, 80]])
     torch.save(pairs, tmp_path / "pairs.pt")
-    building.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions=str(tmp_path / "p.pt"),
-                                    pairs=str(tmp_path / "pairs.pt")))
+    building.predict(
+        EvaluateConfig(
+            run=str(tmp_path / "run"),
+            predictions=str(tmp_path / "p.pt"),
+            pairs=str(tmp_path / "pairs.pt"),
+        )
+    )
     u, v = best[pairs[:, 0]], best[pairs[:, 1]]
     expected = (u * v).sum(1) if score == "dot" else torch.nn.functional.cosine_similarity(u, v)
     torch.testing.assert_close(torch.load(tmp_path / "p.pt")["logits"], expected)
@@ -388,7 +569,12 @@ def test_a_classifier_knows_the_number_of_labels():
     rng = np.random.default_rng(0)
     assert probe(rng.standard_normal((40, 4)))["test"] < 0.8
     with pytest.raises(ValueError, match="2 nodes have labels"):
-        LabelProbe(np.where(np.arange(40)[:, None] < 2, labels, np.nan), metric="micro_f1", portions=[], num_draws=1)
+        LabelProbe(
+            np.where(np.arange(40)[:, None] < 2, labels, np.nan),
+            metric="micro_f1",
+            portions=[],
+            num_draws=1,
+        )
 
 
 def test_the_area_under_the_curve():
@@ -397,7 +583,10 @@ def test_the_area_under_the_curve():
     rows = rng.choice([-3.0, 2.0], (90, 1)) * np.eye(3)[rng.integers(0, 3, 90)]
     links, others = np.arange(50).reshape(25, 2), np.arange(50, 90).reshape(20, 2)
     pairs = np.concatenate([links, others])
-    truth, score = np.r_[np.ones(25), np.zeros(20)], np.sign((rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(1))
+    truth, score = (
+        np.r_[np.ones(25), np.zeros(20)],
+        np.sign((rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(1)),
+    )
     found = LinkProbe({"test": (links, others)})(rows)["test"]
     assert found == pytest.approx(roc_auc_score(truth, score)) and 0 < found < 1 and found != 0.5
 
@@ -408,26 +597,54 @@ def test_links_that_are_held_out_are_no_edges(small, configure):
     with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
         pairs = trainer.score.pairs
         every = {tuple(edge) for edge in data.edge_index.as_tensor().t().tolist()}
-        walked = {tuple(edge) for walk in trainer._sampler.draw(0, 2000, 3).tolist() for edge in zip(walk, walk[1:])}
+        walked = {
+            tuple(edge)
+            for walk in trainer._sampler.draw(0, 2000, 3).tolist()
+            for edge in zip(walk, walk[1:])
+        }
     held = {tuple(link) for split in ("valid", "test") for link in pairs[split][0].tolist()}
     assert 0.15 < len(held) / (data.num_edges / 2) < 0.25 and held <= every
     for links, others in pairs.values():  # each once, whichever way round it stands in the graph
         assert len(np.unique(np.sort(links, 1), axis=0)) == len(links) == len(others)
         assert not every & set(map(tuple, others.tolist())) and (others[:, 0] != others[:, 1]).all()
-    assert not set(map(tuple, pairs["valid"][0].tolist())) & set(map(tuple, pairs["test"][0].tolist()))
-    assert not walked & (held | {(b, a) for a, b in held}) and walked <= every and len(walked) > 0.7 * len(every)
-    assert {tuple(link) for link in pairs["train"][0].tolist()} <= walked | {(b, a) for a, b in walked}
+    assert not set(map(tuple, pairs["valid"][0].tolist())) & set(
+        map(tuple, pairs["test"][0].tolist())
+    )
+    assert (
+        not walked & (held | {(b, a) for a, b in held})
+        and walked <= every
+        and len(walked) > 0.7 * len(every)
+    )
+    assert {tuple(link) for link in pairs["train"][0].tolist()} <= walked | {
+        (b, a) for a, b in walked
+    }
 
 
-@pytest.mark.parametrize("name", [
-    "deepwalk_blogcatalog",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("line_blogcatalog", "node2vec_blogcatalog"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepwalk_blogcatalog",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("line_blogcatalog", "node2vec_blogcatalog")
+        ),
+    ],
+)
 def test_experiments_at_toy_size(name, folder, configure, tmp_path):
-    config = configure(f"+experiment={name}", f"data.path={folder / 'edges.tsv'}",
-                       f"data.labels={folder / 'labels.tsv'}", "trainer.dim=16", "train.epochs=2")
+    config = configure(
+        f"+experiment={name}",
+        f"data.path={folder / 'edges.tsv'}",
+        f"data.labels={folder / 'labels.tsv'}",
+        "trainer.dim=16",
+        "train.epochs=2",
+    )
     assert config.trainer.model == name.partition("_")[0] and config.train.lr == 0.05
     summary = train(config, tmp_path / "run")
-    assert summary["experiment"] == name and summary["data_epochs"] == 2 and "micro_f1@0.9" in summary["scores"]
+    assert (
+        summary["experiment"] == name
+        and summary["data_epochs"] == 2
+        and "micro_f1@0.9" in summary["scores"]
+    )
 
 
 def test_pairs_of_the_holdout_are_no_links_and_no_loops(caplog):

@@ -27,7 +27,9 @@ RUN = [*TOY, "train.epochs=3", "task.base=none"]
 
 def cut(path: Path) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[:content.index(b"num_layers") + 4] if path.suffix == ".yaml" else content[:-20])
+    path.write_bytes(
+        content[: content.index(b"num_layers") + 4] if path.suffix == ".yaml" else content[:-20]
+    )
 
 
 def become_binary(path: Path) -> None:
@@ -68,63 +70,162 @@ def replace(old: str, new: str):
 # file, what happens to it, and what the commands say: nothing where they do not need it, "WARNING ..." where they go
 # on. `resume` is of a run that has rounds left.
 ROWS = [
-    ("config.yaml", cut, dict(
-        resume="config.yaml is not the configuration of a run: .*could not find expected ':'",
-        evaluate="config.yaml is not the configuration of a run: .*could not find expected ':'",
-        report="config.yaml is not a configuration: .*could not find expected ':'")),
-    ("config.yaml", replace(r"(?s)(  name: deepergcn\n).*", r"\1"), dict(
-        resume=r"config.yaml is not what this run was trained with \(.*model.num_layers: 2 -> 4; .*put the old",
-        evaluate="config.yaml is not what this run was trained with .*model.hidden_channels: 8 -> 64")),
-    ("config.yaml", become_binary, dict.fromkeys(
-        ("resume", "evaluate", "report"), "config.yaml is damaged: it is not a text file")),
-    ("config.yaml", become_empty, dict(
-        resume="config.yaml is not the configuration of a run: it holds no keys",
-        evaluate="config.yaml is not the configuration of a run: it holds no keys",
-        report="config.yaml is not a configuration: it holds no keys")),
-    ("config.yaml", replace("seed: 0", "seed: 1"), dict.fromkeys(
-        ("resume", "evaluate"), "config.yaml is not what this run was trained with .seed: 0 -> 1.: put the old valu")),
-    ("config.yaml", replace("method: exact", "method: views"), dict.fromkeys(
-        ("resume", "evaluate"), "trained with .evaluation.method: exact -> views.")),
-    ("config.yaml", replace("seed: 0", "seed: many"), dict.fromkeys(
-        ("resume", "evaluate"), "config.yaml is not the configuration of a run: seed: Value 'many' .*Integer")),
-    ("config.yaml", replace("seed: 0", "sead: 0"), dict.fromkeys(
-        ("resume", "evaluate"), "config.yaml is not the configuration of a run: Key 'sead' not in 'GNNConfig'")),
+    (
+        "config.yaml",
+        cut,
+        dict(
+            resume="config.yaml is not the configuration of a run: .*could not find expected ':'",
+            evaluate="config.yaml is not the configuration of a run: .*could not find expected ':'",
+            report="config.yaml is not a configuration: .*could not find expected ':'",
+        ),
+    ),
+    (
+        "config.yaml",
+        replace(r"(?s)(  name: deepergcn\n).*", r"\1"),
+        dict(
+            resume=r"config.yaml is not what this run was trained with \(.*model.num_layers: 2 -> 4; .*put the old",
+            evaluate="config.yaml is not what this run was trained with .*model.hidden_channels: 8 -> 64",
+        ),
+    ),
+    (
+        "config.yaml",
+        become_binary,
+        dict.fromkeys(
+            ("resume", "evaluate", "report"), "config.yaml is damaged: it is not a text file"
+        ),
+    ),
+    (
+        "config.yaml",
+        become_empty,
+        dict(
+            resume="config.yaml is not the configuration of a run: it holds no keys",
+            evaluate="config.yaml is not the configuration of a run: it holds no keys",
+            report="config.yaml is not a configuration: it holds no keys",
+        ),
+    ),
+    (
+        "config.yaml",
+        replace("seed: 0", "seed: 1"),
+        dict.fromkeys(
+            ("resume", "evaluate"),
+            "config.yaml is not what this run was trained with .seed: 0 -> 1.: put the old valu",
+        ),
+    ),
+    (
+        "config.yaml",
+        replace("method: exact", "method: views"),
+        dict.fromkeys(("resume", "evaluate"), "trained with .evaluation.method: exact -> views."),
+    ),
+    (
+        "config.yaml",
+        replace("seed: 0", "seed: many"),
+        dict.fromkeys(
+            ("resume", "evaluate"),
+            "config.yaml is not the configuration of a run: seed: Value 'many' .*Integer",
+        ),
+    ),
+    (
+        "config.yaml",
+        replace("seed: 0", "sead: 0"),
+        dict.fromkeys(
+            ("resume", "evaluate"),
+            "config.yaml is not the configuration of a run: Key 'sead' not in 'GNNConfig'",
+        ),
+    ),
     ("config.yaml", replace("seed: 0", "seed: 0  # a remark"), {}),
-    ("config.yaml", Path.unlink, dict.fromkeys(
-        ("resume", "evaluate", "report"), "run is not a run directory: it has no config.yaml")),
+    (
+        "config.yaml",
+        Path.unlink,
+        dict.fromkeys(
+            ("resume", "evaluate", "report"), "run is not a run directory: it has no config.yaml"
+        ),
+    ),
     ("summary.json", cut, dict(report="summary.json is damaged: it is not JSON .*line")),
     ("summary.json", become_binary, dict(report="summary.json is damaged: it is not a text file")),
     ("summary.json", become_empty, dict(report="summary.json is damaged: it is empty")),
-    ("summary.json", lambda path: path.write_text("[1]"),
-     dict(report="summary.json is damaged: it does not hold a JSON object")),
+    (
+        "summary.json",
+        lambda path: path.write_text("[1]"),
+        dict(report="summary.json is damaged: it does not hold a JSON object"),
+    ),
     ("summary.json", Path.unlink, {}),
-    ("metrics.jsonl", cut, dict(resume="WARNING metrics.jsonl: the records of 1 of 3 rounds are lost")),
-    ("metrics.jsonl", become_binary, dict(
-        resume="WARNING metrics.jsonl: the records of 3 of 3 rounds are lost", report="run has no round to show")),
-    ("metrics.jsonl", become_empty, dict(
-        resume="WARNING metrics.jsonl: the records of 3 of 3 rounds are lost", report="run has no round to show")),
-    ("metrics.jsonl", replace('"round": 1,', '"round": "one",'), dict(
-        resume="WARNING metrics.jsonl is damaged and kept as metrics.jsonl.damaged: line 3 is not a record",
-        report="metrics.jsonl lacks 1 of 3 rounds; the first one is round 2")),
-    ("metrics.jsonl", replace("(?m)^", "3\n[]\nnull\n"), dict(
-        resume="WARNING metrics.jsonl is damaged and kept as metrics.jsonl.damaged: line 1 is not a record",
-        report="WARNING metrics.jsonl is damaged: 3 lines are left out, line 1 is the first")),
+    (
+        "metrics.jsonl",
+        cut,
+        dict(resume="WARNING metrics.jsonl: the records of 1 of 3 rounds are lost"),
+    ),
+    (
+        "metrics.jsonl",
+        become_binary,
+        dict(
+            resume="WARNING metrics.jsonl: the records of 3 of 3 rounds are lost",
+            report="run has no round to show",
+        ),
+    ),
+    (
+        "metrics.jsonl",
+        become_empty,
+        dict(
+            resume="WARNING metrics.jsonl: the records of 3 of 3 rounds are lost",
+            report="run has no round to show",
+        ),
+    ),
+    (
+        "metrics.jsonl",
+        replace('"round": 1,', '"round": "one",'),
+        dict(
+            resume="WARNING metrics.jsonl is damaged and kept as metrics.jsonl.damaged: line 3 is not a record",
+            report="metrics.jsonl lacks 1 of 3 rounds; the first one is round 2",
+        ),
+    ),
+    (
+        "metrics.jsonl",
+        replace("(?m)^", "3\n[]\nnull\n"),
+        dict(
+            resume="WARNING metrics.jsonl is damaged and kept as metrics.jsonl.damaged: line 1 is not a record",
+            report="WARNING metrics.jsonl is damaged: 3 lines are left out, line 1 is the first",
+        ),
+    ),
     ("components.json", become_empty, dict(report="components.json is damaged: it is empty")),
-    ("checkpoints/last.pt", cut, dict(
-        resume="WARNING last.pt is damaged: .* and kept as last.pt.damaged; falling back to .*previous.pt of round 2")),
-    ("checkpoints/last.pt", become_empty, dict(resume="WARNING last.pt is damaged: it cannot be read .EOFError.")),
+    (
+        "checkpoints/last.pt",
+        cut,
+        dict(
+            resume="WARNING last.pt is damaged: .* and kept as last.pt.damaged; falling back to .*previous.pt of round 2"
+        ),
+    ),
+    (
+        "checkpoints/last.pt",
+        become_empty,
+        dict(resume="WARNING last.pt is damaged: it cannot be read .EOFError."),
+    ),
     ("checkpoints/best.pt", cut, dict(evaluate="best.pt is damaged: it cannot be read")),
     ("checkpoints/best.pt", Path.unlink, dict(evaluate="best.pt does not exist")),
-    ("checkpoints", lambda path: shutil.rmtree(path) or path.write_text("3"), dict(
-        resume="checkpoints.*: File exists", evaluate="best.pt does not exist")),
-    *((name, damage, dict.fromkeys(says.split(), f"{Path(name).name} is a {damage.__name__.removeprefix('become_')}, "
-                                                 "not a file"))
-      for name, says, damages in [
-          ("config.yaml", "resume evaluate report", NO_FILES), ("summary.json", "resume report", NO_FILES),
-          ("metrics.jsonl", "resume report", NO_FILES), ("components.json", "resume report", [become_pipe]),
-          (".lock", "resume", [become_pipe]), ("checkpoints/last.pt", "resume", [become_pipe, become_directory]),
-          ("checkpoints/best.pt", "evaluate", [become_device])]
-      for damage in damages),
+    (
+        "checkpoints",
+        lambda path: shutil.rmtree(path) or path.write_text("3"),
+        dict(resume="checkpoints.*: File exists", evaluate="best.pt does not exist"),
+    ),
+    *(
+        (
+            name,
+            damage,
+            dict.fromkeys(
+                says.split(),
+                f"{Path(name).name} is a {damage.__name__.removeprefix('become_')}, not a file",
+            ),
+        )
+        for name, says, damages in [
+            ("config.yaml", "resume evaluate report", NO_FILES),
+            ("summary.json", "resume report", NO_FILES),
+            ("metrics.jsonl", "resume report", NO_FILES),
+            ("components.json", "resume report", [become_pipe]),
+            (".lock", "resume", [become_pipe]),
+            ("checkpoints/last.pt", "resume", [become_pipe, become_directory]),
+            ("checkpoints/best.pt", "evaluate", [become_device]),
+        ]
+        for damage in damages
+    ),
 ]
 
 
@@ -137,7 +238,11 @@ def trained(tmp_path_factory):
         return cli.compose_config([f"cache_dir={root / 'cache'}", *RUN, *overrides])
 
     train(configure(), root / "trained")
-    return root, configure, train(configure("train.epochs=4"), root / "undisturbed")["weights_sha256"]
+    return (
+        root,
+        configure,
+        train(configure("train.epochs=4"), root / "undisturbed")["weights_sha256"],
+    )
 
 
 @pytest.fixture
@@ -150,7 +255,10 @@ def resume(run: Path, trained) -> None:
     *_, expected = trained
     config = run_folder.resolve(configuration.RunConfig(resume=str(run)), run, named=set())
     more = dataclasses.replace(config.train, epochs=4)
-    assert training.run(dataclasses.replace(config, train=more), run, "test")["weights_sha256"] == expected
+    assert (
+        training.run(dataclasses.replace(config, train=more), run, "test")["weights_sha256"]
+        == expected
+    )
 
 
 def evaluate(run: Path, trained) -> None:
@@ -166,13 +274,28 @@ def report(run: Path, trained) -> None:
 def is_slow(name: str, damage, says: dict, command) -> bool:
     """Whether a command has nothing to say, or a file of JSON is no file in a way that a pipe stands for."""
     kinds = (become_directory, become_device)
-    return command.__name__ not in says or name in ("summary.json", "metrics.jsonl") and damage in kinds
+    return (
+        command.__name__ not in says
+        or name in ("summary.json", "metrics.jsonl")
+        and damage in kinds
+    )
 
 
-@pytest.mark.parametrize("name, damage, says, command", [
-    pytest.param(name, damage, says, command, id=f"{name}-{getattr(damage, '__name__', '')}-{index}-{command.__name__}",
-                 marks=[pytest.mark.slow] * is_slow(name, damage, says, command))
-    for index, (name, damage, says) in enumerate(ROWS) for command in (resume, evaluate, report)])
+@pytest.mark.parametrize(
+    "name, damage, says, command",
+    [
+        pytest.param(
+            name,
+            damage,
+            says,
+            command,
+            id=f"{name}-{getattr(damage, '__name__', '')}-{index}-{command.__name__}",
+            marks=[pytest.mark.slow] * is_slow(name, damage, says, command),
+        )
+        for index, (name, damage, says) in enumerate(ROWS)
+        for command in (resume, evaluate, report)
+    ],
+)
 def test_damaged_files_of_a_run(name, damage, says, command, run, trained, caplog):
     damage(run / name)
     caplog.set_level("WARNING")
@@ -183,7 +306,10 @@ def test_damaged_files_of_a_run(name, damage, says, command, run, trained, caplo
         said = one_line(error)
     expected = says.get(command.__name__, "")
     if expected.startswith("WARNING "):
-        assert not said and re.search(expected.removeprefix("WARNING "), caplog.text), (said, caplog.text)
+        assert not said and re.search(expected.removeprefix("WARNING "), caplog.text), (
+            said,
+            caplog.text,
+        )
         return
     assert bool(said) == bool(expected) and re.search(expected, said), said
     assert "\n" not in said and (not expected or str(run.parent) in said or command is report)
@@ -193,11 +319,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("error, says", [
-    (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
-    (OSError(errno.EACCES, os.strerror(errno.EACCES)), "Permission denied"),
-    (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
-    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "Cannot allocate memory"), (MemoryError(), "no memory")])
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
+        (OSError(errno.EACCES, os.strerror(errno.EACCES)), "Permission denied"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "Cannot allocate memory"),
+        (MemoryError(), "no memory"),
+    ],
+)
 def test_what_cannot_be_read_now_is_not_damaged(error, says, run, trained, monkeypatch):
     before, read_bytes = contents(run / "checkpoints"), Path.read_bytes
 
@@ -246,10 +377,14 @@ def test_the_system_itself_refuses_to_read(run):
         checkpoint.load_last(checkpoints)
 
     os.chmod(checkpoints / "last.pt", 0)
-    assert re.fullmatch(r"FileError: .*/last.pt cannot be read: Permission denied", in_a_process(as_another_user))
+    assert re.fullmatch(
+        r"FileError: .*/last.pt cannot be read: Permission denied", in_a_process(as_another_user)
+    )
     os.chmod(checkpoints / "last.pt", 0o644)
-    assert in_a_process(without_descriptors) == ("FileError: this process may have 0 files open, and that is not "
-                                                 "enough: raise the limit by ulimit -n 1024")
+    assert in_a_process(without_descriptors) == (
+        "FileError: this process may have 0 files open, and that is not "
+        "enough: raise the limit by ulimit -n 1024"
+    )
     assert contents(checkpoints) == before
 
 
@@ -259,14 +394,18 @@ def _written(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def test_a_cache_that_cannot_be_mapped_is_read_and_one_that_cannot_be_read_stays(tmp_path, monkeypatch, caplog):
+def test_a_cache_that_cannot_be_mapped_is_read_and_one_that_cannot_be_read_stays(
+    tmp_path, monkeypatch, caplog
+):
     path, state, torch_load = tmp_path / "a.pt", {"x": torch.arange(4)}, torch.load
     checkpoint.save(path, state)
     before = _written(path)
 
     def fail(file, *, mmap=False, **options):
         if mmap:
-            raise RuntimeError("unable to mmap 64 bytes from file <a.pt>: Cannot allocate memory (12)")
+            raise RuntimeError(
+                "unable to mmap 64 bytes from file <a.pt>: Cannot allocate memory (12)"
+            )
         return torch_load(file, **options)
 
     def build():
@@ -275,7 +414,9 @@ def test_a_cache_that_cannot_be_mapped_is_read_and_one_that_cannot_be_read_stays
     monkeypatch.setattr(torch, "load", fail)
     assert torch.equal(checkpoint.keep(path, build, again="")["x"], state["x"])
     assert "a.pt cannot be memory-mapped (unable to mmap 64 bytes" in caplog.text
-    monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(errno.EIO, "bad disk")))
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(errno.EIO, "bad disk"))
+    )
     with pytest.raises(FileError, match="a.pt cannot be read: bad disk"):
         checkpoint.keep(path, build, again="")
     assert _written(path) == before
@@ -285,10 +426,14 @@ def test_a_damaged_size_is_damage_and_no_lack_of_memory(tmp_path, monkeypatch):
     checkpoint.save(tmp_path / "a.pt", {"x": torch.arange(4)})
 
     def fail(*args, **options):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99999999999 bytes")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99999999999 bytes"
+        )
 
     monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(FileError, match="a.pt cannot be read: there is not enough memory for its .* kB"):
+    with pytest.raises(
+        FileError, match="a.pt cannot be read: there is not enough memory for its .* kB"
+    ):
         checkpoint.load(tmp_path / "a.pt")
     content = bytearray((tmp_path / "a.pt").read_bytes())
     content[content.index(b"ctorch")] ^= 1
@@ -313,14 +458,18 @@ def fill(folder: Path) -> None:
 def test_a_full_disk_is_named_and_keeps_what_was_there(small_disk):
     checkpoint.save_last(small_disk, {"round": 1})
     before = contents(small_disk)
-    says = (rf"{small_disk} has no space left for the 4 MB of last.pt, 1.0\d MB are free; delete something, "
-            "or choose another directory")
+    says = (
+        rf"{small_disk} has no space left for the 4 MB of last.pt, 1.0\d MB are free; delete something, "
+        "or choose another directory"
+    )
     with pytest.raises(FileError, match=says) as raised:
         checkpoint.save_last(small_disk, {"round": 2, "x": torch.zeros(1_000_000)})
     assert raised.value.errno == errno.ENOSPC
     assert contents(small_disk) == before and checkpoint.load_last(small_disk)["round"] == 1
     fill(small_disk)
-    with pytest.raises(FileError, match="has no space left for the .* B of summary.json, 0 B are free"):
+    with pytest.raises(
+        FileError, match="has no space left for the .* B of summary.json, 0 B are free"
+    ):
         files.write_json(small_disk / "summary.json", {"a": 1})
     assert not list(small_disk.glob(".*"))
 
@@ -329,7 +478,9 @@ def test_records_and_messages_on_a_full_disk(small_disk, capfd):
     run_log = log.RunLog(small_disk, metric="acc")
     messages = log.LogFile(small_disk / "train.log")
     fill(small_disk)
-    with pytest.raises(FileError, match=f"{small_disk} has no space left for metrics.jsonl, 0 B are free"):
+    with pytest.raises(
+        FileError, match=f"{small_disk} has no space left for metrics.jsonl, 0 B are free"
+    ):
         for round_ in range(100):
             run_log.record("round", round=round_)
     with pytest.raises(FileError, match="has no space left for metrics.jsonl"):
@@ -337,14 +488,27 @@ def test_records_and_messages_on_a_full_disk(small_disk, capfd):
     for _ in range(100):
         messages.emit(logging.makeLogRecord({"msg": "x" * 100}))
     messages.close()
-    assert capfd.readouterr().err == f"{small_disk}/train.log cannot be written: No space left on device\n"
+    assert (
+        capfd.readouterr().err
+        == f"{small_disk}/train.log cannot be written: No space left on device\n"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-@pytest.mark.parametrize("number, says", [
-    (errno.EFBIG, "a.pt would be larger than the disk or your limit on file sizes .ulimit -f. allows"),
-    (errno.EDQUOT, "your disk quota leaves no space for the 4 MB of a.pt; delete something, or choose another dir"),
-    (errno.EROFS, "a.pt cannot be written: Read-only file system")])
+@pytest.mark.parametrize(
+    "number, says",
+    [
+        (
+            errno.EFBIG,
+            "a.pt would be larger than the disk or your limit on file sizes .ulimit -f. allows",
+        ),
+        (
+            errno.EDQUOT,
+            "your disk quota leaves no space for the 4 MB of a.pt; delete something, or choose another dir",
+        ),
+        (errno.EROFS, "a.pt cannot be written: Read-only file system"),
+    ],
+)
 def test_other_limits_are_named(number, says, tmp_path, monkeypatch):
     checkpoint.save(tmp_path / "a.pt", {"round": 1})
 
@@ -364,8 +528,14 @@ def test_other_limits_are_named(number, says, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["a.pt"] and checkpoint.load(tmp_path / "a.pt")["round"] == 1
 
 
-@pytest.mark.parametrize("become, kind", [(Path.mkdir, "directory"), (os.mkfifo, "pipe"),
-                                          (lambda path: path.symlink_to("/dev/null"), "device")])
+@pytest.mark.parametrize(
+    "become, kind",
+    [
+        (Path.mkdir, "directory"),
+        (os.mkfifo, "pipe"),
+        (lambda path: path.symlink_to("/dev/null"), "device"),
+    ],
+)
 def test_what_is_no_file_is_not_replaced(become, kind, run, tmp_path):
     target = tmp_path / "predictions.pt"
     become(target)
@@ -376,15 +546,30 @@ def test_what_is_no_file_is_not_replaced(become, kind, run, tmp_path):
 
 
 def test_data_may_be_moved(tmp_path, configure):
-    masks = zip(("train_mask", "val_mask", "test_mask"), torch.eye(3, 6).bool() | torch.eye(6).bool()[3:])
-    torch.save({"edge_index": torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]), "y": torch.tensor([0, 1, 0, 1, 0, 1]),
-                "x": torch.eye(6), **dict(masks)}, tmp_path / "graph.pt")
-    config = configure("data=file", f"data.path={tmp_path / 'graph.pt'}", "partition.num_parts=1", "train.epochs=1")
+    masks = zip(
+        ("train_mask", "val_mask", "test_mask"), torch.eye(3, 6).bool() | torch.eye(6).bool()[3:]
+    )
+    torch.save(
+        {
+            "edge_index": torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]),
+            "y": torch.tensor([0, 1, 0, 1, 0, 1]),
+            "x": torch.eye(6),
+            **dict(masks),
+        },
+        tmp_path / "graph.pt",
+    )
+    config = configure(
+        "data=file", f"data.path={tmp_path / 'graph.pt'}", "partition.num_parts=1", "train.epochs=1"
+    )
     train(config, tmp_path / "run")
     shutil.move(tmp_path / "graph.pt", tmp_path / "moved.pt")
     replace("graph.pt", "moved.pt")(tmp_path / "run" / "config.yaml")
     moved = configuration.load(tmp_path / "run" / "config.yaml")
-    assert restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"))).keys() == {"train", "valid", "test"}
+    assert restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"))).keys() == {
+        "train",
+        "valid",
+        "test",
+    }
     assert train(dataclasses.replace(config, data=moved.data), tmp_path / "run")["data_epochs"] == 1
 
 
@@ -393,11 +578,28 @@ def test_the_commands_end_with_one_line_each(run, trained, small_disk, tmp_path)
     cache = f"cache_dir={trained[0] / 'cache'}"
     full = "has no space left for"
     for arguments, says in (
-            ([f"cache_dir={small_disk}", f"hydra.run.dir={tmp_path / 'other'}"], full),
-            ([cache, f"hydra.run.dir={small_disk / 'run'}", "model.hidden_channels=128"],
-             "is on a disk with .* for checkpoints, but those of 170,157 parameters take"),
-            ([f"cache_dir={small_disk}", "parallel.num_ranks=2", f"hydra.run.dir={tmp_path / 'ranks'}"], full)):
-        done = shell("pipeline.train", *RUN, "data.num_nodes=1200", "data.num_edges=40000", *arguments, cwd=tmp_path)
+        ([f"cache_dir={small_disk}", f"hydra.run.dir={tmp_path / 'other'}"], full),
+        (
+            [cache, f"hydra.run.dir={small_disk / 'run'}", "model.hidden_channels=128"],
+            "is on a disk with .* for checkpoints, but those of 170,157 parameters take",
+        ),
+        (
+            [
+                f"cache_dir={small_disk}",
+                "parallel.num_ranks=2",
+                f"hydra.run.dir={tmp_path / 'ranks'}",
+            ],
+            full,
+        ),
+    ):
+        done = shell(
+            "pipeline.train",
+            *RUN,
+            "data.num_nodes=1200",
+            "data.num_edges=40000",
+            *arguments,
+            cwd=tmp_path,
+        )
         assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
         assert re.fullmatch(rf"error: .*{small_disk}.* {says} .*\n", done.stderr), done.stderr
         for path in small_disk.iterdir():
@@ -406,7 +608,12 @@ def test_the_commands_end_with_one_line_each(run, trained, small_disk, tmp_path)
     done = shell("pipeline.train", f"resume={run}", cwd=tmp_path)
     assert done.returncode == 1 and "train.log is a pipe, not a file" in done.stderr, done.stderr
     become_device(run / "config.yaml")
-    for module, argument in (("pipeline.train", f"resume={run}"), ("pipeline.evaluate", f"run={run}"),
-                             ("scripts.report", str(run))):
+    for module, argument in (
+        ("pipeline.train", f"resume={run}"),
+        ("pipeline.evaluate", f"run={run}"),
+        ("scripts.report", str(run)),
+    ):
         done = shell(module, argument, cwd=tmp_path)
-        assert done.returncode == 1 and re.fullmatch("error: .*config.yaml.*\n", done.stderr), done.stderr
+        assert done.returncode == 1 and re.fullmatch("error: .*config.yaml.*\n", done.stderr), (
+            done.stderr
+        )

@@ -44,7 +44,13 @@ def undisturbed(tmp_path_factory):
     return config, train(config, folder / "run")
 
 
-POINTS = ["before the temporary file", "half-written", "before the rename", "after the rename", "while pruning"]
+POINTS = [
+    "before the temporary file",
+    "half-written",
+    "before the rename",
+    "after the rename",
+    "while pruning",
+]
 
 
 def save_and_die(point: str, folder: Path) -> None:
@@ -58,7 +64,9 @@ def save_and_die(point: str, folder: Path) -> None:
 def test_a_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(point, tmp_path, caplog):
     assert status_of(forked(save_and_die, point, tmp_path)) == -signal.SIGKILL
     left = checkpoint.load_last(tmp_path)
-    assert left["round"] == (3 if point == "after the rename" else 2) and bool((left["weights"] == left["round"]).all())
+    assert left["round"] == (3 if point == "after the rename" else 2) and bool(
+        (left["weights"] == left["round"]).all()
+    )
     checkpoint.save_last(tmp_path, {"round": 9})
     assert checkpoint.load_last(tmp_path) == {"round": 9} and "damaged" not in caplog.text
     assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
@@ -78,8 +86,16 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing(point, undisturbed, tmp_pat
     assert [e["round"] for e in rounds_of(folder)] == list(range(8))
 
 
-@pytest.mark.parametrize("signum", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), *(
-    pytest.param(signum, marks=pytest.mark.exhaustive) for signum in (signal.SIGUSR1, signal.SIGUSR2))])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        *(
+            pytest.param(signum, marks=pytest.mark.exhaustive)
+            for signum in (signal.SIGUSR1, signal.SIGUSR2)
+        ),
+    ],
+)
 def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     # Of six epochs of 100 steps only the last would evaluate and save.
     config = configure(*TOY, "partition.num_parts=100", "train.epochs=6", "train.eval_every=6")
@@ -94,7 +110,9 @@ def test_a_signal_saves_in_the_middle_of_an_epoch(signum, configure, tmp_path):
     resumed = train(config, folder)
     for key in ("weights_sha256", "test", "best_valid"):
         assert resumed[key] == expected[key]
-    assert [e["loss"] for e in rounds_of(folder)] == [e["loss"] for e in rounds_of(tmp_path / "whole")]
+    assert [e["loss"] for e in rounds_of(folder)] == [
+        e["loss"] for e in rounds_of(tmp_path / "whole")
+    ]
 
 
 @pytest.mark.slow
@@ -114,11 +132,16 @@ def small_disk(tmp_path):
         yield folder
 
 
-@pytest.mark.parametrize("hurt,message", [
-    pytest.param("full", "No space left on device", marks=pytest.mark.slow),
-    pytest.param("read-only", "Read-only file system", marks=pytest.mark.exhaustive)])
-def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, message, configure, small_disk,
-                                                                         tmp_path, capfd):
+@pytest.mark.parametrize(
+    "hurt,message",
+    [
+        pytest.param("full", "No space left on device", marks=pytest.mark.slow),
+        pytest.param("read-only", "Read-only file system", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(
+    hurt, message, configure, small_disk, tmp_path, capfd
+):
     config = configure(*RUN, "train.epochs=120")
     expected, folder = train(config, tmp_path / "whole"), small_disk / "run"
     checkpoints = folder / "checkpoints"
@@ -138,11 +161,15 @@ def test_a_disk_that_takes_no_more_is_loud_and_the_last_checkpoint_stays(hurt, m
     else:
         disks.unmount(checkpoints)
     assert checkpoint.load_last(checkpoints)["round"] >= 2
-    assert train(config, folder)["weights_sha256"] == expected["weights_sha256"] and len(rounds_of(folder)) == 120
+    assert (
+        train(config, folder)["weights_sha256"] == expected["weights_sha256"]
+        and len(rounds_of(folder)) == 120
+    )
 
 
-def test_two_processes_that_build_the_same_cache_both_train_and_a_damaged_one_is_built_again(configure, tmp_path,
-                                                                                              caplog):
+def test_two_processes_that_build_the_same_cache_both_train_and_a_damaged_one_is_built_again(
+    configure, tmp_path, caplog
+):
     config = configure(*RUN, "train.epochs=1")
     pids = [forked(train, config, tmp_path / name) for name in ("a", "b")]
     assert [status_of(pid) for pid in pids] == [0, 0]
@@ -156,13 +183,22 @@ def test_two_processes_that_build_the_same_cache_both_train_and_a_damaged_one_is
 
 
 def sweep(folder, cache, *overrides) -> list[str]:
-    return ["pipeline.train", "-m", *TOY, f"cache_dir={cache}", f"hydra.sweep.dir={folder}", *overrides]
+    return [
+        "pipeline.train",
+        "-m",
+        *TOY,
+        f"cache_dir={cache}",
+        f"hydra.sweep.dir={folder}",
+        *overrides,
+    ]
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     folder, cache = tmp_path / "sweep", tmp_path / "cache"
-    arguments = sweep(folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40")
+    arguments = sweep(
+        folder, cache, "+sweep=seeds", "hydra.sweeper.params.seed='range(0,3)'", "train.epochs=40"
+    )
     process = command(*arguments, cwd=tmp_path)
     (folder / "1").mkdir(parents=True)
     wait_for_rounds(folder / "1", 5, process)
@@ -171,16 +207,27 @@ def test_a_killed_sweep_trains_what_is_missing(tmp_path):
     before = (folder / "0" / "summary.json").stat().st_mtime_ns
     again = shell(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert (folder / "0" / "summary.json").stat().st_mtime_ns == before and "0 has been trained already" in again.stdout
+    assert (
+        folder / "0" / "summary.json"
+    ).stat().st_mtime_ns == before and "0 has been trained already" in again.stdout
     assert "resumed after" in (folder / "1" / "train.log").read_text()
     assert [summary_of(folder / str(i))["seed"] for i in range(3)] == [0, 1, 2]
-    assert all([e["round"] for e in rounds_of(folder / str(i))] == list(range(40)) for i in range(3))
+    assert all(
+        [e["round"] for e in rounds_of(folder / str(i))] == list(range(40)) for i in range(3)
+    )
 
 
 @pytest.mark.slow
 def test_a_failing_member_does_not_sink_the_others(tmp_path):
-    done = shell(*sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"), cwd=tmp_path)
+    done = shell(
+        *sweep(tmp_path / "sweep", tmp_path / "cache", "partition.num_parts=2,9999,3"), cwd=tmp_path
+    )
     assert done.returncode == 1
-    assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (tmp_path / "sweep" / "2" / "summary.json").exists()
-    assert "partition.num_parts=9999 is more than the 240 nodes" in (tmp_path / "sweep" / "1" / "train.log").read_text()
+    assert (tmp_path / "sweep" / "0" / "summary.json").exists() and (
+        tmp_path / "sweep" / "2" / "summary.json"
+    ).exists()
+    assert (
+        "partition.num_parts=9999 is more than the 240 nodes"
+        in (tmp_path / "sweep" / "1" / "train.log").read_text()
+    )
     assert "error: partition.num_parts=9999 is more than the 240 nodes of the graph" in done.stderr

@@ -36,6 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.fixture
 def train_hurt(monkeypatch):
     """Train with ranks of which something is changed; see guard_cases."""
+
     def train_changed(config, folder, hurt=None):
         with monkeypatch.context() as patch:
             patch.setattr(training, "_train_launched", partial(guard_cases.train_hurt, hurt))
@@ -50,10 +51,20 @@ def seen_by(rank: int, folder: Path, what: str) -> list:
     return [line[what] for line in lines if what in line]
 
 
-@pytest.mark.parametrize("overrides, noticed", [
-    pytest.param(["parallel.check_every=5", "train.eval_every=100"], 10, marks=pytest.mark.slow),
-    pytest.param(["parallel.check_every=1000", "train.eval_every=4"], 8, marks=pytest.mark.slow)])
-def test_weights_that_drift_in_training_stop_the_run(overrides, noticed, configure, tmp_path, train_hurt):
+@pytest.mark.parametrize(
+    "overrides, noticed",
+    [
+        pytest.param(
+            ["parallel.check_every=5", "train.eval_every=100"], 10, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["parallel.check_every=1000", "train.eval_every=4"], 8, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_weights_that_drift_in_training_stop_the_run(
+    overrides, noticed, configure, tmp_path, train_hurt
+):
     # Rounds have four steps, and eval_every=4 epochs of two ranks are two rounds.
     config = configure(*TWO, "train.epochs=16", *overrides)
     with pytest.raises(RankError, match="the weights of rank 1 differ from those of rank 0"):
@@ -65,20 +76,29 @@ def test_weights_that_drift_in_training_stop_the_run(overrides, noticed, configu
 
 @linux
 def test_ranks_have_their_own_random_numbers_their_threads_and_one_copy_of_the_graph_and_leave_together(
-        configure, tmp_path, train_hurt):
+    configure, tmp_path, train_hurt
+):
     # A number that is nobody's default.
     threads = os.cpu_count() + 1
-    config = configure(*TWO, "evaluation=views", "train.epochs=4", f"parallel.threads_per_rank={threads}")
+    config = configure(
+        *TWO, "evaluation=views", "train.epochs=4", f"parallel.threads_per_rank={threads}"
+    )
     # One of them has evaluated before the request to stop.
     with pytest.raises(Stopped):
         train_hurt(config, tmp_path / "run", guard_cases.finish_before_the_others_are_stopped)
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["progress"]["step_in_round"] == 4
+    assert (
+        checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["progress"]["step_in_round"]
+        == 4
+    )
     random = [seen_by(rank, tmp_path / "run", "random") for rank in (0, 1)]
     assert len(random[0]) == len(random[1]) == 4 and len({*random[0], *random[1]}) == 8
     (graph,) = (tmp_path / "cache" / "graphs").glob("*.store")
     for rank in (0, 1):
         assert set(seen_by(rank, tmp_path / "run", "threads")) == {threads}
-        assert all(any(str(graph) in path for path in maps) for maps in seen_by(rank, tmp_path / "run", "maps"))
+        assert all(
+            any(str(graph) in path for path in maps)
+            for maps in seen_by(rank, tmp_path / "run", "maps")
+        )
 
 
 def test_threads_are_those_asked_for_or_the_processors_shared_out(monkeypatch):
@@ -89,11 +109,15 @@ def test_threads_are_those_asked_for_or_the_processors_shared_out(monkeypatch):
 
 def test_a_single_process_has_the_threads_asked_for(configure, tmp_path, monkeypatch):
     before, seen, loss = torch.get_num_threads(), [], NodeTask.loss
-    monkeypatch.setattr(NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args))
+    monkeypatch.setattr(
+        NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args)
+    )
     monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     config = configure(*TOY, "train.epochs=1")
     for number, expected in ((0, before), (before + 1, before + 1)):
-        train(keys.replaced(config, {"parallel.threads_per_rank": number}), tmp_path / str(expected))
+        train(
+            keys.replaced(config, {"parallel.threads_per_rank": number}), tmp_path / str(expected)
+        )
         assert seen == [expected] * 4 and torch.get_num_threads() == before
         seen.clear()
 
@@ -105,22 +129,40 @@ def test_a_graph_from_the_cache_is_a_mapped_file(verified, configure, tmp_path):
     content_hash = load(config.data, config.cache_dir).content_hash
     data = load(config.data, config.cache_dir, content_hash=None if verified else content_hash)
     (graph,) = (tmp_path / "cache" / "graphs").glob("*.store")
-    mapped = [[int(end, 16) for end in line.split()[0].split("-")]
-              for line in Path("/proc/self/maps").read_text().splitlines() if f" {graph}/" in line]
-    for tensor in (data.x, data.edge_attr, data.y, data.edge_index.as_tensor(), data.edge_index.get_csc()[0][0]):
+    mapped = [
+        [int(end, 16) for end in line.split()[0].split("-")]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if f" {graph}/" in line
+    ]
+    for tensor in (
+        data.x,
+        data.edge_attr,
+        data.y,
+        data.edge_index.as_tensor(),
+        data.edge_index.get_csc()[0][0],
+    ):
         assert any(first <= tensor.data_ptr() < last for first, last in mapped)
 
 
 @pytest.mark.slow
 def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
-    sweep = ["-m", *TOY, "train.epochs=1", "seed=0,1", f"cache_dir={tmp_path / 'cache'}", f"hydra.sweep.dir={tmp_path}",
-             "+hydra.callbacks.returned._target_=tests.helpers.guard_cases.ReturnValues",
-             f"+hydra.callbacks.returned.folder={tmp_path}"]
+    sweep = [
+        "-m",
+        *TOY,
+        "train.epochs=1",
+        "seed=0,1",
+        f"cache_dir={tmp_path / 'cache'}",
+        f"hydra.sweep.dir={tmp_path}",
+        "+hydra.callbacks.returned._target_=tests.helpers.guard_cases.ReturnValues",
+        f"+hydra.callbacks.returned.folder={tmp_path}",
+    ]
     for _ in ("trained", "trained already"):
         done = shell("pipeline.train", *sweep, cwd=tmp_path, PYTHONPATH=os.environ["PYTHONPATH"])
         assert done.returncode == 0, done.stdout + done.stderr
         expected = [summary_of(tmp_path / seed)["best_valid"] for seed in "01"]
-        assert [json.loads(line) for line in (tmp_path / "returned.jsonl").read_text().splitlines()] == expected
+        assert [
+            json.loads(line) for line in (tmp_path / "returned.jsonl").read_text().splitlines()
+        ] == expected
         assert len({0, *expected}) == 3
         (tmp_path / "returned.jsonl").unlink()
 
@@ -128,6 +170,7 @@ def test_a_sweeper_gets_the_best_validation_metric(tmp_path):
 @pytest.fixture
 def signalled(monkeypatch):
     """Train; this process gets a signal before an optimizer step of the run, from 1."""
+
     def train_signalled(config, folder, number):
         step = GNNTrainer._step
 
@@ -151,7 +194,9 @@ def test_signals_are_noted_and_given_back():
             assert stop.signum == 0
             signal.raise_signal(signal.SIGUSR2)
             assert stop.signum == signal.SIGUSR2
-        assert [signal.getsignal(signum) for signum in STOP_SIGNALS] == [signal.SIG_IGN] * len(STOP_SIGNALS)
+        assert [signal.getsignal(signum) for signum in STOP_SIGNALS] == [signal.SIG_IGN] * len(
+            STOP_SIGNALS
+        )
     finally:
         for signum, handler in zip(STOP_SIGNALS, before, strict=True):
             signal.signal(signum, handler)
@@ -163,17 +208,24 @@ def test_before_there_is_anything_to_save_a_signal_ends_the_run_at_once():
 
 
 def test_the_second_ctrl_c_is_not_noted():
-    before = signal.getsignal(signal.SIGINT)  # a command that was called here before may have left its own
+    before = signal.getsignal(
+        signal.SIGINT
+    )  # a command that was called here before may have left its own
     with StopRequest() as stop:
         stop.defer()
         signal.raise_signal(signal.SIGINT)
         assert stop.signum == signal.SIGINT and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    assert Stopped(signal.SIGINT).exit_status == 130 and Stopped(signal.SIGTERM).exit_status == EXIT_TRY_AGAIN
+    assert (
+        Stopped(signal.SIGINT).exit_status == 130
+        and Stopped(signal.SIGTERM).exit_status == EXIT_TRY_AGAIN
+    )
     assert signal.getsignal(signal.SIGINT) == before
 
 
 @pytest.mark.slow
-def test_ranks_of_which_one_has_evaluated_before_the_request_to_stop_leave_together(configure, tmp_path, train_hurt):
+def test_ranks_of_which_one_has_evaluated_before_the_request_to_stop_leave_together(
+    configure, tmp_path, train_hurt
+):
     config, folder = configure(*TWO, "evaluation=views", "train.epochs=4"), tmp_path / "stopped"
     whole = train(config, tmp_path / "whole")
     with pytest.raises(Stopped):
@@ -185,11 +237,18 @@ def test_ranks_of_which_one_has_evaluated_before_the_request_to_stop_leave_toget
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(kernel, configure, tmp_path, signalled):
+def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(
+    kernel, configure, tmp_path, signalled
+):
     # Big enough that torch divides its sums among threads.
-    config = configure(*TOY, "data.num_nodes=1200", "data.num_edges=24000", "model.hidden_channels=32",
-                       "train.epochs=2",
-                       f"kernel={kernel}")
+    config = configure(
+        *TOY,
+        "data.num_nodes=1200",
+        "data.num_edges=24000",
+        "model.hidden_channels=32",
+        "train.epochs=2",
+        f"kernel={kernel}",
+    )
     with threads(2):
         whole = train(config, tmp_path / "whole")
         signalled(config, tmp_path / "stopped", 6)
@@ -223,14 +282,21 @@ def train_on_another_node(config, folder, writing) -> None:
 
 @linux
 def test_two_nodes_that_prepare_the_same_cache_at_once_both_train(configure, tmp_path):
-    config, writing = configure(*TOY, "train.epochs=1"), multiprocessing.get_context("fork").Barrier(2)
-    expected = train(dataclasses.replace(config, cache_dir=str(tmp_path / "another")), tmp_path / "alone")
+    config, writing = (
+        configure(*TOY, "train.epochs=1"),
+        multiprocessing.get_context("fork").Barrier(2),
+    )
+    expected = train(
+        dataclasses.replace(config, cache_dir=str(tmp_path / "another")), tmp_path / "alone"
+    )
     pids = [forked(train_on_another_node, config, tmp_path / name, writing) for name in "ab"]
     statuses = [status_of(pid) for pid in pids]
     if statuses == [EXIT_TRY_AGAIN, EXIT_TRY_AGAIN]:
         pytest.skip("may not make a process number space")
     assert statuses == [0, 0]
-    assert {summary_of(tmp_path / name)["weights_sha256"] for name in "ab"} == {expected["weights_sha256"]}
+    assert {summary_of(tmp_path / name)["weights_sha256"] for name in "ab"} == {
+        expected["weights_sha256"]
+    }
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -242,11 +308,20 @@ def undisturbed():
 
 @pytest.mark.slow
 @linux
-@pytest.mark.parametrize("point", ["half-written", "after the rename", *(
-    pytest.param(point, marks=pytest.mark.exhaustive) for point in (
-        "before the temporary file", "before the rename", "while pruning"))])
-def test_a_kill_at_any_point_of_a_save_of_ranks_loses_nothing_and_leaves_nobody(point, configure, tmp_path, train_hurt,
-                                                                               undisturbed):
+@pytest.mark.parametrize(
+    "point",
+    [
+        "half-written",
+        "after the rename",
+        *(
+            pytest.param(point, marks=pytest.mark.exhaustive)
+            for point in ("before the temporary file", "before the rename", "while pruning")
+        ),
+    ],
+)
+def test_a_kill_at_any_point_of_a_save_of_ranks_loses_nothing_and_leaves_nobody(
+    point, configure, tmp_path, train_hurt, undisturbed
+):
     config, folder = configure(*TWO), tmp_path / "run"
     if not undisturbed:
         undisturbed.update(train(config, tmp_path / "whole"))
@@ -257,6 +332,10 @@ def test_a_kill_at_any_point_of_a_save_of_ranks_loses_nothing_and_leaves_nobody(
         time.sleep(0.05)
         assert time.monotonic() - float((folder / "killed").read_text()) < 30
     assert time.monotonic() - float((folder / "killed").read_text()) < 30
-    assert checkpoint.load(folder / "checkpoints" / "last.pt")["round"] == (3 if point == "after the rename" else 2)
+    assert checkpoint.load(folder / "checkpoints" / "last.pt")["round"] == (
+        3 if point == "after the rename" else 2
+    )
     assert train(config, folder)["weights_sha256"] == undisturbed["weights_sha256"]
-    assert not list(folder.rglob("*.tmp")) and [e["round"] for e in rounds_of(folder)] == list(range(4))
+    assert not list(folder.rglob("*.tmp")) and [e["round"] for e in rounds_of(folder)] == list(
+        range(4)
+    )

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 @pytest.fixture
 def start(monkeypatch):
     """Launch ranks that do not exist. The argument is called while they would run, and returns what becomes of them."""
+
     def call(wait):
         processes = SimpleNamespace(wait=lambda period: wait(), close=lambda signum: None)
         monkeypatch.setattr(launch, "start_processes", lambda *args, **kwargs: processes)
@@ -32,9 +33,16 @@ def test_the_launcher_notes_a_signal_and_waits_for_the_ranks(start):
     assert start(wait) == ("result", signal.SIGTERM)
 
 
-@pytest.mark.parametrize("verdict, error, message", [
-    (None, RankError, "rank 1 failed: killed"), ({"signum": 0, "message": "rank 0 is silent"}, Stopped, "rank 0 is")])
-def test_the_watchdogs_verdict_says_why_ranks_ended(verdict, error, message, start, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "verdict, error, message",
+    [
+        (None, RankError, "rank 1 failed: killed"),
+        ({"signum": 0, "message": "rank 0 is silent"}, Stopped, "rank 0 is"),
+    ],
+)
+def test_the_watchdogs_verdict_says_why_ranks_ended(
+    verdict, error, message, start, monkeypatch, tmp_path
+):
     monkeypatch.setattr(pulse, "board", lambda: SimpleNamespace(folder=tmp_path, verdict=verdict))
     failure = SimpleNamespace(error_file_data={"message": "killed"}, message="killed\nmore")
     with pytest.raises(error, match=message):
@@ -43,7 +51,12 @@ def test_the_watchdogs_verdict_says_why_ranks_ended(verdict, error, message, sta
 
 @pytest.mark.parametrize("code", [0, 3, None])
 def test_an_exit_of_a_rank_is_no_end_of_its_work(code, monkeypatch):
-    for module, name in ((launch, "follow_parent"), (launch, "use_threads"), (ranks, "leave"), (pulse, "leave")):
+    for module, name in (
+        (launch, "follow_parent"),
+        (launch, "use_threads"),
+        (ranks, "leave"),
+        (pulse, "leave"),
+    ):
         monkeypatch.setattr(module, name, lambda *args: None)
     monkeypatch.setattr(ranks, "from_environment", ranks.Ranks)
 

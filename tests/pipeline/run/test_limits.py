@@ -12,7 +12,10 @@ def test_an_archive_counts_what_it_unpacks_and_not_what_lies_in_it_as_it_is(tmp_
     np.savez(tmp_path / "stored.npz", zeros)
     np.savez_compressed(tmp_path / "packed.npz", zeros)
     limits.check_zip(tmp_path / "stored.npz")  # as large as its file, and mapped rather than read
-    with pytest.raises(ValueError, match=r"packed.npz unpacks to more than 10(\.0)? kB: .* PARALLEL_EPOCHS_MAX_UNPACK"):
+    with pytest.raises(
+        ValueError,
+        match=r"packed.npz unpacks to more than 10(\.0)? kB: .* PARALLEL_EPOCHS_MAX_UNPACK",
+    ):
         limits.check_zip(tmp_path / "packed.npz")
 
 

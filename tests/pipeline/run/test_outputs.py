@@ -46,42 +46,91 @@ def array_file() -> bytes:
 ANSWERS = "line\thead\trelation\ttail\tasked\tplace\tscore\n1\ta\tr\tb\ttail\t1\t0.5\n"
 
 
-@pytest.mark.parametrize("name, content", [
-    ("nodes.csv", b"id,split,class,probability_0,probability_1\n1,train,0,0.5,0.5\n"),
-    ("nodes.csv.gz", gzip.compress(b"id,split,score_a,embedding_0\n1,train,0.5,1\n", mtime=0)),
-    ("nodes.tsv", b"id\tsplit\tvalue_0\n1\tnone\t2\n"),
-    ("words.txt", b"2 3\na 1 2 3\nb 4 5 6\n"),
-    ("answers.tsv", ANSWERS.encode()),
-    ("answers.json", b'[\n{"line": 1, "head": "a", "relation": "r", "tail": "b", "asked": "tail", "place": 1, '
-                     b'"score": 0.5},\n{"line": 2}\n]\n'),
-    ("logits", torch_file({"logits": torch.zeros(3, 2), "n_id": torch.arange(3)})),
-    ("links.pt", torch_file({"pairs": torch.zeros(1, 2), "logits": torch.zeros(1), "embeddings": torch.zeros(3, 2)})),
-    ("vectors.pt", torch_file({"embedding": torch.zeros(3, 2), "names": ["a", "b", "c"]})),
-    ("answers.pt", torch_file(dict.fromkeys(("triples", "logits", "place", "line", "head", "relation", "tail",
-                                             "asked"), 0)))])
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("nodes.csv", b"id,split,class,probability_0,probability_1\n1,train,0,0.5,0.5\n"),
+        ("nodes.csv.gz", gzip.compress(b"id,split,score_a,embedding_0\n1,train,0.5,1\n", mtime=0)),
+        ("nodes.tsv", b"id\tsplit\tvalue_0\n1\tnone\t2\n"),
+        ("words.txt", b"2 3\na 1 2 3\nb 4 5 6\n"),
+        ("answers.tsv", ANSWERS.encode()),
+        (
+            "answers.json",
+            b'[\n{"line": 1, "head": "a", "relation": "r", "tail": "b", "asked": "tail", "place": 1, '
+            b'"score": 0.5},\n{"line": 2}\n]\n',
+        ),
+        ("logits", torch_file({"logits": torch.zeros(3, 2), "n_id": torch.arange(3)})),
+        (
+            "links.pt",
+            torch_file(
+                {
+                    "pairs": torch.zeros(1, 2),
+                    "logits": torch.zeros(1),
+                    "embeddings": torch.zeros(3, 2),
+                }
+            ),
+        ),
+        ("vectors.pt", torch_file({"embedding": torch.zeros(3, 2), "names": ["a", "b", "c"]})),
+        (
+            "answers.pt",
+            torch_file(
+                dict.fromkeys(
+                    ("triples", "logits", "place", "line", "head", "relation", "tail", "asked"), 0
+                )
+            ),
+        ),
+    ],
+)
 def test_a_file_of_predictions_is_replaced_by_other_predictions(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     check(tmp_path / name)
 
 
-@pytest.mark.parametrize("name, content, what", [
-    ("nodes.csv", b"id,name,kind\n1,a,b\n", "a table with the columns id, name, kind"),
-    ("nodes.csv", b"id,split,class\n1,train,0\n", "a table with the columns id, split, class"),
-    ("scores.csv", b"id,probability_0\n1,.5\n", "a table with the columns id, probability_0"),
-    ("nodes.tsv", b"a\x1b[31m\tb\n", r"a table with the columns a\x1b[31m, b"),
-    ("table.csv.gz", gzip.compress(b"id,a,b,c,d,e,f\n", mtime=0), "a table with the columns id, a, b, c, d, ..."),
-    ("graph.pt", torch_file({"x": torch.zeros(2, 2), "edge_index": torch.zeros(2, 2)}),
-     "a file with the keys x, edge_index"),
-    ("state.pt", torch_file({"logits": torch.zeros(2), "optimizer": {}}), "a file with the keys logits, optimizer"),
-    ("tensor.pt", torch_file(torch.zeros(2)), r"a binary file that begins with 'PK\x03\x04"),
-    ("vectors.npy", array_file(), r"a binary file that begins with '\x93NUMPY"),
-    ("sizes.txt", b"2 3\na 1 2\n", "a text that begins with '2 3'"),
-    ("diary.txt", "Dear diary, caf\u00e9".encode(), r"a table with the columns Dear diary,  caf\xe9"),
-    ("latin.txt", b"caf\xe9\n", r"a text that begins with 'caf\ufffd'"),
-    ("settings.json", b'{"a": 1, "b": 2}', "a file with the keys a, b"),
-    ("cut.csv.gz", gzip.compress(b"id,a\n", mtime=0)[:5], r"a binary file that begins with '\x1f\x8b"),
-    ("cut.pt", torch_file({"logits": torch.zeros(2)})[:100], r"a binary file that begins with 'PK\x03\x04"),
-    ("cut.parquet", b"PAR1", "a binary file that begins with 'PAR1'")])
+@pytest.mark.parametrize(
+    "name, content, what",
+    [
+        ("nodes.csv", b"id,name,kind\n1,a,b\n", "a table with the columns id, name, kind"),
+        ("nodes.csv", b"id,split,class\n1,train,0\n", "a table with the columns id, split, class"),
+        ("scores.csv", b"id,probability_0\n1,.5\n", "a table with the columns id, probability_0"),
+        ("nodes.tsv", b"a\x1b[31m\tb\n", r"a table with the columns a\x1b[31m, b"),
+        (
+            "table.csv.gz",
+            gzip.compress(b"id,a,b,c,d,e,f\n", mtime=0),
+            "a table with the columns id, a, b, c, d, ...",
+        ),
+        (
+            "graph.pt",
+            torch_file({"x": torch.zeros(2, 2), "edge_index": torch.zeros(2, 2)}),
+            "a file with the keys x, edge_index",
+        ),
+        (
+            "state.pt",
+            torch_file({"logits": torch.zeros(2), "optimizer": {}}),
+            "a file with the keys logits, optimizer",
+        ),
+        ("tensor.pt", torch_file(torch.zeros(2)), r"a binary file that begins with 'PK\x03\x04"),
+        ("vectors.npy", array_file(), r"a binary file that begins with '\x93NUMPY"),
+        ("sizes.txt", b"2 3\na 1 2\n", "a text that begins with '2 3'"),
+        (
+            "diary.txt",
+            "Dear diary, caf\u00e9".encode(),
+            r"a table with the columns Dear diary,  caf\xe9",
+        ),
+        ("latin.txt", b"caf\xe9\n", r"a text that begins with 'caf\ufffd'"),
+        ("settings.json", b'{"a": 1, "b": 2}', "a file with the keys a, b"),
+        (
+            "cut.csv.gz",
+            gzip.compress(b"id,a\n", mtime=0)[:5],
+            r"a binary file that begins with '\x1f\x8b",
+        ),
+        (
+            "cut.pt",
+            torch_file({"logits": torch.zeros(2)})[:100],
+            r"a binary file that begins with 'PK\x03\x04",
+        ),
+        ("cut.parquet", b"PAR1", "a binary file that begins with 'PAR1'"),
+    ],
+)
 def test_another_file_is_replaced_only_if_the_user_says_so(tmp_path, name, content, what):
     (path := tmp_path / name).write_bytes(content)
     refuses(path, f"predictions={path} exists, and this command did not write it: it is {what}")
@@ -98,7 +147,9 @@ def test_a_new_file_and_an_empty_one_are_written(tmp_path):
 def test_tables_are_told_by_their_columns_in_parquet_too(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    pandas.DataFrame({"id": ["a"], "v0": [1.0], "v1": [2.0]}).to_parquet(tmp_path / "vectors.parquet")
+    pandas.DataFrame({"id": ["a"], "v0": [1.0], "v1": [2.0]}).to_parquet(
+        tmp_path / "vectors.parquet"
+    )
     check(tmp_path / "vectors.parquet")
     pandas.DataFrame({"id": ["a"], "v1": [1.0]}).to_parquet(tmp_path / "nodes.parquet")
     refuses(tmp_path / "nodes.parquet", "it is a table with the columns id, v1")
@@ -113,36 +164,81 @@ def test_what_a_command_reads_is_never_replaced_under_any_of_its_names(tmp_path,
     os.link("nodes.csv", "hard.csv")
     os.symlink(tmp_path / "other", "way")
     reads = [("data.nodes.path", tmp_path / "nodes.csv")]
-    for name in ("nodes.csv", "./nodes.csv", "other/../nodes.csv", "way/../nodes.csv", "link.csv", "hard.csv"):
-        refuses(Path(name), f"predictions={Path(name)} is a file that this command reads (data.nodes.path={tmp_path}/"
-                            "nodes.csv). Give another name", reads=reads, overwrite=True)
+    for name in (
+        "nodes.csv",
+        "./nodes.csv",
+        "other/../nodes.csv",
+        "way/../nodes.csv",
+        "link.csv",
+        "hard.csv",
+    ):
+        refuses(
+            Path(name),
+            f"predictions={Path(name)} is a file that this command reads (data.nodes.path={tmp_path}/"
+            "nodes.csv). Give another name",
+            reads=reads,
+            overwrite=True,
+        )
     check(Path("other/nodes.csv"), reads=reads)
 
 
 def test_a_new_file_is_not_put_among_files_that_are_read_together(tmp_path):
     (tmp_path / "edges").mkdir()
-    tables = TablesConfig(folder=str(tmp_path), edges=EdgeColumns(path="edges"), nodes=NodeColumns(path="n-*.csv"))
+    tables = TablesConfig(
+        folder=str(tmp_path), edges=EdgeColumns(path="edges"), nodes=NodeColumns(path="n-*.csv")
+    )
     for name in ("edges/new.csv", "n-3.csv"):
         refuses(tmp_path / name, "is a file that this command reads (data.", reads=tables.sources())
     check(tmp_path / "new.csv", reads=tables.sources())
     graphs = GraphFilesConfig(folder=str(tmp_path))
-    refuses(tmp_path / "new.pt", "is a file that this command reads (data.folder=", reads=graphs.sources())
+    refuses(
+        tmp_path / "new.pt",
+        "is a file that this command reads (data.folder=",
+        reads=graphs.sources(),
+    )
     check(tmp_path / "new.csv", reads=graphs.sources())
 
 
-@pytest.mark.parametrize("name", ["run/checkpoints/best.pt", "run/metrics.jsonl", "run/config.yaml", "store/x.bin",
-                                  "study/study.journal", "sweep/notes.csv",
-                                  ".cache/graphs/file-0123456789abcdef01234567.pt", "mine/table.csv", "raw/edge.csv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run/checkpoints/best.pt",
+        "run/metrics.jsonl",
+        "run/config.yaml",
+        "store/x.bin",
+        "study/study.journal",
+        "sweep/notes.csv",
+        ".cache/graphs/file-0123456789abcdef01234567.pt",
+        "mine/table.csv",
+        "raw/edge.csv",
+    ],
+)
 def test_files_of_runs_stores_caches_and_folders_are_never_replaced(tmp_path, name):
-    for other in ("run/config.yaml", "run/metrics.jsonl", "store/manifest.json", "study/study.journal",
-                  "sweep/multirun.yaml", name):
+    for other in (
+        "run/config.yaml",
+        "run/metrics.jsonl",
+        "store/manifest.json",
+        "study/study.journal",
+        "sweep/multirun.yaml",
+        name,
+    ):
         (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / other).write_text("something")
-    refuses(tmp_path / name, "and no command replaces such a file. Give another name", overwrite=True,
-            cache=tmp_path / "mine", reads=[("data.folder", tmp_path / "raw")])
+    refuses(
+        tmp_path / name,
+        "and no command replaces such a file. Give another name",
+        overwrite=True,
+        cache=tmp_path / "mine",
+        reads=[("data.folder", tmp_path / "raw")],
+    )
     (tmp_path / "link").symlink_to(tmp_path / name)
-    refuses(tmp_path / "link", "and no command replaces such a file. Give another name", overwrite=True,
-            cache=tmp_path / "mine", reads=[("data.folder", tmp_path / "raw")])
+    refuses(
+        tmp_path / "link",
+        "and no command replaces such a file. Give another name",
+        overwrite=True,
+        cache=tmp_path / "mine",
+        reads=[("data.folder", tmp_path / "raw")],
+    )
 
 
 def test_predictions_in_a_run_directory_are_replaced_by_predictions(tmp_path):
@@ -176,34 +272,53 @@ def test_every_writer_knows_all_files_that_a_command_reads(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shop.yaml").write_text(SCHEMA)
     old, new = tmp_path / "old", tmp_path / "new"
-    single = TablesConfig(folder=str(old), edges=EdgeColumns(path="edges.csv"), nodes=NodeColumns(path="nodes.csv"))
+    single = TablesConfig(
+        folder=str(old), edges=EdgeColumns(path="edges.csv"), nodes=NodeColumns(path="nodes.csv")
+    )
     typed = TablesConfig(schema=str(old / "shop.yaml"))
     file = FileConfig(path=str(old / "graph.pt"))
     table = NewTableConfig
     for data, other, read in [
-            (single, NewDataConfig(), ["old/edges.csv", "old/nodes.csv"]),
-            (single, NewDataConfig(nodes=table(path="more.csv")), ["old/more.csv", "old/edges.csv"]),
-            (single, NewDataConfig(folder=str(new)), ["new/edges.csv", "new/nodes.csv"]),
-            (single, NewDataConfig(folder=str(new), edges=table(path="more.csv")), ["new/more.csv"]),
-            (typed, NewDataConfig(schema=str(new / "shop.yaml")), [
-                f"{folder}/{name}" for folder in ("old", "new") for name in ("shop.yaml", "users.csv", "buys.csv")]),
-            (typed, NewDataConfig(folder=str(new)), ["new/users.csv"]),
-            (file, NewDataConfig(path=str(new / "graph.pt")), ["old/graph.pt", "new/graph.pt"])]:
+        (single, NewDataConfig(), ["old/edges.csv", "old/nodes.csv"]),
+        (single, NewDataConfig(nodes=table(path="more.csv")), ["old/more.csv", "old/edges.csv"]),
+        (single, NewDataConfig(folder=str(new)), ["new/edges.csv", "new/nodes.csv"]),
+        (single, NewDataConfig(folder=str(new), edges=table(path="more.csv")), ["new/more.csv"]),
+        (
+            typed,
+            NewDataConfig(schema=str(new / "shop.yaml")),
+            [
+                f"{folder}/{name}"
+                for folder in ("old", "new")
+                for name in ("shop.yaml", "users.csv", "buys.csv")
+            ],
+        ),
+        (typed, NewDataConfig(folder=str(new)), ["new/users.csv"]),
+        (file, NewDataConfig(path=str(new / "graph.pt")), ["old/graph.pt", "new/graph.pt"]),
+    ]:
         for path in read:
             (tmp_path / path).exists() or (tmp_path / path).touch()
-        options, config = GNNPredictConfig(run=str(tmp_path), data=other, overwrite=True), GNNConfig(data=data)
+        options, config = (
+            GNNPredictConfig(run=str(tmp_path), data=other, overwrite=True),
+            GNNConfig(data=data),
+        )
         for name in ("predictions", "output", "export"):
             for path in read:
                 with pytest.raises(ValueError, match="is a file that this command reads"):
                     options.check_output(name, tmp_path / path, config)
-            options.check_output(name, tmp_path / ("more.pe" if name == "export" else "more.csv"), config)
+            options.check_output(
+                name, tmp_path / ("more.pe" if name == "export" else "more.csv"), config
+            )
 
 
-@pytest.mark.parametrize("first, second", [("output", "export"), ("predictions", "export"), ("predictions", "output")])
+@pytest.mark.parametrize(
+    "first, second", [("output", "export"), ("predictions", "export"), ("predictions", "output")]
+)
 def test_two_outputs_have_two_names(tmp_path, first, second):
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("a.csv", "link/a.csv"):
-        options = GNNPredictConfig(run=str(tmp_path), **{first: str(tmp_path / "a.csv"), second: str(tmp_path / name)})
+        options = GNNPredictConfig(
+            run=str(tmp_path), **{first: str(tmp_path / "a.csv"), second: str(tmp_path / name)}
+        )
         with pytest.raises(ValueError, match="=.*csv and .*=.*csv name the same file"):
             options.check_outputs(GNNConfig())
 
@@ -221,10 +336,16 @@ def test_a_run_takes_no_folder_that_holds_files_of_others(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     refuse_files_of_others(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps({"mine": 1}))
-    with pytest.raises(ValueError, match=r"summary.json was not written by a run, .* would replace this file: choose"):
+    with pytest.raises(
+        ValueError,
+        match=r"summary.json was not written by a run, .* would replace this file: choose",
+    ):
         refuse_files_of_others(tmp_path)
     (tmp_path / "config.yaml").write_text("service: web\n")
-    with pytest.raises(ValueError, match=r"config.yaml is not the configuration of a run: .* A run would replace this"):
+    with pytest.raises(
+        ValueError,
+        match=r"config.yaml is not the configuration of a run: .* A run would replace this",
+    ):
         refuse_files_of_others(tmp_path)
     (tmp_path / "config.yaml").write_text(to_yaml(GNNConfig()))
     refuse_files_of_others(tmp_path)

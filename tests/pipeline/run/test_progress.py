@@ -32,6 +32,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that goes on by hand."""
+
     class Clock:
         now = 0.0
 
@@ -76,7 +77,12 @@ def test_on_a_terminal_it_is_a_bar_and_messages_stand_above_it(caplog, monkeypat
         bar.advance("checking")
         handler.emit(logging.makeLogRecord({"msg": "a message"}))
     text = sys.stderr.getvalue()
-    assert "checking:  50%" in text and "1/2 stages" in text and "run 3 min" in text and not caplog.messages
+    assert (
+        "checking:  50%" in text
+        and "1/2 stages" in text
+        and "run 3 min" in text
+        and not caplog.messages
+    )
     # The line of the bar was wiped before the message, and at the end.
     assert text.split("a message")[0].endswith("\r") and text.endswith("\r")
 
@@ -91,8 +97,17 @@ def test_the_time_left_is_that_of_the_whole_run_without_its_first_round(clock):
     assert pace.seconds_left(16, 30) == pytest.approx(12 / 4 * 14)
 
 
-@pytest.mark.parametrize("seconds, text", [(0.2, "0 s"), (99, "99 s"), (180, "3 min"), (3599, "1 h 0 min"),
-                                           (7500, "2 h 5 min"), (100 * 3600, "4 d 4 h")])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0.2, "0 s"),
+        (99, "99 s"),
+        (180, "3 min"),
+        (3599, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+        (100 * 3600, "4 d 4 h"),
+    ],
+)
 def test_durations_are_short(seconds, text):
     assert format_seconds(seconds) == text
 
@@ -108,18 +123,30 @@ def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path,
     assert caplog.messages == [
         "epoch  1/20  loss  0.50000  valid 0.2500  best     1.23 s + 0.50 s evaluation  0 s left",
         "epoch 20/20  loss  0.50000     1.23 s",
-        "training waited 1.1 s of 2.5 s for batches to be drawn"]
+        "training waited 1.1 s of 2.5 s for batches to be drawn",
+    ]
 
 
 @pytest.mark.parametrize("name", ["loss", "epochs", "wall_seconds", "valid"])
 def test_a_record_with_text_in_place_of_a_number_is_left_out(tmp_path, caplog, name):
-    whole = {"kind": "round", "round": 0, "epochs": 1, "loss": 0.5, "valid": None, "wall_seconds": 1.0}
-    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(whole)}\n{json.dumps(whole | {'round': 1, name: 'low'})}\n")
+    whole = {
+        "kind": "round",
+        "round": 0,
+        "epochs": 1,
+        "loss": 0.5,
+        "valid": None,
+        "wall_seconds": 1.0,
+    }
+    (tmp_path / "metrics.jsonl").write_text(
+        f"{json.dumps(whole)}\n{json.dumps(whole | {'round': 1, name: 'low'})}\n"
+    )
     assert read_records(tmp_path / "metrics.jsonl") == [whole]
     assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'} is damaged: line 2 is left out"]
 
 
-@pytest.mark.parametrize("num_mlp_layers", [1, 2])  # with one, encoders of edges have as many weights as convolutions
+@pytest.mark.parametrize(
+    "num_mlp_layers", [1, 2]
+)  # with one, encoders of edges have as many weights as convolutions
 def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch, num_mlp_layers):
     counts = []
     monkeypatch.setattr(Bar, "advance", lambda self, text=None: counts.append(self._text))
@@ -132,55 +159,117 @@ def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch,
     layers = inference.stack_of_layers(model)
     assert layers == list(model.convs)
     with Allocations() as held:
-        inference.predict_exact(predict, graph, num_rows=30, out_channels=2, device=torch.device("cpu"), layers=layers)
-    assert held.peak < 4 * 8 * graph.num_edges  # hooks on encoders of edges would make tensors of edges x channels
+        inference.predict_exact(
+            predict, graph, num_rows=30, out_channels=2, device=torch.device("cpu"), layers=layers
+        )
+    assert (
+        held.peak < 4 * 8 * graph.num_edges
+    )  # hooks on encoders of edges would make tensors of edges x channels
     assert counts == ["evaluating"] * 3
     assert not any(module._forward_hooks for module in model.modules())
     assert inference.stack_of_layers(torch.nn.Linear(1, 1)) == []
 
 
 def graph_of(**attributes) -> Graph:
-    masks = {name: torch.arange(6) % 3 == i for i, name in enumerate(("train_mask", "valid_mask", "test_mask"))}
+    masks = {
+        name: torch.arange(6) % 3 == i
+        for i, name in enumerate(("train_mask", "valid_mask", "test_mask"))
+    }
     edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]])
-    return Graph(edge_index=edge_index, num_nodes=6, y=torch.arange(6).unsqueeze(1) % 2, metric="acc", **masks,
-                 **attributes)
+    return Graph(
+        edge_index=edge_index,
+        num_nodes=6,
+        y=torch.arange(6).unsqueeze(1) % 2,
+        metric="acc",
+        **masks,
+        **attributes,
+    )
 
 
-@pytest.mark.parametrize("attributes, options, label_input, text", [
-    ({"x": torch.rand(6, 4)}, {}, 0.0, "x: 4 features from the file"),
-    ({"x": torch.rand(6, 1), "edge_attr": torch.rand(6, 1)}, {}, 0.0,
-     "x: 1 feature from the file + 1 feature of each edge"),
-    ({"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2)}, {}, 0.5,
-     "x: 4 features from the file + 2 features of each edge + labels of training nodes (train.label_input=0.5)"),
-    ({"edge_attr": torch.rand(6, 2)}, {"node_features": "counts"}, 0.0,
-     "x: 20 features from the edges (data.node_features=counts) + 2 features of each edge"),
-    ({}, {"node_features": "counts"}, 0.5,
-     "no node features: degree only, its logarithm + labels of training nodes (train.label_input=0.5)"),
-    ({"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, {}, 0.0,
-     "x: 2 features from the edges (data.node_features=sum) + 3 species, one-hot + 2 features of each edge"),
-    ({}, {}, 0.5, "no node features: degree only + labels of training nodes (train.label_input=0.5)"),
-    ({}, {}, 0.0, "no node features: degree only. Better: give the file an x; features=embedding learns a table with a "
-                  "row for each node; train.label_input=0.5 shows training labels to the model; "
-                  "data.node_features=log_sum takes the degree's logarithm, standardised"),
-    ({}, {"node_features": "log_sum"}, 0.0,
-     "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
-     "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model")])
+@pytest.mark.parametrize(
+    "attributes, options, label_input, text",
+    [
+        ({"x": torch.rand(6, 4)}, {}, 0.0, "x: 4 features from the file"),
+        (
+            {"x": torch.rand(6, 1), "edge_attr": torch.rand(6, 1)},
+            {},
+            0.0,
+            "x: 1 feature from the file + 1 feature of each edge",
+        ),
+        (
+            {"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2)},
+            {},
+            0.5,
+            "x: 4 features from the file + 2 features of each edge + labels of training nodes (train.label_input=0.5)",
+        ),
+        (
+            {"edge_attr": torch.rand(6, 2)},
+            {"node_features": "counts"},
+            0.0,
+            "x: 20 features from the edges (data.node_features=counts) + 2 features of each edge",
+        ),
+        (
+            {},
+            {"node_features": "counts"},
+            0.5,
+            "no node features: degree only, its logarithm + labels of training nodes (train.label_input=0.5)",
+        ),
+        (
+            {"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3},
+            {},
+            0.0,
+            "x: 2 features from the edges (data.node_features=sum) + 3 species, one-hot + 2 features of each edge",
+        ),
+        (
+            {},
+            {},
+            0.5,
+            "no node features: degree only + labels of training nodes (train.label_input=0.5)",
+        ),
+        (
+            {},
+            {},
+            0.0,
+            "no node features: degree only. Better: give the file an x; features=embedding learns a table with a "
+            "row for each node; train.label_input=0.5 shows training labels to the model; "
+            "data.node_features=log_sum takes the degree's logarithm, standardised",
+        ),
+        (
+            {},
+            {"node_features": "log_sum"},
+            0.0,
+            "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
+            "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model",
+        ),
+    ],
+)
 def test_it_says_what_the_model_gets(attributes, options, label_input, text):
     options = {"node_features": "sum", **options}
     data = prepare(graph_of(**attributes), origin="graph.pt", **options)
     assert describe_inputs(data, is_file=True, **options, label_input=label_input) == text
 
 
-@pytest.mark.parametrize("attributes, concat, text", [
-    ({}, False, "x: 7 learned features (features=embedding)"),
-    ({}, True, "x: 7 learned features (features=embedding) + degree only"),
-    ({"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3}, True,
-     "x: 7 learned features (features=embedding) + 4 features from the file + 3 species, one-hot + 2 features of each "
-     "edge")])
+@pytest.mark.parametrize(
+    "attributes, concat, text",
+    [
+        ({}, False, "x: 7 learned features (features=embedding)"),
+        ({}, True, "x: 7 learned features (features=embedding) + degree only"),
+        (
+            {"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3},
+            True,
+            "x: 7 learned features (features=embedding) + 4 features from the file + 3 species, one-hot + 2 features of each "
+            "edge",
+        ),
+    ],
+)
 def test_it_says_what_the_model_learns(attributes, concat, text):
     data = prepare(graph_of(**attributes), origin="graph.pt")
-    assert describe_inputs(data, is_file=True, node_features="sum", label_input=0.0, num_learned=7,
-                           concat=concat) == text
+    assert (
+        describe_inputs(
+            data, is_file=True, node_features="sum", label_input=0.0, num_learned=7, concat=concat
+        )
+        == text
+    )
 
 
 def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog, monkeypatch):
@@ -195,21 +284,40 @@ def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog
     with caplog.at_level(logging.INFO):
         train(configure(*TOY, "partition=metis", "train.epochs=1"), tmp_path / "run")
     cache = tmp_path / "cache" / "partitions"
-    assert said_before == [f"METIS: cutting 240 nodes into 4 clusters, kept in {cache} for later runs"]
+    assert said_before == [
+        f"METIS: cutting 240 nodes into 4 clusters, kept in {cache} for later runs"
+    ]
     assert caplog.messages[0] == "data: preparing synthetic_proteins"
-    assert "x: 8 features from the edges (data.node_features=log_sum) + 4 species, one-hot + 8 features of each edge" \
+    assert (
+        "x: 8 features from the edges (data.node_features=log_sum) + 4 species, one-hot + 8 features of each edge"
         in caplog.messages
+    )
 
 
 def test_a_rank_that_is_not_the_first_shows_no_bar(monkeypatch):
     shown = []
     init = Bar.__init__
-    monkeypatch.setattr(Bar, "__init__", lambda self, *args, **options: (shown.append(options["show"]),
-                                                                         init(self, *args, **options))[1])
+    monkeypatch.setattr(
+        Bar,
+        "__init__",
+        lambda self, *args, **options: (
+            shown.append(options["show"]),
+            init(self, *args, **options),
+        )[1],
+    )
     monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: None)
     monkeypatch.setattr(Ranks, "max_", lambda self, tensor: None)
     loader = ClusterLoader(random_graph(30, 60, 0))
     for rank in range(2):
-        inference.predict_views(lambda batch: (batch.n_id, torch.zeros(batch.num_nodes, 2)), loader, num_rows=30,
-                                out_channels=2, num_views=1, num_parts=3, seed=0, round_=0, ranks=Ranks(rank, 2))
+        inference.predict_views(
+            lambda batch: (batch.n_id, torch.zeros(batch.num_nodes, 2)),
+            loader,
+            num_rows=30,
+            out_channels=2,
+            num_views=1,
+            num_parts=3,
+            seed=0,
+            round_=0,
+            ranks=Ranks(rank, 2),
+        )
     assert shown == [True, False]

@@ -49,7 +49,11 @@ EPOCHS, SPLIT = {"parallel.name": "epochs"}, {"parallel.name": "split"}
 BY_NEIGHBORS = {"evaluation.method": "neighbor"}
 
 # Sums of few of these weights are below 1.
-WEIGHTED = {"task.class_weights": [0.01, 0.5, 0.09], "task.label_smoothing": 0.2, "train.label_input": 0.3}
+WEIGHTED = {
+    "task.class_weights": [0.01, 0.5, 0.09],
+    "task.label_smoothing": 0.2,
+    "train.label_input": 0.3,
+}
 
 
 def parts(number: int) -> dict:
@@ -64,27 +68,45 @@ def views(number: int) -> dict:
 FEW, NINE, TEN, ONE = [0, 1, 2, 7, 30], [0, 1, 2, 7, 8, 9, 30, 31, 32], list(range(10)), [3]
 # Of each case the labelled nodes, or which toy it is of, and what is not as in most.
 GRADIENTS = {
-    "clusters, epochs": (FEW, EPOCHS | parts(3)), "clusters, split": (FEW, SPLIT | parts(5)),
+    "clusters, epochs": (FEW, EPOCHS | parts(3)),
+    "clusters, split": (FEW, SPLIT | parts(5)),
     "clusters without labels": (ONE, SPLIT | parts(6)),
-    "neighbours, epochs": (TEN, EPOCHS | NEIGHBOR), "neighbours, split": (TEN, SPLIT | NEIGHBOR),
-    "neighbours by relation, split": ("typed", SPLIT | NEIGHBOR | {
-        "loader.num_neighbors": {"buys": [3, 2], "default": [1, 2]}}),
+    "neighbours, epochs": (TEN, EPOCHS | NEIGHBOR),
+    "neighbours, split": (TEN, SPLIT | NEIGHBOR),
+    "neighbours by relation, split": (
+        "typed",
+        SPLIT | NEIGHBOR | {"loader.num_neighbors": {"buys": [3, 2], "default": [1, 2]}},
+    ),
     "one batch of neighbours": (TEN, SPLIT | NEIGHBOR | {"loader.batch_size": 30}),
-    "table, epochs": (NINE, EPOCHS | TABLE | parts(3)), "table, split": (NINE, SPLIT | TABLE | parts(5)),
+    "table, epochs": (NINE, EPOCHS | TABLE | parts(3)),
+    "table, split": (NINE, SPLIT | TABLE | parts(5)),
     "table, neighbours, split": (NINE, SPLIT | TABLE | NEIGHBOR),
-    "links, epochs": ("links", EPOCHS | parts(2)), "links, split": ("links", SPLIT | parts(3)),
-    "links, many parts": ("links", SPLIT | parts(40)), "typed links, split": ("typed links", SPLIT | parts(3)),
+    "links, epochs": ("links", EPOCHS | parts(2)),
+    "links, split": ("links", SPLIT | parts(3)),
+    "links, many parts": ("links", SPLIT | parts(40)),
+    "typed links, split": ("typed links", SPLIT | parts(3)),
     "weighted classes, epochs": ("classes", EPOCHS | WEIGHTED | parts(3)),
     "weighted classes, split": ("classes", SPLIT | WEIGHTED | parts(5)),
-    "graphs, epochs": ("graphs", EPOCHS), "graphs, split": ("graphs", SPLIT)}
-OF_FOUR = {"clusters, epochs": (FEW, EPOCHS | parts(2)), "clusters, split": (FEW, SPLIT | parts(6)),
-           "graphs, split": ("graphs", SPLIT)}
-WITHOUT_LABELS = {"clusters without labels": 2, "weighted classes, split": 1, "links, many parts": 38}
+    "graphs, epochs": ("graphs", EPOCHS),
+    "graphs, split": ("graphs", SPLIT),
+}
+OF_FOUR = {
+    "clusters, epochs": (FEW, EPOCHS | parts(2)),
+    "clusters, split": (FEW, SPLIT | parts(6)),
+    "graphs, split": ("graphs", SPLIT),
+}
+WITHOUT_LABELS = {
+    "clusters without labels": 2,
+    "weighted classes, split": 1,
+    "links, many parts": 38,
+}
 PREDICTIONS = {
-    "views": ("nodes", views(3)), "exact": ("nodes", {"evaluation.method": "exact"}),
+    "views": ("nodes", views(3)),
+    "exact": ("nodes", {"evaluation.method": "exact"}),
     "all neighbours": ("nodes", NEIGHBOR | BY_NEIGHBORS | {"evaluation.num_neighbors": [-1, -1]}),
     "sampled": ("nodes", NEIGHBOR | BY_NEIGHBORS | {"evaluation.num_views": 2}),
-    "links": ("links", views(3) | {"task.valid_edges": True})}
+    "links": ("links", views(3) | {"task.valid_edges": True}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,22 +118,41 @@ def computed(tmp_path_factory):
     def base(toy: str) -> configuration.RunConfig:
         overrides = [*TOY, "parallel=epochs"]
         if toy == "links":
-            overrides = ["data=ogb_link", "task=link", "partition=random", "model.num_layers=2", "task.hide_pairs=true",
-                         "model.hidden_channels=8", "task.pairs_per_step=60",
-                         f"data.folder={write_links(folder / toy)}"]
+            overrides = [
+                "data=ogb_link",
+                "task=link",
+                "partition=random",
+                "model.num_layers=2",
+                "task.hide_pairs=true",
+                "model.hidden_channels=8",
+                "task.pairs_per_step=60",
+                f"data.folder={write_links(folder / toy)}",
+            ]
         elif toy.startswith("typed"):
             folder.joinpath(toy).mkdir()
-            overrides = [*write_hetero(folder / toy), "partition=random", "model.num_layers=2",
-                         "model.hidden_channels=8", *(["task=link", "task.relation=buys"] if "links" in toy else [])]
+            overrides = [
+                *write_hetero(folder / toy),
+                "partition=random",
+                "model.num_layers=2",
+                "model.hidden_channels=8",
+                *(["task=link", "task.relation=buys"] if "links" in toy else []),
+            ]
         elif toy == "graphs":
-            overrides = ["+experiment=ogbg_molpcba", "model.num_layers=3", "model.hidden_channels=16",
-                         "model.norm=layer", "loader.batch_size=7",
-                         f"data.folder={write_graphs(folder / toy, 'ogbg-molpcba')}"]
+            overrides = [
+                "+experiment=ogbg_molpcba",
+                "model.num_layers=3",
+                "model.hidden_channels=16",
+                "model.norm=layer",
+                "loader.batch_size=7",
+                f"data.folder={write_graphs(folder / toy, 'ogbg-molpcba')}",
+            ]
         return cli.compose_config([*overrides, f"cache_dir={folder / 'cache'}"])
 
     def open_case(num_ranks: int, toy: str | list[int], changes: dict):
-        config = keys.replaced(base(toy if isinstance(toy, str) else "nodes"),
-                               {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes})
+        config = keys.replaced(
+            base(toy if isinstance(toy, str) else "nodes"),
+            {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes},
+        )
         if toy == "typed links":
             return config, load_links(config.data, config.cache_dir, relation=config.task.relation)
         if toy in ("links", "graphs", "typed"):
@@ -122,29 +163,47 @@ def computed(tmp_path_factory):
 
     @functools.cache
     def compute(num_ranks: int) -> dict[tuple[str, str], tuple]:
-        of_kinds = {"gradients": GRADIENTS if num_ranks == 2 else OF_FOUR,
-                    "predictions": PREDICTIONS if num_ranks == 2 else {}}
-        cases = {kind: [open_case(num_ranks, *case) for case in of.values()] for kind, of in of_kinds.items()}
+        of_kinds = {
+            "gradients": GRADIENTS if num_ranks == 2 else OF_FOUR,
+            "predictions": PREDICTIONS if num_ranks == 2 else {},
+        }
+        cases = {
+            kind: [open_case(num_ranks, *case) for case in of.values()]
+            for kind, of in of_kinds.items()
+        }
         found = launch(rank_cases.compute, num_ranks, 1, StopRequest(), *cases.values())
-        return {(kind, name): (*case, got) for (kind, of), of_kind in zip(of_kinds.items(), found, strict=True)
-                for name, case, got in zip(of, cases[kind], of_kind, strict=True)}
+        return {
+            (kind, name): (*case, got)
+            for (kind, of), of_kind in zip(of_kinds.items(), found, strict=True)
+            for name, case, got in zip(of, cases[kind], of_kind, strict=True)
+        }
 
     return compute
 
 
-@pytest.mark.parametrize("num_ranks, name", [
-    *((2, name) for name in GRADIENTS), *(pytest.param(4, name, marks=pytest.mark.slow) for name in OF_FOUR)])
+@pytest.mark.parametrize(
+    "num_ranks, name",
+    [
+        *((2, name) for name in GRADIENTS),
+        *(pytest.param(4, name, marks=pytest.mark.slow) for name in OF_FOUR),
+    ],
+)
 def test_gradients_are_those_of_one_process_that_accumulates_the_batches(num_ranks, name, computed):
     config, data, got = computed(num_ranks)["gradients", name]
     task, model, table = rank_cases.learn(config, data)
     loader = build.build_loader(config, data)
     # What every rank has in every step, written down: a batch is (draw, number).
-    num_batches, draws = loader.num_batches, [list(loader.batches(0, Share(draw=draw))) for draw in range(num_ranks)]
+    num_batches, draws = (
+        loader.num_batches,
+        [list(loader.batches(0, Share(draw=draw))) for draw in range(num_ranks)],
+    )
     if config.parallel.name == "epochs":
         steps = [[(rank, step) for rank in range(num_ranks)] for step in range(num_batches)]
     else:
-        steps = [[(0, number) for number in range(first, min(first + num_ranks, num_batches))]
-                 for first in range(0, num_batches, num_ranks)]
+        steps = [
+            [(0, number) for number in range(first, min(first + num_ranks, num_batches))]
+            for first in range(0, num_batches, num_ranks)
+        ]
     assert len(got) == len(steps) and num_batches == len(draws[0])
     without_labels = 0
     for ours, step in zip(got, steps, strict=True):
@@ -159,7 +218,9 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_batches(num_ran
         # Relative to each parameter's own largest gradient; where that is zero, so is ours.
         for a, parameter in zip(ours, parameters, strict=True):
             b = parameter.grad.to_dense() / (total or 1)
-            assert (a - b).abs().max() <= (1e-5 if config.task.name == "graph" else 1e-6) * b.abs().max()
+            assert (a - b).abs().max() <= (
+                1e-5 if config.task.name == "graph" else 1e-6
+            ) * b.abs().max()
             assert total or not b.any()
         if table is not None:
             assert set(ours[-1].any(1).nonzero().squeeze(1).tolist()) <= touched
@@ -187,9 +248,18 @@ heard: list[torch.Tensor] = []
 
 
 def test_a_step_without_a_batch_adds_nothing_to_that_of_the_others(configure):
-    config = configure(*TOY, "parallel=split", "parallel.num_ranks=2", "partition.num_parts=3", "features=embedding",
-                       "features.channels=4", "features.concat=true")
-    trainer = build.build_trainer(config, task_graph(list(range(30))), torch.device("cpu"), ranks=Heard(1, 2))
+    config = configure(
+        *TOY,
+        "parallel=split",
+        "parallel.num_ranks=2",
+        "partition.num_parts=3",
+        "features=embedding",
+        "features.channels=4",
+        "features.concat=true",
+    )
+    trainer = build.build_trainer(
+        config, task_graph(list(range(30))), torch.device("cpu"), ranks=Heard(1, 2)
+    )
     (batch,) = trainer.loader.batches(0, trainer.schedule.share(0))
     for given in (batch, None, batch, None):
         heard.clear()
@@ -201,9 +271,13 @@ def test_a_step_without_a_batch_adds_nothing_to_that_of_the_others(configure):
 def test_partitions_of_ranks_differ_for_every_kind(configure):
     data = random_graph(200, 900, 0)
     for partition in ("random", "metis", "metis_random"):
-        config = configure(*TOY, f"partition={partition}", "partition.num_parts=4", "parallel.num_ranks=3")
+        config = configure(
+            *TOY, f"partition={partition}", "partition.num_parts=4", "parallel.num_ranks=3"
+        )
         loader = build.build_loader(config, data)
-        schedules = [build.build_schedule(config, loader.num_batches, Ranks(rank, 3)) for rank in range(3)]
+        schedules = [
+            build.build_schedule(config, loader.num_batches, Ranks(rank, 3)) for rank in range(3)
+        ]
         draws = [loader.draw(0, schedule.share(0)) for schedule in schedules]
         clusters = [{tuple(sorted(p.nodes(i).tolist())) for i in range(4)} for p in draws]
         assert clusters[0] != clusters[1] != clusters[2] != clusters[0]
@@ -226,8 +300,12 @@ def test_learning_rates(configure):
     four = keys.replaced(one, {"parallel.num_ranks": 4, "parallel.name": "epochs"})
 
     def rate(step=9, epochs=0, config=one, **parallel):
-        config = keys.replaced(config, {f"parallel.{key}": value for key, value in parallel.items()})
-        return build.build_schedule(config, 4, Ranks(0, config.parallel.num_ranks)).learning_rate(step, epochs)
+        config = keys.replaced(
+            config, {f"parallel.{key}": value for key, value in parallel.items()}
+        )
+        return build.build_schedule(config, 4, Ranks(0, config.parallel.num_ranks)).learning_rate(
+            step, epochs
+        )
 
     assert rate() == pytest.approx(0.1) and rate(0) == pytest.approx(0.025)
     assert rate(9, 0, four) == pytest.approx(0.4) and rate(1, 0, four) == pytest.approx(0.2)
@@ -251,9 +329,14 @@ def test_two_ranks_train_and_say_so(undisturbed):
     folder, _, output = undisturbed
     summary = summary_of(folder)
     assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["num_rounds"] == 4
-    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] \
-        == [(i, 2 * i + 2, 4 * i + 4) for i in range(4)]
-    assert "starting 2 ranks of 1 thread" in output and "1 threads" not in output and "scaled (linear) 0.01" in output
+    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] == [
+        (i, 2 * i + 2, 4 * i + 4) for i in range(4)
+    ]
+    assert (
+        "starting 2 ranks of 1 thread" in output
+        and "1 threads" not in output
+        and "scaled (linear) 0.01" in output
+    )
     assert output.count("epoch 8/8") == 1 and "communication" in output
     log = (folder / "train.log").read_text()
     assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
@@ -275,22 +358,33 @@ def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(co
     assert 0 < epochs < 100
     resumed = train(config, folder)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] \
-        == [(e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")]
+    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [
+        (e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")
+    ]
 
 
-@pytest.mark.parametrize("error, kind", [("AF_UNIX path too long", ValueError), ("Too many open files", OSError)])
+@pytest.mark.parametrize(
+    "error, kind", [("AF_UNIX path too long", ValueError), ("Too many open files", OSError)]
+)
 def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(error, kind, monkeypatch):
     def fail():
         raise OSError(error)
 
     monkeypatch.setattr(forkserver, "ensure_running", fail)
-    with pytest.raises(kind, match="TMPDIR=.* is too long for the path of a socket" if kind is ValueError else error):
+    with pytest.raises(
+        kind,
+        match="TMPDIR=.* is too long for the path of a socket" if kind is ValueError else error,
+    ):
         start_rank_server()
 
 
-@pytest.mark.parametrize("victim", [pytest.param("rank 1", marks=pytest.mark.slow), *(
-    pytest.param(victim, marks=pytest.mark.exhaustive) for victim in ("rank 0", "parent"))])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("rank 1", marks=pytest.mark.slow),
+        *(pytest.param(victim, marks=pytest.mark.exhaustive) for victim in ("rank 0", "parent")),
+    ],
+)
 def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
     overrides = [*TWO, "train.epochs=100", "train.eval_every=10"]
     config, folder = configure(*overrides), tmp_path / "killed"
@@ -319,8 +413,11 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
     (tmp_path / "run").mkdir()
     subprocess.run(["cp", whole / "config.yaml", tmp_path / "run"], check=True)
     content_hash = load(config.data, cache).content_hash
-    with pytest.raises(RankError, match="rank . failed: loss is nan in round 2, step 2, of rank 1; "
-                                        "the weights have not moved"):
+    with pytest.raises(
+        RankError,
+        match="rank . failed: loss is nan in round 2, step 2, of rank 1; "
+        "the weights have not moved",
+    ):
         launch(rank_cases.poisoned, 2, 1, StopRequest(), config, tmp_path / "run", content_hash)
     assert len(rounds_of(tmp_path / "run")) == 1
     assert checkpoint.load_last(tmp_path / "run" / "checkpoints")["progress"]["epochs"] == 2
@@ -328,12 +425,27 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
 
 
 @pytest.mark.slow
-def test_static_steps_of_two_ranks_give_the_bits_of_usual_ones_also_after_a_stop(configure, tmp_path):
+def test_static_steps_of_two_ranks_give_the_bits_of_usual_ones_also_after_a_stop(
+    configure, tmp_path
+):
     """A rank has no batch in some steps, and two in others."""
-    config = configure(*TWO, "parallel=split", "partition.num_parts=5", "train.accumulate=2", "train.ema=0.9",
-                       "train.precision=fp16", "train.clip_grad_norm=0.5", "model.dropout=0.1", "train.label_input=0.3")
+    config = configure(
+        *TWO,
+        "parallel=split",
+        "partition.num_parts=5",
+        "train.accumulate=2",
+        "train.ema=0.9",
+        "train.precision=fp16",
+        "train.clip_grad_norm=0.5",
+        "model.dropout=0.1",
+        "train.label_input=0.3",
+    )
     content_hash, found = load(config.data, config.cache_dir).content_hash, []
-    for name, is_static, last_step in (("usual", False, 0), ("static", True, 0), ("stopped", True, 9)):
+    for name, is_static, last_step in (
+        ("usual", False, 0),
+        ("static", True, 0),
+        ("stopped", True, 9),
+    ):
         (tmp_path / name).mkdir()
         args = 2, 1, StopRequest(), config, tmp_path / name, content_hash, is_static
         if last_step:
@@ -349,11 +461,18 @@ def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     folder, cache, _ = undisturbed
     three = [*TWO, "parallel.num_ranks=3", "train.epochs=11"]
     code, output = finish(three, folder, cache)
-    assert code == 1 and "parallel.num_ranks: 2 -> 3" in output and "resume_allow_rescale=true" in output
+    assert (
+        code == 1
+        and "parallel.num_ranks: 2 -> 3" in output
+        and "resume_allow_rescale=true" in output
+    )
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, copy], check=True)
     code, output = finish([*three, "resume_allow_rescale=true"], copy, cache)
-    assert code == 0 and "3 ranks, parallel=epochs: learning rate 0.005, scaled (linear) 0.015" in output
+    assert (
+        code == 0
+        and "3 ranks, parallel=epochs: learning rate 0.005, scaled (linear) 0.015" in output
+    )
     assert summary_of(copy)["data_epochs"] == 11 and rounds_of(copy)[-1]["step"] == 4 * 4 + 4
 
 
@@ -362,16 +481,33 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(configure, tmp_path):
     overrides = [*TOY, "train.epochs=60", "train.eval_every=2"]
     whole = train(configure(*overrides, "parallel.num_ranks=2"), tmp_path / "whole")
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m",
-         "pipeline.train", *overrides, f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "--max-restarts=1",
+            "-m",
+            "pipeline.train",
+            *overrides,
+            f"cache_dir={tmp_path / 'cache'}",
+            f"hydra.run.dir={tmp_path / 'run'}",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     wait_for_rounds(tmp_path / "run", 3, process)
     ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     if ranks:
         os.kill(int(ranks[0]), signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
     assert len(ranks) == 2, output
-    assert process.returncode == 0 and "resumed after " in output and "Traceback" not in output, output
+    assert process.returncode == 0 and "resumed after " in output and "Traceback" not in output, (
+        output
+    )
     summary = summary_of(tmp_path / "run")
     assert summary["weights_sha256"] == whole["weights_sha256"]
     assert summary["num_ranks"] == 2 and output.count("epoch 60/60") == 1
@@ -384,7 +520,9 @@ def test_torchrun_continues_only_the_runs_of_its_job(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     assert not rank_tools.was_restarted(tmp_path / "run")
     rank_tools.note_run(tmp_path / "run")
-    assert rank_tools.was_restarted(tmp_path / "run") and not rank_tools.was_restarted(tmp_path / "old")
+    assert rank_tools.was_restarted(tmp_path / "run") and not rank_tools.was_restarted(
+        tmp_path / "old"
+    )
     assert not rank_tools.was_restarted(tmp_path / "of Slurm")
 
 
@@ -399,7 +537,11 @@ class OneOfTwo(Ranks):
         return value if self.is_first else self.answers[0]
 
     def gather(self, tensor):
-        return [tensor, *map(torch.tensor, self.answers[1])] if self.is_first else [torch.tensor([True]), tensor]
+        return (
+            [tensor, *map(torch.tensor, self.answers[1])]
+            if self.is_first
+            else [torch.tensor([True]), tensor]
+        )
 
     def wait(self):
         pass
@@ -437,11 +579,20 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "n1")
     assert rank_tools.from_environment() == Ranks(5, 8, 1, 4)
     assert [os.environ.pop(name) for name in torchrun] == ["5", "8", "1", "4"]
-    for machines, tasks, node, local, fits in (("", 3, 0, 1, 2), ("4,1", 5, 0, 3, 4), ("4,1(x2)", 6, 2, 0, 1)):
-        for name, value in dict(PROCID=tasks - 1, NTASKS=tasks, LOCALID=local, NODEID=node,
-                                STEP_TASKS_PER_NODE=machines).items():
+    for machines, tasks, node, local, fits in (
+        ("", 3, 0, 1, 2),
+        ("4,1", 5, 0, 3, 4),
+        ("4,1(x2)", 6, 2, 0, 1),
+    ):
+        for name, value in dict(
+            PROCID=tasks - 1, NTASKS=tasks, LOCALID=local, NODEID=node, STEP_TASKS_PER_NODE=machines
+        ).items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
-        assert rank_tools.from_environment() == rank_tools.from_environment() == Ranks(tasks - 1, tasks, local, fits)
+        assert (
+            rank_tools.from_environment()
+            == rank_tools.from_environment()
+            == Ranks(tasks - 1, tasks, local, fits)
+        )
         for name in torchrun:
             del os.environ[name]
     monkeypatch.setenv("SLURM_NTASKS", "1")
@@ -459,7 +610,10 @@ def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_pa
     last = copy / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
     assert checkpoint.load_last(last.parent)["progress"]["epochs"] == 6
-    assert train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"] == summary_of(folder)["weights_sha256"]
+    assert (
+        train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"]
+        == summary_of(folder)["weights_sha256"]
+    )
     assert checkpoint.load(last)["progress"]["epochs"] == 8
 
 
@@ -469,18 +623,30 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-@pytest.mark.parametrize("name, num_local, local_rank, expected", [
-    ("cpu", 2, 1, "cpu"), ("auto", 1, 0, "cuda:0"), ("cuda", 1, 0, "cuda:0"), ("cuda:1", 1, 0, "cuda:1"),
-    ("auto", 2, 1, "cuda:1")])
+@pytest.mark.parametrize(
+    "name, num_local, local_rank, expected",
+    [
+        ("cpu", 2, 1, "cpu"),
+        ("auto", 1, 0, "cuda:0"),
+        ("cuda", 1, 0, "cuda:0"),
+        ("cuda:1", 1, 0, "cuda:1"),
+        ("auto", 2, 1, "cuda:1"),
+    ],
+)
 def test_a_gpu_is_named_by_its_number(name, num_local, local_rank, expected, two_gpus):
     """torch.cuda.set_device takes nothing else."""
     ranks = Ranks(rank=local_rank, num_ranks=num_local, local_rank=local_rank, num_local=num_local)
     assert str(rank_tools.choose_device(name, ranks)) == expected
 
 
-@pytest.mark.parametrize("name, num_local, message", [
-    ("cuda:2", 1, "device=cuda:2 does not exist: this machine has 2 GPUs"),
-    ("auto", 3, "every rank needs one of its own"), ("cuda:0", 2, "every rank needs one of its own")])
+@pytest.mark.parametrize(
+    "name, num_local, message",
+    [
+        ("cuda:2", 1, "device=cuda:2 does not exist: this machine has 2 GPUs"),
+        ("auto", 3, "every rank needs one of its own"),
+        ("cuda:0", 2, "every rank needs one of its own"),
+    ],
+)
 def test_gpus_that_are_not_there_are_refused(name, num_local, message, two_gpus):
     with pytest.raises(ValueError, match=message):
         rank_tools.choose_device(name, Ranks(num_ranks=num_local, num_local=num_local))

@@ -10,8 +10,10 @@ PATHS = [(), (0,), (0, 0), (1,), (1, 0), (0, 1), (1, 0, 0), (2**40,)]
 
 
 def test_another_purpose_or_path_gives_other_numbers_also_one_that_ends_with_zeros():
-    firsts = {(purpose, path): tuple(stream(purpose, *path).integers(2**62, size=4).tolist())
-              for purpose, path in itertools.product(("a", "b", "ab"), PATHS)}
+    firsts = {
+        (purpose, path): tuple(stream(purpose, *path).integers(2**62, size=4).tolist())
+        for purpose, path in itertools.product(("a", "b", "ab"), PATHS)
+    }
     assert len(set(firsts.values())) == 3 * len(PATHS)
     assert len({key(purpose, *path) for purpose, path in firsts}) == 3 * len(PATHS)
     assert firsts["a", (1, 0)] == tuple(stream("a", 1, 0).integers(2**62, size=4).tolist())

@@ -33,8 +33,15 @@ class Scripted:
     def __init__(self, valid, *, lower_is_better=False, stop_at=0):
         self.progress, self._valid, self._stop_at = Progress(), valid, stop_at
         self.weight, self.num_rounds = torch.zeros(1), len(valid)
-        self.about = About(metric="m", lower_is_better=lower_is_better, kernel="", arithmetic="", num_epochs=len(valid),
-                           num_steps=2, num_parameters=1)
+        self.about = About(
+            metric="m",
+            lower_is_better=lower_is_better,
+            kernel="",
+            arithmetic="",
+            num_epochs=len(valid),
+            num_steps=2,
+            num_parameters=1,
+        )
 
     def describe(self):
         return {}
@@ -44,7 +51,11 @@ class Scripted:
             self.weight += 1
             self.progress.step += 1
             self.progress.step_in_round += 1
-            yield Step(self.progress.step, self.progress.step_in_round == 2, self.progress.step == self._stop_at)
+            yield Step(
+                self.progress.step,
+                self.progress.step_in_round == 2,
+                self.progress.step == self._stop_at,
+            )
 
     def evaluate(self):
         score = self._valid[self.progress.round]
@@ -74,46 +85,95 @@ def run(folder, valid, *, lower_is_better=False, stop_at=0, **options):
 
 def test_the_work_before_the_first_step_counts(tmp_path):
     assert run(tmp_path, [0.5], began=time.perf_counter() - 1000).wall_seconds > 1000
-    assert run(tmp_path, [0.5], began=time.perf_counter() - 1000).wall_seconds > 2000  # of both starts
+    assert (
+        run(tmp_path, [0.5], began=time.perf_counter() - 1000).wall_seconds > 2000
+    )  # of both starts
 
 
 def test_a_metric_without_splits_is_shown_once():
     splits = {"train": 0.5, "valid": 0.5, "test": 0.5}
     assert shown_scores(splits | {"mrr@heads": 0.4}, "mrr") == splits
     assert shown_scores(splits | {"knn_acc": 0.5, "auc": 0.4}, "knn_acc") == {"knn_acc": 0.5}
-    summary = {"metric": "auc", "train": 0.5, "best_valid": 0.6, "test": 0.7, "best_epoch": 1, "data_epochs": 1,
-               "num_ranks": 1, "num_parameters": 1, "kernel": "", "wall_seconds": 1, "peak_memory_bytes": 1,
-               "weights_sha256": ""}
-    assert [name for name, _ in tabulate(summary)][:4] == ["train auc", "valid auc", "test auc", "best epoch"]
-    assert [name for name, _ in tabulate(summary | {"scores": {"auc": 0.6}})][:2] == ["auc", "best epoch"]
+    summary = {
+        "metric": "auc",
+        "train": 0.5,
+        "best_valid": 0.6,
+        "test": 0.7,
+        "best_epoch": 1,
+        "data_epochs": 1,
+        "num_ranks": 1,
+        "num_parameters": 1,
+        "kernel": "",
+        "wall_seconds": 1,
+        "peak_memory_bytes": 1,
+        "weights_sha256": "",
+    }
+    assert [name for name, _ in tabulate(summary)][:4] == [
+        "train auc",
+        "valid auc",
+        "test auc",
+        "best epoch",
+    ]
+    assert [name for name, _ in tabulate(summary | {"scores": {"auc": 0.6}})][:2] == [
+        "auc",
+        "best epoch",
+    ]
 
 
-@pytest.mark.parametrize("valid, lower_is_better, best", [
-    ([0.5, 0.7, 0.6], False, 2), ([0.5, 0.7, 0.6], True, 1), ([0.5, 0.5, 0.5], False, 1), ([0.5, 0.5, 0.5], True, 1),
-    ([NAN, NAN, NAN], False, 3), ([0.5, None, 0.4], False, 1), ([0.2, None, 0.4], False, 3)])
-def test_the_best_round_is_the_first_of_equal_ones_or_the_last_undefined_one(valid, lower_is_better, best, tmp_path):
+@pytest.mark.parametrize(
+    "valid, lower_is_better, best",
+    [
+        ([0.5, 0.7, 0.6], False, 2),
+        ([0.5, 0.7, 0.6], True, 1),
+        ([0.5, 0.5, 0.5], False, 1),
+        ([0.5, 0.5, 0.5], True, 1),
+        ([NAN, NAN, NAN], False, 3),
+        ([0.5, None, 0.4], False, 1),
+        ([0.2, None, 0.4], False, 3),
+    ],
+)
+def test_the_best_round_is_the_first_of_equal_ones_or_the_last_undefined_one(
+    valid, lower_is_better, best, tmp_path
+):
     file, seen = tmp_path / "checkpoints" / "best.pt", []
-    result = run(tmp_path, valid, lower_is_better=lower_is_better,
-                 on_best=lambda: seen.append(checkpoint.load(file)["epoch"]))
+    result = run(
+        tmp_path,
+        valid,
+        lower_is_better=lower_is_better,
+        on_best=lambda: seen.append(checkpoint.load(file)["epoch"]),
+    )
     kept = checkpoint.load(file)
     assert seen[-1] == best and len(set(seen)) == len(seen) <= 3
     assert (result.best_epoch, result.num_rounds, result.epochs) == (best, 3, 3)
-    assert (kept["epoch"], kept["round"], kept["model"]["weight"].item()) == (best, best - 1, 2 * best)
+    assert (kept["epoch"], kept["round"], kept["model"]["weight"].item()) == (
+        best,
+        best - 1,
+        2 * best,
+    )
     assert kept["scores"] == pytest.approx(dict.fromkeys(SPLITS, valid[best - 1]), nan_ok=True)
     assert result.best_scores == pytest.approx(kept["scores"], nan_ok=True)
 
 
-@pytest.mark.parametrize("valid, patience, rounds", [
-    ([0.5, 0.4, 0.5, 0.6], 1, 2), ([0.5, 0.4, 0.5, 0.6], 2, 3), ([0.5, 0.4, 0.5, 0.6], 3, 4),
-    ([0.5, None, None, 0.4, 0.6], 1, 4), ([0.5, 0.4, 0.6, 0.5, 0.4, 0.3], 2, 5), ([0.5, 0.4, 0.3, 0.2], 0, 4)])
-def test_a_run_ends_after_as_many_worse_evaluations_as_its_patience(valid, patience, rounds, tmp_path):
+@pytest.mark.parametrize(
+    "valid, patience, rounds",
+    [
+        ([0.5, 0.4, 0.5, 0.6], 1, 2),
+        ([0.5, 0.4, 0.5, 0.6], 2, 3),
+        ([0.5, 0.4, 0.5, 0.6], 3, 4),
+        ([0.5, None, None, 0.4, 0.6], 1, 4),
+        ([0.5, 0.4, 0.6, 0.5, 0.4, 0.3], 2, 5),
+        ([0.5, 0.4, 0.3, 0.2], 0, 4),
+    ],
+)
+def test_a_run_ends_after_as_many_worse_evaluations_as_its_patience(
+    valid, patience, rounds, tmp_path
+):
     assert run(tmp_path, valid, patience=patience).num_rounds == rounds
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5])
 def test_a_run_that_was_stopped_goes_on_where_it_was(stop_at, tmp_path, caplog):
-    """A round whose last step was taken is closed first; without an evaluation its checkpoint is saved none the less.
-    """
+    """A round whose last step was taken is closed first; without an evaluation its checkpoint is saved none the less."""
     valid = [0.5, None, 0.7]
     caplog.set_level("INFO")
     with pytest.raises(Stopped) as stopped:
@@ -123,7 +183,9 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(stop_at, tmp_path, caplog):
     assert stopped.value.signum == signal.SIGTERM
     saved = checkpoint.load(tmp_path / "checkpoints" / "last.pt")
     progress = Progress(**saved["progress"])
-    assert (progress.round, progress.step_in_round) == divmod(stop_at, 2) and saved["weight"].item() == stop_at
+    assert (progress.round, progress.step_in_round) == divmod(stop_at, 2) and saved[
+        "weight"
+    ].item() == stop_at
     result = run(tmp_path, valid)
     assert (result.num_rounds, result.best_epoch) == (3, 3)
     assert checkpoint.load(tmp_path / "checkpoints" / "last.pt")["weight"].item() == 6

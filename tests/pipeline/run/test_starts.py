@@ -12,8 +12,12 @@ from parallel_epochs.pipeline.run.starts import agree_on_name
 def agree(store: dist.Store, num_ranks: int) -> set[str]:
     """The names that the ranks of a start get, each in a thread of its own; the last one comes first."""
     with ThreadPoolExecutor(num_ranks) as pool:
-        return set(pool.map(lambda rank: agree_on_name(store, rank, num_ranks, seconds=20),
-                            reversed(range(num_ranks))))
+        return set(
+            pool.map(
+                lambda rank: agree_on_name(store, rank, num_ranks, seconds=20),
+                reversed(range(num_ranks)),
+            )
+        )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
@@ -43,12 +47,16 @@ def test_rank_0_answers_a_rank_that_was_killed_while_it_asked_and_came_again():
     first = threading.Thread(target=lambda: names.append(agree_on_name(store, 0, 2, seconds=20)))
     store.set("question of rank 1", "of a killed process")
     first.start()
-    assert store.get("answer to of a killed process")  # waits for rank 0, which goes on to wait for rank 1
+    assert store.get(
+        "answer to of a killed process"
+    )  # waits for rank 0, which goes on to wait for rank 1
     names.append(agree_on_name(store, 1, 2, seconds=20))
     first.join()
     assert names[0] == names[1]
 
 
 def test_who_does_not_come_is_named():
-    with pytest.raises(ValueError, match="rank 1, 2 did not come within 0 s.*the same command with resume=auto"):
+    with pytest.raises(
+        ValueError, match="rank 1, 2 did not come within 0 s.*the same command with resume=auto"
+    ):
         agree_on_name(dist.HashStore(), 0, 3, seconds=0.01)

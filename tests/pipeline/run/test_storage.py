@@ -13,7 +13,9 @@ from tests.helpers.running import TOY, train
 @pytest.fixture
 def leave(monkeypatch):
     """Say that so many bytes of every disk are free."""
-    return lambda free: monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    return lambda free: monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: SimpleNamespace(free=free)
+    )
 
 
 def test_checkpoints_that_do_not_fit(leave, tmp_path, caplog):
@@ -22,7 +24,8 @@ def test_checkpoints_that_do_not_fit(leave, tmp_path, caplog):
         check_room(tmp_path, 1000)
     assert str(caught.value) == (
         f"{tmp_path} is on a disk with 8 kB for checkpoints, but those of 1,000 parameters take 8 kB at least: delete "
-        "files, or choose another disk by hydra.run.dir")
+        "files, or choose another disk by hydra.run.dir"
+    )
     # A run that is continued replaces its own.
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").write_bytes(b"1")

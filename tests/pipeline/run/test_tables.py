@@ -8,10 +8,20 @@ import pytest
 
 from parallel_epochs.pipeline.run import tables
 
-PARTS = [{"id": np.array(["a", 'b "\t,'], object), "number": np.array([1, 2]), "x": np.array([0.1, 1e-9], np.float32),
-          "row": np.arange(4, dtype=np.float32).reshape(2, 2)},
-         {"id": np.array(["c"], object), "number": np.array([3]), "x": np.array([2.0], np.float32),
-          "row": np.full((1, 2), 7, np.float32)}]
+PARTS = [
+    {
+        "id": np.array(["a", 'b "\t,'], object),
+        "number": np.array([1, 2]),
+        "x": np.array([0.1, 1e-9], np.float32),
+        "row": np.arange(4, dtype=np.float32).reshape(2, 2),
+    },
+    {
+        "id": np.array(["c"], object),
+        "number": np.array([3]),
+        "x": np.array([2.0], np.float32),
+        "row": np.full((1, 2), 7, np.float32),
+    },
+]
 
 
 @pytest.mark.parametrize("ending", tables.SEPARATORS)
@@ -40,8 +50,13 @@ def test_parquet_has_a_group_for_each_part_and_lists_for_a_matrix(tmp_path):
 
 def test_text_without_quotation_marks(tmp_path):
     with open(tmp_path / "t.tsv", "wb") as file:
-        tables.write_text(file, [{"name": np.array(['say "x", y'], object), "score": np.array([1 / 3])}], "\t",
-                          digits=7, quoted=False)
+        tables.write_text(
+            file,
+            [{"name": np.array(['say "x", y'], object), "score": np.array([1 / 3])}],
+            "\t",
+            digits=7,
+            quoted=False,
+        )
     assert (tmp_path / "t.tsv").read_text() == 'name\tscore\nsay "x", y\t0.3333333\n'
 
 
@@ -59,5 +74,7 @@ def test_a_table_that_fails_leaves_what_was_there(ending, tmp_path):
 
 
 def test_an_unknown_format_is_named():
-    with pytest.raises(ValueError, match=r"output=t.xlsx: tables are one of .parquet, .csv, .csv.gz, .tsv, .tsv.gz"):
+    with pytest.raises(
+        ValueError, match=r"output=t.xlsx: tables are one of .parquet, .csv, .csv.gz, .tsv, .tsv.gz"
+    ):
         tables.format_of("output", "t.xlsx")

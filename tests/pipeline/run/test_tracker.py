@@ -31,8 +31,16 @@ def expected(folder) -> dict[int, dict[str, float]]:
 
 def learned(points: dict[int, dict[str, float]]) -> dict:
     """Without what a clock told: a service keeps that of the first time when epochs are trained again."""
-    return {epoch: pytest.approx({key: value for key, value in numbers.items()
-                                  if "seconds" not in key and key != "hidden"}) for epoch, numbers in points.items()}
+    return {
+        epoch: pytest.approx(
+            {
+                key: value
+                for key, value in numbers.items()
+                if "seconds" not in key and key != "hidden"
+            }
+        )
+        for epoch, numbers in points.items()
+    }
 
 
 def train_with_a_loss(configure, tmp_path, name: str, monkeypatch):
@@ -40,6 +48,7 @@ def train_with_a_loss(configure, tmp_path, name: str, monkeypatch):
     config, folder = configure(*EVERY_SECOND, f"tracker={name}"), tmp_path / "runs" / "first"
     folder.parent.mkdir(exist_ok=True)
     from parallel_epochs.pipeline.run.session import Session
+
     close_round = Session.close_round
 
     def close(self, trainer, scores):
@@ -65,13 +74,15 @@ def test_csv(configure, tmp_path, monkeypatch):
         rows = list(csv.DictReader(file))
     records = rounds_of(folder)
     assert len(rows) == 6 and rows[0]["valid"] == "" and "kind" not in rows[0]
-    assert [{key: json.loads(value) for key, value in row.items() if value} for row in rows] \
-        == [{key: value for key, value in record.items() if key != "kind"} for record in records]
+    assert [{key: json.loads(value) for key, value in row.items() if value} for row in rows] == [
+        {key: value for key, value in record.items() if key != "kind"} for record in records
+    ]
 
 
 def test_tensorboard(configure, tmp_path, monkeypatch):
     folder = train_with_a_loss(configure, tmp_path, "tensorboard", monkeypatch)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     found: dict[int, dict[str, float]] = {}
@@ -89,6 +100,7 @@ def test_tensorboard(configure, tmp_path, monkeypatch):
 def wandb_records(folder) -> list:
     """The records of the files that wandb keeps offline: a log in blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
+
     records = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         raw, position, parts = path.read_bytes(), 7, b""
@@ -97,7 +109,7 @@ def wandb_records(folder) -> list:
                 position += rest
                 continue
             length, kind = struct.unpack_from("<HB", raw, position + 4)
-            parts += raw[position + 7:position + 7 + length]
+            parts += raw[position + 7 : position + 7 + length]
             position += 7 + length
             if kind in (1, 4):  # whole, or the last part
                 records.append(Record.FromString(parts))
@@ -117,21 +129,40 @@ def test_wandb_offline(configure, tmp_path, monkeypatch):
     found: dict[int, dict[str, float]] = {}
     for record in records:
         if record.WhichOneof("record_type") == "history":
-            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
             items = {key: value for key, value in items.items() if not key.startswith("_")}
             assert found.setdefault(items["epochs"], items) is items, "a point is there twice"
-    assert learned(found) == {epoch: each.expected for epoch, each in learned(expected(folder)).items()}
-    config = {item.key or item.nested_key[0]: item.value_json for record in records
-              if record.WhichOneof("record_type") == "run" for item in record.run.config.update}
+    assert learned(found) == {
+        epoch: each.expected for epoch, each in learned(expected(folder)).items()
+    }
+    config = {
+        item.key or item.nested_key[0]: item.value_json
+        for record in records
+        if record.WhichOneof("record_type") == "run"
+        for item in record.run.config.update
+    }
     assert config["model.num_layers"] == "2"
 
 
 @pytest.mark.system
 def test_wandb_asks_nobody_and_says_so_before_any_work(tmp_path):
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    result = shell("pipeline.train", *TOY, "tracker=wandb", cwd=tmp_path, HOME=str(tmp_path / "home"),
-                   WANDB_MODE="online", WANDB_API_KEY="")
-    assert result.returncode == 1 and "error: tracker=wandb: nobody is logged in. Run `wandb login`" in result.stderr
+    result = shell(
+        "pipeline.train",
+        *TOY,
+        "tracker=wandb",
+        cwd=tmp_path,
+        HOME=str(tmp_path / "home"),
+        WANDB_MODE="online",
+        WANDB_API_KEY="",
+    )
+    assert (
+        result.returncode == 1
+        and "error: tracker=wandb: nobody is logged in. Run `wandb login`" in result.stderr
+    )
     assert not (tmp_path / ".cache").exists()
 
 
@@ -142,6 +173,7 @@ def test_mlflow_sqlite(configure, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     folder = train_with_a_loss(configure, tmp_path, "mlflow", monkeypatch)
     from mlflow.tracking import MlflowClient
+
     client = MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("parallel-epochs").experiment_id])
     assert run.info.status == "FINISHED" and run.info.run_name == "runs/first"
@@ -151,17 +183,23 @@ def test_mlflow_sqlite(configure, tmp_path, monkeypatch):
         for point in client.get_metric_history(run.info.run_id, key):
             assert key not in found.setdefault(point.step, {}), "a point is there twice"
             found[point.step][key] = point.value
-    assert learned(found) == {epoch: each.expected for epoch, each in learned(expected(folder)).items()}
+    assert learned(found) == {
+        epoch: each.expected for epoch, each in learned(expected(folder)).items()
+    }
 
 
 def test_a_package_that_is_missing_is_named_before_any_work(configure, tmp_path, monkeypatch):
     for module in ("wandb", "mlflow", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)
     for name in ("wandb", "mlflow", "tensorboard"):
-        with pytest.raises(ValueError, match=rf"tracker={name} cannot run.*pip install .* -e '.\[{name}\]'"):
+        with pytest.raises(
+            ValueError, match=rf"tracker={name} cannot run.*pip install .* -e '.\[{name}\]'"
+        ):
             train(configure(*TOY, f"tracker={name}"), tmp_path / "run")
     assert not (tmp_path / "cache").exists()
-    with pytest.raises(ValueError, match="tracker.name=neptune is unknown; choose one of none, csv, tensorboard"):
+    with pytest.raises(
+        ValueError, match="tracker.name=neptune is unknown; choose one of none, csv, tensorboard"
+    ):
         train(configure(*TOY, "tracker.name=neptune"), tmp_path / "run")
 
 
@@ -182,8 +220,13 @@ class Own:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_tracker_of_a_users_gets_the_rounds(ranks, configure, tmp_path):
-    config = configure(*TOY, "tracker=custom", f"tracker.path={__name__}.Own", f"parallel.num_ranks={ranks}",
-                       "tracker.project=mine")
+    config = configure(
+        *TOY,
+        "tracker=custom",
+        f"tracker.path={__name__}.Own",
+        f"parallel.num_ranks={ranks}",
+        "tracker.project=mine",
+    )
     train(config, tmp_path / "run")
     epochs = [record["epochs"] for record in rounds_of(tmp_path / "run")]
     assert (tmp_path / "run" / "own.txt").read_text().split() == list(map(str, epochs))
@@ -191,12 +234,31 @@ def test_a_tracker_of_a_users_gets_the_rounds(ranks, configure, tmp_path):
     assert (tmp_path / "run" / "closed.txt").read_text() == "finished"
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["tracker=custom"], "tracker.path=None does not name a class: give it as package.module.Class"),
-    (["tracker=custom", "tracker.path=nowhere.Own"], "tracker.path=nowhere.Own cannot be imported: .*No module named"),
-    (["tracker=custom", f"tracker.path={__name__}.Nobody"], "tracker.path=.* has no class Nobody"),
-    (["tracker=custom", "tracker.path=collections.Counter"], r"tracker.path=.* is no tracker: it has no log\(\)"),
-    (["tracker=csv", "tracker.path=a.B"], "tracker.path=a.B is for tracker=custom. Leave it out")])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            ["tracker=custom"],
+            "tracker.path=None does not name a class: give it as package.module.Class",
+        ),
+        (
+            ["tracker=custom", "tracker.path=nowhere.Own"],
+            "tracker.path=nowhere.Own cannot be imported: .*No module named",
+        ),
+        (
+            ["tracker=custom", f"tracker.path={__name__}.Nobody"],
+            "tracker.path=.* has no class Nobody",
+        ),
+        (
+            ["tracker=custom", "tracker.path=collections.Counter"],
+            r"tracker.path=.* is no tracker: it has no log\(\)",
+        ),
+        (
+            ["tracker=csv", "tracker.path=a.B"],
+            "tracker.path=a.B is for tracker=custom. Leave it out",
+        ),
+    ],
+)
 def test_a_class_that_is_no_tracker_is_refused(overrides, message, configure, tmp_path):
     with pytest.raises(ValueError, match=message):
         train(configure(*TOY, *overrides), tmp_path / "run")
@@ -207,7 +269,13 @@ class Broken:
     """A tracker that fails at first, hangs in the end, or both."""
 
     def __init__(self, *, failures: int = 0, hangs: bool = False, last_epoch: int = 0):
-        self.failures, self.hangs, self.last_epoch, self.taken, self.status = failures, hangs, last_epoch, [], None
+        self.failures, self.hangs, self.last_epoch, self.taken, self.status = (
+            failures,
+            hangs,
+            last_epoch,
+            [],
+            None,
+        )
 
     def log(self, record):
         if self.failures:
@@ -233,7 +301,8 @@ def test_what_a_tracker_could_not_take_is_offered_again_and_the_warning_comes_on
     assert broken.taken == [1, 2, 3, 4, 5] and broken.status == "finished"
     assert [r.getMessage() for r in caplog.records] == [
         "the tracker failed: no route to host. The run continues without it. metrics.jsonl holds every record, and a "
-        "resumed run sends the missing ones"]
+        "resumed run sends the missing ones"
+    ]
 
 
 def test_a_tracker_that_hangs_costs_the_run_nothing_but_a_wait_at_its_end(caplog, monkeypatch):
@@ -255,15 +324,20 @@ def test_a_tracker_gets_no_record_twice():
     assert tracker.taken == [4, 5] and tracker.status == "failed"
 
 
-def test_a_run_with_a_broken_tracker_ends_with_the_same_weights(configure, tmp_path, monkeypatch, caplog):
+def test_a_run_with_a_broken_tracker_ends_with_the_same_weights(
+    configure, tmp_path, monkeypatch, caplog
+):
     def refuse(*args, **options):
         raise OSError(28, "No space left on device", "tracking.json")
 
     monkeypatch.setitem(trackers.TRACKERS, "broken", types.SimpleNamespace(check=lambda: None))
     config = configure(*TOY)
     plain = train(config, tmp_path / "plain")
-    monkeypatch.setitem(trackers.TRACKERS, "broken", type("Refusing", (), {"check": staticmethod(lambda: None),
-                                                                        "__init__": refuse}))
+    monkeypatch.setitem(
+        trackers.TRACKERS,
+        "broken",
+        type("Refusing", (), {"check": staticmethod(lambda: None), "__init__": refuse}),
+    )
     config = dataclasses.replace(config, tracker=TrackerConfig(name="broken"))
     assert train(config, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
     assert caplog.text.count("the tracker failed: tracking.json: No space left on device") == 1
@@ -286,19 +360,27 @@ def test_only_the_first_rank_of_several_writes_and_a_stop_is_told(configure, tmp
     for rank in range(2):
         folder = tmp_path / "sweep" / "3"
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(build.build_trainer(config, part.data)) as trainer, \
-                pytest.raises(Stopped), training.build_session(part, trainer, folder) as session:
+        with (
+            contextlib.closing(build.build_trainer(config, part.data)) as trainer,
+            pytest.raises(Stopped),
+            training.build_session(part, trainer, folder) as session,
+        ):
             session.ranks = Ranks(rank, 1)
             session.resume(trainer)
             raise Stopped(15)
     (tracker,) = opened
     assert tracker.status == "stopped" and tracker.options["name"] == "sweep/3"
-    assert tracker.options["project"] == "a project" and tracker.options["settings"]["train.epochs"] == 4
+    assert (
+        tracker.options["project"] == "a project"
+        and tracker.options["settings"]["train.epochs"] == 4
+    )
 
 
 @pytest.mark.slow
 def test_two_ranks_write_one_csv(tmp_path):
-    status, output = finish([*TOY, "parallel.num_ranks=2", "tracker=csv"], tmp_path / "run", tmp_path / "cache")
+    status, output = finish(
+        [*TOY, "parallel.num_ranks=2", "tracker=csv"], tmp_path / "run", tmp_path / "cache"
+    )
     assert status == 0, output
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
 

@@ -28,9 +28,14 @@ def test_the_better_half_goes_on_until_one_is_left(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     train, calls = recorder()
     assert Trials(tmp_path, train).choose(list("abcd"), first=1, most=8) == "b"
-    assert calls[:4] == [(name, 1) for name in "abcd"] and calls[4:8] == [(name, 8) for name in "abcd"]
+    assert calls[:4] == [(name, 1) for name in "abcd"] and calls[4:8] == [
+        (name, 8) for name in "abcd"
+    ]
     assert len(calls) == 8, "with as many epochs, the halves are told by what is known"
-    assert caplog.text.index("  b ") < caplog.text.index("  a ") and "setting b is trained" in caplog.text
+    assert (
+        caplog.text.index("  b ") < caplog.text.index("  a ")
+        and "setting b is trained" in caplog.text
+    )
 
 
 @pytest.fixture
@@ -43,20 +48,35 @@ def clock(monkeypatch):
 def test_the_time_is_shared_out_to_the_rounds(tmp_path, clock):
     train, calls = recorder()
     assert Trials(tmp_path, train).choose(list("abcd"), first=1, most=100, seconds=40) == "b"
-    assert calls == [*((name, 1) for name in "abcd"), *((name, 3) for name in "abcd"), *((name, 12) for name in "bc")]
+    assert calls == [
+        *((name, 1) for name in "abcd"),
+        *((name, 3) for name in "abcd"),
+        *((name, 12) for name in "bc"),
+    ]
 
 
 def test_settings_for_which_there_is_no_time_are_left_out(tmp_path, clock, caplog):
     caplog.set_level(logging.INFO)
     train, calls = recorder()
     assert Trials(tmp_path, train).choose(list("abcd"), first=1, most=8, seconds=1) == "a"
-    assert calls == [("a", 1)] and "setting d is left out: 1 seconds are over (tune.seconds)" in caplog.text
+    assert (
+        calls == [("a", 1)]
+        and "setting d is left out: 1 seconds are over (tune.seconds)" in caplog.text
+    )
 
 
-@pytest.mark.parametrize("valid, metric, best", [
-    ({"a": 1.0, "b": 2.0}, "rmse", "a"), ({"a": 1.0, "b": 2.0}, "acc", "b"), ({"a": 1.0, "b": 1.0}, "acc", "a"),
-    ({"a": "diverges", "b": 0.1}, "acc", "b"), ({"a": None, "b": 0.1}, "acc", "b"),
-    ({"a": float("nan"), "b": 0.1}, "acc", "b"), ({"a": None, "b": None}, "acc", "a")])
+@pytest.mark.parametrize(
+    "valid, metric, best",
+    [
+        ({"a": 1.0, "b": 2.0}, "rmse", "a"),
+        ({"a": 1.0, "b": 2.0}, "acc", "b"),
+        ({"a": 1.0, "b": 1.0}, "acc", "a"),
+        ({"a": "diverges", "b": 0.1}, "acc", "b"),
+        ({"a": None, "b": 0.1}, "acc", "b"),
+        ({"a": float("nan"), "b": 0.1}, "acc", "b"),
+        ({"a": None, "b": None}, "acc", "a"),
+    ],
+)
 def test_the_best_validation_metric_wins(valid, metric, best, tmp_path):
     assert Trials(tmp_path, recorder(valid, metric)[0]).choose(["a", "b"], first=1, most=2) == best
 
@@ -87,8 +107,16 @@ def test_a_kill_changes_no_decision_that_the_time_makes(number, tmp_path, clock)
     assert choose("killed", again) == "b" and before + after == expected
 
 
-@pytest.mark.parametrize("content", ["[", "{}", '{"trials": [1]}', '{"trials": [{"setting": 3}]}',
-                                     '{"trials": [{"setting": "a"}]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[",
+        "{}",
+        '{"trials": [1]}',
+        '{"trials": [{"setting": 3}]}',
+        '{"trials": [{"setting": "a"}]}',
+    ],
+)
 def test_a_damaged_file_is_written_again(content, tmp_path):
     (tmp_path / trials.FILE).write_text(content)
     train, calls = recorder()

@@ -43,16 +43,32 @@ def look(board, tmp_path, kills, monkeypatch):
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
 
     def look_for(seconds, *signs, asked=0, **limits):
-        dog = Watchdog(str(board.folder), str(tmp_path), True, os.getpid(), [signal.SIGTERM],
-                       vars(Limits(**{"warn_after": 2.0, "timeout": 10.0, **limits})))
+        dog = Watchdog(
+            str(board.folder),
+            str(tmp_path),
+            True,
+            os.getpid(),
+            [signal.SIGTERM],
+            vars(Limits(**{"warn_after": 2.0, "timeout": 10.0, **limits})),
+        )
         dog._stop_signum = asked
         end = now[0] + seconds
         while now[0] < end:
             now[0] += 0.25
             for place, (state, beats, runs) in enumerate(signs):
                 rank = -1 if place == 2 else place
-                board.write(place, Sign(1000 + place, rank, state, now[0] if beats else 1.0, 1.0, "step 12 of round 3",
-                                        now[0] if runs else 1.0))
+                board.write(
+                    place,
+                    Sign(
+                        1000 + place,
+                        rank,
+                        state,
+                        now[0] if beats else 1.0,
+                        1.0,
+                        "step 12 of round 3",
+                        now[0] if runs else 1.0,
+                    ),
+                )
             if dog.look():
                 return True
         return False
@@ -65,7 +81,10 @@ BUSY, WAITS = (State.BUSY, False, True), (State.WAITING, False, True)
 
 def test_a_silent_rank_is_named_and_those_that_wait_for_it_are_not(look, caplog, kills):
     assert not look(5, WAITS, BUSY, WAITS)
-    assert "rank 1 has been silent for 2 s" in caplog.text and "last seen: step 12 of round 3" in caplog.text
+    assert (
+        "rank 1 has been silent for 2 s" in caplog.text
+        and "last seen: step 12 of round 3" in caplog.text
+    )
     assert caplog.text.count("rank 1") == 2 and "rank 0" not in caplog.text and not kills
     caplog.clear()
     assert not look(5, (State.LONG, False, True), (State.BUSY, True, True), WAITS)
@@ -73,8 +92,12 @@ def test_a_silent_rank_is_named_and_those_that_wait_for_it_are_not(look, caplog,
 
 
 def test_a_request_to_stop_ends_ranks_that_only_start_at_once(board, tmp_path, kills):
-    dog, of_torchrun = (Watchdog(str(board.folder), str(tmp_path), launches, os.getpid(), [signal.SIGINT],
-                                 vars(Limits())) for launches in (True, False))
+    dog, of_torchrun = (
+        Watchdog(
+            str(board.folder), str(tmp_path), launches, os.getpid(), [signal.SIGINT], vars(Limits())
+        )
+        for launches in (True, False)
+    )
     dog._stop_signum = of_torchrun._stop_signum = signal.SIGINT
     assert not dog.look()  # nobody has started: the launcher stops by itself
     for place, doing in enumerate(["starting", "starting, waiting for the other ranks"]):
@@ -86,11 +109,16 @@ def test_a_request_to_stop_ends_ranks_that_only_start_at_once(board, tmp_path, k
     assert {pid for pid, signum in kills if signum == signal.SIGKILL} == {1000, 1001}
 
 
-def test_a_rank_without_an_interpreter_is_the_guilty_one_even_if_it_waits(look, board, caplog, kills, tmp_path):
+def test_a_rank_without_an_interpreter_is_the_guilty_one_even_if_it_waits(
+    look, board, caplog, kills, tmp_path
+):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").touch()
     assert look(20, WAITS, (State.WAITING, False, False), WAITS)
-    assert "rank 1 has been silent for 10 s" in caplog.text and "parallel.timeout=10 ends the run" in caplog.text
+    assert (
+        "rank 1 has been silent for 10 s" in caplog.text
+        and "parallel.timeout=10 ends the run" in caplog.text
+    )
     assert "last.pt" in caplog.text and "traceback of rank 1:\ntrace of 1001" in caplog.text
     assert "rank 0" not in caplog.text and "silent for 10 s" in board.verdict["message"]
     assert {(1000, signal.SIGKILL), (1001, signal.SIGKILL)} == set(kills)
@@ -100,8 +128,13 @@ def test_a_request_to_stop_that_is_not_obeyed_ends_the_run(look, board, caplog, 
     caplog.set_level(logging.INFO)
     assert not look(3, WAITS, BUSY, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
     assert look(5, WAITS, BUSY, WAITS, asked=signal.SIGTERM, stop_timeout=4.0)
-    assert board.verdict["signum"] == signal.SIGTERM and "stopped by SIGTERM" in board.verdict["message"]
-    assert [record.levelname for record in caplog.records if "traceback of rank 1" in record.message] == ["INFO"]
+    assert (
+        board.verdict["signum"] == signal.SIGTERM
+        and "stopped by SIGTERM" in board.verdict["message"]
+    )
+    assert [
+        record.levelname for record in caplog.records if "traceback of rank 1" in record.message
+    ] == ["INFO"]
 
 
 def test_a_checkpoint_that_is_being_written_is_waited_for_and_one_that_hangs_is_not(look, board):
@@ -131,7 +164,9 @@ def test_signs_of_life_are_read_as_they_were_given(board):
             sign = board.signs()[1]
             assert (sign.pid, sign.rank, sign.state) == (os.getpid(), 5, State.WAITING)
             assert sign.doing == "step 1 of round 2, waiting for the other ranks"
-        assert board.signs()[1].state == State.BUSY and board.signs()[1].doing == "step 1 of round 2"
+        assert (
+            board.signs()[1].state == State.BUSY and board.signs()[1].doing == "step 1 of round 2"
+        )
         before = board.signs()[1].alive
         time.sleep(2 * PERIOD)
         assert board.signs()[1].alive > before
@@ -161,9 +196,14 @@ with StopRequest() as stop, watch(board, Path("."), Limits(0.4, 20 if stopped el
 
 @pytest.mark.parametrize("signum", [0, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_process_that_holds_the_interpreters_lock_is_ended_with_its_trace(signum, tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, *["stopped"] * bool(signum)], cwd=tmp_path,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, *["stopped"] * bool(signum)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert process.stdout.readline() == "ready\n"
     if signum:
         time.sleep(0.5)
@@ -195,8 +235,11 @@ def test_a_process_that_code_in_c_ends_is_told_of(tmp_path):
     log, end = tmp_path / "train.log", time.monotonic() + 60
     while not log.read_text() and time.monotonic() < end:
         time.sleep(0.02)
-    assert re.search(r"ERROR process \d+ ended before there was a result: it was killed, or code that it called ended "
-                     "it; there is no checkpoint yet", log.read_text())
+    assert re.search(
+        r"ERROR process \d+ ended before there was a result: it was killed, or code that it called ended "
+        "it; there is no checkpoint yet",
+        log.read_text(),
+    )
 
 
 def test_a_closed_pipe_is_an_end_without_a_word(board, tmp_path, monkeypatch, caplog):
@@ -208,35 +251,62 @@ def test_a_closed_pipe_is_an_end_without_a_word(board, tmp_path, monkeypatch, ca
 
 
 def test_torchrun_and_a_single_process_contradict_each_other(configure):
-    with pytest.raises(ValueError, match="parallel=single needs parallel.num_ranks=1, since it is one process"):
+    with pytest.raises(
+        ValueError, match="parallel=single needs parallel.num_ranks=1, since it is one process"
+    ):
         run_folder.with_ranks_of(configure(*TOY, "parallel=single"), 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("only, number", [
-    (["SIGSTOP", "lock", "Ctrl-C twice", "in an evaluation", "full"], 7),
-    pytest.param(["Ctrl-C", "stopped", "one rank"], 6, marks=pytest.mark.exhaustive),
-    pytest.param(["of sweep", "of export", "of prepare", "of predictions", "a rank of"], 10,
-                 marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "only, number",
+    [
+        (["SIGSTOP", "lock", "Ctrl-C twice", "in an evaluation", "full"], 7),
+        pytest.param(["Ctrl-C", "stopped", "one rank"], 6, marks=pytest.mark.exhaustive),
+        pytest.param(
+            ["of sweep", "of export", "of prepare", "of predictions", "a rank of"],
+            10,
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
 def test_faults_of_real_processes_lose_nothing(only, number, tmp_path):
     faults = [fault.name for fault in FAULTS if any(text in fault.name for text in only)]
     # Not by the tests' server: it forks its runs from a process of its own.
-    done = subprocess.run([sys.executable, "-m", "tools.faults", "--times", "1", "--only", *only], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=900, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.faults", "--times", "1", "--only", *only],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     rows = {f"| {fault} | 1 | 0 |" for fault in faults}
     assert len(rows) == number
     assert done.returncode == 0 and rows <= {*done.stdout.splitlines()}, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", [
-    "evaluate", *(pytest.param(module, marks=pytest.mark.slow) for module in ("train", "prepare"))])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "evaluate",
+        *(pytest.param(module, marks=pytest.mark.slow) for module in ("train", "prepare")),
+    ],
+)
 def test_ctrl_c_outside_of_training_is_one_line(module, tmp_path):
-    code = (f"import runpy, sys, signal; sys.argv = {[module, 'run=x'] if module == 'evaluate' else [module]!r}\n"
-            "from parallel_epochs.pipeline.command import cli\n"
-            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
-            "def interrupted(*args): signal.raise_signal(signal.SIGINT)\n"
-            "cli.readable_errors = interrupted\n"
-            f"runpy.run_module('parallel_epochs.pipeline.{module}', run_name='__main__', alter_sys=True)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    code = (
+        f"import runpy, sys, signal; sys.argv = {[module, 'run=x'] if module == 'evaluate' else [module]!r}\n"
+        "from parallel_epochs.pipeline.command import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
+        "def interrupted(*args): signal.raise_signal(signal.SIGINT)\n"
+        "cli.readable_errors = interrupted\n"
+        f"runpy.run_module('parallel_epochs.pipeline.{module}', run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 130 and done.stderr == "interrupted\n", done.stderr

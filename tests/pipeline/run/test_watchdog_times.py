@@ -25,8 +25,14 @@ def dog(tmp_path, clock, monkeypatch):
     board = Board.create(1)
     board.write(0, Sign(1000, 0, State.BUSY, 1.0, 1.0, "step 12 of round 3", 1.0))
     monkeypatch.setattr(watchdog, "_is_stopped", lambda pid: False)
-    dog = Watchdog(str(board.folder), str(tmp_path), True, os.getpid(), [signal.SIGINT, signal.SIGTERM],
-                   vars(Limits(warn_after=2.0, timeout=SECONDS, stop_timeout=SECONDS)))
+    dog = Watchdog(
+        str(board.folder),
+        str(tmp_path),
+        True,
+        os.getpid(),
+        [signal.SIGINT, signal.SIGTERM],
+        vars(Limits(warn_after=2.0, timeout=SECONDS, stop_timeout=SECONDS)),
+    )
     dog.ended = []
     monkeypatch.setattr(dog, "_end", lambda message, signs, guilty: dog.ended.append(message))
     yield dog
@@ -60,13 +66,23 @@ def test_neither_is_it_time_that_a_request_to_stop_has_taken(dog, clock):
     assert SECONDS - 2 < looks_until_the_end(dog, clock) <= SECONDS + 0.25
 
 
-@pytest.mark.parametrize("signals, at_once", [
-    ([signal.SIGINT], False), ([signal.SIGINT, signal.SIGINT], True), ([signal.SIGTERM, signal.SIGTERM], False),
-    ([signal.SIGINT, signal.SIGTERM], False), ([signal.SIGUSR1, signal.SIGINT], False)])
+@pytest.mark.parametrize(
+    "signals, at_once",
+    [
+        ([signal.SIGINT], False),
+        ([signal.SIGINT, signal.SIGINT], True),
+        ([signal.SIGTERM, signal.SIGTERM], False),
+        ([signal.SIGINT, signal.SIGTERM], False),
+        ([signal.SIGUSR1, signal.SIGINT], False),
+    ],
+)
 def test_only_a_second_ctrl_c_ends_the_run_at_once(signals, at_once, dog, clock):
     for signum in signals:
         dog._hear(bytes([signum]))
     assert dog.look() == at_once == bool(dog.ended)
     if not at_once:  # it has the time that the limits give it
         assert looks_until_the_end(dog, clock) == SECONDS
-        assert f"stopped by {signals[-1].name}; the current step did not end within 10 s" in dog.ended[0]
+        assert (
+            f"stopped by {signals[-1].name}; the current step did not end within 10 s"
+            in dog.ended[0]
+        )

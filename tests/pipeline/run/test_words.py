@@ -13,34 +13,70 @@ from parallel_epochs.pipeline.run.words import command_of, count
 from tests.helpers.running import ROOT
 
 
-@pytest.mark.parametrize("place, said", [
-    (ROOT, ["python -m scripts.report", "python -m pipeline.predict"]),
-    (ROOT / "pipeline", ["parallel-epochs report", "parallel-epochs predict"])])
+@pytest.mark.parametrize(
+    "place, said",
+    [
+        (ROOT, ["python -m scripts.report", "python -m pipeline.predict"]),
+        (ROOT / "pipeline", ["parallel-epochs report", "parallel-epochs predict"]),
+    ],
+)
 def test_a_command_is_named_as_it_can_be_typed_here(place, said, monkeypatch):
     monkeypatch.chdir(place)
     assert [command_of("report"), command_of("predict")] == said
 
 
-SHORT, OVERFITS = "the last epoch is the best one", "the model overfits: acc is 1.0000 in training and 0.7000 in"
+SHORT, OVERFITS = (
+    "the last epoch is the best one",
+    "the model overfits: acc is 1.0000 in training and 0.7000 in",
+)
 
 
-@pytest.mark.parametrize("values, schedule, said", [
-    ({}, "none", []), ({"best_epoch": 250}, "none", [SHORT]), ({"best_epoch": 250}, "cosine", []),
-    ({"best_epoch": 250, "best_valid": float("nan")}, "none", []), ({"best_epoch": 250, "num_rounds": 1}, "none", []),
-    ({"train": 1.0}, "none", [OVERFITS]), ({"train": 1.0, "best_epoch": 250}, "plateau", [SHORT, OVERFITS]),
-    ({"train": 1.0, "metric": "rmse"}, "none", []), ({"train": None}, "none", []),
-    ({"train": 1.0, "best_valid": None, "best_epoch": 250}, "none", [])])
+@pytest.mark.parametrize(
+    "values, schedule, said",
+    [
+        ({}, "none", []),
+        ({"best_epoch": 250}, "none", [SHORT]),
+        ({"best_epoch": 250}, "cosine", []),
+        ({"best_epoch": 250, "best_valid": float("nan")}, "none", []),
+        ({"best_epoch": 250, "num_rounds": 1}, "none", []),
+        ({"train": 1.0}, "none", [OVERFITS]),
+        ({"train": 1.0, "best_epoch": 250}, "plateau", [SHORT, OVERFITS]),
+        ({"train": 1.0, "metric": "rmse"}, "none", []),
+        ({"train": None}, "none", []),
+        ({"train": 1.0, "best_valid": None, "best_epoch": 250}, "none", []),
+    ],
+)
 def test_the_end_of_a_run_says_what_its_numbers_suggest(values, schedule, said):
-    summary = {"metric": "acc", "train": 0.9, "best_valid": 0.7, "best_epoch": 240, "data_epochs": 250,
-               "num_rounds": 250, "num_parameters": 84617} | values
+    summary = {
+        "metric": "acc",
+        "train": 0.9,
+        "best_valid": 0.7,
+        "best_epoch": 240,
+        "data_epochs": 250,
+        "num_rounds": 250,
+        "num_parameters": 84617,
+    } | values
     found = remarks(summary, schedule=schedule, num_labels=100)
-    assert len(found) == len(said) and all(text.startswith(start) for text, start in zip(found, said))
-    assert all("84,617 parameters and 100 training labels" in text for text in found if text.startswith(OVERFITS))
+    assert len(found) == len(said) and all(
+        text.startswith(start) for text, start in zip(found, said)
+    )
+    assert all(
+        "84,617 parameters and 100 training labels" in text
+        for text in found
+        if text.startswith(OVERFITS)
+    )
 
 
-@pytest.mark.parametrize("arguments, text", [
-    ((1, "edge"), "1 edge"), ((0, "edge"), "0 edges"), ((1200, "edge"), "1,200 edges"),
-    ((1, "category", "categories"), "1 category"), ((2, "category", "categories"), "2 categories")])
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ((1, "edge"), "1 edge"),
+        ((0, "edge"), "0 edges"),
+        ((1200, "edge"), "1,200 edges"),
+        ((1, "category", "categories"), "1 category"),
+        ((2, "category", "categories"), "2 categories"),
+    ],
+)
 def test_the_noun_agrees_with_its_number(arguments, text):
     assert count(*arguments) == text
 
@@ -48,29 +84,66 @@ def test_the_noun_agrees_with_its_number(arguments, text):
 SLURM = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "1"}
 
 
-@pytest.mark.parametrize("given, said", [
-    ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK=a WORLD_SIZE=2 .* must be whole numbers"),
-    ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 WORLD_SIZE=2 .* do not fit each other"),
-    ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2: .* do not fit each other"),
-    ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 .* must be whole numbers"),
-    ({"RANK": "a"}, "RANK=a is set in the environment and WORLD_SIZE is not; .* unset RANK"),
-    ({"RANK": "0"}, "RANK=0 is set in the environment and WORLD_SIZE is not"),
-    ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set in the environment and RANK is not; .* unset WORLD_SIZE"),
-    ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is set in the environment and RANK is not"),
-    ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 WORLD_SIZE=0 .* do not fit each other"),
-    ({"RANK": "0", "WORLD_SIZE": ""}, "RANK=0 WORLD_SIZE= .* must be whole numbers"),
-    ({"RANK": "0", "WORLD_SIZE": "1.0"}, "WORLD_SIZE=1.0 .* must be whole numbers"),
-    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 .* must be whole numbers"),
-    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 .* do not fit each other"),
-    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: .* do not fit each other"),
-    ({"MASTER_ADDR": "n1", "SLURM_NTASKS": "x"}, "SLURM_NTASKS=x SLURM_PROCID= .* as srun sets them"),
-    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_PROCID": "x"}, "SLURM_PROCID=x .* as srun sets them.* unset MASTER_ADDR"),
-    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_NODEID": "-1"}, "SLURM_NODEID=-1: .* as srun sets them"),
-    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_NNODES": "0"}, "SLURM_NNODES=0 .* as srun sets them"),
-    ({"MASTER_ADDR": "n1", **SLURM, "SLURM_PROCID": "9"}, "RANK=9 WORLD_SIZE=2 .* do not fit each other")])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK=a WORLD_SIZE=2 .* must be whole numbers"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 WORLD_SIZE=2 .* do not fit each other"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
+            "LOCAL_WORLD_SIZE=2: .* do not fit each other",
+        ),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 .* must be whole numbers"),
+        ({"RANK": "a"}, "RANK=a is set in the environment and WORLD_SIZE is not; .* unset RANK"),
+        ({"RANK": "0"}, "RANK=0 is set in the environment and WORLD_SIZE is not"),
+        (
+            {"WORLD_SIZE": "4"},
+            "WORLD_SIZE=4 is set in the environment and RANK is not; .* unset WORLD_SIZE",
+        ),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is set in the environment and RANK is not"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 WORLD_SIZE=0 .* do not fit each other"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "RANK=0 WORLD_SIZE= .* must be whole numbers"),
+        ({"RANK": "0", "WORLD_SIZE": "1.0"}, "WORLD_SIZE=1.0 .* must be whole numbers"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "-1"},
+            "LOCAL_RANK=-1 .* must be whole numbers",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+            "LOCAL_RANK=1 .* do not fit each other",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"},
+            "LOCAL_WORLD_SIZE=0: .* do not fit each other",
+        ),
+        (
+            {"MASTER_ADDR": "n1", "SLURM_NTASKS": "x"},
+            "SLURM_NTASKS=x SLURM_PROCID= .* as srun sets them",
+        ),
+        (
+            {"MASTER_ADDR": "n1", **SLURM, "SLURM_PROCID": "x"},
+            "SLURM_PROCID=x .* as srun sets them.* unset MASTER_ADDR",
+        ),
+        (
+            {"MASTER_ADDR": "n1", **SLURM, "SLURM_NODEID": "-1"},
+            "SLURM_NODEID=-1: .* as srun sets them",
+        ),
+        (
+            {"MASTER_ADDR": "n1", **SLURM, "SLURM_NNODES": "0"},
+            "SLURM_NNODES=0 .* as srun sets them",
+        ),
+        (
+            {"MASTER_ADDR": "n1", **SLURM, "SLURM_PROCID": "9"},
+            "RANK=9 WORLD_SIZE=2 .* do not fit each other",
+        ),
+    ],
+)
 def test_ranks_that_cannot_be_are_refused_by_the_names_of_their_variables(given, said, monkeypatch):
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items()
-                                        if not name.startswith("SLURM_")})
+    monkeypatch.setattr(
+        os,
+        "environ",
+        {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+    )
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=said):
@@ -84,4 +157,5 @@ def test_an_output_that_cannot_be_written_is_said_once(monkeypatch, capfd):
         for text in ("one", "two"):
             handler.handle(logging.makeLogRecord({"msg": text}))
     assert capfd.readouterr().err.splitlines() == [
-        "standard output cannot be written: No space left on device. The log file of the run has all messages"]
+        "standard output cannot be written: No space left on device. The log file of the run has all messages"
+    ]

@@ -33,16 +33,31 @@ def folder(tmp_path_factory):
     """A folder with a run on people, and another one."""
     folder = tmp_path_factory.mktemp("served")
     for name, seed in (("run", 0), ("other", 1)):
-        pe.train(people(), folder=folder / name, cache_dir=folder / "cache", **SMALL, seed=seed, **{
-            "data.nodes.label": "town", "data.nodes.features": ["age"], "data.edges.features": ["sum"],
-            "task.base": "none"})
+        pe.train(
+            people(),
+            folder=folder / name,
+            cache_dir=folder / "cache",
+            **SMALL,
+            seed=seed,
+            **{
+                "data.nodes.label": "town",
+                "data.nodes.features": ["age"],
+                "data.edges.features": ["sum"],
+                "task.base": "none",
+            },
+        )
     return folder
 
 
 def start(run, *arguments, **environment):
-    return subprocess.Popen([sys.executable, "-m", "pipeline.serve", f"run={run}", *arguments], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.serve", f"run={run}", *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
 
 
 @contextmanager
@@ -61,7 +76,11 @@ def served(run, *arguments, **environment):
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        assert "Traceback" not in output + errors and "leaked" not in errors and "the service has ended" in output
+        assert (
+            "Traceback" not in output + errors
+            and "leaked" not in errors
+            and "the service has ended" in output
+        )
     finally:
         process.kill()
 
@@ -77,15 +96,21 @@ def ask(port, route="/predict", content=None, **headers):
 def test_hanging_clients_and_long_bodies_stop_nobody(folder):
     with served(folder / "run", "seconds=1", "max_body=1000") as (_, port), ExitStack() as stack:
         hanging = []
-        for begin in (b"", b"POST /predict HTTP/1.1\r\nHost: lo", b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
-                      b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
-                      b"\x16\x03\x01nonsense\r\n\r\n"):
+        for begin in (
+            b"",
+            b"POST /predict HTTP/1.1\r\nHost: lo",
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
+            b"\x16\x03\x01nonsense\r\n\r\n",
+        ):
             for _ in range(20):
                 hanging.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
                 hanging[-1].sendall(begin)
         endless = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        endless.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                        b"Transfer-Encoding: chunked\r\n\r\n")
+        endless.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
         sent = 0
         with suppress(OSError):  # the service closes the connection long before 1 GB
             while sent < 1 << 30:
@@ -102,11 +127,18 @@ def test_hanging_clients_and_long_bodies_stop_nobody(folder):
 
 
 def test_a_request_under_way_is_answered_before_the_end(folder):
-    with served(folder / "run") as (process, port), socket.create_connection(("127.0.0.1", port)) as slow:
-        assert ask(port, content={"rows": [{"id": "n1", "age": 3}]})[0] == 200  # by modules that tell of leaks
+    with (
+        served(folder / "run") as (process, port),
+        socket.create_connection(("127.0.0.1", port)) as slow,
+    ):
+        assert (
+            ask(port, content={"rows": [{"id": "n1", "age": 3}]})[0] == 200
+        )  # by modules that tell of leaks
         body = json.dumps({"ids": ["p1"]}).encode()
-        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                     b"Content-Length: %d\r\n\r\n" % len(body))
+        slow.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body)
+        )
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
@@ -119,11 +151,14 @@ def test_a_request_under_way_is_answered_before_the_end(folder):
 def test_a_port_in_use_and_open_addresses_are_refused_in_one_line(folder, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        cases = [([f"port={port}"], f"port={port} cannot be used: Address already in use"),
-                 (["host=0.0.0.0"], "host=0.0.0.0 can be reached from other machines"),
-                 (["host=no.such.host.invalid"], "host=no.such.host.invalid is no address"),
-                 ([f"token={tmp_path / 'none'}"], "none does not exist"), (["prt=1"], "did you mean port"),
-                 (["port=70000"], "port must be less than 65536, not 70000")]
+        cases = [
+            ([f"port={port}"], f"port={port} cannot be used: Address already in use"),
+            (["host=0.0.0.0"], "host=0.0.0.0 can be reached from other machines"),
+            (["host=no.such.host.invalid"], "host=no.such.host.invalid is no address"),
+            ([f"token={tmp_path / 'none'}"], "none does not exist"),
+            (["prt=1"], "did you mean port"),
+            (["port=70000"], "port must be less than 65536, not 70000"),
+        ]
         for arguments, message in cases:
             process = start(folder / "run", *arguments)
             _, errors = process.communicate(timeout=60)
@@ -133,11 +168,14 @@ def test_a_port_in_use_and_open_addresses_are_refused_in_one_line(folder, tmp_pa
 def test_a_run_that_is_replaced_is_served_without_a_lost_request(folder, tmp_path):
     link = tmp_path / "current"
     link.symlink_to(folder / "run")
-    before, after = (pe.load(folder / name).predict(nodes=["p1"], table=True)["probability_Ulm"].item()
-                     for name in ("run", "other"))
+    before, after = (
+        pe.load(folder / name).predict(nodes=["p1"], table=True)["probability_Ulm"].item()
+        for name in ("run", "other")
+    )
     found, failed, done = set(), [], threading.Event()
 
     with served(link, PARALLEL_EPOCHS_TOKEN=TOKEN) as (process, port):
+
         def client():
             while not done.is_set():
                 status, answer = ask(port, Authorization=f"Bearer {TOKEN}")
@@ -157,7 +195,9 @@ def test_a_run_that_is_replaced_is_served_without_a_lost_request(folder, tmp_pat
         done.set()
         for thread in threads:
             thread.join()
-        assert ask(port, Authorization=f"Bearer {TOKEN}")[1]["rows"][0]["probability_Ulm"] == pytest.approx(after, 1e-6)
+        assert ask(port, Authorization=f"Bearer {TOKEN}")[1]["rows"][0][
+            "probability_Ulm"
+        ] == pytest.approx(after, 1e-6)
     assert not failed and found == {round(before, 6), round(after, 6)}
 
 
@@ -197,7 +237,12 @@ def test_64_clients_meet_no_error_and_memory_stays(folder):
         def client():
             with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
                 while time.monotonic() < end:
-                    connection.request("POST", "/predict", '{"ids":["p1","p2"]}', {"Content-Type": "application/json"})
+                    connection.request(
+                        "POST",
+                        "/predict",
+                        '{"ids":["p1","p2"]}',
+                        {"Content-Type": "application/json"},
+                    )
                     answer = connection.getresponse()
                     answer.read()
                     failed.extend([answer.status] * (answer.status != 200))
@@ -205,7 +250,11 @@ def test_64_clients_meet_no_error_and_memory_stays(folder):
         def resident():
             with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
                 connection.request("GET", "/metrics")
-                return float(re.search(r"resident_memory_bytes (\d\S+)", connection.getresponse().read().decode())[1])
+                return float(
+                    re.search(
+                        r"resident_memory_bytes (\d\S+)", connection.getresponse().read().decode()
+                    )[1]
+                )
 
         before = resident()
         threads = [threading.Thread(target=client) for _ in range(64)]

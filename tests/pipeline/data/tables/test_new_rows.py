@@ -7,12 +7,49 @@ from parallel_epochs.pipeline.data.tables import new_rows
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.values import CYCLES
 
-NUMBERS = ["", "5", "-0", "1e5", "1E-5", "1e400", "1e39", "inf", "nan", " NaN ", "NaN", "1,5", " 5", "5\n", "+5",
-           "1_000", ".5", "5.", "0x1F", "1e-400", "true", "١", "\u00a05", "123456789012345678901234567890",
-           "0.1000000000000000055511151231257"]
-DATES = ["", "2024-02-29", "2023-02-29", "0001-01-01", "9999-12-31", "1969-12-31 23:59:59.5", "2024-05-31 18:00 +02:00",
-         "2024-05-31T18:00:00Z", "infinity", "epoch", "20240531", "2024-5-31", "yesterday",
-         "2024-01-01 00:00 Europe/Berlin"]
+NUMBERS = [
+    "",
+    "5",
+    "-0",
+    "1e5",
+    "1E-5",
+    "1e400",
+    "1e39",
+    "inf",
+    "nan",
+    " NaN ",
+    "NaN",
+    "1,5",
+    " 5",
+    "5\n",
+    "+5",
+    "1_000",
+    ".5",
+    "5.",
+    "0x1F",
+    "1e-400",
+    "true",
+    "١",
+    "\u00a05",
+    "123456789012345678901234567890",
+    "0.1000000000000000055511151231257",
+]
+DATES = [
+    "",
+    "2024-02-29",
+    "2023-02-29",
+    "0001-01-01",
+    "9999-12-31",
+    "1969-12-31 23:59:59.5",
+    "2024-05-31 18:00 +02:00",
+    "2024-05-31T18:00:00Z",
+    "infinity",
+    "epoch",
+    "20240531",
+    "2024-5-31",
+    "yesterday",
+    "2024-01-01 00:00 Europe/Berlin",
+]
 
 
 @pytest.fixture
@@ -23,9 +60,11 @@ def database(tmp_path):
 
 def by_sql(db, cell, texts):
     """Compute an expression of SQL of the column ``cell`` of texts."""
-    rows = ", ".join(f"({place}, {'NULL' if not text else sql_text(text)})" for place, text in enumerate(texts))
+    rows = ", ".join(
+        f"({place}, {'NULL' if not text else sql_text(text)})" for place, text in enumerate(texts)
+    )
     found = db.execute(f"SELECT {cell} FROM (VALUES {rows}) AS t(place, cell) ORDER BY place")
-    return np.array([np.nan if value is None else value for value, in found], float)
+    return np.array([np.nan if value is None else value for (value,) in found], float)
 
 
 def sql_text(text):

@@ -11,11 +11,20 @@ from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
 from parallel_epochs.pipeline.data import cache
-from parallel_epochs.pipeline.data.tables import groups, scores as tables_scores, text as tables_text
+from parallel_epochs.pipeline.data.tables import (
+    groups,
+    scores as tables_scores,
+    text as tables_text,
+)
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
-from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS, TextScores, divide_groups, fit_scores
+from parallel_epochs.pipeline.data.tables.scores import (
+    NUM_FOLDS,
+    TextScores,
+    divide_groups,
+    fit_scores,
+)
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS, TextFeatures
 from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
@@ -27,21 +36,40 @@ TEXTS = ["A small game", "small library of a game", "", "Driver"]
 
 
 def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
-    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 3)  # terms are counted over all blocks
+    monkeypatch.setattr(
+        "parallel_epochs.pipeline.data.tables.nodes.BLOCK", 3
+    )  # terms are counted over all blocks
     tags = ["role::program|use::gaming", "role::library", "", "x"]
-    pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(tmp_path / "nodes.csv", index=False)
+    pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(
+        tmp_path / "nodes.csv", index=False
+    )
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
-    columns = {"path": "nodes.csv", "text": ["text"], "text_chars": ["text"], "text_tags": ["tags"],
-               "text_channels": 64}
-    config = TablesConfig(folder=str(tmp_path), nodes=NodeColumns(**columns), edges=EdgeColumns(path="edges.csv"))
+    columns = {
+        "path": "nodes.csv",
+        "text": ["text"],
+        "text_chars": ["text"],
+        "text_tags": ["tags"],
+        "text_channels": 64,
+    }
+    config = TablesConfig(
+        folder=str(tmp_path), nodes=NodeColumns(**columns), edges=EdgeColumns(path="edges.csv")
+    )
     x = cache.load(config, tmp_path / "cache").x.double()
-    words, chars, kinds = (part / part.size(1)**0.5 for part in x.split([5, 64, 6], dim=1))
+    words, chars, kinds = (part / part.size(1) ** 0.5 for part in x.split([5, 64, 6], dim=1))
     expected = TfidfVectorizer(sublinear_tf=True).fit_transform(TEXTS).toarray()
-    torch.testing.assert_close(words @ words.T, torch.from_numpy(expected @ expected.T), rtol=0, atol=1e-6)
-    expected = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(TEXTS).toarray()
+    torch.testing.assert_close(
+        words @ words.T, torch.from_numpy(expected @ expected.T), rtol=0, atol=1e-6
+    )
+    expected = (
+        TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4)).fit_transform(TEXTS).toarray()
+    )
     lengths = chars.norm(dim=1)  # more pieces than columns: products are kept on average
     assert expected.shape[1] > 64 and 0.5 < lengths[0] < 1.5 and lengths[2] == 0
-    assert (kinds != 0).sum(1).tolist() == [4, 2, 0, 1] and kinds[0] @ kinds[1] > 0 and kinds[0] @ kinds[3] == 0
+    assert (
+        (kinds != 0).sum(1).tolist() == [4, 2, 0, 1]
+        and kinds[0] @ kinds[1] > 0
+        and kinds[0] @ kinds[3] == 0
+    )
 
 
 def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
@@ -49,25 +77,49 @@ def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
     ends = [("a", "b"), ("a", "B b"), ("a", "b"), ("c", "b"), ("nobody", "b"), ("B b", "B b")]
     pd.DataFrame({"id": ["a", "b", "B b", "c"]}).to_csv(tmp_path / "nodes.csv", index=False)
     pd.DataFrame(ends, columns=["source", "target"]).to_csv(tmp_path / "edges.csv", index=False)
-    config = TablesConfig(folder=str(tmp_path), nodes=NodeColumns(path="nodes.csv", text_neighbors=True),
-                          edges=EdgeColumns(path="edges.csv"))
+    config = TablesConfig(
+        folder=str(tmp_path),
+        nodes=NodeColumns(path="nodes.csv", text_neighbors=True),
+        edges=EdgeColumns(path="edges.csv"),
+    )
     x = cache.load(config, tmp_path / "cache").x.double()
-    rows = [(["b", "B b"], [], ["B b"], ["b"]), ([], ["a", "c"], ["a", "B b"], [])]  # targets, then sources
+    rows = [
+        (["b", "B b"], [], ["B b"], ["b"]),
+        ([], ["a", "c"], ["a", "B b"], []),
+    ]  # targets, then sources
     for part, terms in zip(x.split([2, 3], dim=1), rows, strict=True):
         expected = TfidfVectorizer(analyzer=lambda row: row).fit_transform(terms).toarray()
-        torch.testing.assert_close(part @ part.T / part.size(1), torch.from_numpy(expected @ expected.T))
+        torch.testing.assert_close(
+            part @ part.T / part.size(1), torch.from_numpy(expected @ expected.T)
+        )
 
 
 def test_an_id_counts_in_scores_though_it_is_in_one_text_alone(tmp_path):
     """Without ids there would be no term at all, since each word is in one text, and such words do not count."""
     numbers = np.arange(20)
-    pd.DataFrame({"id": [f"{side}{number}" for side in "nm" for number in numbers], "kind": [*"ab" * 10, *[""] * 20],
-                  "word": [f"w{number}" for number in range(40)], "split": ["train"] * 16 + ["valid"] * 24}).to_csv(
-        tmp_path / "nodes.csv", index=False)
-    (tmp_path / "edges.csv").write_text("source,target\n" + "".join(f"n{number},m{number}\n" for number in numbers))
-    config = TablesConfig(folder=str(tmp_path), edges=EdgeColumns(path="edges.csv"), nodes=NodeColumns(
-        path="nodes.csv", text=["word"], text_neighbors=True, text_features="scores", label="kind",
-        split_column="split"))
+    pd.DataFrame(
+        {
+            "id": [f"{side}{number}" for side in "nm" for number in numbers],
+            "kind": [*"ab" * 10, *[""] * 20],
+            "word": [f"w{number}" for number in range(40)],
+            "split": ["train"] * 16 + ["valid"] * 24,
+        }
+    ).to_csv(tmp_path / "nodes.csv", index=False)
+    (tmp_path / "edges.csv").write_text(
+        "source,target\n" + "".join(f"n{number},m{number}\n" for number in numbers)
+    )
+    config = TablesConfig(
+        folder=str(tmp_path),
+        edges=EdgeColumns(path="edges.csv"),
+        nodes=NodeColumns(
+            path="nodes.csv",
+            text=["word"],
+            text_neighbors=True,
+            text_features="scores",
+            label="kind",
+            split_column="split",
+        ),
+    )
     assert cache.load(config, tmp_path / "cache").x.shape == (40, 2)
 
 
@@ -81,8 +133,13 @@ def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
     kinds, told = table["kind"].map(sorted(KINDS).index).to_numpy()[2:], {}
     for folds in ("rows", "groups"):
         (tmp_path / folds).mkdir()
-        x = scores_of(tmp_path / folds, table, {"label": "kind"}, folds=folds,
-                      edges="".join(f"n{one},n{one + 1}\n" for one in number[::2])).numpy()
+        x = scores_of(
+            tmp_path / folds,
+            table,
+            {"label": "kind"},
+            folds=folds,
+            edges="".join(f"n{one},n{one + 1}\n" for one in number[::2]),
+        ).numpy()
         told[folds] = (x.argmax(1)[number ^ 1][2:] == kinds).mean()
     assert told["rows"] > 0.7 and told["groups"] < 0.4, told
 
@@ -90,7 +147,10 @@ def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
 def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
     """Two grids with an edge between them, and nodes without edges; a hub is linked to all nodes of the first."""
     grid = np.arange(100).reshape(10, 10)
-    ends = [np.stack([part[:, :-1].ravel(), part[:, 1:].ravel()]) for part in (grid, grid.T, grid + 100, grid.T + 100)]
+    ends = [
+        np.stack([part[:, :-1].ravel(), part[:, 1:].ravel()])
+        for part in (grid, grid.T, grid + 100, grid.T + 100)
+    ]
     ends += [np.array([[99], [100]]), np.stack([np.full(100, 200), np.arange(100)])]
     source, target = np.concatenate(ends, axis=1)
     rounds, mix = [], groups.mix
@@ -100,10 +160,14 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
         db.fill("joined", edges.schema, iter([edges]))
         group = find_groups(db, Links(LINKS.format("joined", 3, 3), 206), 25)
         assert 5 < len(rounds) < groups.NUM_ROUNDS, "it goes on though no two groups fit together"
-        assert np.array_equal(group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25))
+        assert np.array_equal(
+            group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25)
+        )
     sizes = np.bincount(group)
     ends = group[source + 3], group[target + 3]
-    assert (sizes[ends[0]] + sizes[ends[1]])[ends[0] != ends[1]].min() > 25, "two groups would fit together"
+    assert (sizes[ends[0]] + sizes[ends[1]])[ends[0] != ends[1]].min() > 25, (
+        "two groups would fit together"
+    )
     assert sizes.max() <= 25 and (sizes[group[[0, 1, 2, 204, 205]]] == 1).all()
     is_inner = source != 200
     assert (group[source + 3] == group[target + 3])[is_inner].mean() > 0.6
@@ -114,7 +178,9 @@ def test_hubs_do_not_part_neighbours(tmp_path):
     first = np.arange(0, 200, 2)
     hubs = np.repeat(np.arange(200, 240), 200)
     with Database(tmp_path, "1GB", 1) as db:
-        edges = pa.record_batch({"s": np.append(first, np.tile(np.arange(200), 40)), "t": np.append(first + 1, hubs)})
+        edges = pa.record_batch(
+            {"s": np.append(first, np.tile(np.arange(200), 40)), "t": np.append(first + 1, hubs)}
+        )
         db.fill("joined", edges.schema, iter([edges]))
         group = find_groups(db, Links(LINKS.format("joined", 0, 0), 240), 10)
     assert (group[first] == group[first + 1]).mean() > 0.9
@@ -128,11 +194,17 @@ def test_folds_hold_whole_groups_and_about_as_many_nodes():
 
 
 def test_ids_of_neighbours_are_refused_for_links():
-    typed = {"nodes": {"a": {}, "b": {"text_neighbors": True}}, "edges": {"has": {"path": "e.csv", "source": "a",
-                                                                                   "target": "b"}}}
-    for config in (TablesConfig(nodes=NodeColumns(text_neighbors=True), edges=EdgeColumns(path="e.csv")),
-                   TablesConfig(schema=typed)):
-        with pytest.raises(ValueError, match="text_neighbors=true tells a node by its links, and task=link"):
+    typed = {
+        "nodes": {"a": {}, "b": {"text_neighbors": True}},
+        "edges": {"has": {"path": "e.csv", "source": "a", "target": "b"}},
+    }
+    for config in (
+        TablesConfig(nodes=NodeColumns(text_neighbors=True), edges=EdgeColumns(path="e.csv")),
+        TablesConfig(schema=typed),
+    ):
+        with pytest.raises(
+            ValueError, match="text_neighbors=true tells a node by its links, and task=link"
+        ):
             config.check_links(["a", "has", "b"] if config.schema else None)
 
 
@@ -142,16 +214,25 @@ def test_hashed_products_are_right_on_average():
     exact = TfidfVectorizer(sublinear_tf=True).fit_transform(texts).toarray()
     features = TextFeatures("words", 512)
     features.count(texts[:50]), features.count(texts[50:])
-    hashed = np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])]) / 512**0.5
+    hashed = (
+        np.concatenate([features.transform(texts[:50]), features.transform(texts[50:])]) / 512**0.5
+    )
     difference = hashed @ hashed.T - exact @ exact.T
-    assert abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01  # 0.1 without signs
+    assert (
+        abs(difference).mean() < 1 / np.sqrt(512) and abs(difference.mean()) < 0.01
+    )  # 0.1 without signs
 
 
 def long_texts(num_texts: int = 80) -> list[str]:
     """Texts of six subjects, each with ten words of its own; a few words are of other subjects."""
     rng = np.random.default_rng(0)
-    return [" ".join(f"word{word}" for word in [*10 * (number % 6) + rng.integers(10, size=25), rng.integers(60)])
-            for number in range(num_texts)]
+    return [
+        " ".join(
+            f"word{word}"
+            for word in [*10 * (number % 6) + rng.integers(10, size=25), rng.integers(60)]
+        )
+        for number in range(num_texts)
+    ]
 
 
 @pytest.mark.parametrize("bound", ["", "MAX_TERMS", "MAX_TEXTS", "MAX_CELLS"])
@@ -159,14 +240,19 @@ def test_singular_vectors_are_those_of_all_frequent_terms(tmp_path, monkeypatch,
     """And those of the most frequent terms, or of some of the texts, within the bounds on memory."""
     monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 30)
     if bound:
-        monkeypatch.setattr(tables_text, bound, {"MAX_TERMS": 30, "MAX_TEXTS": 9, "MAX_CELLS": 100}[bound])
+        monkeypatch.setattr(
+            tables_text, bound, {"MAX_TERMS": 30, "MAX_TEXTS": 9, "MAX_CELLS": 100}[bound]
+        )
     texts = long_texts()
     pd.DataFrame({"id": range(80), "text": texts}).to_csv(tmp_path / "nodes.csv", index=False)
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
-    config = TablesConfig(folder=str(tmp_path), edges=EdgeColumns(path="edges.csv"),
-                          nodes=NodeColumns(path="nodes.csv", text=["text"], text_channels=6))
+    config = TablesConfig(
+        folder=str(tmp_path),
+        edges=EdgeColumns(path="edges.csv"),
+        nodes=NodeColumns(path="nodes.csv", text=["text"], text_channels=6),
+    )
     data = cache.load(config, tmp_path / "cache")
-    vectors, = unpack(data.fitted).columns.vectors
+    (vectors,) = unpack(data.fitted).columns.vectors
     assert vectors.dtype == np.float16 and vectors.shape[1] == 6 and data.x.shape == (80, 6)
     vectorizer = TfidfVectorizer(sublinear_tf=True)
     terms = vectorizer.fit_transform(texts)
@@ -179,7 +265,10 @@ def test_singular_vectors_are_those_of_all_frequent_terms(tmp_path, monkeypatch,
     left, sizes, _ = np.linalg.svd(terms, full_matrices=False)
     expected = left[:, :6] * sizes[:6]
     found = data.x.double().numpy()
-    difference = found @ found.T * np.square(sizes[:6]).sum() / np.square(found).sum() - expected @ expected.T
+    difference = (
+        found @ found.T * np.square(sizes[:6]).sum() / np.square(found).sum()
+        - expected @ expected.T
+    )
     if bound:  # vectors of some texts are others
         assert 0.02 < abs(difference).max() and np.square(found).mean() < 1
     else:
@@ -200,19 +289,27 @@ def test_vectors_of_other_terms_are_damage():
     texts, found = long_texts(), TextFeatures("words", 6, is_decomposed=True)
     found.count(texts)
     with pytest.raises(DamagedFile, match="vectors of terms are of other terms"):
-        TextFeatures("words", 6, is_decomposed=True).restore(*found.counted(), np.ones((3, 6), np.float16))
+        TextFeatures("words", 6, is_decomposed=True).restore(
+            *found.counted(), np.ones((3, 6), np.float16)
+        )
 
 
 def test_tables_of_a_schema_have_the_features_of_the_run_unless_they_name_their_own(tmp_path):
     """So runs of before, which saved hashed, keep hashed columns."""
-    pd.DataFrame({"id": range(80), "text": long_texts()}).to_csv(tmp_path / "nodes.csv", index=False)
+    pd.DataFrame({"id": range(80), "text": long_texts()}).to_csv(
+        tmp_path / "nodes.csv", index=False
+    )
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
     table = {"path": "nodes.csv", "text": ["text"], "text_channels": 6}
-    schema = {"nodes": {"a": table, "b": table | {"text_features": "hashed"}},
-              "edges": {"has": {"path": "edges.csv", "source": "a", "target": "b"}}}
+    schema = {
+        "nodes": {"a": table, "b": table | {"text_features": "hashed"}},
+        "edges": {"has": {"path": "edges.csv", "source": "a", "target": "b"}},
+    }
     found = {}
     for name in ("svd", "hashed"):
-        config = TablesConfig(folder=str(tmp_path), schema=schema, nodes=NodeColumns(text_features=name))
+        config = TablesConfig(
+            folder=str(tmp_path), schema=schema, nodes=NodeColumns(text_features=name)
+        )
         found[name] = cache.load(config, tmp_path / "cache").x
     assert torch.equal(found["svd"][80:, :6], found["hashed"][80:, :6]), "the table names its own"
     assert torch.equal(found["hashed"][:80, :6], found["hashed"][80:, :6])
@@ -221,18 +318,23 @@ def test_tables_of_a_schema_have_the_features_of_the_run_unless_they_name_their_
 
 def test_terms_of_the_type_with_labels_are_a_sparse_matrix(tmp_path, monkeypatch):
     """It is written for this type alone, and not where texts are long; the other type stands in front."""
-    pd.DataFrame({"id": range(80), "text": long_texts(), "kind": [number % 6 for number in range(80)]}).to_csv(
-        tmp_path / "nodes.csv", index=False)
+    pd.DataFrame(
+        {"id": range(80), "text": long_texts(), "kind": [number % 6 for number in range(80)]}
+    ).to_csv(tmp_path / "nodes.csv", index=False)
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
-    schema = {"nodes": {"b": {}, "a": {"path": "nodes.csv", "text": ["text"], "label": "kind"}},
-              "edges": {"has": {"path": "edges.csv", "source": "b", "target": "a"}}}
+    schema = {
+        "nodes": {"b": {}, "a": {"path": "nodes.csv", "text": ["text"], "label": "kind"}},
+        "edges": {"has": {"path": "edges.csv", "source": "b", "target": "a"}},
+    }
     config = TablesConfig(folder=str(tmp_path), schema=schema)
     data = cache.load(config, tmp_path / "cache")
     inputs = Inputs(data, NodeTask(data))
     expected = TfidfVectorizer(sublinear_tf=True).fit_transform(long_texts())
     assert data.num_nodes == 81 and inputs.terms.shape == (80, NUM_TERMS)
-    torch.testing.assert_close(torch.from_numpy((inputs.terms @ inputs.terms.T).toarray()),
-                               torch.from_numpy((expected @ expected.T).toarray()).float())
+    torch.testing.assert_close(
+        torch.from_numpy((inputs.terms @ inputs.terms.T).toarray()),
+        torch.from_numpy((expected @ expected.T).toarray()).float(),
+    )
     monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.MOST_NUMBERS", 100)
     data = cache.load(config, tmp_path / "other cache")
     assert "text_ptr" not in data and Inputs(data, NodeTask(data)).terms is None
@@ -249,19 +351,38 @@ def packages(num_nodes: int = 200) -> pd.DataFrame:
     fillers = rng.integers(30, size=(num_nodes, 2))
     texts = [f"a {kind} of w{first} and w{second}" for kind, (first, second) in zip(told, fillers)]
     splits = np.array(["train", "train", "train", "valid", "test"])[rng.permutation(num_nodes) % 5]
-    return pd.DataFrame({"id": [f"n{number}" for number in range(num_nodes)], "text": texts, "kind": kinds,
-                         "split": splits, "is_game": (kinds == "game").astype(int),
-                         "length": rng.normal(size=num_nodes)})
+    return pd.DataFrame(
+        {
+            "id": [f"n{number}" for number in range(num_nodes)],
+            "text": texts,
+            "kind": kinds,
+            "split": splits,
+            "is_game": (kinds == "game").astype(int),
+            "length": rng.normal(size=num_nodes),
+        }
+    )
 
 
-def scores_of(folder, table: pd.DataFrame, labels: dict, *, edges: str = "n0,n1\n", folds: str = "rows",
-              **columns) -> torch.Tensor:
+def scores_of(
+    folder,
+    table: pd.DataFrame,
+    labels: dict,
+    *,
+    edges: str = "n0,n1\n",
+    folds: str = "rows",
+    **columns,
+) -> torch.Tensor:
     table.to_csv(folder / "nodes.csv", index=False)
     (folder / "edges.csv").write_text(f"source,target\n{edges}")
-    nodes = NodeColumns(path="nodes.csv", text_features="scores", split_column="split",
-                        **{"text": ["text"]} | labels | columns)
-    config = TablesConfig(folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"),
-                          score_folds=folds)
+    nodes = NodeColumns(
+        path="nodes.csv",
+        text_features="scores",
+        split_column="split",
+        **{"text": ["text"]} | labels | columns,
+    )
+    config = TablesConfig(
+        folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"), score_folds=folds
+    )
     return cache.load(config, folder / "cache").x
 
 
@@ -272,10 +393,18 @@ def expected_scores(table: pd.DataFrame, seed: int = 0) -> np.ndarray:
     classes = {kind: number for number, kind in enumerate(sorted(KINDS))}
     kinds = table["kind"].map(classes).to_numpy()
     train = np.flatnonzero(table["split"] == "train")
-    terms = terms[:, np.flatnonzero(np.bincount(terms[train].indices, minlength=terms.shape[1]) > 1)]
+    terms = terms[
+        :, np.flatnonzero(np.bincount(terms[train].indices, minlength=terms.shape[1]) > 1)
+    ]
     fold = stream("text scores", seed).permutation(len(train)) % NUM_FOLDS
-    every = np.stack([LinearSVC(C=0.25, random_state=0).fit(terms[train[fold != number]], kinds[train[fold != number]])
-                      .decision_function(terms) for number in range(NUM_FOLDS + 1)])
+    every = np.stack(
+        [
+            LinearSVC(C=0.25, random_state=0)
+            .fit(terms[train[fold != number]], kinds[train[fold != number]])
+            .decision_function(terms)
+            for number in range(NUM_FOLDS + 1)
+        ]
+    )
     out = every[NUM_FOLDS]
     out[train] = every[fold, train]
     return (out - out[train].mean()) / out[train].std()
@@ -285,8 +414,13 @@ def test_scores_are_those_of_models_that_have_not_seen_the_node(tmp_path, caplog
     caplog.set_level("INFO")
     table = packages()
     x = scores_of(tmp_path, table, {"label": "kind"}).numpy()
-    np.testing.assert_allclose(x, expected_scores(table), atol=0.02)  # liblinear stops at a tolerance
-    assert "scores of texts: 24 linear models of 36 terms, fitted to 120 nodes in 5 folds" in caplog.text
+    np.testing.assert_allclose(
+        x, expected_scores(table), atol=0.02
+    )  # liblinear stops at a tolerance
+    assert (
+        "scores of texts: 24 linear models of 36 terms, fitted to 120 nodes in 5 folds"
+        in caplog.text
+    )
     assert 0.8 < (x.argmax(1) == table["kind"].map(sorted(KINDS).index)).mean() < 0.97
 
 
@@ -303,11 +437,17 @@ def test_scores_do_not_tell_labels_that_texts_do_not_tell():
 def test_blocks_and_a_bound_on_nodes_change_no_score_of_others(tmp_path, monkeypatch):
     table = packages()
     whole = scores_of(tmp_path, table, {"label": "kind"}, features=["length"])
-    assert whole.shape == (200, 5) and torch.allclose(whole[:, 0], torch.tensor(table["length"]).float())
+    assert whole.shape == (200, 5) and torch.allclose(
+        whole[:, 0], torch.tensor(table["length"]).float()
+    )
     monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 37)
     (tmp_path / "blocks").mkdir(), (tmp_path / "bound").mkdir()
-    torch.testing.assert_close(scores_of(tmp_path / "blocks", table, {"label": "kind"}, features=["length"]), whole,
-                               rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        scores_of(tmp_path / "blocks", table, {"label": "kind"}, features=["length"]),
+        whole,
+        rtol=0,
+        atol=1e-5,
+    )
     monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.MAX_NODES", 60)
     bound = scores_of(tmp_path / "bound", table, {"label": "kind"})
     assert (bound.argmax(1).numpy() == table["kind"].map(sorted(KINDS).index)).mean() > 0.8
@@ -331,23 +471,33 @@ def test_scores_of_binary_columns_and_of_numbers(tmp_path):
 
 def test_models_of_numbers_are_ridge_regressions():
     rng = np.random.default_rng(0)
-    terms, labels = sp.csr_array(rng.random((50, 6)) * (rng.random((50, 6)) < 0.5)), rng.normal(size=(50, 1))
+    terms, labels = (
+        sp.csr_array(rng.random((50, 6)) * (rng.random((50, 6)) < 0.5)),
+        rng.normal(size=(50, 1)),
+    )
     labels[3] = np.nan
     found = fit_scores(np.arange(50), terms, labels, "rmse", np.random.default_rng(1))
     fold = np.random.default_rng(1).permutation(50) % NUM_FOLDS
     expected = np.zeros(50)
     for number in range(NUM_FOLDS):
         seen = np.flatnonzero((fold != number) & ~np.isnan(labels[:, 0]))
-        expected[fold == number] = Ridge().fit(terms[seen].toarray(), labels[seen, 0]).predict(
-            terms[np.flatnonzero(fold == number)].toarray())
-    np.testing.assert_allclose(found.own[:, 0], (expected - expected.mean()) / expected.std(), atol=1e-2)
+        expected[fold == number] = (
+            Ridge()
+            .fit(terms[seen].toarray(), labels[seen, 0])
+            .predict(terms[np.flatnonzero(fold == number)].toarray())
+        )
+    np.testing.assert_allclose(
+        found.own[:, 0], (expected - expected.mean()) / expected.std(), atol=1e-2
+    )
 
 
 def test_an_id_in_a_single_text_counts_and_a_word_does_not():
     terms = np.eye(20)
     terms[:2, 3] = 1  # a word in three texts
     labels = np.tile([[0.0], [1.0]], (10, 1))
-    found = fit_scores(np.arange(20), sp.csr_array(terms), labels, "acc", np.random.default_rng(0), first_id=12)
+    found = fit_scores(
+        np.arange(20), sp.csr_array(terms), labels, "acc", np.random.default_rng(0), first_id=12
+    )
     assert found.terms.tolist() == [3, *range(12, 20)]
 
 
@@ -356,16 +506,35 @@ def test_a_class_that_a_fold_lacks_is_a_sure_no():
     labels = np.tile([[0.0], [1.0]], (10, 1))
     labels[4] = 3  # the only one; nobody is 2
     found = fit_scores(np.arange(20), terms, labels, "acc", np.random.default_rng(0))
-    assert isinstance(found, TextScores) and found.own.shape == (20, 4) and np.isfinite(found.own).all()
-    assert found.own[4, 3] < found.own[:, 3].mean() + 0.1  # not above what models say that have seen the class
+    assert (
+        isinstance(found, TextScores)
+        and found.own.shape == (20, 4)
+        and np.isfinite(found.own).all()
+    )
+    assert (
+        found.own[4, 3] < found.own[:, 3].mean() + 0.1
+    )  # not above what models say that have seen the class
     assert len(set(found.own[:, 2])) == 1 and not found.weights[:, 2].any()  # the same for all
 
 
-@pytest.mark.parametrize(("columns", "message"), [
-    ({}, "scores predicts labels from texts. It needs data.nodes.text"),
-    ({"label": "kind", "text": []}, "scores predicts labels from texts. It needs data.nodes.text"),
-    ({"label": "id"}, "fits a model to each class, 100 at most, and there are 200: set it to hashed"),
-    ({"label": "kind", "text": ["id"], "text_words": 1}, "no term is in the texts of two training nodes")])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "scores predicts labels from texts. It needs data.nodes.text"),
+        (
+            {"label": "kind", "text": []},
+            "scores predicts labels from texts. It needs data.nodes.text",
+        ),
+        (
+            {"label": "id"},
+            "fits a model to each class, 100 at most, and there are 200: set it to hashed",
+        ),
+        (
+            {"label": "kind", "text": ["id"], "text_words": 1},
+            "no term is in the texts of two training nodes",
+        ),
+    ],
+)
 def test_what_cannot_have_scores_is_said(tmp_path, monkeypatch, columns, message):
     monkeypatch.setattr(tables_scores, "MAX_COLUMNS", 100)
     with pytest.raises(ValueError, match=message):

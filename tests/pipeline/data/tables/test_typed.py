@@ -25,7 +25,9 @@ def as_hetero(tables: dict[str, pd.DataFrame]) -> HeteroData:
     data, place = HeteroData(), {}
     for name, table in (("user", tables["users"]), ("item", tables["items"])):
         place[name] = {id: number for number, id in enumerate(table["id"])}
-    place["shop"] = {id: number for number, id in enumerate(sorted(tables["sold"]["shop"].unique()))}
+    place["shop"] = {
+        id: number for number, id in enumerate(sorted(tables["sold"]["shop"].unique()))
+    }
     users = tables["users"]
     data["user"].x = torch.tensor(users[["age", "visits"]].to_numpy(), dtype=torch.float32)
     data["user"].y = torch.tensor(users["kind"].map({"a": 0, "b": 1, "c": 2}).to_numpy())
@@ -34,18 +36,35 @@ def as_hetero(tables: dict[str, pd.DataFrame]) -> HeteroData:
     data["item"].x = torch.tensor(tables["items"][["price"]].to_numpy(), dtype=torch.float32)
     data["shop"].num_nodes = 3
 
-    def link(table: pd.DataFrame, source: tuple[str, str], target: tuple[str, str], how: dict[str, str]):
-        merged = table.groupby([source[1], target[1]]).agg(how).reset_index() if how else table.drop_duplicates()
-        ends = [torch.tensor(merged[column].map(place[kind]).to_numpy()) for kind, column in (source, target)]
-        return torch.stack(ends), torch.tensor(merged[list(how)].to_numpy(), dtype=torch.float32) if how else None
+    def link(
+        table: pd.DataFrame, source: tuple[str, str], target: tuple[str, str], how: dict[str, str]
+    ):
+        merged = (
+            table.groupby([source[1], target[1]]).agg(how).reset_index()
+            if how
+            else table.drop_duplicates()
+        )
+        ends = [
+            torch.tensor(merged[column].map(place[kind]).to_numpy())
+            for kind, column in (source, target)
+        ]
+        return torch.stack(ends), torch.tensor(
+            merged[list(how)].to_numpy(), dtype=torch.float32
+        ) if how else None
 
     for what in ("buys", "sees"):
         acts = tables["acts"][tables["acts"]["what"] == what]
         edges = data["user", what, "item"]
-        edges.edge_index, edges.edge_attr = link(acts, ("user", "user"), ("item", "item"), {"times": "sum"})
+        edges.edge_index, edges.edge_attr = link(
+            acts, ("user", "user"), ("item", "item"), {"times": "sum"}
+        )
     edges = data["user", "knows", "user"]
-    edges.edge_index, edges.edge_attr = link(tables["knows"], ("user", "a"), ("user", "b"), {"years": "mean"})
-    data["item", "sold_by", "shop"].edge_index = link(tables["sold"], ("item", "item"), ("shop", "shop"), {})[0]
+    edges.edge_index, edges.edge_attr = link(
+        tables["knows"], ("user", "a"), ("user", "b"), {"years": "mean"}
+    )
+    data["item", "sold_by", "shop"].edge_index = link(
+        tables["sold"], ("item", "item"), ("shop", "shop"), {}
+    )[0]
     return data
 
 
@@ -55,15 +74,31 @@ def load(config, tmp_path) -> Data:
 
 def rows_of(data: Data) -> list[tuple]:
     """Return source, destination, relation and features of each edge; both readers number features by relations."""
-    return sorted((*ends, *(round(value, 5) for value in attr))
-                  for ends, attr in zip(data.edge_index.as_tensor().t().tolist(), data.edge_attr.tolist(), strict=True))
+    return sorted(
+        (*ends, *(round(value, 5) for value in attr))
+        for ends, attr in zip(
+            data.edge_index.as_tensor().t().tolist(), data.edge_attr.tolist(), strict=True
+        )
+    )
 
 
 # Every pair of the options is quick; the other half of the cases is slow.
-@pytest.mark.parametrize("reverse, featureless, summaries", [
-    pytest.param(reverse, featureless, summaries,
-                 marks=[] if (reverse + (featureless == "mean") + summaries // 2) % 2 else pytest.mark.slow)
-    for reverse in (True, False) for featureless in ("mean", "none") for summaries in (0, 2)])
+@pytest.mark.parametrize(
+    "reverse, featureless, summaries",
+    [
+        pytest.param(
+            reverse,
+            featureless,
+            summaries,
+            marks=[]
+            if (reverse + (featureless == "mean") + summaries // 2) % 2
+            else pytest.mark.slow,
+        )
+        for reverse in (True, False)
+        for featureless in ("mean", "none")
+        for summaries in (0, 2)
+    ],
+)
 def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, summaries):
     hetero = as_hetero(write_tables(tmp_path))
     torch.save(hetero, tmp_path / "hetero.pt")
@@ -72,12 +107,20 @@ def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, 
     expected = load(FileConfig(path=str(tmp_path / "hetero.pt"), **options), tmp_path)
     # One column for the times of buys and sees in the tables, two in HeteroData, which has a relation each.
     assert expected.types.edge_columns == [[1, 1], [2, 1], [3, 1], [0, 0]]
-    assert found.types == dataclasses.replace(expected.types, edge_columns=[[1, 1], [1, 1], [2, 1], [0, 0]])
-    assert found.types.relations[:4] == [("user", "buys", "item"), ("user", "sees", "item"),
-                                              ("user", "knows", "user"), ("item", "sold_by", "shop")]
+    assert found.types == dataclasses.replace(
+        expected.types, edge_columns=[[1, 1], [1, 1], [2, 1], [0, 0]]
+    )
+    assert found.types.relations[:4] == [
+        ("user", "buys", "item"),
+        ("user", "sees", "item"),
+        ("user", "knows", "user"),
+        ("item", "sold_by", "shop"),
+    ]
     assert len(found.types.relations) == (8 if reverse else 4)
-    expected.edge_attr = torch.stack([expected.edge_attr[:, 0], expected.edge_attr[:, 1:3].sum(1),
-                                      expected.edge_attr[:, 3]], dim=1)
+    expected.edge_attr = torch.stack(
+        [expected.edge_attr[:, 0], expected.edge_attr[:, 1:3].sum(1), expected.edge_attr[:, 3]],
+        dim=1,
+    )
     assert rows_of(found) == rows_of(expected)
     torch.testing.assert_close(found.x, expected.x)
     for key in ("y", "train_mask", "valid_mask", "test_mask"):
@@ -90,8 +133,11 @@ def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, 
 def test_relations_in_a_column_are_limited_as_kinds_of_edges(tmp_path, monkeypatch):
     write_tables(tmp_path)
     monkeypatch.setattr(tables_typed, "MAX_RELATIONS", 1)
-    with pytest.raises(ValueError, match=r"acts.csv: column what holds 2 different relations, which are ids rather "
-                                         r"than kinds of edges; at most 1 \(data.schema, edges.acts.relation\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"acts.csv: column what holds 2 different relations, which are ids rather "
+        r"than kinds of edges; at most 1 \(data.schema, edges.acts.relation\)",
+    ):
         load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
 
 
@@ -111,24 +157,37 @@ def test_means_of_neighbours_by_hand(tmp_path):
     prices = tables["items"].set_index("id")["price"]
     for row, shop in zip(schema.nodes_of("shop"), sorted(sold["shop"].unique()), strict=True):
         mean = prices[sold[sold["shop"] == shop]["item"]].mean()
-        torch.testing.assert_close(found.x[row], torch.tensor([mean, 0, 0, 0, 1], dtype=torch.float32))
+        torch.testing.assert_close(
+            found.x[row], torch.tensor([mean, 0, 0, 0, 1], dtype=torch.float32)
+        )
 
 
 def test_ids_of_neighbours_of_other_types_are_terms(tmp_path):
     tables = write_tables(tmp_path)
-    schema = changed(nodes__shop={"text_neighbors": True}, nodes__item={"text_neighbors": True, "text_channels": 4})
+    schema = changed(
+        nodes__shop={"text_neighbors": True},
+        nodes__item={"text_neighbors": True, "text_channels": 4},
+    )
     found = load(TablesConfig(folder=str(tmp_path), schema=schema), tmp_path)
     acts, sold = tables["acts"], tables["sold"]
     widths = found.types.widths  # a price, users who act on an item, and the shops that sell it
-    assert widths == [2, 1 + min(4, acts["user"].nunique()) + sold["shop"].nunique(), sold["item"].nunique()]
-    shops = found.x[found.types.nodes_of("shop").start:, :widths[2]]
-    assert (shops != 0).sum(1).tolist() == sold.groupby("shop")["item"].nunique().sort_index().tolist()
+    assert widths == [
+        2,
+        1 + min(4, acts["user"].nunique()) + sold["shop"].nunique(),
+        sold["item"].nunique(),
+    ]
+    shops = found.x[found.types.nodes_of("shop").start :, : widths[2]]
+    assert (shops != 0).sum(1).tolist() == sold.groupby("shop")[
+        "item"
+    ].nunique().sort_index().tolist()
     assert not (shops < 0).any(), "each item has a column of its own"
 
 
 def changed(**parts) -> dict:
     """Return the schema with other keys of some tables, as in nodes__user={...}; none: without this table."""
-    schema = {part: {name: dict(keys) for name, keys in tables.items()} for part, tables in SCHEMA.items()}
+    schema = {
+        part: {name: dict(keys) for name, keys in tables.items()} for part, tables in SCHEMA.items()
+    }
     for place, keys in parts.items():
         part, name = place.split("__")
         if keys is None:
@@ -139,42 +198,115 @@ def changed(**parts) -> dict:
 
 
 BAD = [
-    (changed(nodes__shop=None), {}, "data.schema: the edges sold_by end at nodes of the type shop, and nodes has user, "
-     "item. Add it there; {} is enough for a type without a table"),
-    (changed(nodes__bar={}), {}, "data.schema: the type bar has no table and no edges. Leave it out, or give its path"),
-    (changed(nodes__user={"path": "nobody.csv"}), {}, "data.schema: the type user: path=nobody.csv does not exist"),
-    (changed(nodes__user={"features": ["size"]}), {}, "data.schema: the type user: data.nodes.features=size: "),
-    (changed(nodes__user={"colour": "red"}), {}, "data.schema: nodes.user.colour is unknown; choose among path"),
-    (changed(edges__knows={"source": None}), {}, "data.schema: edges.knows.source names no type of nodes. Give it as"),
-    (changed(nodes__user={"path": "${oc.env:HOME}"}), {}, "data.schema: nodes.user holds ${...}, which is not"),
-    (changed(edges__knows={"path": None}), {}, "data.schema: edges.knows has no path. Give that of its table"),
-    (changed(edges__knows={"relation": "kind", "directed_relations": True}), {}, "data.schema: edges.knows."
-     "directed_relations is for graphs with one type of nodes. Leave it out"),
-    (changed(edges__knows={"source": {"type": "user", "column": "c"}}), {}, "data.schema: the edges knows: "
-     "data.edges.source=c: "),
-    (changed(edges__knows={"source": ["user"]}), {},
-     "data.schema: edges.knows.source must be a mapping of keys, not list"),
-    (changed(nodes__item={"label": "price"}), {}, "data.schema has labels of several types of nodes, user and item. "
-     "Choose those to learn by task.type=user"),
-    (SCHEMA, {"label_type": "item"},
-     "task.type=item: data.schema names no label of this type; there are labels of user"),
-    (SCHEMA, {"label_type": "dog"}, "task.type=dog: data.schema has no such type of nodes; there are user, item, shop"),
-    (changed(edges__rev_knows=SCHEMA["edges"]["knows"]), {}, "the relation rev_knows from user to user has the name of "
-     "the reverse of knows. Rename it, or set data.reverse_relations=false"),
-    (changed(edges__likes=SCHEMA["edges"]["knows"] | {"relation": "years", "path": "likes.csv"}), {},
-     "{folder}/likes.csv: row 2, column years is empty: each edge needs a relation"),
-    (changed(edges__knows={"path": "strangers.csv"}), {"dangling": "error"}, "{folder}/strangers.csv: row 2, column b "
-     "names 'nobody', which is not a node"),
+    (
+        changed(nodes__shop=None),
+        {},
+        "data.schema: the edges sold_by end at nodes of the type shop, and nodes has user, "
+        "item. Add it there; {} is enough for a type without a table",
+    ),
+    (
+        changed(nodes__bar={}),
+        {},
+        "data.schema: the type bar has no table and no edges. Leave it out, or give its path",
+    ),
+    (
+        changed(nodes__user={"path": "nobody.csv"}),
+        {},
+        "data.schema: the type user: path=nobody.csv does not exist",
+    ),
+    (
+        changed(nodes__user={"features": ["size"]}),
+        {},
+        "data.schema: the type user: data.nodes.features=size: ",
+    ),
+    (
+        changed(nodes__user={"colour": "red"}),
+        {},
+        "data.schema: nodes.user.colour is unknown; choose among path",
+    ),
+    (
+        changed(edges__knows={"source": None}),
+        {},
+        "data.schema: edges.knows.source names no type of nodes. Give it as",
+    ),
+    (
+        changed(nodes__user={"path": "${oc.env:HOME}"}),
+        {},
+        "data.schema: nodes.user holds ${...}, which is not",
+    ),
+    (
+        changed(edges__knows={"path": None}),
+        {},
+        "data.schema: edges.knows has no path. Give that of its table",
+    ),
+    (
+        changed(edges__knows={"relation": "kind", "directed_relations": True}),
+        {},
+        "data.schema: edges.knows."
+        "directed_relations is for graphs with one type of nodes. Leave it out",
+    ),
+    (
+        changed(edges__knows={"source": {"type": "user", "column": "c"}}),
+        {},
+        "data.schema: the edges knows: data.edges.source=c: ",
+    ),
+    (
+        changed(edges__knows={"source": ["user"]}),
+        {},
+        "data.schema: edges.knows.source must be a mapping of keys, not list",
+    ),
+    (
+        changed(nodes__item={"label": "price"}),
+        {},
+        "data.schema has labels of several types of nodes, user and item. "
+        "Choose those to learn by task.type=user",
+    ),
+    (
+        SCHEMA,
+        {"label_type": "item"},
+        "task.type=item: data.schema names no label of this type; there are labels of user",
+    ),
+    (
+        SCHEMA,
+        {"label_type": "dog"},
+        "task.type=dog: data.schema has no such type of nodes; there are user, item, shop",
+    ),
+    (
+        changed(edges__rev_knows=SCHEMA["edges"]["knows"]),
+        {},
+        "the relation rev_knows from user to user has the name of "
+        "the reverse of knows. Rename it, or set data.reverse_relations=false",
+    ),
+    (
+        changed(edges__likes=SCHEMA["edges"]["knows"] | {"relation": "years", "path": "likes.csv"}),
+        {},
+        "{folder}/likes.csv: row 2, column years is empty: each edge needs a relation",
+    ),
+    (
+        changed(edges__knows={"path": "strangers.csv"}),
+        {"dangling": "error"},
+        "{folder}/strangers.csv: row 2, column b names 'nobody', which is not a node",
+    ),
     ({"nodes": {}, "vertices": {}}, {}, "data.schema: vertices is unknown"),
     ({"nodes": {"user": {}}}, {}, "data.schema names no table of edges"),
     ("absent.yaml", {}, "data.schema=absent.yaml is not a file"),
-    (SCHEMA, {"add_self_loops": True}, "data.add_self_loops=true is for graphs with one type of nodes"),
-    (SCHEMA, {"to_undirected": False}, "data.to_undirected=false is for graphs with one type of nodes"),
+    (
+        SCHEMA,
+        {"add_self_loops": True},
+        "data.add_self_loops=true is for graphs with one type of nodes",
+    ),
+    (
+        SCHEMA,
+        {"to_undirected": False},
+        "data.to_undirected=false is for graphs with one type of nodes",
+    ),
     (SCHEMA, {"propagate": 2}, "data.propagate=2 is for graphs with one type of nodes"),
 ]
 
 
-@pytest.mark.parametrize(("schema", "options", "message"), BAD, ids=[str(number) for number in range(len(BAD))])
+@pytest.mark.parametrize(
+    ("schema", "options", "message"), BAD, ids=[str(number) for number in range(len(BAD))]
+)
 def test_bad_schemas_are_refused(tmp_path, schema, options, message):
     write_tables(tmp_path)
     (tmp_path / "likes.csv").write_text("a,b,years\nn1,n2,3\nn1,n3,\n")
@@ -184,7 +316,9 @@ def test_bad_schemas_are_refused(tmp_path, schema, options, message):
         config.check()
         config.check_labels()
         load(config, tmp_path)
-    assert str(caught.value).startswith(message.replace("{folder}", str(tmp_path))), str(caught.value)
+    assert str(caught.value).startswith(message.replace("{folder}", str(tmp_path))), str(
+        caught.value
+    )
 
 
 def test_a_file_with_the_schema_gives_the_same_graph_and_may_lie_beside_the_tables(tmp_path):
@@ -194,7 +328,9 @@ def test_a_file_with_the_schema_gives_the_same_graph_and_may_lie_beside_the_tabl
     in_file = TablesConfig(schema=str(tmp_path / "graph.yaml"))
     assert cache.hash_graph(inline) == cache.hash_graph(in_file)
     other = changed(nodes__user={"standardize": True})
-    assert cache.hash_graph(TablesConfig(folder=str(tmp_path), schema=other)) != cache.hash_graph(inline)
+    assert cache.hash_graph(TablesConfig(folder=str(tmp_path), schema=other)) != cache.hash_graph(
+        inline
+    )
     (tmp_path / "graph.yaml").write_text("nodes: {user: {}, user: {path: users.csv}}\nedges: {}\n")
     with pytest.raises(ValueError, match=r"data.schema: user is there twice, in line 1 and before"):
         in_file.check()
@@ -232,7 +368,9 @@ def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__item={"label": "price"}))
     config.check()
     assert config.typed_tables.labelled is None
-    config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__user={"label": None}), label_type="user")
+    config = TablesConfig(
+        folder=str(tmp_path), schema=changed(nodes__user={"label": None}), label_type="user"
+    )
     config.reads_labels = False
     config.check()
     assert config.typed_tables.labelled == "user"

@@ -22,24 +22,43 @@ from tests.helpers.tensors import threads
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(2, 40), st.integers(0, 200), st.integers(1, 6), st.integers(1, 3), st.integers(0, 10**6))
-def test_batches_equal_brute_force_subgraphs(num_nodes, num_pairs, num_parts, clusters_per_step, seed):
+@given(
+    st.integers(2, 40),
+    st.integers(0, 200),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(0, 10**6),
+)
+def test_batches_equal_brute_force_subgraphs(
+    num_nodes, num_pairs, num_parts, clusters_per_step, seed
+):
     data = random_graph(num_nodes, num_pairs, seed)
-    partition = random_partition(num_nodes, min(num_parts, num_nodes), stream("test", seed)).merge(clusters_per_step)
+    partition = random_partition(num_nodes, min(num_parts, num_nodes), stream("test", seed)).merge(
+        clusters_per_step
+    )
     batches = list(ClusterLoader(data).batches_of(partition))
     assert sorted(torch.cat([b.n_id for b in batches]).tolist()) == list(range(num_nodes))
     for i, batch in enumerate(batches):
         assert batch.cluster == i and set(batch.n_id.tolist()) == set(partition.nodes(i).tolist())
         batch.edge_index.validate()
-        edges, attr = subgraph(batch.n_id, data.edge_index.as_tensor().long(), data.edge_attr, num_nodes=num_nodes)
+        edges, attr = subgraph(
+            batch.n_id, data.edge_index.as_tensor().long(), data.edge_attr, num_nodes=num_nodes
+        )
         expected = sorted((u, v, *a) for u, v, a in zip(*edges.tolist(), attr.tolist()))
         there = batch.n_id[batch.edge_index.as_tensor()]
-        assert sorted((u, v, *a) for u, v, a in zip(*there.tolist(), batch.edge_attr.tolist())) == expected
+        assert (
+            sorted((u, v, *a) for u, v, a in zip(*there.tolist(), batch.edge_attr.tolist()))
+            == expected
+        )
         assert torch.equal(batch.x, data.x[batch.n_id]) and torch.equal(batch.y, data.y[batch.n_id])
 
 
 def test_csr_and_csc_are_ready():
-    batch = next(ClusterLoader(random_graph(30, 100, 0)).batches_of(random_partition(30, 2, stream("test", 0))))
+    batch = next(
+        ClusterLoader(random_graph(30, 100, 0)).batches_of(
+            random_partition(30, 2, stream("test", 0))
+        )
+    )
     index = batch.edge_index
     assert index.dtype == torch.int64 and index._indptr is not None and index._T_indptr is not None
     (rowptr, col), perm = index.get_csr()
@@ -47,9 +66,15 @@ def test_csr_and_csc_are_ready():
     assert torch.equal(index.as_tensor()[:, perm], torch.stack([row, col]))
 
 
-@pytest.mark.parametrize("conv", [SAGEConv(5, 4), GCNConv(5, 4), GATConv(5, 4), GINConv(torch.nn.Linear(5, 4))])
+@pytest.mark.parametrize(
+    "conv", [SAGEConv(5, 4), GCNConv(5, 4), GATConv(5, 4), GINConv(torch.nn.Linear(5, 4))]
+)
 def test_pyg_layers_take_our_batches(conv):
-    batch = next(ClusterLoader(random_graph(30, 100, 0)).batches_of(random_partition(30, 2, stream("test", 0))))
+    batch = next(
+        ClusterLoader(random_graph(30, 100, 0)).batches_of(
+            random_partition(30, 2, stream("test", 0))
+        )
+    )
     x = batch.x.requires_grad_()
     ours = conv(x, batch.edge_index)
     ours.sum().backward()
@@ -66,8 +91,10 @@ def test_merged_clusters_keep_the_edges_between_them():
 
 def test_the_whole_graph_is_one_batch_built_once_in_the_order_of_its_nodes():
     loader = ClusterLoader(random_graph(20, 50, 0))
-    (first,), (second,) = (loader.batches_of(whole_partition(20)),
-                           loader.batches_of(random_partition(20, 1, stream("test", 0))))
+    (first,), (second,) = (
+        loader.batches_of(whole_partition(20)),
+        loader.batches_of(random_partition(20, 1, stream("test", 0))),
+    )
     assert first is second and first.n_id.tolist() == list(range(20))
 
 
@@ -92,7 +119,9 @@ def test_rounds_come_in_order_and_the_thread_ends():
 
 def test_leaving_early_stops_the_thread():
     loader = ClusterLoader(random_graph(30, 100, 0))
-    with BackgroundRounds(rounds_of(loader, lambda number: whole_partition(30), range(10**6))) as rounds:
+    with BackgroundRounds(
+        rounds_of(loader, lambda number: whole_partition(30), range(10**6))
+    ) as rounds:
         next(rounds.batches(0))
     assert "next-round" not in {thread.name for thread in threading.enumerate()}
 
@@ -136,8 +165,10 @@ def test_hidden_tells_waiting_from_overlap():
 
 
 def test_streams_of_different_purposes_and_lengths_differ():
-    draws = [stream(*path).integers(2**60) for path in
-             (("a", 0), ("a", 0, 0), ("a", 0, 0, 0), ("a", 1), ("b", 0), ("a", 0, 1))]
+    draws = [
+        stream(*path).integers(2**60)
+        for path in (("a", 0), ("a", 0, 0), ("a", 0, 0, 0), ("a", 1), ("b", 0), ("a", 0, 1))
+    ]
     assert len(set(draws)) == len(draws)
     assert np.array_equal(stream("a", 3).random(4), stream("a", 3).random(4))
 
@@ -163,7 +194,9 @@ def test_on_a_gpu_a_stream_of_its_own_has_ended_before_a_batch_is_handed_over(mo
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("training"))
     monkeypatch.setattr(torch.cuda, "stream", use)
-    with BackgroundRounds([(0, lambda: iter([Data(), Data()]))], device=torch.device("cuda", 1)) as background:
+    with BackgroundRounds(
+        [(0, lambda: iter([Data(), Data()]))], device=torch.device("cuda", 1)
+    ) as background:
         for _ in background.batches(0):
             happened.append("handed over")
             time.sleep(0.05)
@@ -174,9 +207,15 @@ def test_on_a_gpu_a_stream_of_its_own_has_ended_before_a_batch_is_handed_over(mo
 def test_the_memory_of_a_batch_is_kept_for_the_stream_that_uses_it(monkeypatch):
     kept = []
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append((tensor.data_ptr(), stream)))
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, stream: kept.append((tensor.data_ptr(), stream)),
+    )
     edges = transpose(from_csc(torch.tensor([[1, 0], [0, 1]]), torch.tensor([0, 1, 2])))
     background_module._keep_for(Data(edge_index=edges, x=torch.ones(2, 1), cluster=3), "training")
     (indptr, src), _ = edges.get_csc()
     (rowptr, dst), perm = edges.get_csr()
-    assert {(value.data_ptr(), "training") for value in (indptr, src, rowptr, dst, perm)} <= set(kept)
+    assert {(value.data_ptr(), "training") for value in (indptr, src, rowptr, dst, perm)} <= set(
+        kept
+    )

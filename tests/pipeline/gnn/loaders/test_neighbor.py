@@ -26,8 +26,12 @@ from tests.helpers.graphs import make_graph, random_graph, task_graph
 from tests.helpers.running import TOY, rounds_of, train
 from tests.helpers.tensors import threads
 
-BACKENDS = [pytest.param(True, id="native", marks=pytest.mark.skipif(LIBRARY.get() is None, reason="no C++ compiler")),
-            pytest.param(False, id="torch")]
+BACKENDS = [
+    pytest.param(
+        True, id="native", marks=pytest.mark.skipif(LIBRARY.get() is None, reason="no C++ compiler")
+    ),
+    pytest.param(False, id="torch"),
+]
 
 
 def of_dtype(edge_index, dtype):
@@ -35,16 +39,24 @@ def of_dtype(edge_index, dtype):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 30), st.integers(0, 150), st.lists(st.sampled_from([-1, 1, 2, 5]), min_size=1, max_size=4),
-       st.booleans(), st.sampled_from([torch.int32, torch.int64]), st.integers(0, 2**64 - 1), st.integers(0, 10**6))
-def test_what_is_drawn_are_edges_of_the_graph_and_as_many_as_asked_for(num_nodes, num_pairs, num_neighbors, symmetric,
-                                                                       dtype, key, graph_seed):
+@given(
+    st.integers(1, 30),
+    st.integers(0, 150),
+    st.lists(st.sampled_from([-1, 1, 2, 5]), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([torch.int32, torch.int64]),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 10**6),
+)
+def test_what_is_drawn_are_edges_of_the_graph_and_as_many_as_asked_for(
+    num_nodes, num_pairs, num_neighbors, symmetric, dtype, key, graph_seed
+):
     data = random_graph(num_nodes, num_pairs, graph_seed, symmetric=symmetric)
     whole = of_dtype(data.edge_index, dtype)
-    seeds = torch.randperm(num_nodes, generator=torch.manual_seed(graph_seed))[:1 + num_nodes // 3]
+    seeds = torch.randperm(num_nodes, generator=torch.manual_seed(graph_seed))[: 1 + num_nodes // 3]
     edge_index, nodes, position = NeighborSampler(whole, num_neighbors).sample(seeds, key)
     edge_index.validate()
-    assert torch.equal(nodes[:len(seeds)], seeds) and len(nodes.unique()) == len(nodes)
+    assert torch.equal(nodes[: len(seeds)], seeds) and len(nodes.unique()) == len(nodes)
     assert torch.equal(nodes[edge_index.as_tensor()], whole.as_tensor()[:, position].long())
     assert len(position.unique()) == len(position)
 
@@ -56,24 +68,32 @@ def test_what_is_drawn_are_edges_of_the_graph_and_as_many_as_asked_for(num_nodes
         last = reached
         for local in range(first, last):
             node = int(nodes[local])
-            drawn = position[ptr[local]:ptr[local + 1]]
+            drawn = position[ptr[local] : ptr[local + 1]]
             assert len(drawn) == (degree[node] if most < 0 else min(int(degree[node]), most))
             assert torch.equal(drawn, drawn.sort().values)
-        new = [n for n in src[position[ptr[first]:ptr[last]]].tolist() if n not in set(nodes[:last].tolist())]
+        new = [
+            n
+            for n in src[position[ptr[first] : ptr[last]]].tolist()
+            if n not in set(nodes[:last].tolist())
+        ]
         reached += len(set(new))
         assert nodes[last:reached].tolist() == list(dict.fromkeys(new))
         first = last
     assert reached == len(nodes) and ptr[first] == ptr[-1] or first == len(nodes)
 
-    for ours, theirs in zip((edge_index, nodes, position),
-                            NeighborSampler(whole, num_neighbors, native=False).sample(seeds, key)):
+    for ours, theirs in zip(
+        (edge_index, nodes, position),
+        NeighborSampler(whole, num_neighbors, native=False).sample(seeds, key),
+    ):
         assert torch.equal(ours, theirs)
 
 
 def test_torch_fills_both_orders_as_the_kernel_does():
     data = random_graph(40, 200, 0)
-    a, b = (NeighborSampler(data.edge_index, [3, 3], native=native).sample(torch.arange(7), 5)[0]
-            for native in (True, False))
+    a, b = (
+        NeighborSampler(data.edge_index, [3, 3], native=native).sample(torch.arange(7), 5)[0]
+        for native in (True, False)
+    )
     for order in ("get_csc", "get_csr"):
         (ptr, other), perm = getattr(a, order)()
         (ptr_b, other_b), perm_b = getattr(b, order)()
@@ -83,14 +103,20 @@ def test_torch_fills_both_orders_as_the_kernel_does():
 
 def star(degree: int, num_centres: int):
     """Nodes with the same neighbours, which are others and come first."""
-    return make_graph([(i, degree + centre) for centre in range(num_centres) for i in range(degree)],
-                      num_centres + degree).edge_index
+    return make_graph(
+        [(i, degree + centre) for centre in range(num_centres) for i in range(degree)],
+        num_centres + degree,
+    ).edge_index
 
 
-def draw_of_centres(degree: int, num_centres: int, count: int, *, key: int = 0, native: bool = True) -> torch.Tensor:
+def draw_of_centres(
+    degree: int, num_centres: int, count: int, *, key: int = 0, native: bool = True
+) -> torch.Tensor:
     """What each centre of a star draws, [num_centres, count], ascending."""
     sampler = NeighborSampler(star(degree, num_centres), [count], native=native)
-    return sampler.sample(degree + torch.arange(num_centres), key)[2].view(num_centres, count) % degree
+    return (
+        sampler.sample(degree + torch.arange(num_centres), key)[2].view(num_centres, count) % degree
+    )
 
 
 @pytest.mark.parametrize("native", BACKENDS)
@@ -107,19 +133,26 @@ def test_every_neighbour_and_every_set_of_neighbours_is_equally_likely(native):
 
 
 def p_value_of_independence(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(chi2_contingency(torch.bincount(4 * a + b, minlength=16).view(4, 4).numpy()).pvalue)
+    return float(
+        chi2_contingency(torch.bincount(4 * a + b, minlength=16).view(4, 4).numpy()).pvalue
+    )
 
 
 def test_draws_of_nodes_hops_and_keys_are_independent():
     first, second = (draw_of_centres(4, 20000, 1, key=key).flatten() for key in (1, 2))
-    assert p_value_of_independence(first[:-1], first[1:]) > 0.01 and p_value_of_independence(first, second) > 0.01
+    assert (
+        p_value_of_independence(first[:-1], first[1:]) > 0.01
+        and p_value_of_independence(first, second) > 0.01
+    )
     # The same nodes, neighbours in one batch and seeds in another, draw otherwise.
     num_centres = 2000
     edges = [(i, 4 + centre) for centre in range(num_centres) for i in range(4)]
     edges += [(4 + centre, 4 + num_centres + centre) for centre in range(num_centres)]
     whole = make_graph(edges, 4 + 2 * num_centres).edge_index
     hop_1 = NeighborSampler(whole, [1]).sample(4 + torch.arange(num_centres), 3)[2]
-    hop_2 = NeighborSampler(whole, [1, 1]).sample(4 + num_centres + torch.arange(num_centres), 3)[2][num_centres:]
+    hop_2 = NeighborSampler(whole, [1, 1]).sample(4 + num_centres + torch.arange(num_centres), 3)[
+        2
+    ][num_centres:]
     assert not torch.equal(hop_1, hop_2) and p_value_of_independence(hop_1 % 4, hop_2 % 4) > 0.01
 
 
@@ -132,10 +165,14 @@ def test_a_draw_depends_on_nothing_but_key_hop_and_node(native):
         with threads(number):
             again = sampler.sample(torch.arange(100), 7)
         assert all(torch.equal(a, b) for a, b in zip(together, again))
-    backwards = NeighborSampler(data.edge_index, [4], native=native).sample(torch.arange(100).flip(0), 7)
-    of_node = [set(p.tolist()) for p in backwards[2].split(backwards[0].get_csc()[0][0].diff().tolist())][:100]
+    backwards = NeighborSampler(data.edge_index, [4], native=native).sample(
+        torch.arange(100).flip(0), 7
+    )
+    of_node = [
+        set(p.tolist()) for p in backwards[2].split(backwards[0].get_csc()[0][0].diff().tolist())
+    ][:100]
     (ptr, _), _ = together[0].get_csc()
-    assert of_node[::-1] == [set(together[2][ptr[i]:ptr[i + 1]].tolist()) for i in range(100)]
+    assert of_node[::-1] == [set(together[2][ptr[i] : ptr[i + 1]].tolist()) for i in range(100)]
 
 
 def batches(loader, round_=0, share=Share()):
@@ -143,8 +180,9 @@ def batches(loader, round_=0, share=Share()):
 
 
 def same(a, b) -> bool:
-    return all(torch.equal(a[key], b[key]) for key in ("n_id", "target", "edge_attr", "x", "y")) \
-        and torch.equal(a.edge_index.as_tensor(), b.edge_index.as_tensor())
+    return all(
+        torch.equal(a[key], b[key]) for key in ("n_id", "target", "edge_attr", "x", "y")
+    ) and torch.equal(a.edge_index.as_tensor(), b.edge_index.as_tensor())
 
 
 def test_a_batch_is_a_part_of_the_graph_whose_seeds_alone_count():
@@ -152,9 +190,14 @@ def test_a_batch_is_a_part_of_the_graph_whose_seeds_alone_count():
     for batch in batches(NeighborLoader(data, [3, 2], batch_size=6)):
         batch.edge_index.validate()
         assert batch.edge_index.dtype == torch.int64 and batch.edge_index._T_indptr is not None
-        assert torch.equal(batch.x, data.x[batch.n_id]) and torch.equal(batch.train_mask, data.train_mask[batch.n_id])
-        assert not batch.target[int(batch.target.sum()):].any()
-        there = {(u, v, *a) for u, v, a in zip(*data.edge_index.as_tensor().tolist(), data.edge_attr.tolist())}
+        assert torch.equal(batch.x, data.x[batch.n_id]) and torch.equal(
+            batch.train_mask, data.train_mask[batch.n_id]
+        )
+        assert not batch.target[int(batch.target.sum()) :].any()
+        there = {
+            (u, v, *a)
+            for u, v, a in zip(*data.edge_index.as_tensor().tolist(), data.edge_attr.tolist())
+        }
         edges = batch.n_id[batch.edge_index.as_tensor()]
         assert {(u, v, *a) for u, v, a in zip(*edges.tolist(), batch.edge_attr.tolist())} <= there
 
@@ -171,7 +214,10 @@ def test_an_epoch_goes_through_every_training_node_once(dtype):
     data = task_graph(list(range(3, 26)))
     data.edge_index = of_dtype(data.edge_index, dtype)
     loader = NeighborLoader(data, [2], batch_size=6)
-    epochs = [[batch.n_id[batch.target].tolist() for batch in batches(loader, round_)] for round_ in (0, 1)]
+    epochs = [
+        [batch.n_id[batch.target].tolist() for batch in batches(loader, round_)]
+        for round_ in (0, 1)
+    ]
     for epoch in epochs:
         assert [len(seeds) for seeds in epoch] == [6, 6, 6, 5] and loader.num_batches == 4
         assert sorted(sum(epoch, [])) == list(range(3, 26))
@@ -182,14 +228,19 @@ def test_ranks_share_out_the_seeds_or_go_through_their_own_order():
     loader = NeighborLoader(task_graph(list(range(3, 26))), [2, 2], batch_size=5)
 
     def of(rank, split):
-        schedule = Schedule(num_epochs=6, num_batches=loader.num_batches, rank=rank, num_ranks=2, split=split)
+        schedule = Schedule(
+            num_epochs=6, num_batches=loader.num_batches, rank=rank, num_ranks=2, split=split
+        )
         return schedule, batches(loader, 4, schedule.share(0))
 
     whole = batches(loader, 4)
     (schedule, first), (_, second) = of(0, True), of(1, True)
     # Five batches, the last of three seeds: rank 1 has none in the third step.
     assert schedule.num_steps == 3 and len(first) == 3 and len(second) == 2
-    assert all(same(a, b) for a, b in zip(whole, [first[0], second[0], first[1], second[1], first[2]], strict=True))
+    assert all(
+        same(a, b)
+        for a, b in zip(whole, [first[0], second[0], first[1], second[1], first[2]], strict=True)
+    )
     (schedule, first), (_, second) = of(0, False), of(1, False)
     assert schedule.num_steps == len(first) == len(second) == 5
     orders = [[batch.n_id[batch.target].tolist() for batch in each] for each in (first, second)]
@@ -206,20 +257,34 @@ def test_batches_are_a_function_of_seed_round_and_share():
 
 def test_the_order_of_the_seeds_is_another_for_each_seed_purpose_round_and_draw():
     def order(seed, purpose, round_, draw):
-        loader = NeighborLoader(task_graph(list(range(30))), [2], batch_size=8, seed=seed, purpose=purpose)
+        loader = NeighborLoader(
+            task_graph(list(range(30))), [2], batch_size=8, seed=seed, purpose=purpose
+        )
         return tuple(loader.draw(round_, Share(draw=draw)).seeds.tolist())
 
-    paths = [(5, "train", 3, 1), (6, "train", 3, 1), (5, "evaluation", 3, 1), (5, "train", 2, 1), (5, "train", 3, 0)]
+    paths = [
+        (5, "train", 3, 1),
+        (6, "train", 3, 1),
+        (5, "evaluation", 3, 1),
+        (5, "train", 2, 1),
+        (5, "train", 3, 0),
+    ]
     assert len({order(*path) for path in paths}) == 5 and order(*paths[0]) == order(*paths[0])
 
 
 def test_a_node_that_several_batches_reach_draws_anew_in_each():
     edges = [(0, seed) for seed in range(1, 9)] + [(other, 0) for other in range(9, 29)]
-    data, seeds = make_graph(edges, 29, x=torch.ones(29, 2), y=torch.zeros(29, 1)), torch.arange(1, 9)
+    data, seeds = (
+        make_graph(edges, 29, x=torch.ones(29, 2), y=torch.zeros(29, 1)),
+        torch.arange(1, 9),
+    )
 
     def drawn(path=(3, 1), **options):
         loader = NeighborLoader(data, [1, 3], batch_size=1, nodes=seeds, **options)
-        return [tuple(sorted(batch.n_id[2:].tolist())) for batch in loader.batches_of(SeedOrder(seeds, path), range(8))]
+        return [
+            tuple(sorted(batch.n_id[2:].tolist()))
+            for batch in loader.batches_of(SeedOrder(seeds, path), range(8))
+        ]
 
     assert all(len(nodes) == 3 for nodes in drawn()) and len(set(drawn())) > 5
     # The same seeds in the same order, of another rank, round, run or purpose.
@@ -243,27 +308,50 @@ def test_isolated_nodes_are_batches_without_edges():
     assert batch.num_nodes == 1 and batch.num_edges == 0 and batch.n_id.tolist() == [4]
 
 
-@pytest.mark.parametrize("num_seeds, batch_size, num_neighbors, least", [
-    (2, 2, [2], 2), (2, 1, [2], 2), (3, 2, [2], 2), (3, 2, [1], 1), (4, 3, [2], 1), (4, 2, [2], 2), (4, 1, [-1], 1),
-    (3, 1, [-1], 2)])
-def test_seeds_that_may_be_alone_are_known_and_refused_with_batch_norm(num_seeds, batch_size, num_neighbors, least,
-                                                                        configure):
+@pytest.mark.parametrize(
+    "num_seeds, batch_size, num_neighbors, least",
+    [
+        (2, 2, [2], 2),
+        (2, 1, [2], 2),
+        (3, 2, [2], 2),
+        (3, 2, [1], 1),
+        (4, 3, [2], 1),
+        (4, 2, [2], 2),
+        (4, 1, [-1], 1),
+        (3, 1, [-1], 2),
+    ],
+)
+def test_seeds_that_may_be_alone_are_known_and_refused_with_batch_norm(
+    num_seeds, batch_size, num_neighbors, least, configure
+):
     # A pair, one with a loop and an edge, and one with a loop alone.
-    data = make_graph([(0, 1), (1, 0), (2, 2), (0, 2), (3, 3)], 5, x=torch.ones(5, 2), y=torch.zeros(5, 1))
+    data = make_graph(
+        [(0, 1), (1, 0), (2, 2), (0, 2), (3, 3)], 5, x=torch.ones(5, 2), y=torch.zeros(5, 1)
+    )
     data.train_mask = torch.arange(5) < num_seeds
     loader = NeighborLoader(data, num_neighbors, batch_size=batch_size)
     assert loader.least_nodes == least
     drawn = {batch.num_nodes for round_ in range(40) for batch in batches(loader, round_)}
     assert min(min(drawn), 2) == least
-    config = configure(*TOY, "loader=neighbor", f"loader.num_neighbors={num_neighbors}", "model.num_layers=1",
-                       f"loader.batch_size={batch_size}", "model.norm=batch")
-    refused = pytest.raises(ValueError, match="batch norm needs two nodes .* Set another loader.batch_size")
+    config = configure(
+        *TOY,
+        "loader=neighbor",
+        f"loader.num_neighbors={num_neighbors}",
+        "model.num_layers=1",
+        f"loader.batch_size={batch_size}",
+        "model.norm=batch",
+    )
+    refused = pytest.raises(
+        ValueError, match="batch norm needs two nodes .* Set another loader.batch_size"
+    )
     with refused if least == 1 else contextlib.nullcontext():
         build.build_trainer(config, data, torch.device("cpu")).describe()
 
 
 def test_a_graph_without_training_nodes_is_refused():
-    with pytest.raises(ValueError, match="draws the neighbours of training nodes, but the graph has no training"):
+    with pytest.raises(
+        ValueError, match="draws the neighbours of training nodes, but the graph has no training"
+    ):
         NeighborLoader(task_graph([]), [2, 2], batch_size=4)
 
 
@@ -277,21 +365,45 @@ def test_what_a_draw_holds_is_measured(caplog):
     assert "num_neighbors=[2, 2], 5 batches of 7 of 30 seeds, with " in caplog.text
 
 
-NEIGHBOR = [*TOY, "loader=neighbor", "loader.num_neighbors=[4,3]", "loader.batch_size=24", "task.base=none"]
+NEIGHBOR = [
+    *TOY,
+    "loader=neighbor",
+    "loader.num_neighbors=[4,3]",
+    "loader.batch_size=24",
+    "task.base=none",
+]
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["loader.num_neighbors=[4,3,2]"], r"loader.num_neighbors=\[4,3,2\] has 3 numbers, and model.num_layers=2 needs "
-                                       r"one for each layer, as in loader.num_neighbors=\[15,10\]"),
-    (["loader.num_neighbors=[]"], r"loader.num_neighbors=\[\] has 0 numbers, and model.num_layers=2"),
-    (["loader.num_neighbors=[4,0]"], r"num_neighbors=\[4,0\]: 0 neighbours cannot be sampled. Give at least 1"),
-    (["loader.num_neighbors=[-2,4]"], "-2 neighbours cannot be sampled"),
-    (["loader.batch_size=0"], "loader.batch_size must be at least 1, not 0"),
-    (["loader.backend=dgl"], "loader.backend=dgl is unknown; choose one of native, pyg"),
-    (["evaluation=neighbor", "evaluation.num_neighbors=[3]"], r"evaluation.num_neighbors=\[3\] has 1 numbers, and "
-                                                              "model.num_layers=2"),
-    (["loader=cluster", "evaluation=neighbor", "loader.num_neighbors=[1]"], r"num_neighbors=\[1\] has 1 numbers"),
-])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            ["loader.num_neighbors=[4,3,2]"],
+            r"loader.num_neighbors=\[4,3,2\] has 3 numbers, and model.num_layers=2 needs "
+            r"one for each layer, as in loader.num_neighbors=\[15,10\]",
+        ),
+        (
+            ["loader.num_neighbors=[]"],
+            r"loader.num_neighbors=\[\] has 0 numbers, and model.num_layers=2",
+        ),
+        (
+            ["loader.num_neighbors=[4,0]"],
+            r"num_neighbors=\[4,0\]: 0 neighbours cannot be sampled. Give at least 1",
+        ),
+        (["loader.num_neighbors=[-2,4]"], "-2 neighbours cannot be sampled"),
+        (["loader.batch_size=0"], "loader.batch_size must be at least 1, not 0"),
+        (["loader.backend=dgl"], "loader.backend=dgl is unknown; choose one of native, pyg"),
+        (
+            ["evaluation=neighbor", "evaluation.num_neighbors=[3]"],
+            r"evaluation.num_neighbors=\[3\] has 1 numbers, and "
+            "model.num_layers=2",
+        ),
+        (
+            ["loader=cluster", "evaluation=neighbor", "loader.num_neighbors=[1]"],
+            r"num_neighbors=\[1\] has 1 numbers",
+        ),
+    ],
+)
 def test_impossible_numbers_of_neighbours_are_refused_by_name(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         configure(*NEIGHBOR, *overrides)
@@ -311,7 +423,9 @@ def test_without_numbers_each_layer_has_the_usual_one(num_layers, usual, configu
 def test_pygs_loader_is_refused_where_it_has_nothing_to_sample_with(configure, monkeypatch):
     for name in ("WITH_PYG_LIB", "WITH_TORCH_SPARSE"):
         monkeypatch.setattr(f"torch_geometric.typing.{name}", False)
-    with pytest.raises(ValueError, match="needs pyg-lib or torch_sparse .*loader.backend=native needs neither"):
+    with pytest.raises(
+        ValueError, match="needs pyg-lib or torch_sparse .*loader.backend=native needs neither"
+    ):
         build.check(configure(*NEIGHBOR, "loader.backend=pyg"))
 
 
@@ -319,17 +433,28 @@ def test_pygs_loader_is_refused_where_it_has_nothing_to_sample_with(configure, m
 def trained(tmp_path_factory):
     """A run of four epochs, which nothing may change."""
     path = tmp_path_factory.mktemp("trained")
-    train(cli.compose_config([*NEIGHBOR, "partition.num_parts=100000", f"cache_dir={path / 'cache'}"]), path / "run")
+    train(
+        cli.compose_config(
+            [*NEIGHBOR, "partition.num_parts=100000", f"cache_dir={path / 'cache'}"]
+        ),
+        path / "run",
+    )
     return path / "run"
 
 
 def test_a_partition_that_no_batch_comes_from_is_not_looked_at(trained, configure):
     impossible = "partition.num_parts=100000"
-    assert explain_idle_keys(configure(*NEIGHBOR, impossible)) \
+    assert (
+        explain_idle_keys(configure(*NEIGHBOR, impossible))
         == "without effect: partition.num_parts=100000 with loader.name=neighbor"
-    assert "loader.batch_size=24 with loader.name=cluster" in explain_idle_keys(configure(*NEIGHBOR, "loader=cluster"))
+    )
+    assert "loader.batch_size=24 with loader.name=cluster" in explain_idle_keys(
+        configure(*NEIGHBOR, "loader=cluster")
+    )
     with pytest.raises(ValueError, match=r"loader.num_neighbors: \[4, 3\] -> \[4, 4\]"):
-        folder.resolve(configure(*NEIGHBOR, "loader.num_neighbors=[4,4]", f"resume={trained}"), trained)
+        folder.resolve(
+            configure(*NEIGHBOR, "loader.num_neighbors=[4,4]", f"resume={trained}"), trained
+        )
     resumed = configure(*NEIGHBOR, "partition=metis", f"resume={trained}")
     assert folder.resolve(resumed, trained).partition.name == "metis"
     data, digests = build.open_graph(configure(*NEIGHBOR)).data, []
@@ -344,9 +469,15 @@ def test_steps_of_an_epoch_and_what_is_recorded(trained, configure):
     config = configure(*NEIGHBOR)
     num_train = int(load(config.data, config.cache_dir).train_mask.sum())
     steps = -(-num_train // 24)
-    assert [record["step"] for record in rounds_of(trained)] == [steps * epoch for epoch in (1, 2, 3, 4)]
+    assert [record["step"] for record in rounds_of(trained)] == [
+        steps * epoch for epoch in (1, 2, 3, 4)
+    ]
     (record,) = [r for r in read_records(trained / "metrics.jsonl") if r["kind"] == "sampling"]
-    assert record["num_batches"] == steps and record["num_seeds"] == num_train and record["mean_nodes"] > 24
+    assert (
+        record["num_batches"] == steps
+        and record["num_seeds"] == num_train
+        and record["mean_nodes"] > 24
+    )
     assert "Neighbour sampling" in page([read_run(trained)])
 
 
@@ -381,17 +512,23 @@ def test_evaluation_by_all_neighbours_is_exact(configure):
     exact = predict(method="exact")
     torch.testing.assert_close(predict(num_neighbors=[-1, -1]), exact, rtol=1e-4, atol=1e-5)
     sampled = predict(num_views=2)
-    assert torch.equal(sampled, predict(num_views=2)) and not torch.allclose(sampled, exact, atol=1e-3)
+    assert torch.equal(sampled, predict(num_views=2)) and not torch.allclose(
+        sampled, exact, atol=1e-3
+    )
 
 
 def test_views_are_the_same_whatever_the_loader(configure):
     data = random_graph(60, 300, 0)
-    views = [rank_cases.predict(configure(*overrides, "evaluation=views"), data, Ranks())
-             for overrides in (TOY, NEIGHBOR)]
+    views = [
+        rank_cases.predict(configure(*overrides, "evaluation=views"), data, Ranks())
+        for overrides in (TOY, NEIGHBOR)
+    ]
     assert torch.equal(*views)
 
 
-@pytest.mark.parametrize("components", ["separate", pytest.param("largest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "components", ["separate", pytest.param("largest", marks=pytest.mark.slow)]
+)
 def test_components_are_trained_by_their_own_nodes(components, configure, tmp_path, monkeypatch):
     data = random_graph(90, 400, 0)
     edges = data.edge_index.as_tensor()
@@ -399,15 +536,31 @@ def test_components_are_trained_by_their_own_nodes(components, configure, tmp_pa
     part = make_graph(edges[:, keep].T.tolist(), 90, x=data.x, y=data.y)
     part.valid_mask, part.test_mask = part.train_mask.clone(), part.train_mask.clone()
     part.content_hash = "generated"
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: part)
-    summary = train(configure(*NEIGHBOR, "data.min_component_size=30", f"data.components={components}",
-                              "evaluation=neighbor"), tmp_path / "run")
-    assert 0 <= summary["test"] <= 1 and (components == "largest" or list(summary["components"]) == ["1", "2"])
+    monkeypatch.setattr(
+        "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: part
+    )
+    summary = train(
+        configure(
+            *NEIGHBOR,
+            "data.min_component_size=30",
+            f"data.components={components}",
+            "evaluation=neighbor",
+        ),
+        tmp_path / "run",
+    )
+    assert 0 <= summary["test"] <= 1 and (
+        components == "largest" or list(summary["components"]) == ["1", "2"]
+    )
 
 
 def test_a_checkpoint_is_evaluated_by_other_neighbours(trained):
-    by = {name: restore(EvaluateConfig(run=str(trained), device="cpu", **options)).rows
-          for name, options in (("exact", {}), ("all", dict(method="neighbor", num_neighbors=[-1, -1])),
-                                ("few", dict(method="neighbor")))}
+    by = {
+        name: restore(EvaluateConfig(run=str(trained), device="cpu", **options)).rows
+        for name, options in (
+            ("exact", {}),
+            ("all", dict(method="neighbor", num_neighbors=[-1, -1])),
+            ("few", dict(method="neighbor")),
+        )
+    }
     torch.testing.assert_close(by["all"], by["exact"], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(by["few"], by["exact"], atol=1e-3)

@@ -26,8 +26,13 @@ MOLECULES = ["+experiment=ogbg_molhiv", "loader.batch_size=9"]
 
 def assert_same_batches(config, *, far=()):
     """Compare all batches of two rounds of a configuration, drawn on the CPU and on the pretended device."""
-    expected = [[batch.to_dict() for batch in open_graph(config).parts[0].loader.batches(round_, Share(1, round_, 2))]
-                for round_ in range(2)]
+    expected = [
+        [
+            batch.to_dict()
+            for batch in open_graph(config).parts[0].loader.batches(round_, Share(1, round_, 2))
+        ]
+        for round_ in range(2)
+    ]
     assert expected[0]
     loader = open_graph(config).parts[0].loader
     with pretended() as waited:
@@ -45,63 +50,141 @@ def assert_same_batches(config, *, far=()):
                 assert batch.keys() == other.keys()
                 for key, value in other.items():
                     if isinstance(value, torch.Tensor):
-                        torch.testing.assert_close(plain_edges(batch[key]), plain_edges(value), rtol=0, atol=0,
-                                                   equal_nan=True, msg=key)
+                        torch.testing.assert_close(
+                            plain_edges(batch[key]),
+                            plain_edges(value),
+                            rtol=0,
+                            atol=0,
+                            equal_nan=True,
+                            msg=key,
+                        )
                 csr = [edges["edge_index"]._T_perm for edges in (batch, other)]
                 assert torch.equal(*csr)
     return waited
 
 
 @pytest.mark.parametrize("far", [(), ("x", "edge_attr")], ids=["near", "far"])
-@pytest.mark.parametrize("overrides", [
-    ["partition=random", "partition.num_parts=4", "partition.scale_sums=true"],
-    ["partition=metis", "partition.num_parts=4", "partition.clusters_per_step=2"],
-    ["partition=metis_random", "partition.num_parts=3"], ["partition=whole"],
-    ["loader=neighbor", "loader.num_neighbors=[3,-1]", "model.num_layers=2", "loader.batch_size=32"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition=random", "partition.num_parts=4", "partition.scale_sums=true"],
+        ["partition=metis", "partition.num_parts=4", "partition.clusters_per_step=2"],
+        ["partition=metis_random", "partition.num_parts=3"],
+        ["partition=whole"],
+        [
+            "loader=neighbor",
+            "loader.num_neighbors=[3,-1]",
+            "model.num_layers=2",
+            "loader.batch_size=32",
+        ],
+    ],
+)
 def test_labels_of_nodes(overrides, far, configure):
     assert_same_batches(configure(*TOY, *overrides), far=far)
 
 
-@pytest.mark.parametrize("overrides", [
-    [], ["task.hide_pairs=true", "task.strict_negatives=true"], ["partition=whole", "task.hide_pairs=true"],
-    ["data.link_negatives=all", "task.num_negatives=3"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["task.hide_pairs=true", "task.strict_negatives=true"],
+        ["partition=whole", "task.hide_pairs=true"],
+        ["data.link_negatives=all", "task.num_negatives=3"],
+    ],
+)
 def test_links(overrides, configure, tmp_path):
-    (tmp_path / "edges.csv").write_text("\n".join(f"{a},{b}" for a in range(40) for b in range(a) if a * b % 7 == 1))
+    (tmp_path / "edges.csv").write_text(
+        "\n".join(f"{a},{b}" for a in range(40) for b in range(a) if a * b % 7 == 1)
+    )
     assert_same_batches(configure(*LINKS, f"data.path={tmp_path / 'edges.csv'}", *overrides))
 
 
 @pytest.mark.parametrize("overrides", [[], ["loader.pack=nodes"], ["data.laplacian=2"]])
 def test_whole_graphs(overrides, configure, tmp_path):
-    assert_same_batches(configure(*MOLECULES, f"data.folder={write_graphs(tmp_path)}", *overrides),
-                        far=("x", "edge_attr"))
+    assert_same_batches(
+        configure(*MOLECULES, f"data.folder={write_graphs(tmp_path)}", *overrides),
+        far=("x", "edge_attr"),
+    )
 
 
-@pytest.mark.parametrize("overrides", [
-    ["partition.num_parts=3", "partition.stratify=true"],
-    pytest.param(["loader=neighbor", "loader.num_neighbors={default:[3,2]}", "model.num_layers=2",
-                  "loader.batch_size=8"], marks=pytest.mark.slow),
-    ["task=link", "task.relation=buys", "task.pairs_per_step=20", "task.hide_pairs=true", "partition.num_parts=2"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition.num_parts=3", "partition.stratify=true"],
+        pytest.param(
+            [
+                "loader=neighbor",
+                "loader.num_neighbors={default:[3,2]}",
+                "model.num_layers=2",
+                "loader.batch_size=8",
+            ],
+            marks=pytest.mark.slow,
+        ),
+        [
+            "task=link",
+            "task.relation=buys",
+            "task.pairs_per_step=20",
+            "task.hide_pairs=true",
+            "partition.num_parts=2",
+        ],
+    ],
+)
 def test_several_types(overrides, configure, tmp_path):
     pytest.importorskip("duckdb")
     write_tables(tmp_path)
     (tmp_path / "graph.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
-    assert_same_batches(configure("data=tables", f"data.schema={tmp_path / 'graph.yaml'}", f"data.folder={tmp_path}",
-                                  "model=rgcn", "task.base=none", *overrides), far=("edge_attr",))
+    assert_same_batches(
+        configure(
+            "data=tables",
+            f"data.schema={tmp_path / 'graph.yaml'}",
+            f"data.folder={tmp_path}",
+            "model=rgcn",
+            "task.base=none",
+            *overrides,
+        ),
+        far=("edge_attr",),
+    )
 
 
-@pytest.mark.parametrize("overrides", [
-    ["loader=neighbor", "loader.batch_size=16", "loader.num_neighbors=[4,4]", "model.num_layers=2"],
-    pytest.param(["partition=random", "partition.num_parts=3"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "loader=neighbor",
+            "loader.batch_size=16",
+            "loader.num_neighbors=[4,4]",
+            "model.num_layers=2",
+        ],
+        pytest.param(["partition=random", "partition.num_parts=3"], marks=pytest.mark.slow),
+    ],
+)
 def test_snapshots(overrides, configure, tmp_path):
     pytest.importorskip("duckdb")
     assert_same_batches(configure(*write_purchases(tmp_path), *overrides))
 
 
-@pytest.mark.parametrize("overrides", [
-    ["partition.num_parts=3", "evaluation=views", "evaluation.num_views=2", "train.label_input=0.5"],
-    pytest.param(["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,4]", "evaluation=neighbor",
-                  "features=embedding"], marks=pytest.mark.slow),
-    pytest.param(["partition=whole", "evaluation=exact"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "partition.num_parts=3",
+            "evaluation=views",
+            "evaluation.num_views=2",
+            "train.label_input=0.5",
+        ],
+        pytest.param(
+            [
+                "loader=neighbor",
+                "loader.batch_size=40",
+                "loader.num_neighbors=[4,4]",
+                "evaluation=neighbor",
+                "features=embedding",
+            ],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["partition=whole", "evaluation=exact"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkeypatch):
     """A model on the CPU trains on batches from the pretended device; what it reads comes from there alone."""
     config = configure(*TOY, "train.epochs=2", *overrides)
@@ -129,4 +212,7 @@ def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkey
     with pretended():
         found = train(config, tmp_path / "there")
     assert set(placed) == {DEVICE}
-    assert found["weights_sha256"] == expected["weights_sha256"] and found["best_valid"] == expected["best_valid"]
+    assert (
+        found["weights_sha256"] == expected["weights_sha256"]
+        and found["best_valid"] == expected["best_valid"]
+    )

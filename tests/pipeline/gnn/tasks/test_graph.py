@@ -39,13 +39,18 @@ SMALL = ["model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "lo
 def toys(tmp_path_factory):
     """A folder with a small dataset in the manner of each."""
     folder = tmp_path_factory.mktemp("toys")
-    return {name: write_graphs(folder / name, name) for name in ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")}
+    return {
+        name: write_graphs(folder / name, name)
+        for name in ("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa")
+    }
 
 
 @pytest.fixture
 def config_of(toys, configure):
     def compose(name: str, *overrides: str):
-        return configure(f"+experiment={name.replace('-', '_')}", f"data.folder={toys[name]}", *SMALL, *overrides)
+        return configure(
+            f"+experiment={name.replace('-', '_')}", f"data.folder={toys[name]}", *SMALL, *overrides
+        )
 
     return compose
 
@@ -59,24 +64,41 @@ def molecules(toys):
 def test_batch_norm_needs_two_graphs_to_a_batch(molecules):
     pairs, single = (GraphLoader(molecules, batch_size=size) for size in (2, 1))
     pairs.check_batch_norm(pairs.draw(0, Share()))
-    with pytest.raises(ValueError, match="the smallest has one, and batch norm needs two graphs .* Raise loader.batch"):
+    with pytest.raises(
+        ValueError,
+        match="the smallest has one, and batch norm needs two graphs .* Raise loader.batch",
+    ):
         single.check_batch_norm(single.draw(0, Share()))
 
 
 @pytest.mark.parametrize("conv", ["GINEConv", "ResGatedGraphConv", "GATConv", "GatedGCNConv"])
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_layers_of_pyg_pool_the_nodes_of_each_graph(conv, pool, molecules):
-    model = PyGModel(9, 16, 2, 2, edge_dim=3, node_tables=molecules.x_tables, edge_tables=molecules.edge_tables,
-                     pool=pool, conv=conv, norm="batch").eval()
+    model = PyGModel(
+        9,
+        16,
+        2,
+        2,
+        edge_dim=3,
+        node_tables=molecules.x_tables,
+        edge_tables=molecules.edge_tables,
+        pool=pool,
+        conv=conv,
+        norm="batch",
+    ).eval()
     batch = select_graphs(molecules, torch.arange(12))
     out = model(batch.x, batch.edge_index, batch.edge_attr, batch.ptr)
     for number in range(12):
         one = select_graphs(molecules, torch.tensor([number]))
-        torch.testing.assert_close(model(one.x, one.edge_index, one.edge_attr), out[number:number + 1])
+        torch.testing.assert_close(
+            model(one.x, one.edge_index, one.edge_attr), out[number : number + 1]
+        )
     model.pool, model.head = "none", torch.nn.Identity()
     rows = model(batch.x, batch.edge_index, batch.edge_attr)
-    pooled = [getattr(torch, "amax" if pool == "max" else pool)(rows[first:last], 0)
-              for first, last in zip(batch.ptr[:-1], batch.ptr[1:])]
+    pooled = [
+        getattr(torch, "amax" if pool == "max" else pool)(rows[first:last], 0)
+        for first, last in zip(batch.ptr[:-1], batch.ptr[1:])
+    ]
     torch.testing.assert_close(torch.stack(pooled), pool_graphs(rows, batch.ptr, pool))
     changed = batch.edge_attr.clone()
     changed[:, 2] = 1 - changed[:, 2]
@@ -85,22 +107,34 @@ def test_layers_of_pyg_pool_the_nodes_of_each_graph(conv, pool, molecules):
 
 @pytest.mark.parametrize("name", ["ogbg-molhiv", pytest.param("ogbg-ppa", marks=pytest.mark.slow)])
 def test_gated_layers_learn_labels_of_graphs(name, toys, configure, tmp_path):
-    config = configure(f"+experiment={name.replace('-', '_')}_gatedgcn", f"data.folder={toys[name]}", *SMALL,
-                       "train.lr=0.01", "train.warmup_steps=2")
+    config = configure(
+        f"+experiment={name.replace('-', '_')}_gatedgcn",
+        f"data.folder={toys[name]}",
+        *SMALL,
+        "train.lr=0.01",
+        "train.warmup_steps=2",
+    )
     summary = train(config, tmp_path / "run")
     first, *_, last = rounds_of(tmp_path / "run")
     assert last["loss"] < first["loss"] and summary["num_parameters"] > 0
 
 
-@pytest.mark.parametrize("split,num_ranks", [(False, 1), (False, 3), (True, 2), (True, 3), (True, 8)])
+@pytest.mark.parametrize(
+    "split,num_ranks", [(False, 1), (False, 3), (True, 2), (True, 3), (True, 8)]
+)
 @pytest.mark.parametrize("pack", ["graphs", "nodes"])
 def test_batches_cover_each_training_graph_once(split, num_ranks, pack, molecules):
     loader = GraphLoader(molecules, batch_size=7, pack=pack, seed=3)
     wanted = molecules.train_mask.nonzero().squeeze(1).tolist()
     seen = []
     for rank in range(num_ranks):
-        schedule = Schedule(num_epochs=num_ranks, num_batches=loader.num_batches, rank=rank, num_ranks=num_ranks,
-                            split=split)
+        schedule = Schedule(
+            num_epochs=num_ranks,
+            num_batches=loader.num_batches,
+            rank=rank,
+            num_ranks=num_ranks,
+            split=split,
+        )
         mine = [batch.graph_id.tolist() for batch in loader.batches(0, schedule.share(0))]
         assert all(len(graphs) >= loader.least_graphs for graphs in mine)
         assert len(mine) <= schedule.num_steps
@@ -115,7 +149,11 @@ def test_batches_cover_each_training_graph_once(split, num_ranks, pack, molecule
 def test_orders_are_a_function_of_seed_round_and_draw(molecules):
     def order(seed, round_, draw):
         schedule = Schedule(num_epochs=99, num_batches=4, rank=draw, num_ranks=3)
-        return GraphLoader(molecules, batch_size=7, seed=seed).draw(round_, schedule.share(0)).perm.tolist()
+        return (
+            GraphLoader(molecules, batch_size=7, seed=seed)
+            .draw(round_, schedule.share(0))
+            .perm.tolist()
+        )
 
     assert order(0, 0, 0) == order(0, 0, 0)
     assert len({tuple(order(*path)) for path in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))}) == 4
@@ -128,7 +166,11 @@ def test_cuts_by_nodes_leave_no_part_empty_and_are_even(sizes, data):
     graphs, sizes = torch.arange(len(sizes)), torch.tensor(sizes)
     parts = cut_by_nodes(graphs, sizes, num_parts)
     counts = parts.ptr.diff()
-    assert len(counts) == num_parts and int(counts.sum()) == len(sizes) and torch.equal(parts.perm, graphs)
+    assert (
+        len(counts) == num_parts
+        and int(counts.sum()) == len(sizes)
+        and torch.equal(parts.perm, graphs)
+    )
     assert int(counts.min()) >= min(2, len(sizes) // num_parts)
     if int(counts.min()) > 2:  # no cut was moved for the sake of the least number
         nodes = torch.tensor([int(sizes[a:b].sum()) for a, b in zip(parts.ptr[:-1], parts.ptr[1:])])
@@ -138,28 +180,47 @@ def test_cuts_by_nodes_leave_no_part_empty_and_are_even(sizes, data):
 def test_a_batch_is_what_pyg_makes_of_the_same_graphs(molecules):
     graphs = split_into_list(molecules)
     chosen = torch.tensor([5, 0, 39, 17, 17, 2])
-    ours, theirs = select_graphs(molecules, chosen), Batch.from_data_list([graphs[i] for i in chosen.tolist()])
+    ours, theirs = (
+        select_graphs(molecules, chosen),
+        Batch.from_data_list([graphs[i] for i in chosen.tolist()]),
+    )
     for key in ("x", "edge_attr", "y", "ptr"):
         assert torch.equal(ours[key].to(theirs[key].dtype), theirs[key]), key
-    assert torch.equal(ours.edge_index.as_tensor(), theirs.edge_index) and ours.num_nodes == theirs.num_nodes
+    assert (
+        torch.equal(ours.edge_index.as_tensor(), theirs.edge_index)
+        and ours.num_nodes == theirs.num_nodes
+    )
     ours.edge_index.validate()
     (rowptr, dst), perm = ours.edge_index.get_csr()
     assert torch.equal(dst, theirs.edge_index[1][perm])
-    assert torch.equal(rowptr.diff(), torch.bincount(theirs.edge_index[0], minlength=ours.num_nodes))
+    assert torch.equal(
+        rowptr.diff(), torch.bincount(theirs.edge_index[0], minlength=ours.num_nodes)
+    )
     assert torch.equal(theirs.edge_index[0][perm].sort().values, theirs.edge_index[0][perm])
     assert torch.equal(molecules.x[ours.n_id], ours.x)
 
 
 def build_molecules(**options) -> DeeperGCN:
     torch.manual_seed(0)
-    return DeeperGCN(9, 16, 1, 3, edge_dim=3, node_tables=[119, 5, 12, 12, 10, 6, 6, 2, 2], edge_tables=[5, 6, 2],
-                     **{"pool": "mean", "norm": "batch", "num_mlp_layers": 1, "dropout": 0.0, **options})
+    return DeeperGCN(
+        9,
+        16,
+        1,
+        3,
+        edge_dim=3,
+        node_tables=[119, 5, 12, 12, 10, 6, 6, 2, 2],
+        edge_tables=[5, 6, 2],
+        **{"pool": "mean", "norm": "batch", "num_mlp_layers": 1, "dropout": 0.0, **options},
+    )
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_a_batch_is_predicted_and_learned_as_by_pygs_layers_and_ogbs_encoders(kernel, molecules):
     graphs, chosen = split_into_list(molecules), torch.tensor([1, 2, 30, 14])
-    ours, theirs = select_graphs(molecules, chosen), Batch.from_data_list([graphs[i] for i in chosen.tolist()])
+    ours, theirs = (
+        select_graphs(molecules, chosen),
+        Batch.from_data_list([graphs[i] for i in chosen.tolist()]),
+    )
     model = build_molecules(kernel=kernel)
     other = PyGMolecules(model)
     for mode in (False, True):
@@ -168,28 +229,54 @@ def test_a_batch_is_predicted_and_learned_as_by_pygs_layers_and_ogbs_encoders(ke
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     weights = torch.randn(a.shape)
     (a * weights).sum().backward(), (b * weights).sum().backward()
-    for tables, embeddings in ((model.node_encoder, other.atom_encoder), (model.edge_lins[1], other.bond_encoders[1])):
+    for tables, embeddings in (
+        (model.node_encoder, other.atom_encoder),
+        (model.edge_lins[1], other.bond_encoders[1]),
+    ):
         theirs = torch.cat([embedding.weight.grad for embedding in embeddings])
         torch.testing.assert_close(tables.weight.grad, theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind,options", [(DeeperGCN, {"virtual_node": "add"}), (DeeperGCN, {"virtual_node": "mean"}),
-                                          (DeeperGCN, {"block": "dense"}), (DeeperGCN, {"fold_edge_encoder": False}),
-                                          (RevGNN, {}), (EquilibriumGNN, {"tolerance": 1e-6, "num_layers": 30})])
+@pytest.mark.parametrize(
+    "kind,options",
+    [
+        (DeeperGCN, {"virtual_node": "add"}),
+        (DeeperGCN, {"virtual_node": "mean"}),
+        (DeeperGCN, {"block": "dense"}),
+        (DeeperGCN, {"fold_edge_encoder": False}),
+        (RevGNN, {}),
+        (EquilibriumGNN, {"tolerance": 1e-6, "num_layers": 30}),
+    ],
+)
 @pytest.mark.parametrize("pool", ["mean", "sum", "max"])
 def test_graphs_of_a_batch_know_nothing_of_each_other(kind, options, pool, molecules):
     torch.manual_seed(0)
     sizes = {"num_layers": 3, **options}
-    model = kind(9, 16, 2, edge_dim=3, node_tables=molecules.x_tables, edge_tables=molecules.edge_tables, pool=pool,
-                 **sizes).eval()
-    for parameter in model.parameters():  # a virtual node begins at zero, where none could be told from another
+    model = kind(
+        9,
+        16,
+        2,
+        edge_dim=3,
+        node_tables=molecules.x_tables,
+        edge_tables=molecules.edge_tables,
+        pool=pool,
+        **sizes,
+    ).eval()
+    for (
+        parameter
+    ) in model.parameters():  # a virtual node begins at zero, where none could be told from another
         parameter.data += 0.05 * torch.randn_like(parameter)
     chosen = torch.tensor([3, 8, 21])
-    together, alone = select_graphs(molecules, chosen), [select_graphs(molecules, chosen[i:i + 1]) for i in range(3)]
+    together, alone = (
+        select_graphs(molecules, chosen),
+        [select_graphs(molecules, chosen[i : i + 1]) for i in range(3)],
+    )
     out, *each = (model(b.x, b.edge_index, b.edge_attr, ptr=b.ptr) for b in (together, *alone))
     torch.testing.assert_close(out, torch.cat(each), rtol=1e-3, atol=1e-4)
     assert out.shape == (3, 2)
-    torch.testing.assert_close(model(alone[0].x, alone[0].edge_index, alone[0].edge_attr), each[0])  # one graph: no ptr
+    torch.testing.assert_close(
+        model(alone[0].x, alone[0].edge_index, alone[0].edge_attr), each[0]
+    )  # one graph: no ptr
 
 
 def test_folded_tables_are_those_that_are_looked_up(molecules):
@@ -207,7 +294,9 @@ def test_folded_tables_are_those_that_are_looked_up(molecules):
 def test_a_category_outside_of_its_table_is_refused():
     tables = TableEncoder([3, 2], 4)
     assert torch.equal(tables(torch.tensor([[2, 1]])), (tables.weight[2] + tables.weight[4])[None])
-    assert torch.equal(tables.one_hot(torch.tensor([[2, 1]])) @ tables.weight, tables(torch.tensor([[2, 1]])))
+    assert torch.equal(
+        tables.one_hot(torch.tensor([[2, 1]])) @ tables.weight, tables(torch.tensor([[2, 1]]))
+    )
     for wrong in ([[3, 0]], [[0, 2]], [[-1, 0]]):
         with pytest.raises(IndexError, match="column [01] holds the category"):
             tables(torch.tensor(wrong))
@@ -226,7 +315,9 @@ def test_exact_evaluation_is_that_of_the_batches_of_training_in_evaluation_mode(
     task, loader = build.build_task(config, data), build.build_loader(config, data)
     torch.manual_seed(0)
     model = build.build_model(config, data, task)
-    for batch in loader.batches(0, Schedule(1, loader.num_batches).share(0)):  # running statistics of batch norms
+    for batch in loader.batches(
+        0, Schedule(1, loader.num_batches).share(0)
+    ):  # running statistics of batch norms
         task.loss(model.train(), batch, torch.Generator())
     rows = build.predict_all(config, data, model=model)
     assert rows.shape == (40, 4)
@@ -267,8 +358,15 @@ def test_missing_labels_are_left_out_of_the_loss(config_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [["train.precision=bf16"], ["parallel.num_ranks=2"], ["task.pool=max"],
-                                       ["model.virtual_node=none", "model.norm=layer", "loader.batch_size=1"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.precision=bf16"],
+        ["parallel.num_ranks=2"],
+        ["task.pool=max"],
+        ["model.virtual_node=none", "model.norm=layer", "loader.batch_size=1"],
+    ],
+)
 def test_options_train(overrides, config_of, tmp_path):
     summary = train(config_of("ogbg-molpcba", *overrides), tmp_path / "run")
     assert 0 < summary["test"] <= 1
@@ -276,9 +374,29 @@ def test_options_train(overrides, config_of, tmp_path):
 
 @pytest.mark.slow
 def test_the_bench_compares_and_times(toys):
-    result = subprocess.run([sys.executable, "-m", "scripts.bench", "graphs", "--folder", str(toys["ogbg-molhiv"]),
-                             "--num-batches", "2", "--layers", "3", "--channels", "16", "--repeat", "1"], cwd=ROOT,
-                            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "scripts.bench",
+            "graphs",
+            "--folder",
+            str(toys["ogbg-molhiv"]),
+            "--num-batches",
+            "2",
+            "--layers",
+            "3",
+            "--channels",
+            "16",
+            "--repeat",
+            "1",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert result.returncode == 0, result.stderr
     loading, steps = csv.DictReader(io.StringIO(result.stdout))
     assert float(loading["ratio_median"]) > 0 and steps["what"] == "training steps 3x16"
@@ -288,6 +406,8 @@ def test_the_bench_compares_and_times(toys):
 def test_the_report_shows_batches_and_no_partition_or_components(config_of, tmp_path):
     train(config_of("ogbg-molhiv", "train.epochs=1", "model.num_layers=1"), tmp_path / "run")
     text = page([read_run(tmp_path / "run")])
-    assert "24 training graphs in 4 batches of 6 to 6 graphs" in text and "Batches of graphs" in text
+    assert (
+        "24 training graphs in 4 batches of 6 to 6 graphs" in text and "Batches of graphs" in text
+    )
     assert not (tmp_path / "run" / "components.json").exists()
     assert 'id="components"' not in text and "Partition" not in text.replace("Partitions", "")

@@ -33,20 +33,55 @@ def at(row, column, value):
     return put
 
 
-@pytest.mark.parametrize("file,change_table,message", [
-    ("num-node-list", at(3, 0, 0), r"num-node-list.csv.gz: graph 3 \(from 0\) has no nodes"),
-    ("num-node-list", lambda table: table[:-1], "has 11 graphs, but num-edge-list.csv.gz has 12"),
-    ("num-edge-list", at(0, 0, -1), "num-edge-list.csv.gz: row 0 .from 0. holds -1, which is not a number of nodes"),
-    ("edge", at(2, 1, 40), r"edge.csv.gz: row 2 \(from 0\) names node 40 of graph \d+, which has the nodes 0 to"),
-    ("edge", lambda table: table[1:], r"edge.csv.gz holds a table of shape .*, but num-edge-list.csv.gz says"),
-    ("node-feat", at(1, 0, 119), r"node-feat.csv.gz: row 1, column 0 \(from 0\) holds 119; .* categories 0 to 118"),
-    ("node-feat", at(0, 8, -1), r"row 0, column 8 \(from 0\) holds -1"),
-    ("node-feat", lambda table: table[:, :8], "holds 8 columns, but OGB's molecules have 9 columns"),
-    ("node-feat", lambda table: table + 0.5, "row 0 .from 0. holds 9.5, which is not a whole number"),
-    ("node-feat", lambda table: table[1:], "the lists of sizes say"),
-    ("edge-feat", at(0, 1, 6), r"edge-feat.csv.gz: row 0, column 1 \(from 0\) holds 6; .* categories 0 to 5"),
-    ("graph-label", lambda table: table[:-1], "graph-label.csv.gz has 11 rows for 12 graphs"),
-])
+@pytest.mark.parametrize(
+    "file,change_table,message",
+    [
+        ("num-node-list", at(3, 0, 0), r"num-node-list.csv.gz: graph 3 \(from 0\) has no nodes"),
+        (
+            "num-node-list",
+            lambda table: table[:-1],
+            "has 11 graphs, but num-edge-list.csv.gz has 12",
+        ),
+        (
+            "num-edge-list",
+            at(0, 0, -1),
+            "num-edge-list.csv.gz: row 0 .from 0. holds -1, which is not a number of nodes",
+        ),
+        (
+            "edge",
+            at(2, 1, 40),
+            r"edge.csv.gz: row 2 \(from 0\) names node 40 of graph \d+, which has the nodes 0 to",
+        ),
+        (
+            "edge",
+            lambda table: table[1:],
+            r"edge.csv.gz holds a table of shape .*, but num-edge-list.csv.gz says",
+        ),
+        (
+            "node-feat",
+            at(1, 0, 119),
+            r"node-feat.csv.gz: row 1, column 0 \(from 0\) holds 119; .* categories 0 to 118",
+        ),
+        ("node-feat", at(0, 8, -1), r"row 0, column 8 \(from 0\) holds -1"),
+        (
+            "node-feat",
+            lambda table: table[:, :8],
+            "holds 8 columns, but OGB's molecules have 9 columns",
+        ),
+        (
+            "node-feat",
+            lambda table: table + 0.5,
+            "row 0 .from 0. holds 9.5, which is not a whole number",
+        ),
+        ("node-feat", lambda table: table[1:], "the lists of sizes say"),
+        (
+            "edge-feat",
+            at(0, 1, 6),
+            r"edge-feat.csv.gz: row 0, column 1 \(from 0\) holds 6; .* categories 0 to 5",
+        ),
+        ("graph-label", lambda table: table[:-1], "graph-label.csv.gz has 11 rows for 12 graphs"),
+    ],
+)
 def test_files_that_do_not_fit_are_named(file, change_table, message, folder):
     change(folder, file, change_table)
     with pytest.raises(ValueError, match=message):
@@ -78,31 +113,63 @@ def test_validation_labels_of_one_kind_have_no_score(folder, configure):
 
 
 def test_a_wrong_folder_is_said(folder, tmp_path, ogb_toy):
-    for wrong, message in ((tmp_path / "none", "does not exist or is not a folder"),
-                           (folder / "raw", "raw/edge.csv.gz is missing; data.folder must hold raw/ and split/"),
-                           (ogb_toy("ogbn-arxiv"), "graph-label.csv.gz is missing")):
+    for wrong, message in (
+        (tmp_path / "none", "does not exist or is not a folder"),
+        (folder / "raw", "raw/edge.csv.gz is missing; data.folder must hold raw/ and split/"),
+        (ogb_toy("ogbn-arxiv"), "graph-label.csv.gz is missing"),
+    ):
         config = OGBGraphConfig(folder=str(wrong))
         with pytest.raises(ValueError, match=message):
             load(config, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("overrides,message", [
-    (["loader=neighbor"], "task=graph needs loader=graph, .*this run has loader=neighbor"),
-    (["loader=cluster"], "task=graph needs loader=graph, .*this run has loader=cluster"),
-    (["task=node"], "loader=graph needs task=graph, .*this run has task=node"),
-    (["data=digits"], "data=digits with task=graph and loader=graph do not fit"),
-    (["partition=metis"], "task=graph needs partition=random or whole, .*this run has partition=metis"),
-    (["evaluation=views"], "task=graph needs evaluation=exact, .*this run has evaluation=views"),
-    (["evaluation=neighbor", "evaluation.num_neighbors=[5,5]"], "task=graph needs .*evaluation=neighbor"),
-    (["train.label_input=0.5"], "task=graph needs train.label_input=0, since labels of graphs are no inputs"),
-    (["data.components=largest"], "data.components=largest needs one graph, but data=ogb_graph holds many graphs"),
-    (["data.to_undirected=true"], "data.to_undirected=true needs one graph, but data=ogb_graph holds many graphs"),
-    (["loader.pack=size"], "loader.pack=size is unknown; choose one of graphs, nodes"),
-    (["task.pool=none"], "task.pool=none is unknown; choose one of mean, sum, max"),
-    (["loader.batch_size=1", "model.norm=batch"], "holds a single graph, and batch norm needs two"),
-])
+@pytest.mark.parametrize(
+    "overrides,message",
+    [
+        (["loader=neighbor"], "task=graph needs loader=graph, .*this run has loader=neighbor"),
+        (["loader=cluster"], "task=graph needs loader=graph, .*this run has loader=cluster"),
+        (["task=node"], "loader=graph needs task=graph, .*this run has task=node"),
+        (["data=digits"], "data=digits with task=graph and loader=graph do not fit"),
+        (
+            ["partition=metis"],
+            "task=graph needs partition=random or whole, .*this run has partition=metis",
+        ),
+        (
+            ["evaluation=views"],
+            "task=graph needs evaluation=exact, .*this run has evaluation=views",
+        ),
+        (
+            ["evaluation=neighbor", "evaluation.num_neighbors=[5,5]"],
+            "task=graph needs .*evaluation=neighbor",
+        ),
+        (
+            ["train.label_input=0.5"],
+            "task=graph needs train.label_input=0, since labels of graphs are no inputs",
+        ),
+        (
+            ["data.components=largest"],
+            "data.components=largest needs one graph, but data=ogb_graph holds many graphs",
+        ),
+        (
+            ["data.to_undirected=true"],
+            "data.to_undirected=true needs one graph, but data=ogb_graph holds many graphs",
+        ),
+        (["loader.pack=size"], "loader.pack=size is unknown; choose one of graphs, nodes"),
+        (["task.pool=none"], "task.pool=none is unknown; choose one of mean, sum, max"),
+        (
+            ["loader.batch_size=1", "model.norm=batch"],
+            "holds a single graph, and batch norm needs two",
+        ),
+    ],
+)
 def test_what_does_not_go_with_whole_graphs_is_refused(overrides, message, folder, configure):
-    overrides = [f"data.folder={folder}", *overrides] if "data=digits" not in overrides else overrides
-    experiment = ["+experiment=ogbg_molhiv"] if "data=digits" not in overrides else ["task=graph", "loader=graph"]
+    overrides = (
+        [f"data.folder={folder}", *overrides] if "data=digits" not in overrides else overrides
+    )
+    experiment = (
+        ["+experiment=ogbg_molhiv"]
+        if "data=digits" not in overrides
+        else ["task=graph", "loader=graph"]
+    )
     with pytest.raises(ValueError, match=message):
         build.open_graph(configure(*experiment, "model.num_layers=2", *overrides))

@@ -25,14 +25,23 @@ from tests.helpers.running import rounds_of, shell, summary_of, train
 
 pytestmark = pytest.mark.usefixtures("importable")
 CPU = torch.device("cpu")
-SMALL = ["data=ogb_link", "task=link", "partition=random", "partition.num_parts=2", "model.num_layers=2",
-         "model.hidden_channels=8", "train.epochs=4", "task.pairs_per_step=60"]
+SMALL = [
+    "data=ogb_link",
+    "task=link",
+    "partition=random",
+    "partition.num_parts=2",
+    "model.num_layers=2",
+    "model.hidden_channels=8",
+    "train.epochs=4",
+    "task.pairs_per_step=60",
+]
 NO_INDEX = ["task.common_neighbors=false", "task.hide_pairs=false"]
 
 
 @pytest.fixture
 def configure_links(configure, ogb_toy):
     """Compose a small run on the toy of ogbl-collab."""
+
     def compose(*overrides: str) -> configuration.RunConfig:
         return configure(*SMALL, f"data.folder={ogb_toy('ogbl-collab')}", *overrides)
 
@@ -43,8 +52,15 @@ def configure_links(configure, ogb_toy):
 def trained(tmp_path_factory):
     """A run of two epochs: its configuration and its folder, which nothing may change."""
     folder = tmp_path_factory.mktemp("trained")
-    config = cli.compose_config([*SMALL, f"data.folder={write_links(folder / 'toy')}", "train.epochs=2",
-                                 "task.base=none", f"cache_dir={folder / 'cache'}"])
+    config = cli.compose_config(
+        [
+            *SMALL,
+            f"data.folder={write_links(folder / 'toy')}",
+            "train.epochs=2",
+            "task.base=none",
+            f"cache_dir={folder / 'cache'}",
+        ]
+    )
     train(config, folder / "run")
     return config, folder / "run"
 
@@ -55,7 +71,9 @@ def test_the_folder_is_read_as_it_is(ogb_toy, tmp_path):
     assert all(torch.equal(data[key], expected[key]) for key in PAIRS) and data.metric == "hits@50"
     assert torch.equal(data.edge_index.as_tensor(), expected.edge_index.as_tensor())
     torch.testing.assert_close(data.x, expected.x, atol=1e-3, rtol=0)
-    assert data.valid_mask.nonzero().squeeze(1).tolist() == sorted(set(data.valid_pairs.flatten().tolist()))
+    assert data.valid_mask.nonzero().squeeze(1).tolist() == sorted(
+        set(data.valid_pairs.flatten().tolist())
+    )
 
 
 @needs_shared("collab_cs")
@@ -67,7 +85,9 @@ def test_the_shared_graph_is_that_of_its_readme(tmp_path):
 
 def test_a_step_follows_the_published_loss(configure_links):
     """Against the loss as it is written in the papers: minus the logarithms of the probabilities."""
-    config = configure_links("partition=whole", "task.num_negatives=3", "model.dropout=0", "train.epochs=1")
+    config = configure_links(
+        "partition=whole", "task.num_negatives=3", "model.dropout=0", "train.epochs=1"
+    )
     data = build.open_graph(config).data
     with contextlib.closing(build.build_trainer(config, data, CPU)) as trainer:
         before = copy.deepcopy(trainer.model)
@@ -75,13 +95,19 @@ def test_a_step_follows_the_published_loss(configure_links):
         batch = next(iter(trainer.loader.batches(0, trainer.schedule.share(0))))
     h = before(batch.x, batch.edge_index)
     neighborhoods = before.find_paths(batch.edge_index, batch.num_nodes)
-    positive, negative = (before.decode(h, pairs, neighborhoods).sigmoid()
-                          for pairs in (batch.pairs, batch.negatives))
+    positive, negative = (
+        before.decode(h, pairs, neighborhoods).sigmoid() for pairs in (batch.pairs, batch.negatives)
+    )
     assert (len(positive), len(negative)) == (60, 180)
     (-(positive.log().mean() + (1 - negative).log().mean())).backward()
-    for (name, ours), (_, theirs) in zip(trainer.model.named_parameters(), before.named_parameters(), strict=True):
+    for (name, ours), (_, theirs) in zip(
+        trainer.model.named_parameters(), before.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
-    moved = [not torch.equal(a, b) for a, b in zip(trainer.model.predictor.parameters(), before.predictor.parameters())]
+    moved = [
+        not torch.equal(a, b)
+        for a, b in zip(trainer.model.predictor.parameters(), before.predictor.parameters())
+    ]
     assert len(moved) == 7 and all(moved)  # three layers, and the weight of the index
 
 
@@ -94,11 +120,27 @@ def test_training_learns_links(configure, tmp_path):
     between = torch.from_numpy(rng.permutation(every[group[every[:, 0]] != group[every[:, 1]]]))
     train_pairs, held_out = torch.from_numpy(within[:500]), torch.from_numpy(within[500:600])
     x = torch.from_numpy((group * 2.0 - 1)[:, None] + 2 * rng.standard_normal((n, 4))).float()
-    data = make_graph(torch.cat([train_pairs, train_pairs.flip(1)]).tolist(), n, x=x, metric="hits@20",
-                      train_pairs=train_pairs, valid_pairs=held_out[:50], test_pairs=held_out[50:],
-                      valid_negatives=between[:200], test_negatives=between[200:400])
-    config = configure(*SMALL, "train.epochs=30", "train.lr=0.01", "partition=whole", "task.pairs_per_step=1000",
-                       "model.hidden_channels=16", "train.eval_every=30", *NO_INDEX)
+    data = make_graph(
+        torch.cat([train_pairs, train_pairs.flip(1)]).tolist(),
+        n,
+        x=x,
+        metric="hits@20",
+        train_pairs=train_pairs,
+        valid_pairs=held_out[:50],
+        test_pairs=held_out[50:],
+        valid_negatives=between[:200],
+        test_negatives=between[200:400],
+    )
+    config = configure(
+        *SMALL,
+        "train.epochs=30",
+        "train.lr=0.01",
+        "partition=whole",
+        "task.pairs_per_step=1000",
+        "model.hidden_channels=16",
+        "train.eval_every=30",
+        *NO_INDEX,
+    )
     summary = train_one(config, data, tmp_path, CPU, "test")
     assert summary["test"] > 0.7 and rounds_of(tmp_path)[-1]["loss"] < 1.1  # of 2 log 2 = 1.39
 
@@ -106,7 +148,9 @@ def test_training_learns_links(configure, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["epochs", "split"])
 def test_two_ranks_take_uneven_rounds_and_agree(mode, configure_links, tmp_path):
-    config = configure_links(f"parallel={mode}", "parallel.num_ranks=2", "train.epochs=3", "partition.num_parts=3")
+    config = configure_links(
+        f"parallel={mode}", "parallel.num_ranks=2", "train.epochs=3", "partition.num_parts=3"
+    )
     summary = train(config, tmp_path / "run")
     assert (summary["data_epochs"], summary["num_rounds"]) == (3, 2 if mode == "epochs" else 3)
 
@@ -120,30 +164,52 @@ def test_the_predictor_is_part_of_what_is_learned(trained):
     assert checkpoint.digest(state) != summary_of(folder)["weights_sha256"]
 
 
-@pytest.mark.parametrize("model", [
-    ["model=deepergcn"], *(pytest.param(model, marks=pytest.mark.slow) for model in (
-        ["model=pyg", "model.kwargs.heads=2"], ["model=custom", "model.path=tests.helpers.nets.Net"]))],
-    ids=["deepergcn", "pyg", "custom"])
-def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(model, configure_links, tmp_path):
+@pytest.mark.parametrize(
+    "model",
+    [
+        ["model=deepergcn"],
+        *(
+            pytest.param(model, marks=pytest.mark.slow)
+            for model in (
+                ["model=pyg", "model.kwargs.heads=2"],
+                ["model=custom", "model.path=tests.helpers.nets.Net"],
+            )
+        ),
+    ],
+    ids=["deepergcn", "pyg", "custom"],
+)
+def test_views_of_one_cluster_are_exact_and_the_official_metric_is_ours(
+    model, configure_links, tmp_path
+):
     config = configure_links("task.valid_edges=true", "train.epochs=1", *model)
     summary = train(config, tmp_path / "run")
     assert summary["metric"] == "hits@50"
     folder = str(tmp_path / "run")
     exact = restore.restore(EvaluateConfig(run=folder, device="cpu"))
-    views = restore.restore(EvaluateConfig(run=folder, device="cpu", method="views", num_parts=1, num_views=2))
+    views = restore.restore(
+        EvaluateConfig(run=folder, device="cpu", method="views", num_parts=1, num_views=2)
+    )
     torch.testing.assert_close(exact.rows, views.rows)
-    sampled = restore.restore(EvaluateConfig(run=folder, device="cpu", method="neighbor", num_neighbors=[-1, -1]))
+    sampled = restore.restore(
+        EvaluateConfig(run=folder, device="cpu", method="neighbor", num_neighbors=[-1, -1])
+    )
     torch.testing.assert_close(exact.rows, sampled.rows)
     cut = restore.restore(EvaluateConfig(run=folder, device="cpu", method="views", num_parts=4))
     assert not torch.allclose(exact.rows, cut.rows)
     official = restore.evaluate(EvaluateConfig(run=folder, device="cpu"))
-    assert official == {"train": summary["train"], "valid": summary["best_valid"], "test": summary["test"]}
+    assert official == {
+        "train": summary["train"],
+        "valid": summary["best_valid"],
+        "test": summary["test"],
+    }
     assert official == exact.setup.task.scores(exact.setup.model, exact.rows)
 
 
 def test_validation_edges_are_seen_by_the_test_alone(configure_links):
-    plain, seeing = (configure_links(f"task.valid_edges={value}", "task.metric=mrr", *NO_INDEX)
-                     for value in ("false", "true"))
+    plain, seeing = (
+        configure_links(f"task.valid_edges={value}", "task.metric=mrr", *NO_INDEX)
+        for value in ("false", "true")
+    )
     data = build.open_graph(plain).data
     rows, scores = {}, {}
     for name, config in (("plain", plain), ("seeing", seeing)):
@@ -153,10 +219,16 @@ def test_validation_edges_are_seen_by_the_test_alone(configure_links):
         rows[name] = build.predict_all(config, data, model=model)
         scores[name] = task.scores(model, rows[name])
         if name == "seeing":
-            expected = {frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]}
-            assert {frozenset(e) for e in task.test_data.edge_index.as_tensor().t().tolist()} == expected
-            logits = [model.decode(rows[name][:, 8:], data[key]).detach()
-                      for key in ("test_pairs", "test_negatives")]
+            expected = {
+                frozenset(p) for p in [*data.train_pairs.tolist(), *data.valid_pairs.tolist()]
+            }
+            assert {
+                frozenset(e) for e in task.test_data.edge_index.as_tensor().t().tolist()
+            } == expected
+            logits = [
+                model.decode(rows[name][:, 8:], data[key]).detach()
+                for key in ("test_pairs", "test_negatives")
+            ]
             assert scores[name]["test"] == link_metric("mrr", *logits)
             swapped = task.scores(model, torch.cat([rows[name][:, :8], rows["plain"]], dim=1))
     assert torch.equal(rows["seeing"][:, :8], rows["plain"]) and rows["seeing"].shape == (60, 16)
@@ -170,7 +242,10 @@ def test_common_neighbors_are_those_of_the_graph_that_a_split_is_predicted_from(
     config = configure_links("task.valid_edges=true", "task.common_neighbors=true")
     data = build.open_graph(config).data
     task = build.build_task(config, data)
-    model, rows = build.build_model(config, data, task), torch.zeros(60, 8)  # the same product for all pairs
+    model, rows = (
+        build.build_model(config, data, task),
+        torch.zeros(60, 8),
+    )  # the same product for all pairs
     for of_test, splits in ((False, ["train"]), (True, ["train", "valid"])):
         linked = torch.zeros(60, 60)
         for u, v in torch.cat([data[f"{split}_pairs"] for split in splits]).tolist():
@@ -186,29 +261,42 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
     config, run = trained
     pairs, wrong = torch.tensor([[3, 4], [4, 3], [7, 7]]), tmp_path / "wrong.pt"
     torch.save(pairs, tmp_path / "pairs.pt")
-    options = EvaluateConfig(run=str(run), device="cpu", predictions=str(tmp_path / "out.pt"),
-                             pairs=str(tmp_path / "pairs.pt"))
+    options = EvaluateConfig(
+        run=str(run),
+        device="cpu",
+        predictions=str(tmp_path / "out.pt"),
+        pairs=str(tmp_path / "pairs.pt"),
+    )
     restored = restore.restore(options)
     restore.save(restored, options)
     saved = torch.load(tmp_path / "out.pt")
     assert torch.equal(saved["pairs"], pairs) and saved["logits"][0] == saved["logits"][1]
     model, data = restored.setup.model, restored.setup.data
-    graph = restored.setup.task.test_data  # the toy of ogbl-collab, which allows validation links there
+    graph = (
+        restored.setup.task.test_data
+    )  # the toy of ogbl-collab, which allows validation links there
     neighborhoods = model.find_paths(graph.edge_index, data.num_nodes)
     expected = model.decode(saved["embeddings"], pairs, neighborhoods).detach()
     torch.testing.assert_close(saved["logits"], expected)
     restore.save(dataclasses.replace(restored, chosen=None), options)
     saved, data = torch.load(tmp_path / "out.pt"), build.open_graph(config).data
     assert torch.equal(saved["pairs"], torch.cat([data.test_pairs, data.test_negatives]))
-    for content, error in ((torch.tensor([[0, 60]]), "pairs name node 60, the graph has nodes 0 to 59"),
-                           (torch.zeros(2, 2), r"pairs must be integers of shape \[num_pairs, 2\], not torch.float32"),
-                           ([1], "holds a list, not a tensor")):
+    for content, error in (
+        (torch.tensor([[0, 60]]), "pairs name node 60, the graph has nodes 0 to 59"),
+        (torch.zeros(2, 2), r"pairs must be integers of shape \[num_pairs, 2\], not torch.float32"),
+        ([1], "holds a list, not a tensor"),
+    ):
         torch.save(content, wrong)
         with pytest.raises(ValueError, match=error):
             restore.restore(dataclasses.replace(options, pairs=str(wrong)))
-    with pytest.raises(ValueError, match="needs a file for its predictions. Give output=TABLE or predictions=FILE"):
+    with pytest.raises(
+        ValueError, match="needs a file for its predictions. Give output=TABLE or predictions=FILE"
+    ):
         restore.restore(dataclasses.replace(options, predictions=None))
-    for text, error in (("no tensor", "holds no tensors that torch.save wrote: it is text"), (None, "does not exist")):
+    for text, error in (
+        ("no tensor", "holds no tensors that torch.save wrote: it is text"),
+        (None, "does not exist"),
+    ):
         wrong.unlink() if text is None else wrong.write_text(text)
         with pytest.raises(ValueError, match=error):
             restore.restore(dataclasses.replace(options, pairs=str(wrong)))
@@ -223,15 +311,30 @@ def broken(**changes):
 COMPLETE = torch.tensor([(u, v) for u in range(40) for v in range(u)])
 
 
-@pytest.mark.parametrize("changes, error", [
-    (dict(test_pairs=torch.tensor([[0, 1], [39, 40]])),
-     r"test_pairs is out of range: row 1 is the pair \[39, 40\], the graph has nodes 0 to 39"),
-    (dict(valid_negatives=torch.tensor([[-1, 3]])), "valid_negatives is out of range: row 0"),
-    (dict(train_pairs=torch.zeros(0, 2, dtype=torch.int64)), "train_pairs is empty: there is no training pair"),
-    (dict(train_pairs=COMPLETE), "all 780 pairs of the 40 nodes are training pairs, so no negative"),
-    (dict(valid_pairs=torch.zeros(3, 3, dtype=torch.int64)), r"valid_pairs must be integers of shape \[num_pairs, 2\]"),
-    (dict(valid_pairs=torch.zeros(3, 2)), "valid_pairs must be integers .* not torch.float32"),
-    (dict(test_negatives=None), "test_negatives is missing: a link task needs train_pairs")])
+@pytest.mark.parametrize(
+    "changes, error",
+    [
+        (
+            dict(test_pairs=torch.tensor([[0, 1], [39, 40]])),
+            r"test_pairs is out of range: row 1 is the pair \[39, 40\], the graph has nodes 0 to 39",
+        ),
+        (dict(valid_negatives=torch.tensor([[-1, 3]])), "valid_negatives is out of range: row 0"),
+        (
+            dict(train_pairs=torch.zeros(0, 2, dtype=torch.int64)),
+            "train_pairs is empty: there is no training pair",
+        ),
+        (
+            dict(train_pairs=COMPLETE),
+            "all 780 pairs of the 40 nodes are training pairs, so no negative",
+        ),
+        (
+            dict(valid_pairs=torch.zeros(3, 3, dtype=torch.int64)),
+            r"valid_pairs must be integers of shape \[num_pairs, 2\]",
+        ),
+        (dict(valid_pairs=torch.zeros(3, 2)), "valid_pairs must be integers .* not torch.float32"),
+        (dict(test_negatives=None), "test_negatives is missing: a link task needs train_pairs"),
+    ],
+)
 def test_pairs_that_do_not_fit_are_refused(changes, error):
     with pytest.raises(ValueError, match=f"data=ogb_link: {error}|.*: {error}"):
         prepare(broken(**changes), origin="data=ogb_link")
@@ -239,30 +342,60 @@ def test_pairs_that_do_not_fit_are_refused(changes, error):
 
 def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, tmp_path, caplog):
     folder = ogb_toy("ogbl-collab")
-    torch.save({"edge": np.zeros((0, 2), np.int64), "edge_neg": np.zeros((0,))}, folder / "split" / "time" / "valid.pt")
+    torch.save(
+        {"edge": np.zeros((0, 2), np.int64), "edge_neg": np.zeros((0,))},
+        folder / "split" / "time" / "valid.pt",
+    )
     caplog.set_level("INFO")
     config = configure(*SMALL, f"data.folder={folder}", "task.metric=hits@10")
     summary = train(config, tmp_path / "run")
     assert "valid_pairs is empty: the last epoch counts as the best one" in caplog.text
     assert summary["best_epoch"] == 4 and summary["test"] >= 0
-    with pytest.raises(ValueError, match="train.schedule=plateau follows .* hits@10 is undefined on the valid"):
+    with pytest.raises(
+        ValueError, match="train.schedule=plateau follows .* hits@10 is undefined on the valid"
+    ):
         train(keys.replaced(config, {"train.schedule": "plateau"}), tmp_path / "refused")
 
 
-@pytest.mark.parametrize("overrides, error", [
-    (["task.metric=hits@61"], "hits@61 of the valid split: 60 negative pairs are fewer than 61"),
-    (["task.predictor=dot"], "task.predictor=dot is unknown; choose one of mlp, residual"),
-    (["features=embedding", "features.init=identity"],
-     "features.init=identity is unknown; choose one of normal, orthogonal"),
-    (["task.metric=recall"], "the metric recall of links is unknown; choose mrr or hits@K"),
-    (["loader=neighbor", "loader.num_neighbors=[3,3]"],
-     "task=link needs loader=cluster, .*this run has loader=neighbor"),
-    (["data.components=largest"], "task=link needs data.components=all, .*; this run has data.components=largest"),
-    (["train.label_input=0.5"], "task=link needs train.label_input=0, since links have no labels"),
-    (["task=node"], "data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link"),
-    (["model.encode_x=false", "model.hidden_channels=16"], "model.encode_x=false needs an x of "
-                                                           "hidden_channels=16 columns, but x has 8"),
-    (["partition.num_parts=60"], "none of the 220 training pairs lies within one of 60 clusters")])
+@pytest.mark.parametrize(
+    "overrides, error",
+    [
+        (
+            ["task.metric=hits@61"],
+            "hits@61 of the valid split: 60 negative pairs are fewer than 61",
+        ),
+        (["task.predictor=dot"], "task.predictor=dot is unknown; choose one of mlp, residual"),
+        (
+            ["features=embedding", "features.init=identity"],
+            "features.init=identity is unknown; choose one of normal, orthogonal",
+        ),
+        (["task.metric=recall"], "the metric recall of links is unknown; choose mrr or hits@K"),
+        (
+            ["loader=neighbor", "loader.num_neighbors=[3,3]"],
+            "task=link needs loader=cluster, .*this run has loader=neighbor",
+        ),
+        (
+            ["data.components=largest"],
+            "task=link needs data.components=all, .*; this run has data.components=largest",
+        ),
+        (
+            ["train.label_input=0.5"],
+            "task=link needs train.label_input=0, since links have no labels",
+        ),
+        (
+            ["task=node"],
+            "data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link",
+        ),
+        (
+            ["model.encode_x=false", "model.hidden_channels=16"],
+            "model.encode_x=false needs an x of hidden_channels=16 columns, but x has 8",
+        ),
+        (
+            ["partition.num_parts=60"],
+            "none of the 220 training pairs lies within one of 60 clusters",
+        ),
+    ],
+)
 def test_what_cannot_be_trained_is_refused(overrides, error, configure_links, tmp_path):
     with pytest.raises(ValueError, match=error):
         train(configure_links(*overrides), tmp_path / "run")
@@ -270,13 +403,23 @@ def test_what_cannot_be_trained_is_refused(overrides, error, configure_links, tm
 
 
 @pytest.mark.parametrize("num_parts, warns", [(2, False), (20, True)])
-def test_clusters_that_lose_most_training_pairs_are_warned_of(num_parts, warns, configure_links, tmp_path, caplog):
-    train(configure_links(f"partition.num_parts={num_parts}", "partition=random", "train.epochs=1"), tmp_path / "run")
-    assert ("lie within a cluster, and no other one is learned. Lower partition.num_parts" in caplog.text) == warns
+def test_clusters_that_lose_most_training_pairs_are_warned_of(
+    num_parts, warns, configure_links, tmp_path, caplog
+):
+    train(
+        configure_links(f"partition.num_parts={num_parts}", "partition=random", "train.epochs=1"),
+        tmp_path / "run",
+    )
+    assert (
+        "lie within a cluster, and no other one is learned. Lower partition.num_parts"
+        in caplog.text
+    ) == warns
 
 
 def test_a_graph_of_nodes_has_no_links(configure, tmp_path):
-    with pytest.raises(ValueError, match="cannot divide the links of data=synthetic_proteins. Choose data=edges"):
+    with pytest.raises(
+        ValueError, match="cannot divide the links of data=synthetic_proteins. Choose data=edges"
+    ):
         train(configure("task=link"), tmp_path / "run")
 
 
@@ -292,24 +435,36 @@ def test_folders_of_another_layout_are_named(ogb_toy, configure, tmp_path):
 
     split = "split/time/test.pt"
     assert message(lambda f: (f / split).unlink()) == (
-        f"DIR/{split} is missing; data.folder must hold raw/ and split/ as OGB lays them out")
-    assert message(lambda f: (f / split).write_text("?")).startswith(f"DIR/{split} is damaged, or does not hold pairs")
+        f"DIR/{split} is missing; data.folder must hold raw/ and split/ as OGB lays them out"
+    )
+    assert message(lambda f: (f / split).write_text("?")).startswith(
+        f"DIR/{split} is damaged, or does not hold pairs"
+    )
     assert message(lambda f: torch.save([1], f / split)) == (
-        f"DIR/{split} holds a list, not a table of pairs for each of its names")
+        f"DIR/{split} holds a list, not a table of pairs for each of its names"
+    )
     assert message(lambda f: torch.save({"edge": np.zeros((1, 2), np.int64)}, f / split)) == (
-        f"DIR/{split} has no table of pairs 'edge_neg' for the test split")
-    assert message(lambda f: (f / "raw" / "edge.csv.gz").unlink()).startswith("DIR/raw/edge.csv.gz is missing")
+        f"DIR/{split} has no table of pairs 'edge_neg' for the test split"
+    )
+    assert message(lambda f: (f / "raw" / "edge.csv.gz").unlink()).startswith(
+        "DIR/raw/edge.csv.gz is missing"
+    )
     assert message(lambda f: write_csv(f / "raw" / "num-edge-list.csv.gz", [9])) == (
-        "DIR/raw/edge.csv.gz has 220 rows, but num-edge-list.csv.gz says 9")
+        "DIR/raw/edge.csv.gz has 220 rows, but num-edge-list.csv.gz says 9"
+    )
 
 
 def test_a_split_in_one_file_is_read_too(ogb_toy, tmp_path):
     folder = ogb_toy("ogbl-collab")
     expected = load(OGBLinkConfig(folder=str(folder)), tmp_path / "a")
     split = folder / "split" / "time"
-    parts = {part: {key: torch.from_numpy(value) for key, value in torch.load(split / f"{part}.pt",
-                                                                              weights_only=False).items()}
-             for part in ("train", "valid", "test")}
+    parts = {
+        part: {
+            key: torch.from_numpy(value)
+            for key, value in torch.load(split / f"{part}.pt", weights_only=False).items()
+        }
+        for part in ("train", "valid", "test")
+    }
     torch.save(parts, split / "split_dict.pt")
     for part in parts:
         (split / f"{part}.pt").unlink()
@@ -322,31 +477,68 @@ def test_each_pair_is_ranked_among_its_own_negatives(ogb_toy, configure, tmp_pat
     options = [*SMALL, "data.name=ogbl-citation2", f"data.folder={folder}"]
     data = build.open_graph(configure(*options)).data
     saved = torch.load(folder / "split" / "time" / "test.pt", weights_only=False)
-    assert data.negatives_per_pair == OWN_NEGATIVES and data.test_pairs[:, 0].tolist() == saved["source_node"].tolist()
+    assert (
+        data.negatives_per_pair == OWN_NEGATIVES
+        and data.test_pairs[:, 0].tolist() == saved["source_node"].tolist()
+    )
     lists = data.test_negatives.view(-1, OWN_NEGATIVES, 2)
     assert lists[:, :, 1].tolist() == saved["target_node_neg"].tolist()
     assert bool((lists[:, :, 0] == data.test_pairs[:, :1]).all())
     task, rng = LinkTask(data, hidden_channels=4), torch.Generator().manual_seed(0)
     # With many ties.
-    scored = {key: torch.randint(5, (len(task.pairs_of(key)),), generator=rng).float() for key in PAIRS}
+    scored = {
+        key: torch.randint(5, (len(task.pairs_of(key)),), generator=rng).float() for key in PAIRS
+    }
     scores = task.rank_pairs(scored.get)
     for split, others in (("train", "valid"), ("valid", "valid"), ("test", "test")):
-        ranks = [1 + sum((score > own) + 0.5 * (score == own) for score in negatives) for own, negatives in zip(
-            scored[f"{split}_pairs"].tolist(), scored[f"{others}_negatives"].view(-1, OWN_NEGATIVES).tolist())]
+        ranks = [
+            1 + sum((score > own) + 0.5 * (score == own) for score in negatives)
+            for own, negatives in zip(
+                scored[f"{split}_pairs"].tolist(),
+                scored[f"{others}_negatives"].view(-1, OWN_NEGATIVES).tolist(),
+            )
+        ]
         assert scores[split] == pytest.approx(np.mean(1 / np.array(ranks)))
     assert task.rank_pairs(scored.get, official=True) == pytest.approx(scores)
     summary = train(configure(*options), tmp_path / "run")
     assert summary["metric"] == "mrr" and 1 / (OWN_NEGATIVES + 1) < summary["test"] < 1
 
 
-@pytest.mark.parametrize("part, change, message", [
-    ("test", lambda saved: saved.pop("target_node_neg"), r"the test split must have .* target_node_neg, \[num_pairs, "),
-    ("valid", lambda saved: saved.update(target_node_neg=saved["target_node_neg"][1:]), "the valid split must have"),
-    ("train", lambda saved: saved.update(target_node=saved["target_node"].astype(float)), "the train split must have"),
-    ("valid", lambda saved: saved.update(target_node_neg=saved["target_node_neg"][:, 1:]),
-     "a validation pair has 19 negatives and a test pair 20: they must have as many"),
-    ("test", lambda saved: saved.update(target_node_neg=saved["target_node_neg"][:, :0]), "the test split must have"),
-    ("test", lambda saved: saved["target_node_neg"].__setitem__((2, 3), 60), "test_negatives is out of range: row 43")])
+@pytest.mark.parametrize(
+    "part, change, message",
+    [
+        (
+            "test",
+            lambda saved: saved.pop("target_node_neg"),
+            r"the test split must have .* target_node_neg, \[num_pairs, ",
+        ),
+        (
+            "valid",
+            lambda saved: saved.update(target_node_neg=saved["target_node_neg"][1:]),
+            "the valid split must have",
+        ),
+        (
+            "train",
+            lambda saved: saved.update(target_node=saved["target_node"].astype(float)),
+            "the train split must have",
+        ),
+        (
+            "valid",
+            lambda saved: saved.update(target_node_neg=saved["target_node_neg"][:, 1:]),
+            "a validation pair has 19 negatives and a test pair 20: they must have as many",
+        ),
+        (
+            "test",
+            lambda saved: saved.update(target_node_neg=saved["target_node_neg"][:, :0]),
+            "the test split must have",
+        ),
+        (
+            "test",
+            lambda saved: saved["target_node_neg"].__setitem__((2, 3), 60),
+            "test_negatives is out of range: row 43",
+        ),
+    ],
+)
 def test_lists_of_negatives_that_do_not_fit_are_refused(part, change, message, ogb_toy):
     folder = ogb_toy("ogbl-citation2")
     path = folder / "split" / "time" / f"{part}.pt"
@@ -354,7 +546,9 @@ def test_lists_of_negatives_that_do_not_fit_are_refused(part, change, message, o
     change(saved)
     torch.save(saved, path)
     with pytest.raises(ValueError, match=message):
-        prepare(read(OGBLinkConfig(folder=str(folder), name="ogbl-citation2")), origin="data=ogb_link")
+        prepare(
+            read(OGBLinkConfig(folder=str(folder), name="ogbl-citation2")), origin="data=ogb_link"
+        )
 
 
 def test_idle_keys_are_named(configure):
@@ -366,10 +560,12 @@ def test_idle_keys_are_named(configure):
 def test_the_entry_points_take_a_link_run(ogb_toy, tmp_path):
     options = [*SMALL, f"data.folder={ogb_toy('ogbl-collab')}", f"cache_dir={tmp_path / 'cache'}"]
     run = tmp_path / "run"
-    for module, *arguments in (["pipeline.train", *options, f"hydra.run.dir={run}"],
-                               ["pipeline.evaluate", f"run={run}"],
-                               ["pipeline.predict", f"run={run}", "predictions=links.pt"],
-                               ["scripts.report", str(run)]):
+    for module, *arguments in (
+        ["pipeline.train", *options, f"hydra.run.dir={run}"],
+        ["pipeline.evaluate", f"run={run}"],
+        ["pipeline.predict", f"run={run}", "predictions=links.pt"],
+        ["scripts.report", str(run)],
+    ):
         result = shell(module, *arguments, cwd=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
     assert len(torch.load(tmp_path / "links.pt")["logits"]) == 10 + 60

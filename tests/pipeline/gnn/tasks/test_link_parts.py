@@ -14,7 +14,12 @@ from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, sides_o
 from parallel_epochs.pipeline.data.readers.ogb_link import official_metric
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
-from parallel_epochs.pipeline.graph.pairs import PairSet, draw_negatives, sort_by_cluster, without_pairs
+from parallel_epochs.pipeline.graph.pairs import (
+    PairSet,
+    draw_negatives,
+    sort_by_cluster,
+    without_pairs,
+)
 from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.metrics import hits_at, link_metric
@@ -25,15 +30,21 @@ from tests.helpers.graphs import link_graph
 
 def loader_of(data, num_parts=1, **options) -> PairLoader:
     name = "whole" if num_parts == 1 else "random"
-    clusters = ClusterLoader(data, Partitioner(data.edge_index, name=name, num_parts=num_parts, seed=3))
+    clusters = ClusterLoader(
+        data, Partitioner(data.edge_index, name=name, num_parts=num_parts, seed=3)
+    )
     return PairLoader(clusters, **{"pairs_per_step": 1000, "seed": 3, **options})
 
 
 def bipartite(num_left=12, num_right=9) -> Graph:
     """A divided graph whose links go from the first nodes to the others; the last node has none."""
-    left, right = torch.meshgrid(torch.arange(num_left), torch.arange(num_left, num_left + num_right), indexing="ij")
+    left, right = torch.meshgrid(
+        torch.arange(num_left), torch.arange(num_left, num_left + num_right), indexing="ij"
+    )
     edges = torch.stack([left.flatten(), right.flatten()])[:, (left + right).flatten() % 3 == 0]
-    graph = prepare_as(EdgesConfig(path=""), Graph(edge_index=edges, num_nodes=num_left + num_right + 1))
+    graph = prepare_as(
+        EdgesConfig(path=""), Graph(edge_index=edges, num_nodes=num_left + num_right + 1)
+    )
     return divide_links(graph, LinkSplit("random", 0.8, 0.1, 0, "log_sum", "sides"), "the graph")
 
 
@@ -41,9 +52,14 @@ def bipartite(num_left=12, num_right=9) -> Graph:
 @pytest.mark.parametrize("strict", [False, True])
 def test_negatives_of_a_bipartite_graph_join_its_sides(num_parts, strict):
     data = bipartite()
-    loader, first = loader_of(data, num_parts, side=sides_of(data), strict=strict), loader_of(data, num_parts)
+    loader, first = (
+        loader_of(data, num_parts, side=sides_of(data), strict=strict),
+        loader_of(data, num_parts),
+    )
     linked = unordered(data.train_pairs.tolist())
-    for batch, other in zip(loader.batches(0, Share(0, 0, 1)), first.batches(0, Share(0, 0, 1)), strict=True):
+    for batch, other in zip(
+        loader.batches(0, Share(0, 0, 1)), first.batches(0, Share(0, 0, 1)), strict=True
+    ):
         pairs = named(batch, "negatives")
         assert len(pairs) == len(batch.pairs) > 0 and torch.equal(batch.pairs, other.pairs)
         assert all(source < 12 <= target < 21 for source, target in pairs)
@@ -62,9 +78,14 @@ def test_a_complete_bipartite_graph_has_no_sides_to_draw_across():
 
 def test_a_cluster_whose_sides_are_fully_linked_is_refused():
     data = bipartite()
-    side, data.train_pairs = sides_of(data), torch.cartesian_prod(torch.arange(12), torch.arange(12, 21))
+    side, data.train_pairs = (
+        sides_of(data),
+        torch.cartesian_prod(torch.arange(12), torch.arange(12, 21)),
+    )
     loader = loader_of(data, side=side, strict=True)
-    with pytest.raises(ValueError, match="all pairs of the 22 nodes of cluster 1 are training pairs"):
+    with pytest.raises(
+        ValueError, match="all pairs of the 22 nodes of cluster 1 are training pairs"
+    ):
         loader.measure(loader.draw(0, Share(0, 0, 1)), 0.0)
 
 
@@ -78,11 +99,18 @@ def unordered(pairs) -> set[frozenset]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(5, 60), st.integers(1, 12),
-       st.sampled_from(["hits@1", "hits@5", "mrr"]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 30),
+    st.integers(5, 60),
+    st.integers(1, 12),
+    st.sampled_from(["hits@1", "hits@5", "mrr"]),
+)
 def test_metrics_are_those_of_ogbs_evaluator(seed, num_positive, num_negative, num_values, metric):
     rng = torch.Generator().manual_seed(seed)  # few different values: many ties
-    positive, negative = (torch.randint(num_values, (n,), generator=rng).float() for n in (num_positive, num_negative))
+    positive, negative = (
+        torch.randint(num_values, (n,), generator=rng).float() for n in (num_positive, num_negative)
+    )
     official = official_metric(metric, positive, negative, block=4)
     assert link_metric(metric, positive, negative) == pytest.approx(official)
 
@@ -119,7 +147,9 @@ def test_pairs_within_clusters_are_found_and_keep_their_order(num_parts, seed):
     found = sort_by_cluster(pairs, partition, order)
     for cluster in range(num_parts):
         nodes = set(partition.nodes(cluster).tolist())
-        assert found.of(cluster).tolist() == [i for i in order.tolist() if set(pairs[i].tolist()) <= nodes]
+        assert found.of(cluster).tolist() == [
+            i for i in order.tolist() if set(pairs[i].tolist()) <= nodes
+        ]
 
 
 @settings(max_examples=30, deadline=None)
@@ -130,40 +160,57 @@ def test_hidden_pairs_leave_no_edge_and_all_others_stay(seed, num_hidden):
     left, kept = without_pairs(edge_index, pairs)
     hidden, edges = unordered(pairs.tolist()), edge_index.as_tensor().t().tolist()
     expected = [i for i, edge in enumerate(edges) if frozenset(edge) not in hidden]
-    assert kept.tolist() == expected and left.as_tensor().t().tolist() == [edges[i] for i in expected]
+    assert kept.tolist() == expected and left.as_tensor().t().tolist() == [
+        edges[i] for i in expected
+    ]
     left.validate()
     (rowptr, dst), perm = left.get_csr()
     src = torch.repeat_interleave(torch.arange(20), rowptr.long().diff())
     assert left.as_tensor()[:, perm.long()].tolist() == [src.tolist(), dst.tolist()]
 
 
-@pytest.mark.parametrize("num_parts, pairs_per_step, sizes", [
-    (1, 1000, [35, 35]), (1, 40, [40, 30]), (1, 32, [32, 32, 6]), (3, 1000, None), (2, 10, None)])
-def test_at_most_half_of_a_clusters_pairs_are_hidden_where_they_fit_into_one_step(num_parts, pairs_per_step, sizes):
+@pytest.mark.parametrize(
+    "num_parts, pairs_per_step, sizes",
+    [(1, 1000, [35, 35]), (1, 40, [40, 30]), (1, 32, [32, 32, 6]), (3, 1000, None), (2, 10, None)],
+)
+def test_at_most_half_of_a_clusters_pairs_are_hidden_where_they_fit_into_one_step(
+    num_parts, pairs_per_step, sizes
+):
     loader = loader_of(link_graph(), num_parts, pairs_per_step=pairs_per_step, hide=True)
     batches = list(loader.batches(0, Share()))
     assert len(batches) == loader.num_batches >= 2 * num_parts
     assert sizes is None or [len(batch.pairs) for batch in batches] == sizes
-    whole = list(loader_of(link_graph(), num_parts, pairs_per_step=pairs_per_step).batches(0, Share()))
+    whole = list(
+        loader_of(link_graph(), num_parts, pairs_per_step=pairs_per_step).batches(0, Share())
+    )
     for cluster in range(num_parts):
         within = sum(len(batch.pairs) for batch in whole[cluster::num_parts])
         assert sum(len(batch.pairs) for batch in batches[cluster::num_parts]) == within
         assert all(batch.num_edges > 0 for batch in batches[cluster::num_parts])
 
 
-@pytest.mark.parametrize("num_parts, pairs_per_step, sizes", [
-    (1, 1000, [70]), (1, 32, [32, 32, 6]), (1, 35, [35, 35]), (3, 1000, None), (2, 10, None)])
+@pytest.mark.parametrize(
+    "num_parts, pairs_per_step, sizes",
+    [(1, 1000, [70]), (1, 32, [32, 32, 6]), (1, 35, [35, 35]), (3, 1000, None), (2, 10, None)],
+)
 def test_every_training_pair_within_a_cluster_is_in_one_batch(num_parts, pairs_per_step, sizes):
     data = link_graph()
     loader = loader_of(data, num_parts, pairs_per_step=pairs_per_step)
     share, partition = Share(draw=1), loader.draw(4, Share(draw=1))
     batches = list(loader.batches(4, share))
-    assert len(batches) == loader.num_batches and (sizes is None or [len(b.pairs) for b in batches] == sizes)
+    assert len(batches) == loader.num_batches and (
+        sizes is None or [len(b.pairs) for b in batches] == sizes
+    )
     clusters = [set(partition.nodes(i).tolist()) for i in range(num_parts)]
-    within = sorted(tuple(p) for p in data.train_pairs.tolist() if any(set(p) <= nodes for nodes in clusters))
+    within = sorted(
+        tuple(p) for p in data.train_pairs.tolist() if any(set(p) <= nodes for nodes in clusters)
+    )
     assert sorted(pair for batch in batches for pair in named(batch, "pairs")) == within
-    assert all(len(b.negatives) == len(b.pairs) and not any(key in b for key in ("train_pairs", "test_negatives"))
-               for b in batches)
+    assert all(
+        len(b.negatives) == len(b.pairs)
+        and not any(key in b for key in ("train_pairs", "test_negatives"))
+        for b in batches
+    )
     assert pairs_per_step > 10 or len(batches) > num_parts
 
 
@@ -172,11 +219,18 @@ def test_negatives_are_fresh_for_each_round_draw_and_batch_and_repeat():
     keys = [(round_, draw) for round_ in (0, 1) for draw in (0, 1)]
     drawn = {}
     for round_, draw in keys:
-        first, again = (list(loader_of(data, pairs_per_step=35).batches(round_, Share(draw=draw))) for _ in range(2))
+        first, again = (
+            list(loader_of(data, pairs_per_step=35).batches(round_, Share(draw=draw)))
+            for _ in range(2)
+        )
         for step, (a, b) in enumerate(zip(first, again, strict=True)):
             assert torch.equal(a.negatives, b.negatives) and torch.equal(a.pairs, b.pairs)
             drawn[round_, draw, step] = (tuple(named(a, "negatives")), tuple(named(a, "pairs")))
-    assert len({negatives for negatives, _ in drawn.values()}) == len({pairs for _, pairs in drawn.values()}) == 8
+    assert (
+        len({negatives for negatives, _ in drawn.values()})
+        == len({pairs for _, pairs in drawn.values()})
+        == 8
+    )
     other = next(iter(loader_of(data, pairs_per_step=35, seed=4).batches(0, Share())))
     assert tuple(named(other, "negatives")) not in {negatives for negatives, _ in drawn.values()}
 
@@ -186,7 +240,9 @@ def test_the_ranks_of_a_split_share_out_what_one_process_draws():
     whole = list(loader_of(data, 2, pairs_per_step=10).batches(2, Share()))
     for rank in range(2):
         mine = list(loader_of(data, 2, pairs_per_step=10).batches(2, Share(first=rank, stride=2)))
-        assert [named(b, "negatives") for b in mine] == [named(b, "negatives") for b in whole[rank::2]]
+        assert [named(b, "negatives") for b in mine] == [
+            named(b, "negatives") for b in whole[rank::2]
+        ]
         assert [named(b, "pairs") for b in mine] == [named(b, "pairs") for b in whole[rank::2]]
 
 
@@ -196,8 +252,12 @@ def test_strict_negatives_are_never_training_pairs(num_parts):
     known = unordered(data.train_pairs.tolist())
     for strict in (True, False):
         loader = loader_of(data, num_parts, num_negatives=3, strict=strict)
-        negatives = [pair for round_ in range(4) for batch in loader.batches(round_, Share())
-                     for pair in named(batch, "negatives")]
+        negatives = [
+            pair
+            for round_ in range(4)
+            for batch in loader.batches(round_, Share())
+            for pair in named(batch, "negatives")
+        ]
         wrong = [pair for pair in negatives if pair[0] == pair[1] or frozenset(pair) in known]
         assert bool(wrong) != strict and len(negatives) >= 3
 
@@ -214,34 +274,49 @@ def test_negatives_are_uniform_over_the_pairs_that_are_free():
 def test_a_full_cluster_is_refused_and_attempts_are_bounded():
     triangle = link_graph(6, 21)
     triangle.train_pairs = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4]])
-    with pytest.raises(ValueError, match="1,000 draws among 3 nodes of a cluster found no unlinked pair"):
+    with pytest.raises(
+        ValueError, match="1,000 draws among 3 nodes of a cluster found no unlinked pair"
+    ):
         draw_negatives(stream("test", 0), 2, torch.arange(3), PairSet(triangle.train_pairs, 6))
     loader = loader_of(triangle, 2, strict=True)
     partition = loader.draw(0, Share())
     partition.perm = torch.tensor([0, 1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match="all pairs of the 3 nodes of cluster 1 are training pairs"):
+    with pytest.raises(
+        ValueError, match="all pairs of the 3 nodes of cluster 1 are training pairs"
+    ):
         loader.measure(partition, 0.0)
     assert loader_of(triangle, 2).measure(partition, 0.0)["pairs"]["num_within"] == 4
 
 
 def test_hidden_pairs_are_those_of_the_step_alone():
     data = link_graph(edge_attr=None)
-    data.edge_attr = data.edge_index.as_tensor().t().float().contiguous()  # tells which edge it belongs to
+    data.edge_attr = (
+        data.edge_index.as_tensor().t().float().contiguous()
+    )  # tells which edge it belongs to
     for hide in (True, False):
         for num_parts, pairs_per_step in ((1, 20), (3, 1000)):
-            for batch in loader_of(data, num_parts, pairs_per_step=pairs_per_step, hide=hide).batches(0, Share()):
+            for batch in loader_of(
+                data, num_parts, pairs_per_step=pairs_per_step, hide=hide
+            ).batches(0, Share()):
                 edges = batch.n_id[batch.edge_index.as_tensor()].t()
                 assert torch.equal(batch.edge_attr.long(), edges)
                 shown = unordered(edges.tolist())
-                assert not shown & unordered(named(batch, "pairs")) if hide else \
-                    shown >= unordered(named(batch, "pairs"))
-                assert not (hide and num_parts == 1) or len(edges) == data.num_edges - 2 * len(batch.pairs)
+                assert (
+                    not shown & unordered(named(batch, "pairs"))
+                    if hide
+                    else shown >= unordered(named(batch, "pairs"))
+                )
+                assert not (hide and num_parts == 1) or len(edges) == data.num_edges - 2 * len(
+                    batch.pairs
+                )
 
 
 def test_a_cluster_without_pairs_is_named_and_a_partition_without_any_refused(caplog):
     data = link_graph()
     data.train_pairs = data.train_pairs[:2]
-    with pytest.raises(ValueError, match="none of the 2 training pairs lies within one of 40 clusters"):
+    with pytest.raises(
+        ValueError, match="none of the 2 training pairs lies within one of 40 clusters"
+    ):
         loader = loader_of(data, 40)
         loader.measure(loader.draw(0, Share()), 0.0)
     partition = random_partition(40, 3, stream("test", 0))
@@ -251,7 +326,9 @@ def test_a_cluster_without_pairs_is_named_and_a_partition_without_any_refused(ca
 
 
 def test_the_published_sizes_and_a_predictor_by_hand():
-    encoder = DeeperGCN(128, 128, 128, 7, norm="batch", num_mlp_layers=1, dropout=0.0, encode_x=False)
+    encoder = DeeperGCN(
+        128, 128, 128, 7, norm="batch", num_mlp_layers=1, dropout=0.0, encode_x=False
+    )
     model = LinkModel(encoder, 128)
     count = [sum(p.numel() for p in part.parameters()) for part in (model.encoder, model.predictor)]
     assert count == [117_383, 33_153] and model.takes_int32_edges
@@ -266,21 +343,29 @@ def test_the_published_sizes_and_a_predictor_by_hand():
     for wrong in (dict(channels=0), dict(channels=2, num_layers=0), dict(channels=2, dropout=1.0)):
         with pytest.raises(ValueError, match="a link predictor needs"):
             LinkPredictor(**wrong)
-    with pytest.raises(ValueError, match="a link predictor of kind=dot is unknown; choose one of mlp, residual"):
+    with pytest.raises(
+        ValueError, match="a link predictor of kind=dot is unknown; choose one of mlp, residual"
+    ):
         LinkPredictor(2, kind="dot")
-    with pytest.raises(ValueError, match="encode_x=false needs an x of hidden_channels=4 columns, but x has 8"):
+    with pytest.raises(
+        ValueError, match="encode_x=false needs an x of hidden_channels=4 columns, but x has 8"
+    ):
         DeeperGCN(8, 4, 4, 2, encode_x=False)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 def test_the_residual_predictor_is_that_of_the_paper_with_the_index_in_addition(num_layers):
     torch.manual_seed(0)
-    predictor = LinkPredictor(6, num_layers=num_layers, dropout=0.3, kind="residual", reads_index=True)
+    predictor = LinkPredictor(
+        6, num_layers=num_layers, dropout=0.3, kind="residual", reads_index=True
+    )
     x_i, x_j = torch.randn(2, 9, 6, requires_grad=True)
     index = torch.rand(9) * (torch.arange(9) % 3 > 0)
 
     def by_hand() -> torch.Tensor:
-        product = h = F.layer_norm(x_i * x_j, [6], predictor.norms[0].weight, predictor.norms[0].bias)
+        product = h = F.layer_norm(
+            x_i * x_j, [6], predictor.norms[0].weight, predictor.norms[0].bias
+        )
         for lin, norm in zip(predictor.lins[:-1], predictor.norms[1:], strict=True):
             h = F.linear(h, lin.weight, lin.bias) + product
             h = F.dropout(F.layer_norm(h, [6], norm.weight, norm.bias).clamp(min=0), 0.3)
@@ -293,7 +378,9 @@ def test_the_residual_predictor_is_that_of_the_paper_with_the_index_in_addition(
         outputs.append(call())
     torch.testing.assert_close(*outputs)
     weights = dict(predictor.named_parameters())
-    ours, theirs = (torch.autograd.grad(out.square().mean(), [x_i, x_j, *weights.values()]) for out in outputs)
+    ours, theirs = (
+        torch.autograd.grad(out.square().mean(), [x_i, x_j, *weights.values()]) for out in outputs
+    )
     for name, a, b in zip(["x_i", "x_j", *weights], ours, theirs, strict=True):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
     assert torch.equal(predictor.eval()(x_i, x_j, index), predictor(x_j, x_i, index))

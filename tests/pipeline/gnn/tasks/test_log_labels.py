@@ -19,13 +19,30 @@ from parallel_epochs.pipeline.names import LOG_LABEL, TEXT_SCORES
 def graph(**more) -> Graph:
     """Build nodes in a row, the labels of every other one for training; one label is unknown."""
     y = torch.tensor([0.0, 9.0, 99.0, math.nan, 3.0, 40.0]).unsqueeze(1)
-    masks = {f"{split}_mask": torch.tensor(rows, dtype=torch.bool) for split, rows in (
-        ("train", [1, 1, 1, 1, 0, 0]), ("valid", [0, 0, 0, 0, 1, 0]), ("test", [0, 0, 0, 0, 0, 1]))}
+    masks = {
+        f"{split}_mask": torch.tensor(rows, dtype=torch.bool)
+        for split, rows in (
+            ("train", [1, 1, 1, 1, 0, 0]),
+            ("valid", [0, 0, 0, 0, 1, 0]),
+            ("test", [0, 0, 0, 0, 0, 1]),
+        )
+    }
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2, 3, 4], [1, 2, 3, 4, 5, 4, 0, 1, 2, 3]])
-    return Graph(x=torch.eye(6), y=y, edge_index=EdgeIndex(edges[:, edges[1].argsort(stable=True)], sort_order="col",
-                                                          sparse_size=(6, 6)), num_nodes=6, num_categories=0,
-                 metric="rmse", out_channels=1, n_id=torch.arange(6), target=torch.ones(6, dtype=torch.bool),
-                 **masks, **{LOG_LABEL: True, **more})
+    return Graph(
+        x=torch.eye(6),
+        y=y,
+        edge_index=EdgeIndex(
+            edges[:, edges[1].argsort(stable=True)], sort_order="col", sparse_size=(6, 6)
+        ),
+        num_nodes=6,
+        num_categories=0,
+        metric="rmse",
+        out_channels=1,
+        n_id=torch.arange(6),
+        target=torch.ones(6, dtype=torch.bool),
+        **masks,
+        **{LOG_LABEL: True, **more},
+    )
 
 
 class Constant(torch.nn.Module):
@@ -55,15 +72,24 @@ def test_logarithms_are_learned_and_predictions_are_in_the_unit_of_the_labels(me
     value = float((mean + 0.5 * std).expm1())
     torch.testing.assert_close(rows, torch.full((6, 1), value))
     scores = task.scores(model, rows)
-    assert scores["valid"] == pytest.approx(abs(value - 3)) and scores["test"] == pytest.approx(abs(value - 40))
+    assert scores["valid"] == pytest.approx(abs(value - 3)) and scores["test"] == pytest.approx(
+        abs(value - 40)
+    )
     for name, label in ((f"{metric}_of_log@valid", 3), (f"{metric}_of_log", 40)):
         assert scores[name] == pytest.approx(abs(math.log1p(value) - math.log1p(label)))
     assert set(scores) == {"train", "valid", "test", f"{metric}_of_log", f"{metric}_of_log@valid"}
     assert NodeTask(graph(log_label=False)).scores(model, rows).keys() == {"train", "valid", "test"}
 
 
-@pytest.mark.parametrize("value, expected", [(-1e3, 0.0), (1e6, torch.tensor(88.0).expm1().item()),
-                                             (math.inf, math.inf), (math.nan, math.nan)])
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (-1e3, 0.0),
+        (1e6, torch.tensor(88.0).expm1().item()),
+        (math.inf, math.inf),
+        (math.nan, math.nan),
+    ],
+)
 def test_predictions_are_numbers_of_float32_that_are_not_negative(value, expected):
     task = NodeTask(graph())
     rows = task.predict(Constant(value), graph())[1].detach()
@@ -75,7 +101,7 @@ def test_labels_that_are_inputs_are_logarithms_too():
     task, model = NodeTask(data, label_input=0.5), Constant(0.0)
     task.predict(model, data)
     mean, std = task.label_moments
-    expected = ((torch.tensor([0.0, 9.0, 99.0]).log1p() - mean) / std)
+    expected = (torch.tensor([0.0, 9.0, 99.0]).log1p() - mean) / std
     torch.testing.assert_close(model.x[:3, 0], expected)
 
 
@@ -86,7 +112,9 @@ def test_simple_methods_are_fitted_to_logarithms_and_scored_in_the_unit_of_the_l
     assert found["mean label"]["valid"] == pytest.approx(abs(mean - 3), rel=1e-5)
     plain = graph(log_label=False)
     others = {baseline.name: baseline.scores for baseline in of_labels(plain, NodeTask(plain))}
-    assert all(scores["valid"] != others[name]["valid"] for name, scores in found.items() if name in others)
+    assert all(
+        scores["valid"] != others[name]["valid"] for name, scores in found.items() if name in others
+    )
 
 
 def test_logits_begin_at_logarithms_of_a_simple_method():
@@ -108,5 +136,7 @@ def test_logits_begin_at_logarithms_of_a_simple_method():
 def test_a_component_keeps_what_is_known_of_labels_and_scores(tmp_path):
     data = graph(text_scores=2, content_hash="a" * 24)
     data.types  # noqa: B018 - those of one type
-    component = cache.keep_component(SimpleNamespace(source="tables"), tmp_path, data, 1, torch.arange(6))
+    component = cache.keep_component(
+        SimpleNamespace(source="tables"), tmp_path, data, 1, torch.arange(6)
+    )
     assert component[LOG_LABEL] is True and component[TEXT_SCORES] == 2

@@ -39,7 +39,9 @@ def loss_of(options: LossOptions, *, is_binary: bool, num_labels: int = 4) -> La
 
 def assert_same(logits, ours, theirs) -> None:
     torch.testing.assert_close(ours, theirs, check_dtype=False)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ours, theirs)))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ours, theirs))
+    )
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
@@ -47,8 +49,12 @@ def assert_same(logits, ours, theirs) -> None:
 def test_the_loss_of_classes_is_torchs_mean(weights, smoothing):
     logits, y = batch(is_binary=False)
     total, count = loss_of(LossOptions(smoothing, weights), is_binary=False)(logits, y)
-    theirs = F.cross_entropy(logits, y[:, 0], None if weights is None else torch.tensor(weights),
-                             label_smoothing=smoothing)
+    theirs = F.cross_entropy(
+        logits,
+        y[:, 0],
+        None if weights is None else torch.tensor(weights),
+        label_smoothing=smoothing,
+    )
     assert_same(logits, total / count, theirs)
 
 
@@ -57,7 +63,11 @@ def test_the_loss_of_binary_tasks_is_torchs_mean_over_the_known_labels(weights):
     logits, y = batch(is_binary=True)
     total, count = loss_of(LossOptions(class_weights=weights), is_binary=True)(logits, y)
     theirs = F.binary_cross_entropy_with_logits(
-        logits, y.nan_to_num(), pos_weight=None if weights is None else torch.tensor(weights), reduction="none")
+        logits,
+        y.nan_to_num(),
+        pos_weight=None if weights is None else torch.tensor(weights),
+        reduction="none",
+    )
     assert_same(logits, total / count, theirs[~y.isnan()].mean())
 
 
@@ -65,14 +75,16 @@ def test_the_loss_of_binary_tasks_is_torchs_mean_over_the_known_labels(weights):
 @pytest.mark.parametrize("is_binary", [False, True])
 def test_the_focal_loss_is_its_formula(is_binary, gamma):
     logits, y = batch(is_binary=is_binary)
-    total, count = loss_of(LossOptions(class_weights=WEIGHTS, focal_gamma=gamma), is_binary=is_binary)(logits, y)
+    total, count = loss_of(
+        LossOptions(class_weights=WEIGHTS, focal_gamma=gamma), is_binary=is_binary
+    )(logits, y)
     if is_binary:
         p = torch.where(y == 1, logits.sigmoid(), 1 - logits.sigmoid())
         alpha = torch.where(y == 1, torch.tensor(WEIGHTS), 1.0)
-        each, divisor = (-alpha * (1 - p)**gamma * p.log())[~y.isnan()], (~y.isnan()).sum()
+        each, divisor = (-alpha * (1 - p) ** gamma * p.log())[~y.isnan()], (~y.isnan()).sum()
     else:
         p, alpha = logits.softmax(1).gather(1, y), torch.tensor(WEIGHTS)[y]
-        each, divisor = -alpha * (1 - p)**gamma * p.log(), alpha.sum()
+        each, divisor = -alpha * (1 - p) ** gamma * p.log(), alpha.sum()
     assert_same(logits, total / count, each.sum() / divisor)
 
 
@@ -87,17 +99,25 @@ def test_the_focal_loss_has_a_gradient_where_the_model_is_sure(is_binary):
 
 def test_balanced_weights_are_scikit_learns_over_the_training_labels():
     data = class_graph(list(range(25)))
-    weights = LabelLoss(LossOptions(class_weights="balanced"), data, num_labels=3, is_binary=False).weights
+    weights = LabelLoss(
+        LossOptions(class_weights="balanced"), data, num_labels=3, is_binary=False
+    ).weights
     y = data.y[:25, 0].numpy()
-    assert weights.tolist() == pytest.approx(compute_class_weight("balanced", classes=np.arange(3), y=y))
+    assert weights.tolist() == pytest.approx(
+        compute_class_weight("balanced", classes=np.arange(3), y=y)
+    )
     assert len(set(weights.tolist())) == 3
 
 
 def test_balanced_weights_of_tasks_are_negatives_per_positive():
     data = task_graph(list(range(25)))
     data.y[:5, 1] = math.nan
-    weights = LabelLoss(LossOptions(class_weights="balanced"), data, num_labels=2, is_binary=True).weights
-    assert weights.tolist() == pytest.approx([float((y == 0).sum() / (y == 1).sum()) for y in data.y[:25].t()])
+    weights = LabelLoss(
+        LossOptions(class_weights="balanced"), data, num_labels=2, is_binary=True
+    ).weights
+    assert weights.tolist() == pytest.approx(
+        [float((y == 0).sum() / (y == 1).sum()) for y in data.y[:25].t()]
+    )
 
 
 def train_rounds(config, data) -> tuple[list[float], torch.Tensor]:
@@ -113,38 +133,71 @@ def train_rounds(config, data) -> tuple[list[float], torch.Tensor]:
 def test_a_run_depends_on_the_ratio_of_the_weights_alone(configure):
     data, runs = class_graph(list(range(20))), {}
     for scale in (1.0, 2.0**-12):
-        config = configure(*TOY, "train.epochs=2", "train.eval_every=2",
-                           f"task.class_weights={[scale, 4 * scale, 16 * scale]}")
+        config = configure(
+            *TOY,
+            "train.epochs=2",
+            "train.eval_every=2",
+            f"task.class_weights={[scale, 4 * scale, 16 * scale]}",
+        )
         runs[scale] = train_rounds(config, data)
     assert runs[1.0][0] == pytest.approx(runs[2.0**-12][0], rel=1e-5)
     torch.testing.assert_close(runs[1.0][1], runs[2.0**-12][1], rtol=1e-3, atol=1e-5)
 
 
 def test_the_metric_is_that_without_weights(configure):
-    data, rows = class_graph(list(range(20))), torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    plain, weighted = (build.build_task(configure(*TOY, *more), data) for more in (
-        [], ["task.class_weights=balanced", "task.focal_gamma=2"]))
+    data, rows = (
+        class_graph(list(range(20))),
+        torch.randn(40, 3, generator=torch.Generator().manual_seed(0)),
+    )
+    plain, weighted = (
+        build.build_task(configure(*TOY, *more), data)
+        for more in ([], ["task.class_weights=balanced", "task.focal_gamma=2"])
+    )
     assert weighted.scores(None, rows) == plain.scores(None, rows)
-    assert str(weighted.label_loss).endswith("focal loss with gamma 2") and str(plain.label_loss) == ""
+    assert (
+        str(weighted.label_loss).endswith("focal loss with gamma 2") and str(plain.label_loss) == ""
+    )
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["task.class_weights=[1,0]"], "task.class_weights: number 2 of 2 is 0. Give positive numbers"),
-    (["task.class_weights=[1,-2.5]"], "task.class_weights: number 2 of 2 is -2.5"),
-    (["task.class_weights=[nan,1]"], "task.class_weights: number 1 of 2 is nan"),
-    (["task.class_weights=[1,inf]"], "task.class_weights: number 2 of 2 is inf"),
-    (["task.class_weights=[1,1e-50]"], "task.class_weights: number 2 of 2 is 1e-50"),
-    (["task.class_weights=[1,true]"], "task.class_weights: number 2 of 2 is True"),
-    (["task.class_weights=balance"], "task.class_weights=balance is unknown. Choose balanced, or give a list"),
-    (["task.class_weights=2"], "task.class_weights=2 is unknown"),
-    (["task.class_weights=[]"], r"task.class_weights=\[\] is unknown"),
-    (["task.label_smoothing=1"], r"task.label_smoothing must be in \[0, 1\), not 1.0"),
-    (["task.focal_gamma=-1"], "task.focal_gamma must be at least 0, not -1.0"),
-    (["task.focal_gamma=2", "task.label_smoothing=0.1"], "task.focal_gamma=2 needs task.label_smoothing=0, since"),
-    *((["task=link", f"task.{option}"], f"task=link needs task.{name}=.*, since it is for labels of nodes and graphs")
-      for option in ("label_smoothing=0.1", "class_weights=balanced", "class_weights=[1,2]", "focal_gamma=2")
-      for name in [option.partition("=")[0]]),
-])
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            ["task.class_weights=[1,0]"],
+            "task.class_weights: number 2 of 2 is 0. Give positive numbers",
+        ),
+        (["task.class_weights=[1,-2.5]"], "task.class_weights: number 2 of 2 is -2.5"),
+        (["task.class_weights=[nan,1]"], "task.class_weights: number 1 of 2 is nan"),
+        (["task.class_weights=[1,inf]"], "task.class_weights: number 2 of 2 is inf"),
+        (["task.class_weights=[1,1e-50]"], "task.class_weights: number 2 of 2 is 1e-50"),
+        (["task.class_weights=[1,true]"], "task.class_weights: number 2 of 2 is True"),
+        (
+            ["task.class_weights=balance"],
+            "task.class_weights=balance is unknown. Choose balanced, or give a list",
+        ),
+        (["task.class_weights=2"], "task.class_weights=2 is unknown"),
+        (["task.class_weights=[]"], r"task.class_weights=\[\] is unknown"),
+        (["task.label_smoothing=1"], r"task.label_smoothing must be in \[0, 1\), not 1.0"),
+        (["task.focal_gamma=-1"], "task.focal_gamma must be at least 0, not -1.0"),
+        (
+            ["task.focal_gamma=2", "task.label_smoothing=0.1"],
+            "task.focal_gamma=2 needs task.label_smoothing=0, since",
+        ),
+        *(
+            (
+                ["task=link", f"task.{option}"],
+                f"task=link needs task.{name}=.*, since it is for labels of nodes and graphs",
+            )
+            for option in (
+                "label_smoothing=0.1",
+                "class_weights=balanced",
+                "class_weights=[1,2]",
+                "focal_gamma=2",
+            )
+            for name in [option.partition("=")[0]]
+        ),
+    ],
+)
 def test_impossible_options_are_refused_before_anything_is_read(overrides, message, configure):
     with pytest.raises(ValueError, match=message):
         configure(*overrides).check()
@@ -152,39 +205,107 @@ def test_impossible_options_are_refused_before_anything_is_read(overrides, messa
 
 def graph_file(path, y, metric, num_train=12):
     node = torch.arange(30)
-    masks = {"train_mask": node < num_train, "val_mask": (node >= num_train) & (node < 20), "test_mask": node >= 20}
+    masks = {
+        "train_mask": node < num_train,
+        "val_mask": (node >= num_train) & (node < 20),
+        "test_mask": node >= 20,
+    }
     ring = torch.stack([node, (node + 1) % 30])
-    torch.save({"edge_index": torch.cat([ring, ring.flip(0)], 1), "x": torch.ones(30, 2), "y": y, "metric": metric,
-                **masks}, path)
+    torch.save(
+        {
+            "edge_index": torch.cat([ring, ring.flip(0)], 1),
+            "x": torch.ones(30, 2),
+            "y": y,
+            "metric": metric,
+            **masks,
+        },
+        path,
+    )
     return ["data=file", f"data.path={path}"]
 
 
-CLASSES, TASKS = torch.arange(30) % 3, torch.stack([torch.arange(30) % 2, torch.arange(30) % 3 == 0], 1).float()
+CLASSES, TASKS = (
+    torch.arange(30) % 3,
+    torch.stack([torch.arange(30) % 2, torch.arange(30) % 3 == 0], 1).float(),
+)
 
 
-@pytest.mark.parametrize("y, metric, option, message", [
-    (TASKS, "rocauc", "label_smoothing=0.1", "task.label_smoothing=0.1 needs classes; this run learns binary tasks"),
-    (TASKS, "rmse", "label_smoothing=0.1", "task.label_smoothing=0.1 needs classes; this run learns real values"),
-    (TASKS, "mae", "focal_gamma=2", "task.focal_gamma=2 needs classes or binary tasks; this run learns real values"),
-    (TASKS, "rmse", "class_weights=balanced", "task.class_weights=balanced needs classes or binary tasks"),
-    (CLASSES, "acc", "class_weights=[1,2]", r"has 2 numbers, and the dataset has 3 classes \(0, 1, 2\). Give one"),
-    (TASKS, "rocauc", "class_weights=[1,2,3]", "has 3 numbers, and the dataset has 2 binary tasks"),
-    (CLASSES.where(torch.arange(30) >= 12, 0), "acc", "class_weights=balanced",
-     "task.class_weights=balanced: class 1 does not occur in the training split"),
-    (TASKS.where(torch.arange(30)[:, None] >= 12, 0), "rocauc", "class_weights=balanced",
-     "task 0 has no positive label in the training split"),
-    (TASKS.where(TASKS[:, :1] == 1, 1), "rocauc", "class_weights=balanced", "task 0 has no negative label in"),
-])
-def test_what_the_labels_do_not_have_is_refused_before_long_work(y, metric, option, message, configure, tmp_path,
-                                                                 monkeypatch):
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.find_or_read", None)  # components are long work
+@pytest.mark.parametrize(
+    "y, metric, option, message",
+    [
+        (
+            TASKS,
+            "rocauc",
+            "label_smoothing=0.1",
+            "task.label_smoothing=0.1 needs classes; this run learns binary tasks",
+        ),
+        (
+            TASKS,
+            "rmse",
+            "label_smoothing=0.1",
+            "task.label_smoothing=0.1 needs classes; this run learns real values",
+        ),
+        (
+            TASKS,
+            "mae",
+            "focal_gamma=2",
+            "task.focal_gamma=2 needs classes or binary tasks; this run learns real values",
+        ),
+        (
+            TASKS,
+            "rmse",
+            "class_weights=balanced",
+            "task.class_weights=balanced needs classes or binary tasks",
+        ),
+        (
+            CLASSES,
+            "acc",
+            "class_weights=[1,2]",
+            r"has 2 numbers, and the dataset has 3 classes \(0, 1, 2\). Give one",
+        ),
+        (
+            TASKS,
+            "rocauc",
+            "class_weights=[1,2,3]",
+            "has 3 numbers, and the dataset has 2 binary tasks",
+        ),
+        (
+            CLASSES.where(torch.arange(30) >= 12, 0),
+            "acc",
+            "class_weights=balanced",
+            "task.class_weights=balanced: class 1 does not occur in the training split",
+        ),
+        (
+            TASKS.where(torch.arange(30)[:, None] >= 12, 0),
+            "rocauc",
+            "class_weights=balanced",
+            "task 0 has no positive label in the training split",
+        ),
+        (
+            TASKS.where(TASKS[:, :1] == 1, 1),
+            "rocauc",
+            "class_weights=balanced",
+            "task 0 has no negative label in",
+        ),
+    ],
+)
+def test_what_the_labels_do_not_have_is_refused_before_long_work(
+    y, metric, option, message, configure, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "parallel_epochs.pipeline.gnn.build.find_or_read", None
+    )  # components are long work
     config = configure(*graph_file(tmp_path / "graph.pt", y, metric), f"task.{option}")
     with pytest.raises(ValueError, match=message):
         build.open_graph(config)
 
 
-def test_options_of_another_kind_than_a_chosen_metric_are_refused_before_the_data_are_opened(configure):
-    with pytest.raises(ValueError, match="task.focal_gamma=1 needs classes or binary tasks; this run learns real"):
+def test_options_of_another_kind_than_a_chosen_metric_are_refused_before_the_data_are_opened(
+    configure,
+):
+    with pytest.raises(
+        ValueError, match="task.focal_gamma=1 needs classes or binary tasks; this run learns real"
+    ):
         build.check(configure("task.metric=mae", "task.focal_gamma=1"))
 
 
@@ -201,15 +322,27 @@ def test_a_class_is_named_by_its_name():
 def test_whole_graphs_have_these_losses_too():
     data = task_graph(list(range(20)))
     data.ptr = torch.arange(41)
-    assert str(GraphTask(data, loss_options=LossOptions(focal_gamma=2.0)).label_loss) == "focal loss with gamma 2"
+    assert (
+        str(GraphTask(data, loss_options=LossOptions(focal_gamma=2.0)).label_loss)
+        == "focal loss with gamma 2"
+    )
 
 
 @pytest.mark.slow
 def test_a_run_on_whole_graphs_says_what_its_loss_is(tmp_path, configure, caplog):
     caplog.set_level("INFO")
-    summary = train(configure(
-        "+experiment=ogbg_molhiv", f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv')}", "train.epochs=1",
-        "model.num_layers=2", "model.hidden_channels=8", "loader.batch_size=5", "task.class_weights=[7]",
-        "task.focal_gamma=2"), tmp_path / "run")
+    summary = train(
+        configure(
+            "+experiment=ogbg_molhiv",
+            f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv')}",
+            "train.epochs=1",
+            "model.num_layers=2",
+            "model.hidden_channels=8",
+            "loader.batch_size=5",
+            "task.class_weights=[7]",
+            "task.focal_gamma=2",
+        ),
+        tmp_path / "run",
+    )
     assert summary["data_epochs"] == 1
     assert "loss: weights of positive labels: 7 (0), focal loss with gamma 2" in caplog.text
