@@ -1,5 +1,7 @@
 """GENConv with the arguments and state_dict of PyG's, plus all aggregations of DeepGCN and an external edge encoder."""
 
+from typing import Optional
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -165,8 +167,12 @@ class GENConv(FusedConv, pyg.GENConv):
         return self._apply_mlp(out)
 
     def aggregate(
-        self, inputs: Tensor, index: Tensor, ptr: OptTensor = None, dim_size: int | None = None
-    ) -> Tensor:  # noqa: UP045 (PyG reads it)
+        self,
+        inputs: Tensor,
+        index: Tensor,
+        ptr: OptTensor = None,
+        dim_size: Optional[int] = None,  # noqa: UP045 (PyG reads it)
+    ) -> Tensor:
         """Aggregate messages where PyG's own code runs; see :class:`torch_geometric.nn.conv.MessagePassing`."""
         if self.aggr_name not in _OURS:
             return super().aggregate(inputs, index, ptr, dim_size)

@@ -621,4 +621,5 @@ def choose_edges(kind: type[torch.nn.Module], edge_dim: int | None, given: dict)
     dims = [name for name in EDGE_DIMS if name in inspect.signature(kind).parameters]
     # A convolution that was not told their number ignores edge features.
     reads = not dims or any(given.get(name, edge_dim) for name in dims)
-    return choose_edge_argument(inspect.signature(kind.forward).parameters, edge_dim, attr=reads)  # noqa: B009
+    parameters = inspect.signature(getattr(kind, "forward")).parameters  # noqa: B009
+    return choose_edge_argument(parameters, edge_dim, attr=reads)

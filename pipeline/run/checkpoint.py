@@ -173,8 +173,8 @@ def load_safely(file: IO[bytes] | Path, *, mmap: bool | None = None) -> Any:
         waiting = getattr(
             torch._utils,
             "_get_sparse_tensors_to_validate",  # of torch 2.15
-            lambda: torch._utils._sparse_tensors_to_validate,
-        )  # noqa: B009
+            lambda: getattr(torch._utils, "_sparse_tensors_to_validate"),  # noqa: B009
+        )
         setattr(torch._utils, _VALIDATE, lambda *_, **__: waiting().clear())
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
