@@ -84,13 +84,6 @@ def check_synthetic_sizes(
             f"data.num_edges={num_edges:,} must be between 0 and {most:,}, half of the directed edges "
             f"that {num_nodes:,} nodes can have"
         )
-    # The graph itself: int32 edges and their 8 features; the nodes' activities, labels and their scores.
-    needed, available = 40 * num_edges + (100 + 8 * num_tasks) * num_nodes, machine_memory()
-    if needed > available:
-        raise ValueError(
-            f"data.num_nodes={num_nodes:,}, data.num_edges={num_edges:,} and data.num_tasks={num_tasks:,} "
-            f"take at least {format_bytes(needed)}; this machine has {format_bytes(available)}"
-        )
 
 
 @dataclass

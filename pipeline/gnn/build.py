@@ -78,70 +78,19 @@ def check(config: GNNConfig) -> None:
             f"{config.device}{'' if config.device == 'cpu' else ', and torch sees no GPU here'}. Leave it "
             "out"
         )
-    check_table(config, num_nodes=1)
-    if hasattr(config.model, "path"):  # a class of the user's, whose sizes nobody knows
+    if hasattr(config.model, "path"):  # a class of the user's
         check_class(config)
         return
-    sizes = {
-        name: value
-        for name, value in vars(config.model).items()
-        if type(value) is int and name != "num_groups"
-    }
-    heads = getattr(config.model, "kwargs", {}).get("heads", 1)
-    estimate.check_model(
-        sizes,
-        vars(type(config.model)()),
-        lambda sizes: construct(
-            keys.replaced(config, {f"model.{name}": size for name, size in sizes.items()}),
-            in_channels=1 if getattr(config.model, "encode_x", True) else sizes["hidden_channels"],
+    with torch.device("meta"):  # says what is wrong with options that do not go together
+        construct(
+            config,
+            in_channels=1
+            if getattr(config.model, "encode_x", True)
+            else config.model.hidden_channels,
             out_channels=1,
             edge_dim=None if getattr(config.model, "knn", 0) else 1,
             num_categories=0,
-        ),
-        machine,
-        step=heads
-        if isinstance(heads, int) and heads > 1
-        else getattr(config.model, "num_groups", 1),
-    )
-
-
-def check_table(config: GNNConfig, num_nodes: int) -> None:
-    """Refuse a table of node features that the machine cannot hold.
-
-    Raises:
-        ValueError: names the key.
-    """
-    features = config.features
-    estimate.check_table(
-        num_nodes,
-        config.learned_channels,
-        estimate.machine_of(config),
-        optimizer=features.optimizer,
-        hidden_channels=config.model.hidden_channels,
-        device=features.device,
-    )
-
-
-def check_activations(config: GNNConfig, data: Data) -> None:
-    """Refuse batches that the machine cannot hold in training.
-
-    Raises:
-        ValueError: names the keys.
-    """
-    model, found = config.model, LOADERS[config.loader.name].num_nodes(config, data)
-    if (
-        hasattr(model, "path") or found is None
-    ):  # a class of the user's, whose layers and channels nobody knows
-        return
-    recomputes = model.name == "equilibrium" or getattr(model, "reversible", False)
-    estimate.check_activations(
-        found[0],
-        1 if recomputes else model.num_layers,
-        model.hidden_channels,
-        estimate.machine_of(config),
-        mend=found[1],
-        bytes_each=4 if config.train.precision == "fp32" else 2,
-    )
+        )
 
 
 def open_data(
@@ -167,7 +116,7 @@ def open_data(
     components = None
     if config.model.is_foreign:
         seen = visible(config, data)
-        try_model(kind, seen, kind.task(seen), estimate.machine_of(config))
+        try_model(kind, seen, kind.task(seen))
     if not (is_new and describes) and config.data.components == "all":
         parts = [(None, data)]
     elif not kind.is_one_graph:
@@ -203,8 +152,6 @@ def open_data(
             else replace(config, data=replace(config.data, components=setup.number))
         )
         if is_new:
-            check_table(config, setup.data.num_nodes)
-            check_activations(config, setup.data)
             setup.task, setup.loader  # noqa: B018 - built here
             check_evaluation(config, setup.data)
             check_decay(config, setup.task)

@@ -18,7 +18,6 @@ from parallel_epochs.models.networks.heads import find_head
 from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.join_types import column_ranges
-from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.config import MODELS, GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.features import NodeTable
@@ -142,32 +141,22 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
     )
 
 
-def try_model(kind: Kind, data: Data, task: Task, machine: estimate.Machine) -> None:
+def try_model(kind: Kind, data: Data, task: Task) -> None:
     """Call a model whose layers others wrote on a tiny graph, before long work.
 
-    Args:
-        machine: what holds the run.
-
     Raises:
-        ValueError: it fails, returns something else than predictions, or is too large for the evaluation.
+        ValueError: it fails, or returns something else than predictions.
     """
     with torch.random.fork_rng():
-        model = construct(kind.config, **_sizes(kind, data, task))
-        bytes_per_edge = _try(kind, model, data, task, trains=True)
-    if (
-        kind.config.evaluation.is_exact
-        and kind.is_one_graph
-        and not (isinstance(model, PyGModel) and model.splits())
-    ):
-        estimate.check_whole_graph(data.num_edges, bytes_per_edge, machine)
+        _try(kind, construct(kind.config, **_sizes(kind, data, task)), data, task, trains=True)
 
 
 def _try(
     kind: Kind, model: torch.nn.Module, data: Data, task: Task, *, trains: bool = False
-) -> int:
+) -> None:
     config = kind.config
     with naming_keys(config):
-        return try_forward(
+        try_forward(
             model,
             str(model.title),
             out_channels=task.out_channels,

@@ -40,7 +40,6 @@ from parallel_epochs.pipeline.layout.trainer import LayoutPlan, LayoutTrainer
 from parallel_epochs.pipeline.metrics import VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import checkpoint, files
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -96,12 +95,6 @@ def check_data(config: LayoutConfig, data: Data) -> None:
         )
     may_be_on_gpu = config.device != "cpu" and torch.cuda.is_available()
     neighbors.check_search(options.neighbors, num_points, on_gpu=may_be_on_gpu)
-    needed = num_points * (12 * data.x.size(1) + 64 * options.num_neighbors)
-    if needed > machine_memory():
-        raise ValueError(
-            f"trainer.num_neighbors={options.num_neighbors}: the neighbours of {num_points:,} points take "
-            f"{format_bytes(needed)}, but this machine has {format_bytes(machine_memory())}: lower it"
-        )
 
 
 def _metrics(data: Data) -> list[str]:

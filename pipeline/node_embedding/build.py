@@ -90,11 +90,6 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
         * config.parallel.num_ranks
     )
     tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
-    if options.tables == "memory" and needed > machine_memory():
-        raise ValueError(
-            f"{tables}, but this machine has {format_bytes(machine_memory())}: lower it, or set "
-            "trainer.tables=disk"
-        )
     if options.tables == "disk" and needed > (free := free_space(Path(config.cache_dir))):
         raise ValueError(
             f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "

@@ -15,8 +15,6 @@ from parallel_epochs.pipeline.data.opened import OpenData, Part
 from parallel_epochs.pipeline.gnn import model as models
 from parallel_epochs.pipeline.gnn.build import (  # noqa: F401 - for the tests
     build_schedule,
-    check_activations,
-    check_table,
 )
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.estimate import machine_of

@@ -8,8 +8,6 @@ from parallel_epochs.models.networks import pyg as stacks
 from parallel_epochs.models.networks.custom import CustomModel
 from parallel_epochs.models.networks.foreign import ForeignError, naming_failures, try_forward
 from parallel_epochs.models.networks.pyg import PyGModel
-from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run.errors import Stopped
 from tests.helpers import building as build, building as restore
@@ -378,24 +376,6 @@ def test_keywords_that_a_class_does_not_take(configure):
                 "model.kwargs={wdith: 3}",
             )
         )
-
-
-def test_one_forward_over_too_many_edges_is_refused(configure, monkeypatch):
-    def try_model(*overrides: str) -> None:
-        config = configure(*overrides)
-        data = load(config.data, config.cache_dir)
-        build.try_model(config, data, build.build_task(config, data))
-
-    monkeypatch.setattr(estimate, "machine_memory", lambda: 300_000)
-    # Attention has a tensor of edges x channels.
-    own = [*TOY[:5], "model=custom", "model.path=tests.helpers.nets.Net"]
-    with pytest.raises(
-        ValueError,
-        match="^evaluation=exact: one forward over 4,800 edges takes at least .* choose "
-        "evaluation=views",
-    ):
-        try_model(*own)
-    try_model(*own, "evaluation=views")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import config as effects
-from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.features import (
     KEY,
     NodeTable,
@@ -297,26 +296,11 @@ def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
             "features.optimizer=lion is unknown; choose one of sparse_adam, sgd",
         ),
         (["features.name=table"], "features.name=table is unknown; choose one of data, embedding"),
-        (
-            ["features=embedding", "features.channels=1000000000"],
-            "features.channels=1000000000: a table of 1 n",
-        ),
         (["features.channels=0"], "features.channels must be at least 1, not 0"),
     ):
         with pytest.raises(ValueError, match=message) as refused:
             build.check(configure(*overrides))
         assert "\n" not in str(refused.value)
-    monkeypatch.setattr(estimate, "machine_memory", lambda: 10**8)
-    config = configure("features=embedding", "parallel.num_ranks=2")
-    build.check_table(config, 60_000)
-    with pytest.raises(
-        ValueError,
-        match="channels=64: a table of 70,000 nodes, with its optimizer in each of 2 ranks",
-    ):
-        build.check_table(config, 70_000)
-    build.check_table(
-        configure("features=embedding", "parallel.num_ranks=2", "features.optimizer=sgd"), 70_000
-    )
     with pytest.raises(
         ValueError,
         match="features=embedding learns a row for each node, and the graph has no nodes",
