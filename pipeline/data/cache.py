@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Shaped, UInt8
 from torch import Tensor
 
 from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data import encodings
 from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.degrees import (
@@ -640,6 +641,8 @@ def hash_graph(config: DataConfig) -> str:
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT
+    if config.num_last:
+        shaping["encodings"] = encodings.FORMAT
     if (reading := getattr(config, "reading", 1)) > 1:
         shaping["reading"] = reading
     if (folds := config.folds_of_scores) is not None:

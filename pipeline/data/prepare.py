@@ -1,7 +1,6 @@
 """From a dataset as it was read to a graph that is ready for training."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +9,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_remaining_self_loops, to_undirected as add_reverse
 
 from parallel_epochs.models.edge_index import plain_edges
-from parallel_epochs.pipeline.data import laplacian as spectra, random_walk as walks
 from parallel_epochs.pipeline.data.check import as_float32, check, check_vectors
+from parallel_epochs.pipeline.data.encodings import LEVELS, as_levels, encode
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.join_types import refuse_untyped_edges
@@ -24,18 +23,6 @@ from parallel_epochs.pipeline.names import FIRST_SOURCE, MASKS, PAIRS, SPLITS
 GRAPH_KEYS = ("ptr", "x_tables", "edge_tables")
 # Keys of a graph whose nodes have names: see pipeline/data/node_names.py.
 NAME_KEYS = ("names", "names_ptr", "label_names", "label_names_ptr")
-
-
-class Encoding(NamedTuple):
-    """Computes where the nodes of many graphs stand in theirs, and makes categories of that."""
-
-    compute: Callable[..., Tensor]
-    as_levels: Callable[[Tensor], Tensor]
-    num_levels: int
-
-
-_WALKS = Encoding(walks.return_probabilities, walks.as_levels, walks.LEVELS)
-_SPECTRA = Encoding(spectra.laplacian_eigenvectors, spectra.as_levels, spectra.LEVELS)
 
 
 def prepare(
@@ -81,12 +68,10 @@ def prepare(
         return data  # no edges to sort, and no features
     on_stage("sorting edges")
     num_nodes, edge_index, edge_attr = data.num_nodes, data.edge_index, data.edge_attr
-    if edge_attr is not None and not edge_attr.is_floating_point() and "edge_tables" not in data:
-        edge_attr = as_float32(f"{origin}: edge_attr", edge_attr)
-    elif edge_attr is not None and edge_attr.is_floating_point():
-        as_float32(
-            f"{origin}: edge_attr", edge_attr
-        )  # it is converted when the means of equal edges are known
+    if edge_attr is not None and "edge_tables" not in data:
+        converted = as_float32(f"{origin}: edge_attr", edge_attr)
+        if not edge_attr.is_floating_point():
+            edge_attr = converted  # others are converted when the means of equal edges are known
     if to_undirected and edge_attr is None:
         edge_index = with_reverse(plain_edges(edge_index), num_nodes)
     elif to_undirected:
@@ -99,12 +84,9 @@ def prepare(
         )
     if not isinstance(edge_index, EdgeIndex):
         edge_index, perm = sort_edges(edge_index, num_nodes)
-        edge_attr = (
-            edge_attr.float()
-            if edge_attr is not None and edge_attr.is_floating_point()
-            else edge_attr
-        )
-        edge_attr = None if edge_attr is None else edge_attr.index_select(0, perm)
+        if edge_attr is not None:
+            edge_attr = edge_attr.float() if edge_attr.is_floating_point() else edge_attr
+            edge_attr = edge_attr.index_select(0, perm)
     on_stage("building node features")
     x, num_categories, x_source = _node_features(
         data, edge_index, edge_attr, node_features, learned
@@ -114,9 +96,7 @@ def prepare(
     union = {key: data[key] for key in GRAPH_KEYS if key in data}
     if union:
         union["by_source"] = transpose(edge_index).get_csr()[1]
-    for num_columns, encoding in ((random_walk, _WALKS), (laplacian, _SPECTRA)):
-        if num_columns:
-            x, union = _with_places(x, union, edge_index, num_columns, encoding)
+    x = _with_encodings(x, union, edge_index, {"random_walk": random_walk, "laplacian": laplacian})
     names = {key: data[key] for key in (*NAME_KEYS, "types") if key in data}
     if data.kind is DataKind.GRAPH and data.edge_index.size(1):
         names[FIRST_SOURCE] = int(plain_edges(data.edge_index)[0].min())
@@ -195,15 +175,18 @@ def _node_features(
     )
 
 
-def _with_places(
-    x: Tensor, union: dict, edge_index: EdgeIndex, num_columns: int, encoding: Encoding
-) -> tuple[Tensor, dict]:
+def _with_encodings(
+    x: Tensor, union: dict, edge_index: EdgeIndex, widths: dict[str, int | None]
+) -> Tensor:
     """Add columns that say where a node stands in its graph to the features of the nodes of many graphs."""
-    if "x_tables" not in union:
-        return torch.cat([x, encoding.compute(edge_index, union["ptr"], num_columns)], dim=1), union
-    found = encoding.compute(edge_index, union["ptr"], num_columns, encoding.as_levels)
-    tables = [*union["x_tables"], *[encoding.num_levels] * num_columns]
-    return torch.cat([x, found.to(x.dtype)], dim=1), union | {"x_tables": tables}
+    for name, num_columns in widths.items():
+        if num_columns:
+            found = encode(name, edge_index, union["ptr"], num_columns)
+            if "x_tables" in union:
+                found = as_levels(name, found).to(x.dtype)
+                union["x_tables"] = [*union["x_tables"], *[LEVELS[name]] * num_columns]
+            x = torch.cat([x, found], dim=1)
+    return x
 
 
 def _take_labels(data: Graph) -> dict:

@@ -2,14 +2,11 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from concurrent import futures
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -22,9 +19,7 @@ from parallel_epochs.pipeline.graph.cut import cut_graph, find_links
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
-from parallel_epochs.pipeline.run.memory import format_bytes
 
-log = logging.getLogger(__name__)
 ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 # -P keeps the current folder out of the search path, since a file there may have the name of a module.
 PROCESS = (
@@ -84,8 +79,7 @@ def cut_with_kaminpar(
                     stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(2)
                 )
                 write_parhip(edge_index, graph)
-            peak = run_process(graph, parts, num_parts, seed)
-            log.info("KaMinPar: its process used at most %s", format_bytes(peak))
+            run_process(graph, parts, num_parts, seed)
             return np.frombuffer(parts.read(), np.int32).astype(np.int64)
 
     return cut_graph(
@@ -132,66 +126,34 @@ def write_parhip(edge_index: EdgeIndex, file: BinaryIO) -> None:
     file.flush()
 
 
-def run_process(graph: BinaryIO, parts: BinaryIO, num_parts: int, seed: int) -> int:
+def run_process(graph: BinaryIO, parts: BinaryIO, num_parts: int, seed: int) -> None:
     """Cut a graph in a process of its own, which ends together with this one.
 
     Args:
         graph: in ParHIP's format.
         parts: empty; the cluster of each node is written to it, int32.
 
-    Returns:
-        The peak memory of the process, in bytes.
-
     Raises:
         ChildProcessError: the process was killed, ended with an error, or ended without a result.
     """
-    # A signal may interrupt this thread at any place, so another thread starts the process and kills it as soon as this
-    # one no longer waits. The lock says so: a `with` statement releases it whatever comes.
-    waiting = threading.Lock()
-    with futures.ThreadPoolExecutor(1) as pool:
-        # The pool joins only threads whose start was not interrupted, so its thread starts before there is a process.
-        pool.submit(int).result()
-        with waiting:
-            cut = pool.submit(_run, [graph.fileno(), parts.fileno()], num_parts, seed, waiting)
-            # Python does not notice a signal that arrives just before a wait until this wait has ended.
-            while not cut.done():
-                futures.wait([cut], timeout=1)
-    status, output, errors = cut.result()
-    mend = "Try again, or set partition=random"
-    if status < 0:
-        name = signal.Signals(-status).name
-        memory = ", perhaps because the machine had no memory left" if name == "SIGKILL" else ""
-        raise ChildProcessError(f"KaMinPar's process was killed by {name}{memory}. {mend}")
-    if status:
-        lines = errors.strip().splitlines() or [f"exit status {status}"]
-        raise ChildProcessError(f"KaMinPar failed: {lines[-1]}. {mend}")
-    if not output.split():
-        raise ChildProcessError(
-            f"KaMinPar ended without a result: its process wrote nothing and exited with status 0. "
-            f"{mend}"
-        )
-    parts.seek(0)
-    return int(output.split()[-1])
-
-
-def _run(
-    descriptors: list[int], num_parts: int, seed: int, waiting: threading.Lock
-) -> tuple[int, str, str]:
-    """Start the process and wait for its end; kill it once nobody holds `waiting`. Return status, output and errors."""
+    descriptors = [graph.fileno(), parts.fileno()]
     arguments = map(str, [*descriptors, num_parts, seed % 2**31, os.getpid()])
-    process = subprocess.Popen(
+    done = subprocess.run(
         [sys.executable, "-P", "-c", PROCESS, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         errors="replace",
         pass_fds=descriptors,
         start_new_session=True,
     )  # Ctrl-C ends it through this process
-    while True:
-        try:
-            output, errors = process.communicate(timeout=0.1)
-            return process.returncode, output, errors
-        except subprocess.TimeoutExpired:
-            if not waiting.locked():
-                process.kill()
+    parts.seek(0)
+    if not done.returncode and os.fstat(parts.fileno()).st_size:
+        return
+    lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
+    reason = (
+        lines[-1] if done.returncode >= 0 else f"killed by {signal.Signals(-done.returncode).name}"
+    )
+    memory = ", perhaps for lack of memory" if done.returncode == -signal.SIGKILL else ""
+    raise ChildProcessError(
+        f"KaMinPar's process failed: {reason}{memory}. Try again, or set partition=random"
+    )

@@ -1,11 +1,8 @@
 """The program of KaMinPar's process. It does not import torch, to leave that memory to the graph."""
 
-import contextlib
 import importlib
 import os
-import resource
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -26,13 +23,3 @@ def main() -> None:
     part = np.array(partitioner.compute_partition(graph, num_parts), np.int32)
     with os.fdopen(parts_file, "wb") as file:
         file.write(part.data)
-    print(peak_memory())
-
-
-def peak_memory() -> int:
-    """Return the peak memory of this process in bytes. The number of getrusage would include that of its parent."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -114,15 +114,6 @@ class Partitioner:
             self._cut[rank] = ENGINES[self._engine][1](self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
 
-    @property
-    def has_micro_clusters(self) -> bool:
-        """Tell whether each round combines micro-clusters into new clusters."""
-        return PARTITIONS[self.name] is draw_regrouped
-
-    def micro_clusters(self) -> Partition:
-        """Return the micro-clusters. All ranks share one cut."""
-        return self.cut(self.num_micro_parts, 0)
-
 
 def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
     """Draw random clusters of equal sizes, new ones each round."""
@@ -138,7 +129,7 @@ def draw_cut(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> P
 
 def draw_regrouped(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
     """Combine the micro-clusters of one cut anew in each round. Ranks share the cut, and combine it differently."""
-    return regroup(partitioner.micro_clusters(), partitioner.num_parts, rng)
+    return regroup(partitioner.cut(partitioner.num_micro_parts, 0), partitioner.num_parts, rng)
 
 
 def draw_whole(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:

@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.pipeline.graph.edges import counting_sort
-from parallel_epochs.pipeline.graph.laid_out import LaidOut
 from parallel_epochs.pipeline.graph.partition import Partition, Quality, assignment
 from parallel_epochs.pipeline.graph.reading import BLOCK_BYTES, Reader, edge_blocks
 from parallel_epochs.pipeline.graph.subgraph import attach_nodes, induce_sorted
@@ -56,8 +55,6 @@ class ClusterStream:
         spill: a folder for what exceeds `buffer`.
         buffer: bytes; :func:`buffer_bytes` if not given.
         block: bytes that are read at a time.
-        lay_out: makes what reads partitions of which it knows the micro-clusters; called with `buffer` by
-            :meth:`prepare`.
     """
 
     def __init__(
@@ -67,17 +64,9 @@ class ClusterStream:
         spill: Path,
         buffer: int | None = None,
         block: int = BLOCK_BYTES,
-        lay_out: Callable[[int], LaidOut] | None = None,
     ):
-        self._data, self._spill, self._block, self._lay_out = data, spill, block, lay_out
+        self._data, self._spill, self._block = data, spill, block
         self._buffer = buffer_bytes() if buffer is None else buffer
-        self._laid_out: LaidOut | None = None
-
-    def prepare(self) -> None:
-        """Leave on the disk what other processes will find there."""
-        if self._lay_out is not None:
-            self._laid_out = self._lay_out(self._buffer)
-            self._laid_out.write()
 
     def induce(self, partition: Partition, clusters: Sequence[int]) -> Iterator[Data]:
         """Build the subgraphs of some clusters in turn, with ``n_id``; one that comes again takes another pass.
@@ -85,9 +74,6 @@ class ClusterStream:
         Raises:
             FileError: the store cannot be read, or there is no room for what waits.
         """
-        if self._laid_out is not None and self._laid_out.holds(partition):
-            yield from self._laid_out.induce(partition, clusters)
-            return
         first = 0
         while first < len(clusters):
             seen: set[int] = set()

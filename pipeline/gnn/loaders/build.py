@@ -18,7 +18,6 @@ from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
 from parallel_epochs.pipeline.gnn.loaders.snapshots import SnapshotLoader
-from parallel_epochs.pipeline.graph.laid_out import LaidOut
 from parallel_epochs.pipeline.graph.partitioner import Partitioner, check_engine
 from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.names import SNAPSHOT
@@ -83,31 +82,11 @@ def _strata_of(config: GNNConfig, data: Data) -> list[int] | None:
     return data.types.counts
 
 
-def build_stream(
-    config: GNNConfig, data: Data, partitioner: Partitioner | None = None
-) -> ClusterStream | None:
-    """Build what reads clusters of a graph on disk in one pass; none for a graph in memory.
-
-    Args:
-        partitioner: of the clusters; if it puts them together of micro-clusters, a copy of the graph is laid out by
-            these.
-    """
+def build_stream(config: GNNConfig, data: Data) -> ClusterStream | None:
+    """Build what reads clusters of a graph on disk in one pass; none for a graph in memory."""
     if not data.on_disk:
         return None
-    cache_dir = Path(config.cache_dir)
-
-    def lay_out(buffer: int) -> LaidOut:
-        assert partitioner is not None
-        return LaidOut(
-            data,
-            partitioner.micro_clusters(),
-            cache_dir / "graphs",
-            spill=cache_dir / "spill",
-            buffer=buffer,
-        )
-
-    has_micro = partitioner is not None and partitioner.has_micro_clusters
-    return ClusterStream(data, spill=cache_dir / "spill", lay_out=lay_out if has_micro else None)
+    return ClusterStream(data, spill=Path(config.cache_dir) / "spill")
 
 
 def build_loader(
@@ -138,7 +117,7 @@ def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
                 data,
                 partitioner,
                 device=device,
-                stream=build_stream(config, data, partitioner),
+                stream=build_stream(config, data),
                 clusters_per_step=config.partition.clusters_per_step,
                 scale_sums=config.partition.scale_sums,
             )

@@ -76,8 +76,6 @@ class ClusterLoader:
         """Leave in the cache what other processes will find there."""
         if self.num_batches == 1:
             self._whole_batch()
-        elif self._stream is not None:
-            self._stream.prepare()
 
     def draw(self, round_: int, share: Share) -> Partition:
         """Draw the partition that a share is a part of, its clusters merged into batches."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.laplacian import flip
+from parallel_epochs.pipeline.data.encodings import flip
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs

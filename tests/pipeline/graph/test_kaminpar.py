@@ -1,11 +1,9 @@
 """KaMinPar in a process of its own: what it cuts, and what comes of a process that is killed or fails."""
 
-import concurrent.futures.thread
 import functools
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -26,11 +24,8 @@ from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.running import (
     ROOT,
     TOY,
-    finish,
     forked,
-    kill_after_rounds,
     status_of,
-    summary_of,
     train,
 )
 from tests.pipeline.graph.test_partition import GRID, grid, is_partition
@@ -133,16 +128,6 @@ def test_tiny_graphs_have_no_empty_cluster(pairs, num_nodes, num_parts):
     assert is_partition(partition, num_nodes) and bool((partition.ptr.diff() > 0).all())
 
 
-@pytest.mark.parametrize("name", ["kaminpar", "kaminpar_random"])
-def test_a_directed_graph_is_refused(name):
-    directed = make_graph([(0, 1), (1, 2), (2, 1), (3, 0)], 4).edge_index
-    with pytest.raises(
-        ValueError,
-        match="graph is directed: 2 of 4 edges .*KaMinPar needs.*data.to_undirected=true",
-    ):
-        Partitioner(directed, name=name, num_parts=2)
-
-
 def test_the_package_is_asked_for_before_anything_else(configure, monkeypatch):
     monkeypatch.setattr(kaminpar.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
@@ -166,16 +151,16 @@ def slow_process(monkeypatch, code):
     [
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "by SIGKILL, perhaps because the machine had no memory left. Try again",
+            "killed by SIGKILL, perhaps for lack of memory. Try again",
         ),
         (
             "os.kill(os.getpid(), signal.SIGSEGV)",
-            "was killed by SIGSEGV. Try again, or set partition=random",
+            "killed by SIGSEGV. Try again, or set partition=random",
         ),
-        ("sys.exit('no such graph')", "KaMinPar failed: no such graph. Try again"),
+        ("sys.exit('no such graph')", "failed: no such graph. Try again"),
         (
             "pass",
-            "KaMinPar ended without a result: .* status 0. Try again, or set partition=random",
+            "failed: it wrote nothing. Try again",
         ),
     ],
 )
@@ -214,6 +199,7 @@ def test_a_request_to_stop_ends_the_process(signum, monkeypatch, tmp_path):
 
     def interrupt():
         started.append(wait_for_child(os.getpid()))
+        time.sleep(0.5)  # one that is still being started ends with this process
         os.kill(os.getpid(), signum)
 
     known = set(children(os.getpid()))
@@ -228,20 +214,6 @@ def test_a_request_to_stop_ends_the_process(signum, monkeypatch, tmp_path):
         kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path)
     thread.join()
     assert not is_alive(started[0]) and list(tmp_path.iterdir()) == []
-
-
-class BusyStart(threading.Thread):
-    """A thread whose start takes the starting thread half a second, as on a busy machine."""
-
-    def start(self):
-        super().start()
-        time.sleep(0.5)
-
-
-@linux
-def test_a_request_to_stop_in_the_start_of_a_thread_leaves_no_process(monkeypatch, tmp_path):
-    monkeypatch.setattr(concurrent.futures.thread.threading, "Thread", BusyStart)
-    test_a_request_to_stop_ends_the_process(signal.SIGTERM, monkeypatch, tmp_path)
 
 
 @linux
@@ -268,18 +240,3 @@ def test_training_says_what_it_cuts(configure, tmp_path, caplog):
     train(configure(*TOY, "partition=kaminpar", "train.epochs=1"), tmp_path / "run")
     assert "KaMinPar: cutting 240 nodes into 4 clusters, kept in" in caplog.text
     assert "KaMinPar: 4 clusters" in caplog.text
-    # Its own memory: this process, which has torch, is larger.
-    (said,) = re.findall(r"KaMinPar: its process used at most ([\d.]+) MB", caplog.text)
-    assert 10 < float(said) < 100
-
-
-@pytest.mark.slow
-def test_ranks_that_are_killed_go_on_with_the_same_cuts(tmp_path):
-    arguments = [*TOY, "partition=kaminpar", "parallel.num_ranks=2", "train.epochs=12"]
-    assert finish(arguments, tmp_path / "whole", tmp_path / "cache")[0] == 0
-    kill_after_rounds(2, arguments, tmp_path / "killed", tmp_path / "other-cache")
-    assert finish([], tmp_path / "killed", tmp_path / "other-cache")[0] == 0
-    assert (
-        summary_of(tmp_path / "killed")["weights_sha256"]
-        == summary_of(tmp_path / "whole")["weights_sha256"]
-    )

@@ -14,8 +14,6 @@ from parallel_epochs.pipeline.data.config import EdgesConfig, StoreConfig
 from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
 from parallel_epochs.pipeline.gnn import components
 from parallel_epochs.pipeline.graph import cut, ranges, store
-from parallel_epochs.pipeline.graph.laid_out import LaidOut
-from parallel_epochs.pipeline.graph.partition import from_assignment
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.graph.structure import keep_both_orders
 from parallel_epochs.pipeline.layout import build as layout
@@ -204,30 +202,6 @@ def test_arrays_of_other_shapes(key, values, message):
     packed = {**pack(link_graph()), key: values}
     with pytest.raises(DamagedFile, match=f"g.pt: {key} is damaged: {message}"):
         ranges.check_graph(Path("g.pt"), packed)
-
-
-@pytest.mark.parametrize(
-    "name, message", [("indptr", "its numbers must not decrease"), ("src", "it names node 1,000")]
-)
-def test_a_number_out_of_range_in_a_copy_laid_out_is_checked_once(tmp_path, caplog, name, message):
-    with StoreWriter(tmp_path / "s") as writer:
-        write_graph(writer, random_graph(30, 200, 0))
-    data = open_graph(tmp_path / "s")
-    data.on_disk, micro = True, from_assignment(np.arange(30) % 10, 10)
-    copy = LaidOut(data, micro, tmp_path / "cache", spill=tmp_path, buffer=2**20)
-    copy.write()
-    first = {key: array.clone() for key, array in store.open_store(copy.path)[0].items()}
-    with StoreWriter(copy.path, "another") as writer:
-        for key, array in first.items():
-            edited = array.clone()
-            if key == name:
-                edited[5] = 1000
-            writer.put(key, edited)
-        writer.finish({})
-    copy.write()
-    assert f"{name}.bin is damaged: {message}" in caplog.text
-    arrays, _ = store.open_store(copy.path)
-    assert all(torch.equal(arrays[key], first[key]) for key in first)
 
 
 def test_other_nodes_in_the_store_of_a_component(configure, tmp_path, caplog):

@@ -5,7 +5,6 @@ import copy
 import errno
 import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,13 +18,9 @@ from parallel_epochs.pipeline.gnn import predictor as build_predictor
 from parallel_epochs.pipeline.graph import components, store, stream
 from parallel_epochs.pipeline.graph.components import find_components
 from parallel_epochs.pipeline.graph.edges import sort_edges
-from parallel_epochs.pipeline.graph.laid_out import LaidOut
 from parallel_epochs.pipeline.graph.partition import (
-    Partition,
-    from_assignment,
     measure_partition,
     random_partition,
-    regroup,
 )
 from parallel_epochs.pipeline.graph.reading import Reader, edge_blocks
 from parallel_epochs.pipeline.graph.stream import ClusterStream
@@ -287,67 +282,6 @@ def test_what_waits_comes_in_its_order(tmp_path):
             expected = np.concatenate([np.arange(6)[own] + 10 * piece for piece in range(10)])
             assert first.tolist() == expected.tolist()
             assert second.tolist() == np.stack([expected, -expected], 1).tolist()
-
-
-@pytest.mark.parametrize("buffer", [2**20, 5000, 0])
-@pytest.mark.parametrize("edge_dim", [0, 3])
-def test_clusters_of_micro_clusters_are_those_in_memory(tmp_path, buffer, edge_dim):
-    """From the copy of the graph in their order; a partition of other clusters is read from the graph itself."""
-    data = random_graph(100, 700, 0)
-    if not edge_dim:
-        del data.edge_attr
-    stored = keep(tmp_path / "s", data)
-    micro = from_assignment(np.random.default_rng(0).integers(0, 20, 100), 20)
-    laid_out = LaidOut(stored, micro, tmp_path / "graphs", spill=tmp_path / "spill", buffer=buffer)
-    clusters = ClusterStream(stored, spill=tmp_path, lay_out=lambda _: laid_out)
-    clusters.prepare()
-    os.truncate(tmp_path / "s" / "edges.bin", 8)  # it is not read any more
-
-    def induce():
-        for seed in range(3):
-            partition = regroup(micro, 4, np.random.default_rng(seed)).merge(1 + seed % 2)
-            assert laid_out.holds(partition)
-            wanted = [1, 0, 1, *range(partition.num_parts)]
-            batches = list(clusters.induce(partition, wanted))
-            assert len(batches) == len(wanted)
-            for cluster, batch in zip(wanted, batches):
-                assert_equal(
-                    batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64)
-                )
-
-    in_another_process(induce)
-    assert not laid_out.holds(random_partition(100, 4, np.random.default_rng(0)))
-
-
-def test_a_copy_is_read_for_partitions_of_its_micro_clusters_alone(tmp_path):
-    """Of other partitions each cluster would be as many reads as it has nodes."""
-    micro = from_assignment(np.arange(12) // 3, 4)
-    laid_out = LaidOut(
-        Graph(num_nodes=12, store=Path("s")), micro, tmp_path, spill=tmp_path, buffer=0
-    )
-    order = torch.tensor([9, 10, 11, 3, 4, 5, 0, 1, 2, 6, 7, 8])
-    assert laid_out.holds(Partition(order, torch.tensor([0, 6, 12])))
-    order[-2:] = order[-2:].flip(0)
-    assert not laid_out.holds(Partition(order, torch.tensor([0, 6, 12])))
-
-
-def test_two_components_of_one_graph_have_copies_of_their_own(tmp_path):
-    """Of the same size and cut, and with the hash of the whole graph both: what is kept of one would fit the other."""
-    data = three_components()
-    micro = from_assignment(np.arange(60) % 10, 10)
-    partition = regroup(micro, 3, np.random.default_rng(0))
-    copies = []
-    for number in (0, 1):
-        own = induced_subgraph(data, torch.arange(60) * 2 + number)
-        stored = keep(tmp_path / f"component-{number}", own)
-        stored.content_hash = "of the whole graph"
-        copies.append(
-            LaidOut(stored, micro, tmp_path / "graphs", spill=tmp_path / "spill", buffer=2**20)
-        )
-        copies[-1].write()
-        for cluster, batch in enumerate(copies[-1].induce(partition, range(3))):
-            assert torch.equal(batch.x, own.x[partition.nodes(cluster)])
-    assert copies[0].path != copies[1].path and copies[0].path.name[:27] == copies[1].path.name[:27]
 
 
 def trained(config, *, on_disk: bool) -> tuple[str, list[dict[str, float]]]:
