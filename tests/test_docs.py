@@ -30,7 +30,7 @@ from tests.helpers.report_runs import write_records, write_run
 from tests.helpers.running import ROOT, TOY, shell
 from tools.keys import write_page
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EVERYWHERE = [*PAGES, ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 START = ROOT / "docs" / "start.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -248,7 +248,9 @@ def test_the_first_steps_name_every_extra():
 
 
 def test_the_chart_of_the_readme_shows_measured_numbers():
-    measured = "".join((ROOT / "docs" / name).read_text() for name in ("benchmarks.md", "links.md"))
+    measured = "".join(
+        (ROOT / "docs" / name).read_text() for name in ("evidence/benchmarks.md", "links.md")
+    )
     charts = [(ROOT / "docs" / f"times-{mode}.svg").read_text() for mode in ("light", "dark")]
     texts = [re.findall(r"<text[^>]*>([^<]*)</text>", chart) for chart in charts]
     assert texts[0] == texts[1]

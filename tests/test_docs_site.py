@@ -65,16 +65,16 @@ def site(tmp_path_factory):
 @pytest.mark.system
 def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
     found = {
-        entry["location"].partition("#")[0]
+        entry["location"].partition("#")[0].removeprefix("evidence/")
         for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]
     }
     pages = {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"}
     assert found == pages | {"index.html", "notebook.html"}
     listed = (site / "llms.txt").read_text()
-    for page in site.glob("*.html"):
+    for page in [*site.glob("*.html"), *site.glob("evidence/*.html")]:
         if page.name != "404.html":
             text = page.with_suffix(".md")
-            assert f"]({text.name})" in listed and "# " in text.read_text(), page.name
+            assert f"]({text.relative_to(site)})" in listed and "# " in text.read_text(), page.name
         loaded = re.findall(
             r'<(?:script|img|source)[^>]* src="(https?:[^"]*)|<link[^>]* href="(https?:[^"]*)',
             page.read_text(),

@@ -1,4 +1,4 @@
-"""The short commands of docs/results.md are the long ones that its numbers were measured with, and the baselines of
+"""The short commands of docs/evidence/results.md are the long ones that its numbers were measured with, and the baselines of
 GraphVite are what their heads say.
 """
 

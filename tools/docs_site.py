@@ -58,10 +58,11 @@ def on_page_markdown(markdown, page, **_):
     """Lead links to the pages of the top there, leave out links to files that are no pages, and keep the text."""
 
     def mend(link: re.Match) -> str:
-        page = TOP.get(link[2].partition("#")[0])
-        return f"[{link[1]}]({page})" if page else link[1]
+        name = TOP.get(link[2].partition("#")[0])
+        return f"[{link[1]}]({above[3:]}{name})" if name else link[1]
 
-    text = re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", mend, markdown)
+    above = "../" * (1 + page.file.src_uri.count("/"))
+    text = re.sub(rf"\[([^\]]*)\]\({above}([^)]*)\)", mend, markdown)
     TEXTS[page.file.src_uri] = (
         str(page.title),
         re.sub(r"^::: ([\w.]+)$", _describe, text, flags=re.MULTILINE),

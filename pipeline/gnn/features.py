@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.run.seeds import stream
 OPTIMIZERS = {"sparse_adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
 # Rows of one stream of random numbers; another value gives another table.
 ROWS_OF_STREAM = 4096
-# Standard deviation of the first numbers: the table is learned rather than random (docs/log.md).
+# Standard deviation of the first numbers: the table is learned rather than random (docs/evidence/log.md).
 DEVIATION = 0.1
 # Name of the table among the weights of a model.
 KEY = "node_table"

@@ -17,7 +17,7 @@ HEAD = "run,metric,seed,num_ranks,lr_scaling,train.epochs,round,epochs,step,loss
 
 def test_the_table_of_the_results_tells_what_the_page_says():
     runs, _ = find_runs([ROOT / "docs" / "runs.csv"])
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "results.md").read_text()
     assert len(runs) == 18
     for _, members in groups(runs):
         assert sorted(run.seed for run in members) == [0, 1, 2]
