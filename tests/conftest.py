@@ -14,7 +14,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The slow tests that take minutes. They begin first: a worker that begins one at the end leaves the others idle.
 LONG = {
-    "test_faults_of_real_processes_lose_nothing",
     "test_kernels_compile_for_hopper_without_a_gpu",
     "test_the_examples_train",
     "test_the_console_command_trains_ranks_beside_a_models_folder",
@@ -40,7 +39,7 @@ def prepare(config) -> None:
 
     from parallel_epochs.pipeline.command import cli
     from tests.helpers import composing, running, shapes
-    from tools.strikes import fork_rank_server
+    from tests.helpers.kill_runs import fork_rank_server
 
     torch.set_num_threads(1)
     if os.environ.get("CHECK_SHAPES", "1") == "1":

@@ -25,7 +25,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 RUNNER = """
 import json, multiprocessing.util, os, runpy, sys
 import parallel_epochs.pipeline.gnn.predict, parallel_epochs.pipeline.training
-from tools.strikes import fork_rank_server
+from tests.helpers.kill_runs import fork_rank_server
 multiprocessing.util.spawnv_passfds = fork_rank_server
 for module, *arguments in json.load(sys.stdin):
     if (pid := os.fork()) == 0:
@@ -110,7 +110,7 @@ def test_every_part_is_one_file_one_conf_file_and_one_line():
         ),
         ("pipeline/loop.py", ["tests/pipeline/test_loop.py"]),
         ("pipeline/knowledge", ["tests/pipeline/knowledge"]),
-        ("scripts/bench/cut.py", ["tests/scripts/test_bench.py"]),
+        ("scripts/bench/step.py", ["tests/scripts/test_bench.py"]),
         ("tests/test_docs.py", ["tests/test_docs.py"]),
         ("models/kernels/norm.h", ["tests/models/kernels/test_native.py"]),
         (

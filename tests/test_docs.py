@@ -39,9 +39,7 @@ SMALL_MATH = ["data.num_train=2000", "data.num_valid=50", "data.num_test=50", "t
 # The other benchmarks are run by test_bench.py.
 SMALL_BENCH = {
     "partition": ["--repeat=1"],
-    "scale": [],
     "ranks": ["--layers=2", "--steps=1"],
-    "memory": ["--layers=1", "--num-ranks=2"],
 }
 # What a newcomer reads before the first run.
 MOST_WORDS = 900
@@ -217,8 +215,8 @@ def test_a_command_that_is_wrong_is_found():
         ("python -m pipeline.tune trials=3", ValueError),
         ("python -m scripts.report runs --figrue x", AssertionError),
         ("cd nowhere", AssertionError),
-        ("python -m scripts.bench disk --nodes 3", SystemExit),
-        ("python -m scripts.bench walks", SystemExit),
+        ("python -m scripts.bench ranks --nodes 3", SystemExit),
+        ("python -m scripts.bench serve --requests", SystemExit),
         ("sbatch scripts/train.sbatch +experiment=none", HydraException),
         ("torchrun --nproc-per-node=2 -m pipeline.train model=none", HydraException),
     ):
@@ -329,7 +327,7 @@ def shrink(command: list[str], folder: Path) -> list[str] | None:
     if program == "parallel-epochs":
         _, *small = shrink(["python", "-m", COMMANDS[arguments[0]], *arguments[1:]], folder)
         return ["parallel_epochs", arguments[0], *small]
-    own_tests = {"hydra/launcher=slurm", "tools.faults", "tools.restarts", "scripts.ray_train"}
+    own_tests = {"hydra/launcher=slurm", "tests.helpers.kill_runs", "scripts.ray_train"}
     if program != "python" or own_tests & set(arguments):
         return None  # real Slurm, real Ray and real faults have tests of their own
     module, *arguments = arguments[1:]

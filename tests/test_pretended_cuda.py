@@ -7,9 +7,9 @@ import shutil
 import subprocess
 import sys
 
+import numpy
 import pytest
 
-from parallel_epochs.scripts.bench.tables import write_edges
 from tests.helpers.pretended_cuda import build
 from tests.helpers.resume_cases import WRITE
 from tests.helpers.running import ROOT, TOY
@@ -88,7 +88,7 @@ def test_a_program_runs_on_the_device(name, library, tmp_path):
         [text.format(folder=tmp_path) for text in PROGRAMS[name][0]],
         PROGRAMS[name][1],
     )
-    write_edges(tmp_path / "edges.npy", 200, 1000)
+    numpy.save(tmp_path / "edges.npy", numpy.random.default_rng(0).integers(0, 200, (1000, 2)))
     if name == "graphs":
         overrides = [*WRITE["graph"](tmp_path), *overrides]
     command = [

@@ -7,6 +7,7 @@ checkout. Rooms are models/, scripts/, tools/, the folders of pipeline/ and the 
 import ast
 import functools
 import io
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +15,6 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-
-from tools.follow import Walk
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# The rooms, and who imports whom
@@ -49,15 +48,23 @@ ASKS_FOR_KIND = re.compile(
 )
 # Files that define a kind of graph, or the keys by which a user chooses one.
 OWN_KINDS = ("pipeline.gnn.kinds", "pipeline.gnn.config")
-# Functions and parameters that a reader follows: the first module that exists counts.
+# Values that a reader follows: the folder, the function there and its parameter. The first function that exists counts.
 FOLLOWED = {
-    "predict from run": (
-        ("pipeline.gnn.export", "pipeline.gnn.predict", "pipeline.gnn.predictions"),
-        "predict",
-        "run",
+    "build_trainer from setup": (("pipeline.gnn.build",), "build_trainer", "setup"),
+    "a typed table from config": (
+        ("pipeline.data.tables.several_types", "pipeline.data.tables"),
+        "write_store",
+        "config",
     ),
-    "open_data from config": (("pipeline.gnn.build",), "open_data", "config"),
+    "predict from run": (("pipeline.gnn.export", "pipeline.gnn.predict"), "predict", "run"),
 }
+# A method that more classes have is not followed: its name does not tell what is called.
+MOST_METHODS = 5
+# How a message names a key.
+KEY = re.compile(
+    r"\b(?:data|task|model|train|loader|partition|evaluation|features|parallel|trainer|tracker)\.[a-z_0-9.]+"
+    r"|\b[a-z_]+(?==)"
+)
 PACKAGES = ("pipeline", "models", "scripts", "tools")
 LAYOUT = {
     tokenize.COMMENT,
@@ -148,12 +155,8 @@ def numbers(root: Path = ROOT) -> dict[str, int]:
     lines = [
         (name, line) for name, path in pipeline.items() for line in path.read_text().splitlines()
     ]
-    walks = {
-        what: Walk(trees)
-        .follow(next(module for module in places if module in trees), function, parameter)
-        .stops
-        for what, (places, function, parameter) in FOLLOWED.items()
-    }
+    gnn = _inside("pipeline.gnn.", known, depth=3)
+    tables = _inside("pipeline.data.tables.", known, depth=4)
     return {
         "rooms": len(arrows),
         "imports between rooms": sum(map(len, arrows.values())),
@@ -174,14 +177,188 @@ def numbers(root: Path = ROOT) -> dict[str, int]:
             bool(re.search(r"\bconfig: Any\b", line)) for _, line in lines
         ),
         "lines with : Any": sum(bool(re.search(r": Any\b", line)) for _, line in lines),
+        "imports inside gnn/": sum(map(len, gnn.values())),
+        "imports inside data/tables/": sum(map(len, tables.values())),
+        "modules of data/tables/ in a circle": len(circle(tables)),
+        **{f"{what}, stays": len(stays(trees, *where)) for what, where in FOLLOWED.items()},
         **{
-            f"{what}, {unit}": len(stops)
-            for what, walk in walks.items()
-            for unit, stops in (("stops", walk), ("files", set(walk)))
+            f"{what}, files": len({stay.partition(":")[0] for stay in stays(trees, *where)})
+            for what, where in FOLLOWED.items()
         },
+        "keys": _count_keys(root),
+        "messages that refuse a combination of keys": sum(map(_refusals, trees.values())),
         "product tokens": _count_tokens(root, (*PACKAGES, "parallel_epochs", "setup.py")),
         "test tokens": _count_tokens(root, ("tests",)),
     }
+
+
+def _inside(folder: str, known: dict[str, Path], depth: int) -> dict[str, set[str]]:
+    """Return the modules of a folder, each of its own folders as one, with those that they import there."""
+    arrows = defaultdict(set)
+    for name, path in known.items():
+        if name.startswith(folder):
+            own = ".".join(name.split(".")[:depth])
+            others = {
+                ".".join(other.split(".")[:depth])
+                for other in imports_of(path, known)
+                if other.startswith(folder)
+            }
+            arrows[own] |= others - {own}
+    return arrows
+
+
+def circle(arrows: dict[str, set[str]]) -> set[str]:
+    """Return what is left when all that nothing imports, or that imports nothing, is taken away again and again."""
+    left = dict(arrows)
+    while True:
+        imported = set().union(*left.values()) if left else set()
+        inner = {name for name in left if name in imported and left[name] & left.keys()}
+        if inner == left.keys():
+            return inner
+        left = {name: others & inner for name, others in left.items() if name in inner}
+
+
+def stays(
+    trees: dict[str, ast.Module], folders: tuple[str, ...], name: str, parameter: str
+) -> list[str]:
+    """Follow a parameter through the code; returns each function that it enters, once.
+
+    The walk goes through calls that pass on the parameter, a part of it (``run.config``), or a variable that was
+    computed from these. A method is followed in every class that has one of its name, and a function that a record
+    holds, such as that of a product, in every module.
+    """
+    places: dict[str, list[tuple[str, ast.FunctionDef, bool]]] = defaultdict(list)
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                places[node.name].append((module, node, False))
+            for method in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(method, ast.FunctionDef):
+                    # A class is called as its constructor is.
+                    called = node.name if method.name == "__init__" else f".{method.name}"
+                    places[called].append((module, method, True))
+    start = next(
+        (module, node)
+        for folder in folders
+        for module, node, _ in places[name]
+        if module.startswith(folder)
+    )
+    found: dict[str, None] = {}
+    waiting = [(*start, frozenset({parameter}))]
+    while waiting:
+        module, function, held = waiting.pop()
+        where = f"{module}:{function.lineno} {function.name}"
+        if where in found:
+            continue
+        found[where] = None
+        values = _computed_from(function, held)
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            for other, callee, bound in _callees(places, trees, module, call.func):
+                if passed := _passed(call, callee, bound, values):
+                    waiting.append((other, callee, passed))
+    return [*found]
+
+
+def _callees(places, trees, module: str, called: ast.expr) -> list:
+    """Find what a call may enter: a function of this module or that it imports, or methods of the name."""
+    if isinstance(called, ast.Name):
+        near = [place for place in places[called.id] if place[0] == module]
+        imported = [
+            place
+            for node in ast.walk(trees[module])
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if (alias.asname or alias.name) == called.id
+            for place in places[alias.name]
+            if f"parallel_epochs.{place[0]}".startswith(node.module or "-")
+        ]
+        return near or imported
+    if not isinstance(called, ast.Attribute):
+        return []
+    methods = places[f".{called.attr}"] or places[called.attr]
+    return methods if len(methods) <= MOST_METHODS else []
+
+
+def _root(value: ast.expr) -> ast.expr:
+    while isinstance(value, (ast.Attribute, ast.Subscript, ast.Starred)):
+        value = value.value
+    return value
+
+
+def _holds(value: ast.expr, held: set[str]) -> bool:
+    """Tell whether an expression is a part of a variable, or a call that is given one."""
+    value = _root(value)
+    if isinstance(value, ast.Call):
+        given = [*value.args, *(word.value for word in value.keywords), value.func]
+        return any(_holds(each, held) for each in given)
+    return isinstance(value, ast.Name) and value.id in held
+
+
+def _computed_from(function: ast.FunctionDef, held: frozenset[str]) -> set[str]:
+    """Find the variables of a function that hold a parameter, a part of it, or what a call made of these."""
+    found = {*held}
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.NamedExpr, ast.withitem)):
+            value = node.context_expr if isinstance(node, ast.withitem) else node.value
+            if _holds(value, found):
+                found |= {
+                    name.id
+                    for name in ast.walk(node)
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+                }
+    return found
+
+
+def _passed(
+    call: ast.Call, function: ast.FunctionDef, bound: bool, held: set[str]
+) -> frozenset[str]:
+    """Find the parameters of a function to which a call passes a variable or a part of it."""
+
+    def passes(value: ast.expr) -> bool:
+        root = _root(value)
+        return isinstance(root, ast.Name) and root.id in held
+
+    names = [argument.arg for argument in function.args.posonlyargs + function.args.args]
+    every = {*names, *(argument.arg for argument in function.args.kwonlyargs)}
+    own = (
+        {names[0]}
+        if bound and names and passes(call.func) and _root(call.func) != call.func
+        else set()
+    )
+    return frozenset(
+        own
+        | {name for name, value in zip(names[bound:], call.args, strict=False) if passes(value)}
+        | {word.arg for word in call.keywords if word.arg in every and passes(word.value)}
+    )
+
+
+def _count_keys(root: Path) -> int:
+    """Count the names in the reference of every key."""
+    page = subprocess.run(
+        [sys.executable, "-c", "from tools.keys import write_page; print(write_page())"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    ).stdout
+    return len(set(re.findall(r"^  ([a-z_.0-9]+)=", page, re.MULTILINE)))
+
+
+def _refusals(tree: ast.Module) -> int:
+    """Count the rows of rules, and what is raised with a message that names two keys."""
+    found = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Rule":
+            found += 1
+        elif isinstance(node, ast.Raise):
+            texts = [
+                part.value
+                for part in ast.walk(node)
+                if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            ]
+            found += len({*KEY.findall(" ".join(texts))}) > 1
+    return found
 
 
 def _count_tokens(root: Path, packages: tuple[str, ...]) -> int:

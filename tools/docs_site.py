@@ -1,6 +1,5 @@
-"""Gives mkdocs the pages that are no docs/*.md: those at the top of the repository and the notebook; mends links."""
+"""Gives mkdocs the pages that are no docs/*.md: those at the top of the repository; mends links."""
 
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ TEXTS: dict[str, tuple[str, str]] = {}
 
 
 def on_files(files, config):
-    """Add the pages that lie outside of docs/, and the notebook."""
+    """Add the pages that lie outside of docs/."""
     for name, page in TOP.items():
         text = (ROOT / name).read_text()
         text = re.sub(r"\]\((?!https?:|#)([^)]*)\)", lambda link: f"](../{link[1]})", text)
@@ -29,29 +28,7 @@ def on_files(files, config):
         )
         text = text.replace("](../docs/", "](")
         files.append(File.generated(config, page, content=text))
-    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())
-    files.append(
-        File.generated(
-            config, "notebook.md", content="\n\n".join(map(_draw_cell, notebook["cells"]))
-        )
-    )
     return files
-
-
-def _draw_cell(cell: dict) -> str:
-    """Write a cell of a notebook, and what it printed, as Markdown."""
-    source = "".join(cell["source"])
-    if cell["cell_type"] == "markdown":
-        return source
-    blocks = [f"```python\n{source}\n```"]
-    for output in cell["outputs"]:
-        data = output.get("data", {})
-        if "image/png" in data:
-            blocks.append(f"![figure](data:image/png;base64,{data['image/png'].strip()})")
-        else:
-            text = "".join(output.get("text", data.get("text/plain", "")))
-            blocks.append(f"```text\n{text.rstrip()}\n```")
-    return "\n\n".join(blocks)
 
 
 def on_page_markdown(markdown, page, **_):

@@ -12,36 +12,9 @@ from collections.abc import Callable
 
 from parallel_epochs.pipeline.command.arguments import Parser, positive
 from parallel_epochs.pipeline.run.errors import one_line
-from parallel_epochs.scripts.bench.convs import INSTALL_DGL
 
 # The modules whose functions bench_NAME are the benchmarks. The signature of one gives its options.
-MODULES = (
-    "loaders",
-    "cut",
-    "molecules",
-    "scale",
-    "aggregate",
-    "convs",
-    "relations",
-    "layer",
-    "step",
-    "depth",
-    "inference",
-    "embedding",
-    "tables",
-    "walks",
-    "triples",
-    "layout",
-    "disk",
-    "tables_to_store",
-    "links",
-    "top",
-    "ranks",
-    "steady",
-    "batches",
-    "gpu",
-    "serve",
-)
+MODULES = ("loaders", "aggregate", "convs", "step", "ranks", "gpu", "serve")
 # Texts of options that several benchmarks have, where their docstrings do not say more.
 TEXTS = {
     "num_nodes": "number of nodes",
@@ -49,18 +22,11 @@ TEXTS = {
     "layers": "number of layers",
     "num_parts": "number of clusters of a partition",
     "num_ranks": "number of ranks",
-    "heads": "number of heads",
     "batch_size": "number of nodes of a batch",
     "channels": "number of channels of a layer",
-    "edge_channels": "number of edge features",
-    "dim": "dimension of a vector",
-    "epochs": "number of epochs",
     "steps": "number of training steps",
-    "seeds": "number of seeds",
     "repeat": "number of rounds",
-    "memory_gib": "memory limit in GiB",
     "device": "cpu, cuda or auto",
-    "dgl": f"folder of DGL, from {INSTALL_DGL}",
 }
 
 

@@ -74,8 +74,7 @@ class Row:
         read: turns standard output and the folder of the run into dictionaries of numbers.
         compared: name of an earlier row; this one shows how many times as fast it is, and whether its
             weights are the same.
-        turn: "first" for rows whose time does not count, which all run at the same time before the others; "alone";
-            or "beside" for a run on two cores, one after the other while the rows of the GPU run.
+        turn: "first" for rows whose time does not count, which all run at the same time before the others; or "alone".
     """
 
     name: str
@@ -109,6 +108,11 @@ def read_run(output: str, folder: Path) -> list[dict]:
     rounds = [record for record in _read_metrics(folder) if record["kind"] == "round"]
     best = min(rounds, key=lambda record: record["seconds"])
     waited = 1 - best.get("hidden", 1.0)
+    soon = [
+        record["valid"]
+        for record in _read_metrics(folder)
+        if "valid" in record and record["wall_seconds"] <= 60
+    ]
     rates = {
         f"{name}_per_s": four_digits(best[f"num_{name}"] / best["seconds"])
         for name in ("pairs", "triples")
@@ -121,6 +125,7 @@ def read_run(output: str, folder: Path) -> list[dict]:
             **rates,
             "waited": round(waited * best["draw_seconds"] / best["seconds"], 4),
             "loss": best["loss"],
+            "at_60_s": max(soon, default=None),
             "gpu_mib": round(summary["peak_memory_bytes"] / 2**20),
             "rounds": len(rounds),
             **{
@@ -145,16 +150,6 @@ def read_vectors(output: str, folder: Path) -> list[dict]:
     return [
         found | {"gb_per_s": four_digits(found["pairs_per_s"] * rows * 2 * 4 * config["dim"] / 1e9)}
     ]
-
-
-def read_minute(output: str, folder: Path) -> list[dict]:
-    """Read a training run, and its validation metric after at most a minute."""
-    soon = [
-        record["valid"]
-        for record in _read_metrics(folder)
-        if "valid" in record and record["wall_seconds"] <= 60
-    ]
-    return [found | {"at_60_s": max(soon, default=0.0)} for found in read_run(output, folder)]
 
 
 def read_tests(output: str, folder: Path) -> list[dict]:
@@ -191,7 +186,7 @@ def _train(
         if command == "prepare"
         else (
             "cache_dir={cache}",
-            *(() if "device=cpu" in overrides else ("device={device}",)),
+            "device={device}",
             "hydra.run.dir={out}",
         )
     )
@@ -271,7 +266,6 @@ MILLION = (
     "train.epochs=3",
     "train.eval_every=3",
 )
-TWO_CORES = ("device=cpu", "parallel.threads_per_rank=2")
 # Steps of all sizes are captured by the fourth epoch. An evaluation is not part of an epoch: there is one, at the end.
 EPOCHS = ("train.epochs=4", "train.eval_every=4")
 TINY_FLAGSHIP = (*TINY, "model.num_layers=3")
@@ -379,17 +373,6 @@ ROWS: tuple[Row, ...] = (
         read=read_vectors,
     ),
     _train(
-        "vectors of BlogCatalog on two cores",
-        60,
-        "+experiment=deepwalk_blogcatalog",
-        *TWO_CORES,
-        "data.path={cache}/blogcatalog.mat",
-        group="vectors",
-        small=("train.epochs=1",),
-        compared="vectors of BlogCatalog",
-        turn="beside",
-    ),
-    _train(
         "vectors of a million nodes",
         32,
         *VECTORS,
@@ -397,14 +380,6 @@ ROWS: tuple[Row, ...] = (
         group="vectors",
         small=("train.epochs=1", "trainer.episode_size=1000"),
         read=read_vectors,
-    ),
-    Row(
-        "sampled batches from the CPU and the GPU",
-        "vectors",
-        30,
-        ("scripts.bench", "batches", "--device", "{device}"),
-        (*FEW, "--steps", "3", "--channels", "8", "--batch-size", "20"),
-        read=read_csv,
     ),
     _train(
         "ComplEx of 1000 numbers on FB15k-237",
@@ -414,25 +389,21 @@ ROWS: tuple[Row, ...] = (
         "data.folder={cache}/triples",
         "train.epochs=60",
         group="knowledge",
-        read=read_minute,
         small=("train.epochs=5", "trainer.dim=8"),
     ),
     *(
         _train(
-            f"layout of {name}{where}",
+            f"layout of {name}",
             seconds,
             *overrides,
-            *device,
             group="knowledge",
             small=("train.epochs=1",),
-            **({"compared": f"layout of {name}", "turn": "beside"} if where else {}),
         )
-        for name, seconds, slow, overrides in (
-            ("digits", 25, 40, ("trainer=layout", "data=digits", "train.epochs=25")),
-            ("a hundred thousand points", 30, 150, (*POINTS, "data.path={cache}/points.npy")),
-            ("a graph of a million nodes", 45, 150, (*MILLION, "data.path={cache}/million.npy")),
+        for name, seconds, overrides in (
+            ("digits", 25, ("trainer=layout", "data=digits", "train.epochs=25")),
+            ("a hundred thousand points", 30, (*POINTS, "data.path={cache}/points.npy")),
+            ("a graph of a million nodes", 45, (*MILLION, "data.path={cache}/million.npy")),
         )
-        for where, device, seconds in (("", (), seconds), (" on two cores", TWO_CORES, slow))
     ),
     _train(
         "epoch of the flagship in bf16",
@@ -478,7 +449,7 @@ def bench_gpu(
 
     Args:
         out: folder of the results, which is new or empty (default: build/gpu).
-        group: groups of rows: step, vectors, knowledge or large, or 1 to 4 (default: the first three).
+        group: groups of rows: step, vectors, knowledge or large (default: the first three).
         rows: rows whose name contains one of these texts (default: all).
         seconds: time for all rows. What is left over is named.
         small: run every row in miniature.
@@ -488,13 +459,9 @@ def bench_gpu(
         ValueError: there is no such group or device, or the folder has results.
     """
     place = choose_device(device)
-    numbers = {str(place + 1): name for place, name in enumerate(GROUPS)}
-    wanted = {numbers.get(name, name) for name in group or GROUPS[: None if rows else 3]}
+    wanted = {*(group or GROUPS[: None if rows else 3])}
     if unknown := sorted(wanted - {*GROUPS}):
-        raise ValueError(
-            f"--group {unknown[0]} is unknown; choose one of {', '.join(GROUPS)}, or 1 to "
-            f"{len(GROUPS)}"
-        )
+        raise ValueError(f"--group {unknown[0]} is unknown; choose one of {', '.join(GROUPS)}")
     chosen = [
         row
         for row in ROWS
@@ -512,17 +479,9 @@ def bench_gpu(
         runs = {row: pool.submit(table.run, row) for row in chosen if row.turn == "first"}
         for run in as_completed(runs.values()):
             table.save(next(row for row in runs if runs[row] is run), run.result())
-    with ThreadPoolExecutor(1) as pool:
-        runs = {row: pool.submit(table.run, row) for row in chosen if row.turn == "beside"}
-        for row in chosen:
-            if row.turn == "alone":
-                table.save(row, table.run(row))
-            for other in [
-                other for other in runs if runs[other].done() and other.compared in table.results
-            ]:
-                table.save(other, runs.pop(other).result())
-        for row, run in runs.items():
-            table.save(row, run.result())
+    for row in chosen:
+        if row.turn == "alone":
+            table.save(row, table.run(row))
     if failed := [name for name, result in table.results.items() if "failed" in result[0]]:
         raise ValueError(
             f"{len(failed)} of {len(chosen)} rows failed: {', '.join(failed)}; see {out}/table.md"
@@ -547,13 +506,8 @@ class Table:
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"--out={folder} is not empty; choose a new folder")
         (folder / "logs").mkdir(parents=True)
-        self.folder, self.device, self.small, self.end, self.given = (
-            folder,
-            device,
-            small,
-            end,
-            given,
-        )
+        self.folder, self.device, self.small = folder, device, small
+        self.end, self.given = end, given
         self.results = dict[str, list[dict]]()
 
     def run(self, row: Row) -> list[dict]:

@@ -8,8 +8,6 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from parallel_epochs.scripts.bench.tables import write_edges
-
 
 def write_blogcatalog(folder: Path, given: Path, scale: float) -> None:
     """Write blogcatalog.mat: 10,312 nodes, 333,983 links and 39 labels."""
@@ -61,7 +59,9 @@ def write_million(folder: Path, given: Path, scale: float) -> None:
     """Write million.npy: 1,138,499 nodes and 4,945,382 links, as many as Youtube has."""
     if (folder / "million.npy").exists():  # rows of two groups read it
         return
-    write_edges(folder / "million.npy", int(1_138_499 * scale), int(4_945_382 * scale))
+    num_nodes, num_links = int(1_138_499 * scale), int(4_945_382 * scale)
+    ends = num_nodes * np.random.default_rng(0).random((num_links, 2)) ** 2
+    np.save(folder / "million.npy", ends.astype(np.int32))
 
 
 WRITERS = {

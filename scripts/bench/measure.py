@@ -1,25 +1,18 @@
 """Tools of all benchmarks: time, extra memory, comparison of outputs, one CSV row per measurement."""
 
-import contextlib
 import csv
 import ctypes
 import gc
 import importlib
 import platform
 import re
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-import numpy as np
 import torch
 import torch_geometric
 from torch import Tensor
@@ -27,27 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric import typing
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.command import cli
-from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.opened import Part
-
 STATUS = Path("/proc/self/status")
 _writer: csv.DictWriter | None = None  # that of the last row
-
-
-def import_peer(module: str, package: str) -> ModuleType:
-    """Import a package that a benchmark compares with.
-
-    Raises:
-        SystemExit: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise SystemExit(
-            f"this benchmark compares with {package}, which is not installed: pip install {package}"
-        ) from None
 
 
 def describe_extensions() -> str:
@@ -195,15 +169,6 @@ def four_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def peak_gib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def resident_mib(field: str = "VmRSS") -> float:
-    """Return the resident memory of this process: the current one (VmRSS) or the peak since the last reset (VmHWM)."""
-    return int(re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
-
-
 def extra_mib(function: Callable[[], object]) -> float:
     """Return the peak of memory during a call, minus the memory before the call, in MiB (Linux only).
 
@@ -218,10 +183,14 @@ def extra_mib(function: Callable[[], object]) -> float:
         function()
         return torch.cuda.max_memory_allocated() / 2**20 - before
     ctypes.CDLL(None).malloc_trim(0)
-    before = resident_mib()
+    before = _resident_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     function()
-    return resident_mib("VmHWM") - before
+    return _resident_mib("VmHWM") - before
+
+
+def _resident_mib(field: str) -> float:
+    return int(re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
 
 
 def extra_of_both(
@@ -235,30 +204,6 @@ def extra_of_both(
         "ours_extra_mib": ours_mib,
         "extra_ratio": round(theirs_mib / max(ours_mib, 0.1), 1),
     }
-
-
-def call_apart(function: Callable, *arguments: object) -> Any:
-    """Call a function in a new process with as many threads, since memory that others left behind would count."""
-    with ProcessPoolExecutor(
-        1, get_context("spawn"), torch.set_num_threads, (torch.get_num_threads(),)
-    ) as process:
-        return process.submit(function, *arguments).result()
-
-
-def train_to_the_end(
-    build: Callable[[Part], Any], config: RunConfig, data: Graph
-) -> tuple[float, int, np.ndarray]:
-    """Train vectors without a run directory; returns the seconds, the number of pairs and the vectors."""
-    start, num_pairs = time.perf_counter(), 0
-    with contextlib.closing(build(Part(config, data, torch.device("cpu")))) as trainer:
-        while trainer.progress.round < trainer.num_rounds:
-            for _ in trainer.steps():
-                pass
-            num_pairs += int(trainer.numbers.num_pairs)
-            trainer.progress.round += 1
-            trainer.progress.begin_round()
-        vectors = trainer.embedding().numpy()
-    return time.perf_counter() - start, num_pairs, vectors
 
 
 def backward(out: Tensor, leaves: dict[str, Tensor], gradient: Tensor) -> dict[str, Tensor]:
@@ -330,9 +275,3 @@ def assert_same_model(
         )
         side.train()
     assert_close(*sides, tolerance=1e-3)
-
-
-def configure(*overrides: str) -> RunConfig:
-    """Compose the configuration that a command would train."""
-    cli.register_schema()
-    return cli.compose_config([*overrides])

@@ -1,11 +1,7 @@
-"""Several ranks on one machine, compared with one: their speed, the time of communication, and their memory."""
+"""Several ranks on one machine, compared with one: their speed and the time of communication."""
 
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 
@@ -15,9 +11,8 @@ from parallel_epochs.pipeline.run.ranks import Ranks, join
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import GradientSync
 from parallel_epochs.scripts.bench import graphs
-from parallel_epochs.scripts.bench.graphs import CLUSTER, PROTEINS
+from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import say, write_row
-from parallel_epochs.scripts.bench.processes import watch
 
 CPU = torch.device("cpu")
 
@@ -99,69 +94,3 @@ def _train_steps(
         seconds.append(total)
         shares.append(sync.seconds / total)
     return statistics.median(seconds[1:]), statistics.median(shares[1:]), sync.num_bytes
-
-
-def bench_memory(
-    num_nodes: int = PROTEINS[0],
-    num_edges: int = PROTEINS[1],
-    num_parts: int = 10,
-    layers: int = 3,
-    num_ranks: int = 4,
-) -> None:
-    """Measure the memory of training runs with one and with several ranks: PSS of all processes of a run."""
-    single = None
-    with tempfile.TemporaryDirectory() as root:
-        graph = [
-            f"cache_dir={root}/cache",
-            f"data.num_nodes={num_nodes}",
-            f"data.num_edges={num_edges}",
-            "data.num_tasks=112",
-        ]
-        say("generating the graph")
-        subprocess.run(
-            [sys.executable, "-m", "pipeline.prepare", *graph], check=True, stdout=sys.stderr
-        )
-        for count in (1, num_ranks):
-            highest, training = _memory_of(
-                [
-                    sys.executable,
-                    "-m",
-                    "pipeline.train",
-                    *graph,
-                    f"hydra.run.dir={root}/{count}",
-                    f"partition.num_parts={num_parts}",
-                    f"model.num_layers={layers}",
-                    f"parallel.num_ranks={count}",
-                    "parallel.threads_per_rank=1",
-                    f"train.epochs={2 * count}",
-                    f"train.eval_every={2 * count}",
-                    "task.base=none",
-                ],
-                Path(root, str(count), "train.log"),
-            )
-            single = single or (highest, training)
-            write_row(
-                {
-                    "bench": "memory",
-                    "num_nodes": num_nodes,
-                    "num_edges": num_edges,
-                    "num_parts": num_parts,
-                    "layers": layers,
-                    "num_ranks": count,
-                    "pss_gib": round(highest, 3),
-                    "ratio": round(highest / single[0], 3),
-                    "training_pss_gib": round(training, 3),
-                    "training_ratio": round(training / single[1], 3),
-                }
-            )
-
-
-def _memory_of(command: list[str], log: Path) -> tuple[float, float]:
-    """Return the peak memory of a command in GiB, over the whole run and from the first partition on."""
-    highest = training = 0.0
-    for held in watch(command):
-        gib = held.pss_kib / 2**20
-        highest = max(highest, gib)
-        if log.exists() and "partition: " in log.read_text():
-            training = max(training, gib)
-    return highest, training

@@ -22,7 +22,6 @@ from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.scripts.bench.graphs import heavy_tailed
 from parallel_epochs.scripts.bench.measure import (
     four_digits,
-    import_peer,
     say,
     seconds_of,
     write_row,
@@ -64,7 +63,6 @@ def bench_serve(
         requests: number of requests for a known row; a computed answer is asked for a tenth as often.
         soak: seconds for which 64 clients ask for known rows at the end.
     """
-    import_peer("starlette", "starlette")
     edges = _table(num_nodes, num_edges)
     numbers = torch.randn(num_nodes, 8, generator=torch.manual_seed(0)).numpy()
     nodes = pd.DataFrame(

@@ -30,7 +30,6 @@ OURS = (
 )
 PRELOAD = (
     *(f"parallel_epochs.{name}" for name in OURS),
-    "tools.faults",
     "sklearn.datasets",
     "sklearn.neighbors",
 )

@@ -2,8 +2,6 @@
 
 import pytest
 
-from parallel_epochs.scripts.bench.measure import configure
-
 
 @pytest.mark.parametrize(
     "overrides, expected",
@@ -15,5 +13,5 @@ from parallel_epochs.scripts.bench.measure import configure
         (["trainer=knowledge", "data=math"], "cpu"),
     ],
 )
-def test_only_graph_neural_networks_choose_a_gpu_by_themselves(overrides, expected):
+def test_only_graph_neural_networks_choose_a_gpu_by_themselves(overrides, expected, configure):
     assert configure(*overrides).device_name == expected

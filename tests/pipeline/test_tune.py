@@ -15,8 +15,8 @@ import pytest
 from parallel_epochs.pipeline import tune
 from parallel_epochs.pipeline.command import space
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
+from tests.helpers.kill_runs import is_alive
 from tests.helpers.running import ROOT, TOY, command, forked, shell, status_of
-from tools.strikes import is_alive
 
 # Behaves as `python -m pipeline.train` does towards who started it, in no time: a higher learning rate is better.
 STAND_IN = """#!{python} -SE

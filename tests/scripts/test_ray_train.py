@@ -1,16 +1,18 @@
 """Training on a Ray cluster: what the command refuses, and real raylets of which one is killed."""
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from parallel_epochs.scripts import ray_train
 from parallel_epochs.scripts.ray_train import Options, count_room, find_room, parse
+from tests.helpers.kill_runs import children, wait_for_saves
 from tests.helpers.running import ROOT, TOY, summary_of, train
-from tools import restarts
 
 RUN = [*TOY, "train.epochs=60", "train.eval_every=2"]
 
@@ -84,63 +86,88 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         ray_train.main()
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    """Run the command on the cluster; returns its status and output."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "scripts.ray_train",
-            *RUN,
-            *arguments,
-            f"ray.address={restarts.ray_cluster().address}",
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    return done.returncode, done.stdout
+RAYLET = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+
+
+def workers_of(raylet) -> list[int]:
+    """Return the processes of Ray Train's workers that a raylet has started."""
+    pids = [
+        pid for process in raylet.all_processes["raylet"] for pid in children(process.process.pid)
+    ]
+    return [
+        pid
+        for pid in pids
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RayTrainWorker")
+    ]
 
 
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_killed_raylet_loses_nothing(configure, tmp_path, monkeypatch):
+    """A head without processors, and two raylets that take a worker each; Ray starts again what is killed."""
     pytest.importorskip("ray.train.torch")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("TMPDIR")  # the paths of Ray's sockets must be short
+    for name, value in (
+        (
+            "RAY_raylet_start_wait_time_s",
+            "600",
+        ),  # on a busy machine; Ray reads it when it is imported
+        ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5"),
+        ("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600"),
+    ):
+        monkeypatch.setenv(name, value)
     expected = train(configure(*RUN, "parallel.num_ranks=2"), tmp_path / "whole")["weights_sha256"]
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **RAYLET})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, **RAYLET)
+
+    def begin(folder: str, *arguments: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "scripts.ray_train",
+                    *RUN,
+                    f"ray.address={cluster.address}",
+                ),
+                *(f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / folder}"),
+                *arguments,
+            ],
+            cwd=ROOT,
+            stdout=(tmp_path / f"{folder}.log").open("a"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def kill_worker() -> None:
+        os.kill(sum(map(workers_of, cluster.worker_nodes), [])[0], signal.SIGKILL)
+
+    def kill_raylet() -> None:
+        victim = next(raylet for raylet in cluster.worker_nodes if workers_of(raylet))
+        cluster.remove_node(victim, allow_graceful=False)
+        cluster.add_node(num_cpus=1, **RAYLET)
+
     try:
-        for name in ("kill_worker", "kill_raylet"):
-            engine = restarts.Ray(tmp_path / name, *RUN, f"cache_dir={tmp_path / 'cache'}")
-            assert restarts.wait_for_saves(engine, tmp_path / name, 3), engine.log.read_text()
-            getattr(engine, name)()
-            while engine.poll() is None:
-                restarts.time.sleep(0.1)
-            assert engine.poll() == 0 and "resumed after " in engine.log.read_text(), (
-                engine.log.read_text()
-            )
-            assert summary_of(tmp_path / name)["weights_sha256"] == expected
-        finished = f"hydra.run.dir={tmp_path / 'kill_raylet'}"
-        for arguments, status, message in (
-            ((finished, "ray.num_workers=2", "resume=auto"), 0, "has been trained already"),
-            ((finished, "ray.num_workers=2"), 1, "already holds a run"),
-            (
-                (f"hydra.run.dir={tmp_path / 'few'}", "ray.num_workers=3"),
-                1,
-                "room for 2 workers of 1 CPU each",
-            ),
-            (
-                (f"hydra.run.dir={tmp_path / 'bad'}", "ray.num_workers=2", "train.lr=1e30"),
-                1,
-                "loss",
-            ),
+        for folder, strike in (("worker", kill_worker), ("raylet", kill_raylet)):
+            log = tmp_path / f"{folder}.log"
+            process = begin(folder, "ray.num_workers=2")
+            assert wait_for_saves(process, tmp_path / folder, 3), log.read_text()
+            strike()
+            assert process.wait(900) == 0 and "resumed after " in log.read_text(), log.read_text()
+            assert summary_of(tmp_path / folder)["weights_sha256"] == expected
+        for folder, arguments, status, message in (
+            ("raylet", ["ray.num_workers=2", "resume=auto"], 0, "has been trained already"),
+            ("worker", ["ray.num_workers=2"], 1, "already holds a run"),
+            ("few", ["ray.num_workers=3"], 1, "room for 2 workers of 1 CPU each"),
+            ("bad", ["ray.num_workers=2", "train.lr=1e30"], 1, "loss"),
         ):
-            code, output = command(f"cache_dir={tmp_path / 'cache'}", *arguments)
+            assert begin(folder, *arguments).wait(900) == status
+            output = (tmp_path / f"{folder}.log").read_text()
             errors = [line for line in output.splitlines() if line.startswith("error: ")]
-            assert code == status and message in (errors or [output])[-1], output
-            assert len(errors) == status, output
+            assert message in (errors or [output])[-1] and len(errors) == status, output
     finally:
-        restarts.ray_cluster().shutdown()
-        restarts.ray_cluster.cache_clear()
+        cluster.shutdown()

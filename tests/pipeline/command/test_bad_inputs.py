@@ -614,9 +614,9 @@ LATER = [
     ),
     (
         BENCH,
-        "layer --channels wide",
+        "convs --channels wide",
         "argument --channels: must be a whole number of at least 1, not wide; see python "
-        "-m scripts.bench layer --help",
+        "-m scripts.bench convs --help",
     ),
 ]
 

@@ -35,9 +35,8 @@ QUICK = {
 }
 SLOW = {
     "scripts.report": "--figure",
-    "tools.faults": "--times",
     "tools.reference_runs": "--threads",
-    "scripts.bench": "ingest",
+    "scripts.bench": "sampling",
 }
 # Runs commands one after the other in one process, where some packages cannot be imported; prints what each said.
 RUNNER = """

@@ -22,9 +22,9 @@ from parallel_epochs.pipeline.data.readers import graph_files, many, smiles
 from parallel_epochs.pipeline.data.readers.many import read_in_parallel
 from parallel_epochs.pipeline.run.launch import start_rank_server
 from tests.helpers import building
+from tests.helpers.kill_runs import is_alive
 from tests.helpers.reading import refuse, refuse_or_take_long, tell
 from tests.helpers.running import train
-from tools.strikes import is_alive
 
 pytestmark = pytest.mark.usefixtures("importable")
 TABLE = (

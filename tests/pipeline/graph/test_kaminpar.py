@@ -21,6 +21,7 @@ from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.stop import StopRequest
 from tests.helpers import building as build
 from tests.helpers.graphs import make_graph, random_graph
+from tests.helpers.kill_runs import is_alive
 from tests.helpers.running import (
     ROOT,
     TOY,
@@ -29,7 +30,6 @@ from tests.helpers.running import (
     train,
 )
 from tests.pipeline.graph.test_partition import GRID, grid, is_partition
-from tools.strikes import is_alive
 
 pytest.importorskip("kaminpar")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -26,7 +26,6 @@ NAMED = {
     "tensorboard",
     "wandb",
     "mlflow",
-    "notebook",
     "ray",
     "onnx",
     "serve",

@@ -24,9 +24,9 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopp
 from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest
 from parallel_epochs.pipeline.run.threads import threads_per_rank
 from tests.helpers import guard_cases
+from tests.helpers.kill_runs import is_alive
 from tests.helpers.running import TOY, forked, rounds_of, shell, status_of, summary_of, train
 from tests.helpers.tensors import threads
-from tools.strikes import is_alive
 
 pytestmark = pytest.mark.usefixtures("importable")
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]

@@ -26,9 +26,9 @@ from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
+from tests.helpers.kill_runs import is_alive, ranks_of
 from tests.helpers.running import TOY, finish, rounds_of, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
-from tools.strikes import is_alive, ranks_of
 
 pytestmark = pytest.mark.usefixtures("importable")
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=8"]

@@ -14,8 +14,8 @@ from parallel_epochs.pipeline.command import folder as run_folder
 from parallel_epochs.pipeline.run import pulse, watchdog
 from parallel_epochs.pipeline.run.pulse import PERIOD, Board, Sign, State
 from parallel_epochs.pipeline.run.watchdog import Limits, Watchdog, watch
+from tests.helpers.kill_runs import STRIKES, strike_run
 from tests.helpers.running import ROOT, TOY, shell
-from tools.strikes import FAULTS
 
 
 @pytest.fixture
@@ -259,31 +259,16 @@ def test_torchrun_and_a_single_process_contradict_each_other(configure):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "only, number",
+    "strike",
     [
-        (["SIGSTOP", "lock", "Ctrl-C twice", "in an evaluation", "full"], 7),
-        pytest.param(["Ctrl-C", "stopped", "one rank"], 6, marks=pytest.mark.exhaustive),
-        pytest.param(
-            ["of sweep", "of export", "of prepare", "of predictions", "a rank of"],
-            10,
-            marks=pytest.mark.exhaustive,
-        ),
+        name
+        if name in {"SIGSTOP of a rank", "SIGTERM in an evaluation", "disk full"}
+        else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in STRIKES
     ],
 )
-def test_faults_of_real_processes_lose_nothing(only, number, tmp_path):
-    faults = [fault.name for fault in FAULTS if any(text in fault.name for text in only)]
-    # Not by the tests' server: it forks its runs from a process of its own.
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.faults", "--times", "1", "--only", *only],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    rows = {f"| {fault} | 1 | 0 |" for fault in faults}
-    assert len(rows) == number
-    assert done.returncode == 0 and rows <= {*done.stdout.splitlines()}, done.stdout + done.stderr
+def test_strikes_at_random_moments_lose_nothing(strike, tmp_path):
+    assert strike_run(tmp_path / "run", "cluster", strike, 2) >= 1
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,5 @@
 """Labels of whole graphs: batches, models, evaluation, ranks, resume."""
 
-import csv
-import io
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -23,13 +17,12 @@ from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
 from parallel_epochs.pipeline.run.schedule import Schedule, Share
-from parallel_epochs.scripts.bench.molecules import split_into_list
-from parallel_epochs.scripts.bench.pyg_molecules import PyGMolecules
 from parallel_epochs.scripts.report.pages import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
-from tests.helpers.running import ROOT, rounds_of, train
+from tests.helpers.pyg_molecules import PyGMolecules, split_into_list
+from tests.helpers.running import rounds_of, train
 
 pytestmark = pytest.mark.usefixtures("importable")
 SMALL = ["model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "loader.batch_size=7"]
@@ -370,37 +363,6 @@ def test_missing_labels_are_left_out_of_the_loss(config_of):
 def test_options_train(overrides, config_of, tmp_path):
     summary = train(config_of("ogbg-molpcba", *overrides), tmp_path / "run")
     assert 0 < summary["test"] <= 1
-
-
-@pytest.mark.slow
-def test_the_bench_compares_and_times(toys):
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "scripts.bench",
-            "graphs",
-            "--folder",
-            str(toys["ogbg-molhiv"]),
-            "--num-batches",
-            "2",
-            "--layers",
-            "3",
-            "--channels",
-            "16",
-            "--repeat",
-            "1",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert result.returncode == 0, result.stderr
-    loading, steps = csv.DictReader(io.StringIO(result.stdout))
-    assert float(loading["ratio_median"]) > 0 and steps["what"] == "training steps 3x16"
-    assert "gradient of its tables: relative difference" in result.stderr
 
 
 def test_the_report_shows_batches_and_no_partition_or_components(config_of, tmp_path):

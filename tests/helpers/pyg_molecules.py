@@ -3,6 +3,7 @@
 import torch
 from ogb.graphproppred.mol_encoder import AtomEncoder, BondEncoder
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks.categories import TableEncoder
@@ -63,3 +64,25 @@ def _copy(embeddings: torch.nn.ModuleList, tables: TableEncoder) -> torch.nn.Mod
 
 def _sum(embeddings: torch.nn.ModuleList, columns: torch.Tensor) -> torch.Tensor:
     return sum(embedding(columns[:, i]) for i, embedding in enumerate(embeddings))
+
+
+def split_into_list(data: Data) -> list[Data]:
+    """Split a disjoint union into the list of graphs that PyG's DataLoader takes."""
+    src, dst = data.edge_index.as_tensor().long()
+    ptr, indptr = data.ptr, data.edge_index.get_csc()[0][0].long()
+    return [
+        Data(
+            x=data.x[a:b].long(),
+            edge_attr=data.edge_attr[first:last].long(),
+            y=data.y[i : i + 1],
+            edge_index=torch.stack([src[first:last], dst[first:last]]) - a,
+        )
+        for i, (a, b, first, last) in enumerate(
+            zip(
+                ptr[:-1].tolist(),
+                ptr[1:].tolist(),
+                indptr[ptr[:-1]].tolist(),
+                indptr[ptr[1:]].tolist(),
+            )
+        )
+    ]
