@@ -33,6 +33,12 @@ LEAST_LETTERS = 16
 # Seconds that requests under way have when the service is to end.
 DRAIN_SECONDS = 30
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+# Signals to reload that came before there was a service.
+_hangups: list[int] = []
+
+
+def _note_hangup(signum: int, frame: object) -> None:
+    _hangups.append(signum)
 
 
 def serve(cfg: DictConfig) -> None:
@@ -41,16 +47,20 @@ def serve(cfg: DictConfig) -> None:
     Raises:
         ValueError: the run, the address or the token cannot be used; or the packages of the extra are missing.
     """
+    signal.signal(signal.SIGHUP, _note_hangup)
     cli.named_run(cfg, "serve")
     asked = keys.expand_paths(cast(ServeConfig, OmegaConf.to_object(cfg)))
     check_options(asked)
     try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError:
-        raise ValueError(f"serve needs uvicorn: {install_command('serve')}") from None
+    except ImportError as error:
+        raise ValueError(f"serve needs {error.name}: {install_command('serve')}") from None
     token = read_token(asked.token)
     with bind(asked.host, asked.port, is_open=token is None and not asked.insecure) as listening:
-        app = build(asked, token)
+        log.info("opening %s, and predicting all of its rows", asked.run)
+        app = build(asked, token, listening.getsockname()[0])
         log.info(
             "serving %s, at http://%s:%d%s",
             app.title,
@@ -117,42 +127,40 @@ def bind(host: str, port: int, *, is_open: bool) -> socket.socket:
     return listening
 
 
-def build(asked: ServeConfig, token: str | None) -> "App":
-    """Open the model of a run, and build the application."""
+def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> "App":
+    """Open the model of a run, and build the application.
+
+    Args:
+        address: on which the service listens.
+    """
     from parallel_epochs.pipeline.model import load  # imports torch
+    from parallel_epochs.pipeline.serving.answers import Answers
     from parallel_epochs.pipeline.serving.app import App
     from parallel_epochs.pipeline.serving.limits import Limits
 
     def reopen() -> Any:
         return load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
 
-    is_local = asked.host in (*LOOPBACK, "::1") and token is None and not asked.insecure
+    class Service(App):
+        def serve(self, answers: Answers) -> None:
+            """Serve, and leave all that is open out of the passes of Python's garbage collector, which take .3 s."""
+            super().serve(answers)
+            gc.unfreeze()  # a model of before can go
+            gc.collect()
+            gc.freeze()
+
+    # A page of a browser on this machine must not reach an open service by another name.
+    names = LOOPBACK | {asked.host.lower(), address}
     limits = Limits(
         asked.max_body,
         asked.max_rows,
         asked.max_waiting,
         asked.seconds,
         token,
-        LOOPBACK if is_local else None,
+        names if token is None and not asked.insecure else None,
         asked.max_neighbors,
     )
-
-    class Service(App):
-        async def reload(self) -> str:
-            title = await super().reload()
-            _leave_to_stay()
-            return title
-
-    service = Service(reopen(), limits, reopen)
-    _leave_to_stay()
-    return service
-
-
-def _leave_to_stay() -> None:
-    """Leave all that is open out of the passes of Python's garbage collector; one over a large model takes .3 s."""
-    gc.unfreeze()  # a model of before can go
-    gc.collect()
-    gc.freeze()
+    return Service(reopen(), limits, reopen)
 
 
 def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
@@ -168,6 +176,8 @@ def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
                 signal.signal(signum, self.handle_exit)
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(_reload(app)))
+            if _hangups:
+                loop.create_task(_reload(app))  # noqa: RUF006 - the loop runs until the end
             yield
 
     config = uvicorn.Config(
@@ -191,44 +201,34 @@ def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
 
 
 async def _reload(app: "App") -> None:
+    from fastapi import HTTPException
+
     try:
         log.info("serving %s", await app.reload())
-    except ValueError as error:
-        log.error("error: %s", error)
+    except HTTPException as error:
+        log.error("error: %s", error.detail)
 
 
 def _impatient(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol of HTTP, which closes a connection whose request does not arrive in time."""
+    """Return uvicorn's protocol of HTTP, which closes a connection that does not send a whole request in time."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._timer = self.loop.call_later(seconds, self._end, self.cycle)
+            self.loop.call_later(seconds, self._check, None)
 
-        def data_received(self, data: bytes) -> None:
-            if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._timer = self.loop.call_later(seconds, self._end, self.cycle)
-            before = self.cycle
-            super().data_received(data)
-            if self._timer is not None and self.cycle is not before:
-                self._timer.cancel()
-                self._timer = None
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-            super().connection_lost(exc)
-
-        def _end(self, before: object) -> None:
-            self._timer = None
-            if self.cycle is before and not self.transport.is_closing():
+        def _check(self, before: object) -> None:
+            """Close the connection if no request came since the last check, and none is being answered."""
+            if self.transport.is_closing():
+                return
+            if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
                 self.transport.close()
+            self.loop.call_later(seconds, self._check, self.cycle)
 
     return Impatient
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, _note_hangup)
     entry_points.call("serve", entry_points.Command(serve, "serve"))

@@ -6,47 +6,49 @@ import hmac
 import json
 import logging
 import re
+import reprlib
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from parallel_epochs.pipeline.run.errors import one_line, printable
 from parallel_epochs.pipeline.run.memory import resident_bytes
-from parallel_epochs.pipeline.serving.answers import Answers, Ask
+from parallel_epochs.pipeline.serving.answers import Answers
 from parallel_epochs.pipeline.serving.limits import Limits
-from parallel_epochs.pipeline.serving.metrics import Metrics
-from parallel_epochs.pipeline.serving.openapi import describe
-from parallel_epochs.pipeline.serving.rows import Refused
-from parallel_epochs.pipeline.serving.worker import Busy, Worker
+from parallel_epochs.pipeline.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-# The routes, each with its method.
-ROUTES = {
-    "/predict": "POST",
-    "/top": "POST",
-    "/explain": "POST",
-    "/reload": "POST",
-    "/schema": "GET",
-    "/health": "GET",
-    "/metrics": "GET",
-}
-JSON, TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
-# A client that goes on sending a body is not read any more.
-CLOSE = (b"connection", b"close")
-# Seconds for such a client to read the answer, which it would not find if the connection were closed at once, and bytes
-# of its body that are dropped then.
-DRAIN_SECONDS, DRAIN_BYTES = 1.0, 1 << 25
+# Upper bounds of the times of requests that are counted, in seconds.
+BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+# Bodies with more bytes are parsed outside of the event loop, and so many of them are in memory at once.
+LARGE_BODY, LARGE_BODIES = 1 << 16, 2
+# What is dropped of a body that is refused, so that a client that still sends reads why: seconds and bytes.
+DROP_SECONDS, DROP_BYTES = 1.0, 1 << 25
 # Letters of a message of an error, at most.
 MOST_LETTERS = 1000
+LATER, CLOSE = {"retry-after": "1"}, {"connection": "close"}
 
 
-class Gone(Exception):
-    """The client has closed the connection."""
+class Answer(BaseModel):
+    """The body of an answer."""
+
+    rows: list[dict]
+
+
+class Wrong(BaseModel):
+    """The body of an error."""
+
+    error: str
 
 
 class App:
@@ -61,46 +63,68 @@ class App:
     def __init__(
         self, model: Any, limits: Limits = Limits(), reopen: Callable[[], Any] | None = None
     ):
-        self.limits, self._reopen = limits, reopen
-        self._open = partial(Answers, max_rows=limits.max_rows, max_neighbors=limits.max_neighbors)
-        self.answers = self._open(model)
-        self._worker, self._metrics, self._opened = (
-            Worker(limits.max_waiting),
-            Metrics(),
-            time.time(),
-        )
-        self._reloading = asyncio.Lock()
-        self._token = None if limits.token is None else limits.token.encode()
+        self.limits, self._reopen, self._worker = limits, reopen, Worker()
+        self._large, self._reloading = asyncio.Semaphore(LARGE_BODIES), asyncio.Lock()
+        self._registry = CollectorRegistry()
+        self._requests = self._metric(Counter, "requests", "route", "status")
+        self._rows = self._metric(Counter, "rows", "source")
+        self._seconds = self._metric(Histogram, "request_seconds", "route", buckets=BOUNDS)
+        for name, value in (
+            ("waiting_requests", lambda: len(self._worker)),
+            ("known_ids", lambda: self.answers.num_ids),
+            ("resident_memory_bytes", lambda: resident_bytes("/proc/none")),
+        ):
+            self._metric(Gauge, name).set_function(value)
+        self.serve(Answers(model, limits))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; its errors become answers, too."""
-        if scope["type"] == "lifespan":
-            return await _live(receive, send)
-        if scope["type"] != "http":
-            return await send({"type": "websocket.close"})
-        began = time.perf_counter()
-        route = scope["path"].removeprefix(scope.get("root_path", ""))
-        try:
-            status, body, kind, more = await self._respond(route, scope, receive)
-        except Gone:
-            return None
-        if status >= 400:
-            body = json.dumps({"error": printable(body.decode())[:MOST_LETTERS]}).encode()
-        self._metrics.count(
-            route if route in ROUTES else "other", status, time.perf_counter() - began
+    def _metric(self, kind: Any, name: str, *labels: str, **more: Any) -> Any:
+        text = name.replace("_", " ")
+        return kind(f"parallel_epochs_{name}", text, labels, registry=self._registry, **more)
+
+    def serve(self, answers: Answers) -> None:
+        """Answer by a model from now on."""
+        self.answers, opened = answers, round(time.time(), 3)
+        api = FastAPI(
+            title=answers.folder,
+            version="1",
+            openapi_url="/schema",
+            docs_url=None,
+            redoc_url=None,
+            responses={"default": {"model": Wrong, "description": "What is wrong, in one line"}},
         )
-        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send(
-            {
-                "type": "http.response.body",
-                "body": body if scope["method"] != "HEAD" else b"",
-                "more_body": CLOSE in more,
-            }
-        )
-        if CLOSE in more:
-            await _drain(receive, min(DRAIN_SECONDS, self.limits.seconds))
-            await send({"type": "http.response.body", "body": b""})
+        api.router.redirect_slashes = False
+        api.router.route_class = _Route
+        for path, (kind, answer, title) in answers.routes.items():
+            api.post(path, summary=title, response_model=Answer)(self._endpoint(kind, answer))
+
+        @api.get("/health", summary="Whether the service answers")
+        async def health() -> dict:
+            run = {"run": answers.folder, "ids": answers.num_ids, "opened": opened}
+            return {"status": "ok", **run}
+
+        @api.get("/metrics", summary="Numbers for Prometheus")
+        async def metrics() -> Response:
+            text = generate_latest(self._registry)
+            return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+        if self._reopen is not None and self.limits.token is not None:
+
+            @api.post("/reload", summary="Open the run anew")
+            async def reload() -> dict:
+                return {"status": await self.reload()}
+
+        for error in (AnyHTTPException, RequestValidationError, ValueError, RecursionError):
+            api.add_exception_handler(error, self._tell)
+        api.add_exception_handler(Exception, self._tell)
+        schema = api.openapi()
+        limits = {**vars(self.limits)}
+        del limits["token"], limits["hosts"]
+        schema["x-limits"] = limits
+        if self.limits.token is not None:
+            bearer = {"token": {"type": "http", "scheme": "bearer"}}
+            schema.setdefault("components", {})["securitySchemes"] = bearer
+            schema["security"] = [{"token": []}]
+        self._api, self._routes = api, [*schema["paths"], "/schema"]
 
     async def reload(self) -> str:
         """Open the model anew, and answer by it from then on. Requests under way are answered by the one of before.
@@ -109,23 +133,19 @@ class App:
             What is served now.
 
         Raises:
-            Refused: another reload is under way, or the run cannot be opened; the old model stays.
+            HTTPException: another reload is under way, or the run cannot be opened; the old model stays.
         """
-        if self._reopen is None:
-            raise Refused(
-                403, "/reload: this application was given a model, and not the directory of a run"
-            )
+        reopen = self._reopen
+        assert reopen is not None
         if self._reloading.locked():
-            raise Refused(409, "/reload: another reload is under way")
+            raise HTTPException(409, "/reload: another reload is under way")
         async with self._reloading:
-            reopen = self._reopen
             try:
-                self.answers = await asyncio.to_thread(lambda: self._open(reopen()))
+                answers = await asyncio.to_thread(lambda: Answers(reopen(), self.limits))
             except Exception as error:
-                raise Refused(
-                    409, f"/reload: the model of before goes on answering, since {one_line(error)}"
-                ) from error
-            self._opened = time.time()
+                message = f"the model of before goes on answering, since {one_line(error)}"
+                raise HTTPException(409, f"/reload: {message}") from error
+            self.serve(answers)
         return self.title
 
     @property
@@ -133,212 +153,196 @@ class App:
         """The run that is served and the number of its ids, for people."""
         return f"{self.answers.folder}: {self.answers.num_ids:,} known ids"
 
-    async def _respond(
-        self, route: str, scope: Scope, receive: Receive
-    ) -> tuple[int, bytes, bytes, list]:
-        """Return status, body or message, its type, and further headers."""
-        try:
-            if (refused := self._refuse(route, scope)) is not None:
-                return *refused[:3], [*refused[3], CLOSE]
-            kind = TEXT if route == "/metrics" else JSON
-            return 200, await self._answer(route, scope, receive), kind, []
-        except Refused as error:
-            return (
-                error.status,
-                str(error).encode(errors="replace"),
-                JSON,
-                [CLOSE] * (not error.is_read),
-            )
-        except Busy:
-            message = f"{len(self._worker)} requests are waiting; try again later"
-            return 503, message.encode(), JSON, [(b"retry-after", b"1")]
-        except TimeoutError:
-            message = f"there was no answer within {self.limits.seconds:g} s; ask for less, or try again later"
-            return 503, message.encode(), JSON, [(b"retry-after", b"1")]
-        except (ValueError, RecursionError) as error:
-            return (
-                400,
-                (one_line(error) or "the request is wrong").encode(errors="replace"),
-                JSON,
-                [],
-            )
-        except (Gone, asyncio.CancelledError):
-            raise
-        except Exception as error:  # nothing that a client sends ends the service
-            log.error("error: %s: %s", route, f"{type(error).__name__}: {one_line(error)}")
-            return 500, b"the service failed to compute this; its log says why", JSON, []
-
-    def _refuse(self, route: str, scope: Scope) -> tuple[int, bytes, bytes, list] | None:
-        """Refuse a request by its path and headers."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return await self._api(scope, receive, send)
+        began = time.perf_counter()
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = dict(scope["headers"])
-        if self.limits.hosts is not None:
-            host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1").lower())
-            if host not in self.limits.hosts:
-                return (
-                    403,
-                    f"the host {host!r:.100} is not a name of this service".encode(),
-                    JSON,
-                    [],
-                )
-        if route not in ROUTES:
-            return (
-                404,
-                f"there is no {route[:100]!r}; there are {', '.join(ROUTES)}".encode(),
-                JSON,
-                [],
-            )
-        if scope["method"] not in (method := ROUTES[route], *["HEAD"] * (method == "GET")):
-            return 405, f"{route} takes {method}".encode(), JSON, [(b"allow", method.encode())]
+
+        async def count_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = path if path in self._routes else "other"
+                self._requests.labels(route, message["status"]).inc()
+                self._seconds.labels(route).observe(time.perf_counter() - began)
+            await send(message)
+
+        if refused := self._refuse(path, headers):
+            await _drop(receive)
+            return await refused(scope, receive, count_and_send)
+        size = headers.get(b"content-length", b"")
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server leaves the body out
+        # The length of a body in chunks is not known.
+        is_large = int(size[:20]) > LARGE_BODY if size.isdigit() else scope["method"] == "POST"
+        async with contextlib.AsyncExitStack() as held:
+            if is_large:
+                try:
+                    async with asyncio.timeout(self.limits.seconds):
+                        await held.enter_async_context(self._large)
+                except TimeoutError:
+                    message = "other large requests are answered; try again later"
+                    return await Told(503, message, LATER)(scope, receive, count_and_send)
+            with contextlib.suppress(Exception):  # which _tell has told
+                await self._api(scope, self._bound(receive), count_and_send)
+
+    def _refuse(self, route: str, headers: dict[bytes, bytes]) -> Response | None:
+        """Refuse a request by its headers."""
+        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1").lower())
+        if self.limits.hosts is not None and host not in self.limits.hosts:
+            return Told(403, f"the host {host!r:.100} is not a name of this service", CLOSE)
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if (
-            self._token is not None
-            and route != "/health"
-            and not (hmac.compare_digest(token, self._token) and scheme.lower() == b"bearer")
-        ):
-            message = (
-                b"this service needs the header Authorization: Bearer TOKEN, with the right token"
-            )
-            return 401, message, JSON, [(b"www-authenticate", b"Bearer")]
-        if route == "/reload" and self._token is None:
-            return (
-                403,
-                b"/reload needs a service with token=; without one, send the signal SIGHUP",
-                JSON,
-                [],
-            )
-        if (
-            method == "POST"
-            and route != "/reload"
-            and headers.get(b"content-type", b"").lower().partition(b";")[0].strip() != JSON
-        ):
-            return (
-                415,
-                b"the body must be JSON: send the header Content-Type: application/json",
-                JSON,
-                [],
-            )
-        size = headers.get(b"content-length", b"0")
-        if size.isdigit() and int(size[:20]) > self.limits.max_body:
-            return 413, self._too_long().encode(), JSON, []
-        return None
+        if self.limits.token is None or route == "/health":
+            return None
+        is_right = hmac.compare_digest(token, self.limits.token.encode())
+        if is_right and scheme.lower() == b"bearer":
+            return None
+        message = "this service needs the header Authorization: Bearer TOKEN, with the right token"
+        return Told(401, message, CLOSE | {"www-authenticate": "Bearer"})
 
-    async def _answer(self, route: str, scope: Scope, receive: Receive) -> bytes:
-        """Compute the body of an answer.
+    def _bound(self, receive: Receive) -> Receive:
+        """Return what receives a body within the limits of its size and time."""
+        end = asyncio.get_running_loop().time() + self.limits.seconds
+        left, is_whole = self.limits.max_body, False
 
-        Raises:
-            ValueError: the request is wrong.
-        """
-        if route == "/health":
-            return json.dumps(
-                {
-                    "status": "ok",
-                    "run": self.answers.folder,
-                    "ids": self.answers.num_ids,
-                    "opened": round(self._opened, 3),
-                }
-            ).encode()
-        if route == "/metrics":
-            return self._metrics.text(
-                {
-                    "waiting_requests": len(self._worker),
-                    "known_ids": self.answers.num_ids,
-                    "resident_memory_bytes": resident_bytes("/proc/none"),
-                }
-            ).encode()
-        if route == "/schema":
-            return json.dumps(describe(self.answers, self.limits)).encode()
-        if route == "/reload":
-            return json.dumps({"status": await self.reload()}).encode()
-        request = _parse(await self._read(receive))
-        async with asyncio.timeout(self.limits.seconds):
-            found = getattr(self.answers, route[1:])(request)
-            source = "known"
-            if isinstance(found, Ask):
-                found, source = await self._worker.ask(found.compute, found.item), "live"
-        self._metrics.rows[source] += len(found)
-        return b'{"rows":[%s]}' % b",".join(found)
-
-    async def _read(self, receive: Receive) -> bytes:
-        """Read the body of a request.
-
-        Raises:
-            Refused: it is too long, or does not arrive in time.
-            Gone: the client has gone.
-        """
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                while True:
+        async def receive_within() -> Message:
+            nonlocal left, is_whole
+            try:
+                async with asyncio.timeout_at(None if is_whole else end):
                     message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Gone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > self.limits.max_body:
-                        raise Refused(413, self._too_long(), is_read=False)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise Refused(
-                408,
-                f"the body of the request did not arrive within {self.limits.seconds:g} s",
-                is_read=False,
-            ) from None
+            except TimeoutError:
+                text = f"the body of the request did not arrive within {self.limits.seconds:g} s"
+                raise HTTPException(408, text, CLOSE) from None
+            left -= len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+            if left < 0:
+                await _drop(receive)
+                most = f"{self.limits.max_body:,} bytes (max_body)"
+                text = f"the body has more than {most}; ask in several requests"
+                raise HTTPException(413, text, CLOSE)
+            return message
 
-    def _too_long(self) -> str:
-        return f"the body has more than {self.limits.max_body:,} bytes (max_body); ask in several requests"
+        return receive_within
+
+    def _endpoint(self, kind: Any, answer: Callable[[Any], Any]) -> Callable[..., Any]:
+        async def endpoint(request: Request, asked: Any) -> Response:
+            found, source = answer(asked), "known"
+            if not isinstance(found, list):
+                found, source = await self._compute(request, *found), "live"
+            self._rows.labels(source).inc(len(found))
+            return Response(b'{"rows":[%s]}' % b",".join(found), media_type="application/json")
+
+        endpoint.__annotations__["asked"] = Annotated[kind, Body()]
+        return endpoint
+
+    async def _compute(self, request: Request, compute: Any, item: Any) -> list[bytes]:
+        """Wait for a computation, which is given up where the client has gone or the time is over."""
+        if len(self._worker) >= self.limits.max_waiting:
+            message = f"{len(self._worker)} requests are waiting; try again later"
+            raise HTTPException(503, message, LATER)
+        answer = self._worker.ask(compute, item)
+        # After the body, a server tells only that the client has gone.
+        gone = asyncio.ensure_future(request.receive())
+        either = asyncio.FIRST_COMPLETED
+        try:
+            await asyncio.wait((answer, gone), timeout=self.limits.seconds, return_when=either)
+            if answer.done():
+                return answer.result()
+            message = f"there was no answer within {self.limits.seconds:g} s; ask for less, or try again later"
+            raise HTTPException(503, message, LATER)
+        finally:
+            gone.cancel()
+            answer.cancel()
+
+    async def _tell(self, request: Request, error: Exception) -> Response:
+        """Answer what is wrong with a request."""
+        if isinstance(error, RequestValidationError):
+            wrong = error.errors()[0]
+            if isinstance(wrong["input"], bytes):
+                return Told(415, "send JSON with the header Content-Type: application/json")
+            place = ".".join(map(str, wrong["loc"][1:])) or "the body"
+            if place == "rows" and wrong["type"] == "extra_forbidden":
+                return Told(400, self.answers.no_newcomers)
+            reason = wrong.get("ctx", {}).get("error", wrong["msg"])
+            seen = reprlib.repr(wrong["input"])
+            status = 413 if wrong["type"] == "too_long" else 400
+            return Told(status, f"{place}: {reason}, and is {seen}")
+        if isinstance(error, AnyHTTPException):
+            message = str(error.detail)
+            if message == "Not Found":
+                message = (
+                    f"there is no {request.url.path[:100]!r}; there are {', '.join(self._routes)}"
+                )
+            message = message.replace(self.answers.folder, "the run")
+            return Told(error.status_code, message, error.headers)
+        if isinstance(error, (ValueError, RecursionError)):
+            message = one_line(error).replace(self.answers.folder, "the run")
+            return Told(400, message or "the request is wrong")
+        # Nothing that a client sends ends the service.
+        log.error("error: %s: %s: %s", request.url.path, type(error).__name__, one_line(error))
+        return Told(500, "the service failed to compute this; its log says why")
 
 
-async def _drain(receive: Receive, seconds: float) -> None:
-    """Drop the rest of a body, until it ends, the client has gone, its time is over, or it goes on for long."""
-    end, size = time.perf_counter() + seconds, 0
+class Told(Response):
+    """An error, as an object of JSON with one line."""
+
+    media_type = "application/json"
+
+    def __init__(self, status: int, message: str, headers: Any = None):
+        line = printable(message)[:MOST_LETTERS]
+        super().__init__(json.dumps({"error": line}), status, headers)
+
+
+class _Bounded(Request):
+    """A request whose large body is parsed outside of the event loop."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        return await asyncio.to_thread(_parse, body) if len(body) > LARGE_BODY else _parse(body)
+
+
+class _Route(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handle = super().get_route_handler()
+
+        async def handle_bounded(request: Request) -> Response:
+            return await handle(_Bounded(request.scope, request.receive))
+
+        return handle_bounded
+
+
+async def _drop(receive: Receive) -> None:
+    """Drop the rest of a body, until it ends, its time is over, or it goes on for long."""
+    size = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while (
-                time.perf_counter() < end
-                and size < DRAIN_BYTES
-                and (message := await receive()).get("more_body")
-            ):
-                size += len(message.get("body", b""))
+        async with asyncio.timeout(DROP_SECONDS):
+            while size < DROP_BYTES and (message := await receive()).get("more_body"):
+                size += len(message["body"])
+                await asyncio.sleep(0)  # else a time that is over is not noticed
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> Any:
     """Parse the JSON of a request.
 
     Raises:
-        ValueError: it is none, holds NaN or infinity, or is not an object.
+        HTTPException: it is none, or holds NaN, infinity, or an object with a name twice.
     """
     try:
-        found = json.loads(body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the body is not JSON: {error}") from None
-    except UnicodeDecodeError:
-        raise ValueError("the body is not JSON in UTF-8") from None
+        return json.loads(body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_once)
     except RecursionError:
-        raise ValueError("the body is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError('the body must be an object of JSON, such as {"ids": ["a"]}')
-    return found
+        raise HTTPException(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not JSON in UTF-8: {error}") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object, each of whose names may be there once."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(
-            "an object of the body has a name twice, and only one of its values could be answered"
-        )
+        raise ValueError("an object has a name twice, and only one of its values could be answered")
     return found
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON; write null for an empty cell")
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Answer a server that tells of its start and end; nothing has to be done then."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
+    raise ValueError(f"{name} is no number; write null for an empty cell")

@@ -1,28 +1,17 @@
 """Rows of a table as JSON."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from fastapi import HTTPException
 
-# Bytes of JSON that the known rows of a model keep, at most.
-MOST_KEPT = 1 << 28
-
-
-class Refused(ValueError):
-    """A request that is answered by another status than 400.
-
-    Args:
-        status: of the answer.
-        message: says why, in one line.
-        is_read: whether the body of the request was read; the connection is closed otherwise.
-    """
-
-    def __init__(self, status: int, message: str, *, is_read: bool = True):
-        super().__init__(message)
-        self.status, self.is_read = status, is_read
+# Rows of a table whose JSON is kept, at most.
+MOST_KEPT = 1 << 16
 
 
 class Rows:
@@ -36,86 +25,53 @@ class Rows:
     def __init__(
         self, table: pd.DataFrame | Mapping[str, np.ndarray], ids: np.ndarray | None = None
     ):
-        columns = (
-            {name: table[name].to_numpy() for name in table}
-            if isinstance(table, pd.DataFrame)
-            else table
-        )
-        self._columns = list(columns.values())
-        self._writers = [_writer_of(column) for column in self._columns]
-        names = [json.dumps(str(name)).replace("%", "%%") for name in columns]
-        forms = [f"{name}:{form}" for name, (form, _) in zip(names, self._writers)]
-        self._form = f"{{{','.join(forms)}}}"
+        self._columns = {str(name): np.asarray(table[name]) for name in table}
         self.ids = np.empty(0, object) if ids is None else ids.astype(str).astype(object)
         self._places = dict(zip(self.ids, range(len(self.ids))))
-        self._kept, self._size = dict[str, bytes](), 0
-        self._num_rows = (
-            len(table) if isinstance(table, pd.DataFrame) else len(next(iter(table.values())))
-        )
-
-    def __len__(self) -> int:
-        return self._num_rows
+        self._encode = lru_cache(MOST_KEPT)(self._encode_row)
 
     def find(self, ids: Sequence[str]) -> list[bytes]:
         """Return the objects of some rows.
 
         Raises:
-            Refused: an id is unknown, or several rows have it.
+            HTTPException: an id is unknown, or several rows have it.
         """
-        return [self._kept.get(one) or self._keep(one) for one in ids]
-
-    def all(self) -> list[bytes]:
-        """Return the objects of all rows."""
-        return [self._encode(row) for row in range(len(self))]
-
-    def _keep(self, one: str) -> bytes:
-        if (place := self._places.get(one)) is None:
-            raise Refused(
+        if unknown := [one for one in ids if one not in self._places]:
+            raise HTTPException(
                 404,
-                f"ids: nothing has the id {one!r:.100}; there are {len(self.ids):,}, such as "
+                f"ids: nothing has the id {unknown[0]!r:.100}; there are {len(self.ids):,}, such as "
                 f"{', '.join(self.ids[:3])}",
             )
         if len(self._places) < len(self.ids):
-            raise Refused(
+            raise HTTPException(
                 404,
                 f"ids: {len(self.ids) - len(self._places):,} ids of this run occur twice, so that an id "
                 "names no row",
             )
-        found = self._encode(place)
-        if self._size < MOST_KEPT:
-            self._kept[one], self._size = found, self._size + len(found)
-        return found
+        return [self._encode(self._places[one]) for one in ids]
 
-    def _encode(self, row: int) -> bytes:
-        cells = [
-            column[row] if write is None else write(column[row])
-            for column, (_, write) in zip(self._columns, self._writers)
-        ]
-        return (self._form % tuple(cells)).encode()
+    def all(self) -> list[bytes]:
+        """Return the objects of all rows."""
+        return [self._encode_row(row) for row in range(len(next(iter(self._columns.values()))))]
+
+    def _encode_row(self, row: int) -> bytes:
+        return encode({name: column[row] for name, column in self._columns.items()})
 
 
-def _writer_of(column: np.ndarray) -> tuple[str, Callable[[Any], str] | None]:
-    """Choose the form of the cells of a column, and what writes a cell as a text, if that has to be.
+def encode(row: Mapping[str, Any]) -> bytes:
+    """Write an object of JSON. Its digits are enough to read the same numbers again; NaN becomes null."""
+    cells = {name: _plain(cell) for name, cell in row.items()}
+    return json.dumps(cells, default=_plain, separators=(",", ":")).encode()
 
-    Digits are enough to read the same number again.
-    """
-    if column.ndim > 1:
-        form, write = _writer_of(column.reshape(-1))
-        return (
-            "%s",
-            lambda cells: (
-                f"[{','.join([form % cell if write is None else write(cell) for cell in cells])}]"
-            ),
-        )
-    if column.dtype.kind in "iu":
-        return "%d", None
-    if column.dtype.kind == "b":
-        return "%s", lambda cell: str(cell).lower()
-    if column.dtype.kind == "f":
-        form = "%.9g" if column.dtype.itemsize <= 4 else "%.17g"
-        return (
-            (form, None)
-            if np.isfinite(column).all()
-            else ("%s", lambda cell: form % cell if np.isfinite(cell) else "null")
-        )
-    return "%s", lambda cell: json.dumps(cell, default=str)
+
+def _plain(cell: Any) -> Any:
+    """Return a cell as Python has it."""
+    if isinstance(cell, np.ndarray):
+        return [_plain(part) for part in cell]
+    if isinstance(cell, np.float32):
+        cell = float(f"{cell:.9g}")
+    if isinstance(cell, np.generic):
+        cell = cell.item()
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
+    return cell if isinstance(cell, (str, int, float, list, dict)) or cell is None else str(cell)

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,87 +9,68 @@ from typing import Any, NamedTuple
 Compute = Callable[[Sequence[Any]], Iterable[Any]]
 
 
-class Busy(Exception):
-    """As many requests wait as may."""
-
-
 class _Waiting(NamedTuple):
     compute: Compute
     item: object
     future: asyncio.Future
-    loop: asyncio.AbstractEventLoop
 
     def settle(self, answer: object) -> None:
         """Give the request its answer, from another thread."""
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(_settle, self.future, answer)
+        loop = self.future.get_loop()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_settle, self.future, answer)
 
 
 class Worker:
-    """Computes in a thread of its own, so that the event loop goes on answering.
+    """Computes in a thread of its own, so that the event loop goes on answering."""
 
-    Args:
-        most_waiting: requests that may wait.
-    """
-
-    def __init__(self, most_waiting: int):
-        self._most_waiting = most_waiting
-        self._waiting, self._changed = deque[_Waiting](), threading.Condition()
+    def __init__(self) -> None:
+        self._waiting, self._changed = list[_Waiting](), threading.Condition()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         """Return how many requests wait."""
         return len(self._waiting)
 
-    async def ask(self, compute: Compute, item: object) -> Any:
-        """Compute an answer, together with those of other requests that wait for `compute`.
-
-        Raises:
-            Busy: too many requests wait.
-            Exception: what `compute` returned or raised.
-        """
-        loop = asyncio.get_running_loop()
-        asked = _Waiting(compute, item, loop.create_future(), loop)
+    def ask(self, compute: Compute, item: object) -> asyncio.Future:
+        """Return what will hold the answer of a computation. If it is cancelled first, nothing is computed."""
+        asked = _Waiting(compute, item, asyncio.get_running_loop().create_future())
+        asked.future.add_done_callback(lambda _: self._forget(asked))
         with self._changed:
-            if len(self._waiting) >= self._most_waiting:
-                raise Busy
             self._waiting.append(asked)
-            if (
-                self._thread is None or not self._thread.is_alive()
-            ):  # a forked process has no threads
-                self._thread = threading.Thread(target=self._work, name="serving", daemon=True)
-                self._thread.start()
             self._changed.notify()
-        return await asked.future
+        # A forked process has no threads.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="serving", daemon=True)
+            self._thread.start()
+        return asked.future
+
+    def _forget(self, asked: _Waiting) -> None:
+        with self._changed:
+            self._waiting = [each for each in self._waiting if each is not asked]
 
     def _work(self) -> None:
-        while True:
-            self._answer(self._take())
+        while True:  # without names for what was answered, which would keep the model
+            self._answer(*self._take())
+
+    def _take(self) -> tuple[Compute, list[_Waiting]]:
+        """Wait for a request, and take it with all that wait for the same computation."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            compute = self._waiting[0].compute
+            taken = [each for each in self._waiting if each.compute == compute]
+            self._waiting = [each for each in self._waiting if each.compute != compute]
+            return compute, taken
 
     @staticmethod
-    def _answer(asked: list[_Waiting]) -> None:
+    def _answer(compute: Compute, asked: list[_Waiting]) -> None:
         try:
-            for each, answer in zip(
-                asked, asked[0].compute([each.item for each in asked]) if asked else ()
-            ):
+            answers = compute([each.item for each in asked])
+            for each, answer in zip(asked, answers, strict=True):
                 each.settle(answer)
         except Exception as error:
             for each in asked:
                 each.settle(error)
-
-    def _take(self) -> list[_Waiting]:
-        """Wait for a request, and take it with all that wait for the same computation."""
-        with self._changed:
-            while not self._waiting:
-                self._changed.wait()
-            first, everyone = self._waiting[0], list(self._waiting)
-            self._waiting.clear()
-            self._waiting.extend(each for each in everyone if each.compute != first.compute)
-        return [
-            each
-            for each in everyone
-            if each.compute == first.compute and not each.future.cancelled()
-        ]
 
 
 def _settle(future: asyncio.Future, answer: object) -> None:
