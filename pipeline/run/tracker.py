@@ -4,6 +4,7 @@ The tracker's packages are imported only if it is chosen. A run never waits for 
 fails because of it.
 """
 
+import contextlib
 import csv
 import importlib
 import json
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 # Seconds that the end of a run waits for the tracker to take the last records.
 CLOSE_SECONDS = {"finished": 60.0, "stopped": 10.0, "failed": 10.0}
 
+# The file of a run that names its runs of services.
+IDS = "tracking.json"
+
 
 class Tracker(Protocol):
     """Takes the records of a run. Only the first rank opens it, and uses and closes it in the same thread.
@@ -33,13 +37,11 @@ class Tracker(Protocol):
 
     Attributes:
         last_epoch: epoch of the last record that it holds from an earlier start; 0 if it holds none. A class of a
-            user's need not have it, nor `check`.
+            user's need not have it. It may have a static method `check`, which refuses a run before any work.
     """
 
     last_epoch: int
 
-    @staticmethod
-    def check() -> None: ...
     def log(self, record: dict) -> None: ...
     def close(self, status: str) -> None: ...
 
@@ -117,68 +119,29 @@ def numbers_of(record: dict) -> dict[str, float]:
     }
 
 
-def require(tracker: str, *modules: str) -> None:
-    """Import the packages of a tracker.
-
-    Raises:
-        ValueError: a package is not installed. The message says how to install it.
-    """
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ValueError(
-                f"tracker={tracker} cannot run: {one_line(error)}. Install what it needs: "
-                f"{install_command(tracker)}"
-            ) from None
-
-
-class RunIds:
-    """Stores in ``tracking.json`` which run of a service belongs to a run directory, so that a resume continues it."""
-
-    def __init__(self, folder: Path, service: str):
-        self._path, self._service = folder / "tracking.json", service
-        try:
-            self._all: dict[str, dict] = json.loads(self._path.read_text())
-        except (OSError, ValueError):
-            self._all = {}
-
-    def read(self) -> dict:
-        """Return the stored values; an empty dict for a new run."""
-        return self._all.get(self._service, {})
-
-    def write(self, **values: str | int) -> None:
-        """Store these values in place of the old ones."""
-        self._all[self._service] = values
-        files.write_json(self._path, self._all)
+def read_ids(folder: Path) -> dict[str, dict]:
+    """Read which run of each service belongs to a run directory, so that a resume continues it."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((folder / IDS).read_text())
+    return {}
 
 
 class CsvTracker:
     """Writes ``metrics.csv``, with a row for each round."""
 
-    def __init__(self, folder: Path, **options: object):
-        self._path, self.last_epoch = folder / "metrics.csv", 0
-        self._rows: list[dict] = []
-        self._columns: list[str] = []
-        self._path.unlink(missing_ok=True)
+    last_epoch = 0
 
-    @staticmethod
-    def check() -> None:
-        """Do nothing: it needs no package."""
+    def __init__(self, folder: Path, **options: object):
+        self._path, self._rows = folder / "metrics.csv", list[dict]()
 
     def log(self, record: dict) -> None:
-        """Append a row. A record with a new column rewrites the whole file."""
-        row = {key: value for key, value in record.items() if key != "kind"}
-        self._rows.append(row)
-        is_new = not self._columns
-        if new := [key for key in row if key not in self._columns]:
-            self._columns += new
-            is_new = True
-        with open(self._path, "w" if is_new else "a", newline="", opener=files.own_file) as file:
-            writer = csv.DictWriter(file, self._columns)
-            if is_new:
-                writer.writeheader()
-            writer.writerows(self._rows if is_new else [row])
+        """Write all rows, for a record may have a new column."""
+        self._rows.append({key: value for key, value in record.items() if key != "kind"})
+        columns = list(dict.fromkeys(key for row in self._rows for key in row))
+        with open(self._path, "w", newline="", opener=files.own_file) as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
 
     def close(self, status: str) -> None:
         """Do nothing: every row is written."""
@@ -187,6 +150,8 @@ class CsvTracker:
 class TensorBoardTracker:
     """Writes event files to the folder ``tensorboard``. Every start writes all records again."""
 
+    last_epoch = 0
+
     def __init__(self, folder: Path, *, settings: dict, began: float, **options: object):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
@@ -194,28 +159,19 @@ class TensorBoardTracker:
         files.own_folder(folder / "tensorboard")
         for old in (folder / "tensorboard").glob("events.out.tfevents.*"):
             old.unlink()
-        self.last_epoch, self._began = 0, began
-        self._writer = SummaryWriter(folder / "tensorboard")
-        # TensorBoard takes these types as hyperparameters. Lists and null are written as text.
-        known = {
+        self._began, self._writer = began, SummaryWriter(folder / "tensorboard")
+        texts = {
             key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
             for key, value in settings.items()
         }
-        writer = self._writer._get_file_writer()
-        for summary in hparams(known, {"valid": 0.0})[:2]:
-            writer.add_summary(summary)
-
-    @staticmethod
-    def check() -> None:
-        """See :func:`require`."""
-        require("tensorboard", "torch.utils.tensorboard")
+        for summary in hparams(texts, {"valid": 0.0})[:2]:
+            self._writer._get_file_writer().add_summary(summary)
 
     def log(self, record: dict) -> None:
         """Add a point to each curve over the epochs."""
+        time = self._began + record["wall_seconds"]
         for key, value in numbers_of(record).items():
-            self._writer.add_scalar(
-                key, value, record["epochs"], walltime=self._began + record["wall_seconds"]
-            )
+            self._writer.add_scalar(key, value, record["epochs"], walltime=time)
         self._writer.flush()
 
     def close(self, status: str) -> None:
@@ -227,20 +183,13 @@ class WandbTracker:
     """Logs to Weights & Biases, or with WANDB_MODE=offline to files in the run directory for ``wandb sync``."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str,
-        project: str,
-        settings: dict,
-        best: str = "max",
-        **options: object,
+        self, folder: Path, *, name: str, project: str, settings: dict, best: str, began: float
     ):
         import wandb
 
-        self._ids = RunIds(folder, "wandb")
-        known = self._ids.read()
-        self._id, self.last_epoch = known.get("id") or secrets.token_hex(8), known.get("epochs", 0)
+        known = read_ids(folder).get("wandb", {})
+        self._folder, self._id = folder, known.get("id") or secrets.token_hex(8)
+        self.last_epoch = known.get("epochs", 0)
         self._run = wandb.init(
             id=self._id,
             resume="allow",
@@ -253,8 +202,7 @@ class WandbTracker:
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off", disable_code=True),
         )
-        self._ids.write(id=self._id, epochs=self.last_epoch)
-        self._run.define_metric("epochs")
+        self._save(self.last_epoch)
         self._run.define_metric("*", step_metric="epochs")
         self._run.define_metric("valid", step_metric="epochs", summary=f"{best},last")
 
@@ -263,9 +211,8 @@ class WandbTracker:
         """Refuse a run if nobody is logged in to Weights & Biases.
 
         Raises:
-            ValueError: wandb is not installed, or nobody is logged in.
+            ValueError: nobody is logged in.
         """
-        require("wandb", "wandb")
         import wandb
 
         if wandb.setup().settings.mode != "online":
@@ -283,7 +230,12 @@ class WandbTracker:
     def log(self, record: dict) -> None:
         """Log all numbers at the step of their epoch."""
         self._run.log(numbers_of(record), step=record["epochs"])
-        self._ids.write(id=self._id, epochs=record["epochs"])
+        self._save(record["epochs"])
+
+    def _save(self, epochs: int) -> None:
+        """Note what a resumed run has to know: an offline run cannot be asked."""
+        ids = read_ids(self._folder) | {"wandb": {"id": self._id, "epochs": epochs}}
+        files.write_json(self._folder / IDS, ids)
 
     def close(self, status: str) -> None:
         """End the run. A resume continues it."""
@@ -295,114 +247,70 @@ class MlflowTracker:
 
     STATUS: ClassVar = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str,
-        project: str,
-        settings: dict,
-        began: float,
-        **options: object,
-    ):
-        from mlflow.entities import Param
-        from mlflow.tracking import MlflowClient
+    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, **options: object):
+        import mlflow
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self._client, self._began, self.last_epoch, ids = (
-            MlflowClient(),
-            began,
-            0,
-            RunIds(folder, "mlflow"),
-        )
-        self._run_id: str = ids.read().get("run_id", "")
-        if not self._run_id:
-            experiment = self._client.get_experiment_by_name(project)
-            number = (
-                self._client.create_experiment(project)
-                if experiment is None
-                else experiment.experiment_id
-            )
-            self._run_id = self._client.create_run(number, run_name=name).info.run_id
-            self._client.log_batch(
-                self._run_id,
-                params=[Param(key, str(value)[:500]) for key, value in settings.items()],
-            )
-            ids.write(run_id=self._run_id)
-        else:
-            self._client.update_run(self._run_id, status="RUNNING")
-            self.last_epoch = max(
-                (point.step for point in self._client.get_metric_history(self._run_id, "epochs")),
-                default=0,
-            )
-
-    @staticmethod
-    def check() -> None:
-        """Refuse a run if MLflow is not installed, or SQLAlchemy, which its default store (SQLite) needs."""
-        require("mlflow", "mlflow", "sqlalchemy", "alembic")
+        mlflow.set_experiment(project)
+        ids = read_ids(folder)
+        known = ids.get("mlflow", {}).get("run_id")
+        run = mlflow.start_run(run_id=known, run_name=name)
+        self._mlflow, self.last_epoch = mlflow, int(run.data.metrics.get("epochs", 0))
+        if known is None:
+            mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+            files.write_json(folder / IDS, ids | {"mlflow": {"run_id": run.info.run_id}})
 
     def log(self, record: dict) -> None:
-        """Log all numbers at the step of their epoch. `epochs` comes last, so that it tells what has arrived."""
-        from mlflow.entities import Metric
-
-        time = int(1000 * (self._began + record["wall_seconds"]))
-        numbers = numbers_of(record)
-        numbers["epochs"] = numbers.pop("epochs")
-        self._client.log_batch(
-            self._run_id,
-            metrics=[
-                Metric(key, float(value), time, record["epochs"]) for key, value in numbers.items()
-            ],
-        )
+        """Log all numbers at the step of their epoch."""
+        self._mlflow.log_metrics(numbers_of(record), step=record["epochs"])
 
     def close(self, status: str) -> None:
         """Set the status with which the run ended."""
-        self._client.set_terminated(self._run_id, self.STATUS[status])
+        self._mlflow.end_run(self.STATUS[status])
 
 
 CUSTOM = "custom"
-TRACKERS: dict[str, Any] = {
-    "none": None,
-    "csv": CsvTracker,
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
+# The class of each tracker, and the packages that it imports.
+TRACKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "none": (None, ()),
+    "csv": (CsvTracker, ()),
+    "tensorboard": (TensorBoardTracker, ("torch.utils.tensorboard",)),
+    "wandb": (WandbTracker, ("wandb",)),
+    "mlflow": (MlflowTracker, ("mlflow", "sqlalchemy", "alembic")),
 }
 
 
 def find_tracker(name: str, path: str | None = None) -> Any:
-    """Return the class of a tracker; None for none.
+    """Return the class of a tracker, after its packages were imported; None for none.
 
     Args:
         path: of the class of tracker=custom, as package.module.Class.
 
     Raises:
-        ValueError: there is no tracker of this name, or no such class.
+        ValueError: there is no tracker of this name, no such class, or a package is not installed.
     """
-    if name == CUSTOM:
-        return _import_tracker(path)
-    if name not in TRACKERS:
-        raise ValueError(
-            f"tracker.name={name} is unknown; choose one of {', '.join([*TRACKERS, CUSTOM])}"
-        )
-    if path is not None:
-        raise ValueError(f"tracker.path={path} is for tracker=custom. Leave it out, or set that")
-    return TRACKERS[name]
-
-
-def _import_tracker(path: str | None) -> Any:
-    module, _, name = (path or "").rpartition(".")
-    if path is None or not module or not all(part.isidentifier() for part in path.split(".")):
-        raise ValueError(
-            f"tracker.path={path} does not name a class: give it as package.module.Class"
-        )
+    if name in TRACKERS:
+        found, modules = TRACKERS[name]
+        try:
+            for each in modules:
+                importlib.import_module(each)
+        except ImportError as error:
+            raise ValueError(
+                f"tracker={name} cannot run: {one_line(error)}. Install what it needs: "
+                f"{install_command(name)}"
+            ) from None
+        return found
+    if name != CUSTOM:
+        names = ", ".join([*TRACKERS, CUSTOM])
+        raise ValueError(f"tracker.name={name} is unknown; choose one of {names}")
+    module, _, own = (path or "").rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(importlib.import_module(module), own)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"tracker.path={path} cannot be imported: {one_line(error)}") from error
-    if not isinstance(found, type):
-        raise ValueError(f"tracker.path={path}: {module} has no class {name}")
-    for method in ("log", "close"):
-        if not hasattr(found, method):
-            raise ValueError(f"tracker.path={path} is no tracker: it has no {method}()")
+        raise ValueError(
+            f"tracker.path={path} cannot be imported: {one_line(error)}. Give a class as "
+            "package.module.Class"
+        ) from error
+    if not all(hasattr(found, method) for method in ("log", "close")):
+        raise ValueError(f"tracker.path={path} is no tracker: it has no log() or no close()")
     return found

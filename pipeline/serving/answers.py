@@ -1,4 +1,4 @@
-"""What a trained model answers: from a table of all known rows, or by a computation."""
+"""A trained model answers: from a table of all known rows, or by a computation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -51,12 +51,12 @@ class Answers:
         self.no_newcomers = "this run answers no new rows: only models of the labels of nodes do"
         config, most = model.run.config, limits.max_rows
         ids = _list(Id, most)
-        ranked: dict[str, Any] = {
+        ranked = {
             "k": (Annotated[int, Field(ge=1, le=most)], 10),
             "candidates": (_list(Id, max(self.num_ids, 1)) | None, None),
             "filtered": (bool, True),
         }
-        explained: dict[str, Any] = {"top": (Annotated[int, Field(ge=1, le=1000)], 10)}
+        explained = {"top": (Annotated[int, Field(ge=1, le=1000)], 10)}
         known = {"ids": (ids, ...)}
         if not config.averages_runs:
             vectors = pd.DataFrame({"id": model.ids, "vector": list(model.vectors())})

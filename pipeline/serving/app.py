@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Bodies with more bytes are parsed outside of the event loop, and so many of them are in memory at once.
 LARGE_BODY, LARGE_BODIES = 1 << 16, 2
-# What is dropped of a body that is refused, so that a client that still sends reads why: seconds and bytes.
+# The rest of a refused body is dropped for so many seconds and bytes, so that a client that still sends reads why.
 DROP_SECONDS, DROP_BYTES = 1.0, 1 << 25
 # Letters of a message of an error, at most.
 MOST_LETTERS = 1000
