@@ -1,18 +1,14 @@
 """The link datasets of the Open Graph Benchmark: the graph of their training links, and pairs to be linked."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import ogb_node
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
-
-log = logging.getLogger(__name__)
 
 # Pairs by the names of their split and of what OGB calls them there.
 STORED = {
@@ -23,37 +19,11 @@ STORED = {
 SOURCE, TARGET, OTHERS = "source_node", "target_node", "target_node_neg"
 
 
-def hash_content(directory: Path, name: str) -> str:
-    """Compute a digest of the dataset's files.
-
-    Raises:
-        ValueError: a file is missing; the message names it.
-    """
-    return hash_named(map(ogb_node.require, needed(directory, name)))
-
-
-def download(name: str, root: str) -> None:
-    """Fetch and unpack a dataset; see :func:`ogb_node.fetch`."""
-    ogb_node.fetch(name, root, needed)
-
-
-def needed(folder: Path, name: str) -> list[Path]:
-    """Return the files that a dataset must have by OGB's table, and those that are read if they are there."""
-    raw, info = folder / "raw", ogb_node.meta(name)
-    stems = ["edge", "num-node-list", "num-edge-list"]
-    if info["has_node_attr"] == "True" or (raw / "node-feat.csv.gz").exists():
-        stems.append("node-feat")
-    return [raw / f"{stem}.csv.gz" for stem in stems] + _split_files(folder, name)
-
-
-def _split_files(folder: Path, name: str) -> list[Path]:
-    split = folder / "split" / ogb_node.meta(name)["split"]
-    together = split / "split_dict.pt"
-    return [together] if together.exists() else [split / f"{part}.pt" for part in SPLITS]
+hash_content, download = ogb_node.hash_content, ogb_node.download
 
 
 def read(directory: Path, name: str) -> Graph:
-    """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
+    """Read a dataset in OGB's raw CSV layout; nothing is written to the folder.
 
     Weights and years of edges are left alone, as the published recipe does: the edges tell who is linked to whom.
 
@@ -65,26 +35,9 @@ def read(directory: Path, name: str) -> Graph:
     Raises:
         ValueError: a file is missing, cut short, or does not fit the others; the message names it.
     """
-    raw = directory / "raw"
-    log.info("data: reading the tables in %s", raw)
-    ogb_node.check_rows(
-        raw,
-        {
-            path.name: ogb_node.count_rows(path)
-            for path in needed(directory, name)
-            if path.suffix == ".gz"
-        },
-    )
-    graph = ogb_node.read_graph(raw, name)
-    data = Graph(
-        edge_index=torch.from_numpy(graph["edge_index"]),
-        num_nodes=graph["num_nodes"],
-        metric=ogb_node.meta(name)["eval metric"],
-    )
-    if graph["node_feat"] is not None:
-        data.x = torch.from_numpy(graph["node_feat"]).float()
-    for key, pairs in _read_pairs(_split_files(directory, name)).items():
-        data[key] = pairs
+    data = ogb_node.read_graphs(directory, name)
+    del data.ptr
+    data.update(_read_pairs(ogb_node.split_files(directory, name)))
     return data
 
 
@@ -112,26 +65,17 @@ def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor |
     out, widths = dict[str, Tensor | int](), []
     for split, path in zip(SPLITS, paths if len(paths) > 1 else paths * len(SPLITS), strict=True):
         wanted = (SOURCE, TARGET) if split == "train" else (SOURCE, TARGET, OTHERS)
-        try:
-            source, target, *others = (np.asarray(parts[split][name]) for name in wanted)
-            if (
-                any(
-                    not np.issubdtype(values.dtype, np.integer)
-                    for values in (source, target, *others)
-                )
-                or source.ndim != 1
-                or source.shape != target.shape
-                or any(
-                    values.ndim != 2 or len(values) != len(source) or not values.shape[1]
-                    for values in others
-                )
-            ):
-                raise ValueError
-        except (KeyError, IndexError, TypeError, ValueError):
+        arrays = [np.asarray(parts[split].get(name)) for name in wanted]
+        source, target, *others = arrays
+        dims = (1, 1, 2)[: len(wanted)]
+        if any(
+            values.dtype.kind not in "iu" or values.ndim != dim or len(values) != len(source)
+            for values, dim in zip(arrays, dims, strict=True)
+        ) or any(not values.shape[1] for values in others):
             raise ValueError(
                 f"{path}: the {split} split must have whole numbers {SOURCE} and {TARGET}, [num_pairs]"
-                + (f", and {OTHERS}, [num_pairs, num_negatives]" if len(wanted) > 2 else "")
-            ) from None
+                + (f", and {OTHERS}, [num_pairs, num_negatives]" if others else "")
+            )
         out[f"{split}_pairs"] = torch.from_numpy(
             np.stack([source, target], 1).astype(np.int64, copy=False)
         )

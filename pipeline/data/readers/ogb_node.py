@@ -1,6 +1,5 @@
 """The Open Graph Benchmark: its raw folders, its downloads, its metric, and what is odd about its package."""
 
-import contextlib
 import http.client
 import io
 import logging
@@ -11,7 +10,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from parallel_epochs.pipeline.data.readers.ogb_names import (
     OGB_LINK_NAMES,
     OGB_NODE_NAMES,
 )
-from parallel_epochs.pipeline.names import SPLITS
+from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, load_safely
 
@@ -38,7 +37,7 @@ sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
 import ogb.graphproppred  # noqa: E402
 import ogb.linkproppred  # noqa: E402
 import ogb.nodeproppred  # noqa: E402
-from ogb.io.read_graph_raw import read_csv_graph_raw  # noqa: E402
+from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +50,6 @@ CUT_SHORT = (
     zlib.error,
     EOFError,
 )
-
-# Bytes of a table of whole numbers.
-WHOLE_NUMBERS = b"0123456789-,\r\n \t"
 
 # Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
 OFFICIAL = {"rocauc": "ogbn-proteins", "acc": "ogbn-arxiv"}
@@ -168,27 +164,24 @@ def _fetch(url: str, path: Path) -> None:
 def _needed(folder: Path, name: str) -> list[Path]:
     """The files that a dataset must have by OGB's table, and those further ones that are read if they are there."""
     raw, info = folder / "raw", meta(name)
-    stems = [
-        "edge",
-        "num-node-list",
-        "num-edge-list",
-        "graph-label" if name in OGB_GRAPH_NAMES else "node-label",
-    ]
+    unit = "graph" if name in OGB_GRAPH_NAMES else "node"
+    stems = ["edge", "num-node-list", "num-edge-list"]
+    stems += [] if name in OGB_LINK_NAMES else [f"{unit}-label"]
     for stem, needed in (
         ("node-feat", info["has_node_attr"] == "True"),
-        ("edge-feat", info["has_edge_attr"] == "True"),
+        ("edge-feat", info["has_edge_attr"] == "True" and name not in OGB_LINK_NAMES),
         ("node_species", False),
     ):
         if needed or (raw / f"{stem}.csv.gz").exists():
             stems.append(stem)
-    return [raw / f"{stem}.csv.gz" for stem in stems] + _split_files(folder, info["split"])
+    return [raw / f"{stem}.csv.gz" for stem in stems] + split_files(folder, name)
 
 
-def _split_files(folder: Path, split: str) -> list[Path]:
-    saved = folder / "split" / split / "split_dict.pt"
-    if saved.exists():
-        return [saved]
-    return [folder / "split" / split / f"{part}.csv.gz" for part in SPLITS]
+def split_files(folder: Path, name: str) -> list[Path]:
+    """Return the file of all splits if there is one, otherwise those of each split."""
+    split = folder / "split" / meta(name)["split"]
+    saved, ending = split / "split_dict.pt", "pt" if name in OGB_LINK_NAMES else "csv.gz"
+    return [saved] if saved.exists() else [split / f"{part}.{ending}" for part in SPLITS]
 
 
 def hash_content(directory: Path, name: str) -> str:
@@ -214,7 +207,7 @@ def require(path: Path) -> Path:
 
 
 def read(directory: Path, name: str) -> Graph:
-    """Read a dataset in OGB's raw CSV layout with OGB's own reader; nothing is written to the folder.
+    """Read a node dataset in OGB's raw CSV layout; nothing is written to the folder.
 
     Node and edge features, labels and species are taken as the files have them; whether each edge is stored once for
     both directions, the split's name and the metric come from OGB's table for `name`.
@@ -222,116 +215,112 @@ def read(directory: Path, name: str) -> Graph:
     Raises:
         ValueError: a file is missing, cut short, or does not fit the others; the message names it.
     """
-    info = meta(name)
-    raw = directory / "raw"
-    log.info("data: reading the tables in %s", raw)
-    check_rows(raw, {path.name: count_rows(path) for path in _needed(directory, name)})
-    has_species = (raw / "node_species.csv.gz").exists()
-    graph = read_graph(raw, name, ["node_species"] if has_species else [])
-    num_nodes = graph["num_nodes"]
-
-    path, splits = raw / "node-label.csv.gz", read_split(directory, info["split"])
-    label = read_numbers(path)
-    classify = info["task type"] == "multiclass classification"
-    if classify:  # NaN stands for no class, of nodes that no split has
-        unknown = np.isnan(label).any(1) if label.dtype.kind == "f" else np.zeros(len(label), bool)
-        refused = unknown & np.isin(np.arange(len(label)), np.concatenate(list(splits.values())))
-        label = whole(path, np.where((unknown & ~refused)[:, None], 0, label))
-    data = Graph(
-        edge_index=torch.from_numpy(graph["edge_index"]),
-        num_nodes=num_nodes,
-        metric=info["eval metric"],
-        y=torch.from_numpy(label.astype(np.int64 if classify else np.float32)),
-    )
-    if graph["node_feat"] is not None:
-        data.x = torch.from_numpy(graph["node_feat"]).float()
-    if graph["edge_feat"] is not None:
-        data.edge_attr = torch.from_numpy(graph["edge_feat"]).float()
-    if has_species:
+    data, raw, info = read_graphs(directory, name), directory / "raw", meta(name)
+    if len(data.pop("ptr")) != 2:
+        raise ValueError(f"{raw}/num-node-list.csv.gz: a node dataset has one graph")
+    if (path := raw / "node_species.csv.gz").exists():
         # Species are taxonomy numbers; what matters is which nodes share one.
-        species = whole(raw / "node_species.csv.gz", graph["node_species"])
+        species = whole(path, read_numbers(path, data.num_nodes))
         data.species = torch.from_numpy(np.unique(species, return_inverse=True)[1].reshape(-1))
-    for part, nodes in splits.items():
-        if nodes.size and not (0 <= nodes.min() and nodes.max() < num_nodes):
-            raise ValueError(
-                f"{directory / 'split' / info['split']}: node "
-                f"{nodes.max() if nodes.min() >= 0 else nodes.min()} of the {part} split is not one of "
-                f"{num_nodes:,} nodes"
-            )
-        data[f"{part}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
-        data[f"{part}_mask"][torch.from_numpy(nodes)] = True
+    add_masks(data, directory, name, data.num_nodes, "node")
+    path = raw / "node-label.csv.gz"
+    labels = read_numbers(path, data.num_nodes)
+    in_split = torch.stack([data[mask] for mask in MASKS]).any(0).numpy()
+    is_class = info["task type"] == "multiclass classification"
+    data.y = torch.from_numpy(read_classes(path, labels, in_split) if is_class else labels).float()
+    data.y = data.y.long() if is_class else data.y
     return data
 
 
-def read_graph(raw: Path, name: str, node_files: Sequence[str] = ()) -> dict:
-    """Read the first graph of a folder with OGB's own reader, in silence.
+def read_classes(path: Path, labels: np.ndarray, in_split: np.ndarray) -> np.ndarray:
+    """Return classes as whole numbers. NaN stands for no class, of nodes that no split has."""
+    unknown = np.isnan(labels).any(1) & ~in_split if labels.dtype.kind == "f" else ~in_split & False
+    return whole(path, np.where(unknown[:, None], 0, labels))
 
-    Args:
-        name: of the dataset; OGB's table says whether each edge is stored once for both directions.
-        node_files: the stems of further files with a row for each node.
+
+def read_graphs(directory: Path, name: str) -> Graph:
+    """Read the graphs of a folder as one union: edges, sizes, and features where there are files of them.
+
+    Returns:
+        ``edge_index``, ``ptr`` [num_graphs + 1], the ``metric`` of OGB's table, and perhaps ``x`` and ``edge_attr``, of
+        molecules uint8.
 
     Raises:
-        ValueError: the tables do not fit each other.
+        ValueError: as :func:`read`.
     """
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            graphs = read_csv_graph_raw(
-                str(raw),
-                add_inverse_edge=meta(name)["add_inverse_edge"] == "True",
-                additional_node_files=list(node_files),
+    info, raw = meta(name), directory / "raw"
+    log.info("data: reading the tables in %s", raw)
+    nodes, edges = (raw / f"num-{unit}-list.csv.gz" for unit in ("node", "edge"))
+    num_nodes, num_edges = (whole(path, read_numbers(path)).reshape(-1) for path in (nodes, edges))
+    if len(num_nodes) != len(num_edges):
+        raise ValueError(
+            f"{nodes} has {len(num_nodes):,} graphs, but {edges.name} has {len(num_edges):,}"
+        )
+    for path, counts, least in ((nodes, num_nodes, 1), (edges, num_edges, 0)):
+        if len(wrong := np.flatnonzero(counts < least)):
+            raise ValueError(
+                f"{path}: graph {wrong[0]} (from 0) has {counts[wrong[0]]} {path.name[4:8]}s; it needs "
+                f"at least {least}: leave it out"
             )
-    except (AssertionError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"{raw} holds no OGB graph: {error or type(error).__name__}") from error
-    return graphs[0]
+    path, first = raw / "edge.csv.gz", np.concatenate([[0], np.cumsum(num_nodes)])
+    ends = whole(path, read_numbers(path, int(num_edges.sum()), 2))
+    outside = ((ends < 0) | (ends >= np.repeat(num_nodes, num_edges)[:, None])).any(1)
+    if outside.any():
+        row = int(outside.argmax())
+        graph = int(np.searchsorted(np.cumsum(num_edges), row, side="right"))
+        raise ValueError(
+            f"{path}: row {row} (from 0) is {ends[row].tolist()}, and graph {graph} has the nodes 0 to "
+            f"{num_nodes[graph] - 1}"
+        )
+    shifted = ends + np.repeat(first[:-1], num_edges)[:, None]
+    edge_index = torch.from_numpy(np.ascontiguousarray(shifted.T))
+    both = info["add_inverse_edge"] == "True"
+    if both:
+        edge_index = torch.stack([edge_index, edge_index.flip(0)], dim=2).reshape(2, -1)
+    data = Graph(
+        edge_index=edge_index,
+        num_nodes=int(first[-1]),
+        ptr=torch.from_numpy(first),
+        metric=info["eval metric"],
+    )
+    molecule = info.get("data type") == "mol"
+    if (path := raw / "node-feat.csv.gz").exists():
+        data.x = _read_features(path, data.num_nodes, get_atom_feature_dims() if molecule else None)
+    if (path := raw / "edge-feat.csv.gz").exists() and name not in OGB_LINK_NAMES:
+        sizes = get_bond_feature_dims() if molecule else None
+        data.edge_attr = _read_features(path, len(ends), sizes)
+        data.edge_attr = data.edge_attr.repeat_interleave(2, dim=0) if both else data.edge_attr
+    return data
 
 
-def count_rows(path: Path) -> int | None:
-    """Count the rows of a .csv.gz file; None for other files.
-
-    It reads the file to its end, so that gzip compares the checksum and an error names the file.
-
-    Raises:
-        ValueError: it is damaged; or it is a table of edges and holds other than whole numbers, which OGB's reader
-            would cut.
-    """
-    if require(path).suffix != ".gz":
-        return None
-    rows, last, are_whole = 0, b"\n", True
-    with open_unzipped(path) as file:
-        while block := file.read(1 << 24):
-            rows, last = rows + block.count(b"\n"), block[-1:]
-            are_whole = are_whole and not block.translate(None, WHOLE_NUMBERS)
-    if path.name == "edge.csv.gz" and not are_whole:
-        whole(path, read_numbers(path))
-    return rows + (last != b"\n")
+def _read_features(path: Path, num_rows: int, sizes: list[int] | None) -> torch.Tensor:
+    """Read features, or categories of so many values in each column."""
+    if sizes is None:
+        return torch.from_numpy(read_numbers(path, num_rows)).float()
+    table = whole(path, read_numbers(path, num_rows, len(sizes)))
+    outside = (table < 0) | (table >= sizes)
+    if outside.any():
+        row, column = (int(place[0]) for place in outside.nonzero())
+        raise ValueError(
+            f"{path}: row {row}, column {column} (from 0) holds {table[row, column]}; OGB's table of this "
+            f"column has the categories 0 to {sizes[column] - 1}"
+        )
+    return torch.from_numpy(table.astype(np.uint8))
 
 
-def check_rows(raw: Path, rows: dict[str, int | None]) -> None:
-    """Compare the rows of tables with the numbers of nodes and edges that a folder states.
-
-    Raises:
-        ValueError: they differ, or the numbers cannot be read.
-    """
-    for unit, stems in (
-        ("node", ("node-label", "node-feat", "node_species")),
-        ("edge", ("edge", "edge-feat")),
-    ):
-        path = raw / f"num-{unit}-list.csv.gz"
-        stated = int(whole(path, read_numbers(path))[0, 0])
-        for stem in stems:
-            found = rows.get(f"{stem}.csv.gz", stated)
-            if found != stated:
-                raise ValueError(
-                    f"{raw / stem}.csv.gz has {found:,} rows, but num-{unit}-list.csv.gz says {stated:,}"
-                )
-
-
-def read_numbers(path: Path) -> np.ndarray:
-    """Read a table of numbers, or raise a ValueError that names the file."""
-    with open_unzipped(path) as file:
-        if not find_head(file, str(path))[0]:
+def read_numbers(path: Path, num_rows: int | None = None, columns: int | None = None) -> np.ndarray:
+    """Read a table of numbers, of so many rows and columns if they are given, or raise a ValueError that names it."""
+    with open_unzipped(require(path)) as file:
+        if find_head(file, str(path))[0]:
+            table = np.require(read_table(file, str(path), ",", header=None), requirements="W")
+        elif num_rows == 0:
+            table = np.empty((0, columns or 1), np.int64)
+        else:
             raise ValueError(f"{path} is empty")
-        table = read_table(file, str(path), ",", header=None).values
+    if num_rows is not None and len(table) != num_rows:
+        raise ValueError(f"{path} has {len(table):,} rows, and the lists of sizes say {num_rows:,}")
+    if columns is not None and table.shape[1] != columns:
+        raise ValueError(f"{path} has {table.shape[1]} columns, and must have {columns}")
     if not np.issubdtype(table.dtype, np.number):
         row, column, value = next(
             (row, column, value)
@@ -352,18 +341,34 @@ def whole(path: Path, table: np.ndarray) -> np.ndarray:
         if len(wrong):
             place = tuple(wrong[0])
             raise ValueError(
-                f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is not a whole "
-                f"number{' below 2^63' if np.isfinite(table[place]) and table[place] >= 2**63 else ''}"
+                f"{path}: row {place[0]} (from 0) holds {table[place]:.17g}, which is not a whole number "
+                "below 2^63"
             )
     return table.astype(np.int64)
 
 
-def read_split(folder: Path, split: str) -> dict[str, np.ndarray]:
-    """Read the numbers of the rows of each split, or raise a ValueError that names the file."""
-    paths = _split_files(folder, split)
+def add_masks(data: Graph, folder: Path, name: str, num_rows: int, unit: str) -> None:
+    """Read the numbers of the rows of each split, and give a graph the masks of these.
+
+    Raises:
+        ValueError: names the file.
+    """
+    paths = split_files(folder, name)
     if len(paths) == 1:
-        return _read_saved_split(paths[0])
-    return {part: _read_nodes(path) for part, path in zip(SPLITS, paths)}
+        parts = _read_saved_split(paths[0])
+    else:
+        parts = {part: read_nodes(path) for part, path in zip(SPLITS, paths)}
+    for part, rows in parts.items():
+        data[f"{part}_mask"] = as_mask(rows, num_rows, f"{paths[0].parent}: the {part} split", unit)
+
+
+def as_mask(rows: np.ndarray, num_rows: int, origin: str, unit: str) -> torch.Tensor:
+    """Turn numbers of nodes or graphs into a mask."""
+    if len(wrong := rows[(rows < 0) | (rows >= num_rows)]):
+        raise ValueError(f"{origin} names {unit} {wrong[0]}, and there are {num_rows:,} {unit}s")
+    mask = torch.zeros(num_rows, dtype=torch.bool)
+    mask[torch.from_numpy(rows)] = True
+    return mask
 
 
 def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
@@ -373,12 +378,17 @@ def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
         parts = {part: np.asarray(saved[part]).reshape(-1) for part in SPLITS}
     except UNREADABLE as error:
         raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
-    for part, nodes in parts.items():
-        if nodes.size and nodes.dtype.kind not in "iu":
-            raise ValueError(
-                f"{path}: {part} holds {nodes.dtype}; save the numbers of its rows as integers"
-            )
-    return {part: nodes.astype(np.int64) for part, nodes in parts.items()}
+    return {
+        part: whole(path, nodes) if nodes.size else nodes.astype(int)
+        for part, nodes in parts.items()
+    }
+
+
+def read_nodes(path: Path) -> np.ndarray:
+    """Read the numbers of the nodes of a split; a file may be empty."""
+    with open_unzipped(require(path)) as file:
+        is_empty = not find_head(file, str(path))[0]
+    return whole(path, read_numbers(path, 0 if is_empty else None)).reshape(-1)
 
 
 def load_arrays(path: Path, otherwise: str) -> Any:
@@ -408,9 +418,3 @@ def load_arrays(path: Path, otherwise: str) -> Any:
         raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
     check_expanded(str(path), saved)
     return saved
-
-
-def _read_nodes(path: Path) -> np.ndarray:
-    if count_rows(path) == 0:
-        return np.empty(0, np.int64)
-    return whole(path, read_numbers(path)).reshape(-1)

@@ -168,7 +168,7 @@ def test_undirected_with_self_loops(ogb_toy, tmp_path):
 def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
     folder = ogb_toy()
     split = folder / "split" / "species"
-    parts = {part: ogb_node._read_nodes(split / f"{part}.csv.gz") for part in SPLITS}
+    parts = {part: ogb_node.read_nodes(split / f"{part}.csv.gz") for part in SPLITS}
     expected = load(OGBConfig(name="ogbn-proteins", folder=str(folder)), tmp_path / "a")
     torch.save(parts, split / "split_dict.pt")
     config = OGBConfig(name="ogbn-proteins", folder=str(folder))
@@ -200,8 +200,8 @@ def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
         ),
         (
             "raw/edge.csv.gz",
-            b"0,1\n1.5,2\n",
-            "edge.csv.gz: row 1 .from 0. holds 1.5, which is not a whole number",
+            b"0,1\n" * 299 + b"1.5,2\n",
+            "edge.csv.gz: row 299 .from 0. holds 1.5, which is not a whole number",
         ),
         ("raw/num-node-list.csv.gz", b"60.5\n", "num-node-list.csv.gz: row 0 .from 0. holds 60.5"),
         (
@@ -456,18 +456,18 @@ def test_files_that_do_not_fit_each_other_are_named(ogb_toy, tmp_path):
     rows = gzip.decompress(feat.read_bytes()).splitlines()
     feat.write_bytes(gzip.compress(b"\n".join(rows[:-10])))
     with pytest.raises(
-        ValueError, match="edge-feat.csv.gz has 290 rows, but num-edge-list.csv.gz says 300"
+        ValueError, match="edge-feat.csv.gz has 290 rows, and the lists of sizes say 300"
     ):
         load(config, tmp_path)
     feat.write_bytes(gzip.compress(b"\n".join(rows)))
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [299])
     with pytest.raises(
-        ValueError, match="edge.csv.gz has 300 rows, but num-edge-list.csv.gz says 299"
+        ValueError, match="edge.csv.gz has 300 rows, and the lists of sizes say 299"
     ):
         load(config, tmp_path)
     write_csv(folder / "raw" / "num-edge-list.csv.gz", [300])
     write_csv(folder / "split" / "species" / "test.csv.gz", [60])
-    with pytest.raises(ValueError, match="node 60 of the test split is not one of 60 nodes"):
+    with pytest.raises(ValueError, match="the test split names node 60, and there are 60 nodes"):
         load(config, tmp_path)
 
 

@@ -36,7 +36,11 @@ def at(row, column, value):
 @pytest.mark.parametrize(
     "file,change_table,message",
     [
-        ("num-node-list", at(3, 0, 0), r"num-node-list.csv.gz: graph 3 \(from 0\) has no nodes"),
+        (
+            "num-node-list",
+            at(3, 0, 0),
+            r"num-node-list.csv.gz: graph 3 \(from 0\) has 0 nodes; it needs at least 1",
+        ),
         (
             "num-node-list",
             lambda table: table[:-1],
@@ -45,17 +49,17 @@ def at(row, column, value):
         (
             "num-edge-list",
             at(0, 0, -1),
-            "num-edge-list.csv.gz: row 0 .from 0. holds -1, which is not a number of nodes",
+            "num-edge-list.csv.gz: graph 0 .from 0. has -1 edges",
         ),
         (
             "edge",
             at(2, 1, 40),
-            r"edge.csv.gz: row 2 \(from 0\) names node 40 of graph \d+, which has the nodes 0 to",
+            r"edge.csv.gz: row 2 \(from 0\) is \[\d+, 40\], and graph \d+ has the nodes 0 to",
         ),
         (
             "edge",
             lambda table: table[1:],
-            r"edge.csv.gz holds a table of shape .*, but num-edge-list.csv.gz says",
+            r"edge.csv.gz has .* rows, and the lists of sizes say",
         ),
         (
             "node-feat",
@@ -66,7 +70,7 @@ def at(row, column, value):
         (
             "node-feat",
             lambda table: table[:, :8],
-            "holds 8 columns, but OGB's molecules have 9 columns",
+            "has 8 columns, and must have 9",
         ),
         (
             "node-feat",
@@ -79,7 +83,11 @@ def at(row, column, value):
             at(0, 1, 6),
             r"edge-feat.csv.gz: row 0, column 1 \(from 0\) holds 6; .* categories 0 to 5",
         ),
-        ("graph-label", lambda table: table[:-1], "graph-label.csv.gz has 11 rows for 12 graphs"),
+        (
+            "graph-label",
+            lambda table: table[:-1],
+            "graph-label.csv.gz has 11 rows, and the lists of sizes say 12",
+        ),
     ],
 )
 def test_files_that_do_not_fit_are_named(file, change_table, message, folder):
@@ -94,7 +102,7 @@ def test_labels_are_checked_as_those_of_nodes_and_named_as_graphs(folder):
     with pytest.raises(ValueError, match="y must hold 0, 1 or NaN for the metric rocauc"):
         prepare_as(config, read(folder, config.name))
     write_csv(folder / "split" / "scaffold" / "train.csv.gz", [3, 12])
-    with pytest.raises(ValueError, match="graph 12 of the train split is not one of 12 graphs"):
+    with pytest.raises(ValueError, match="the train split names graph 12, and there are 12 graphs"):
         read(folder, config.name)
     write_csv(folder / "split" / "scaffold" / "train.csv.gz", list(range(12)))
     with pytest.raises(ValueError, match="the splits overlap: graph .* is in more than one"):

@@ -450,7 +450,7 @@ def test_folders_of_another_layout_are_named(ogb_toy, configure, tmp_path):
         "DIR/raw/edge.csv.gz is missing"
     )
     assert message(lambda f: write_csv(f / "raw" / "num-edge-list.csv.gz", [9])) == (
-        "DIR/raw/edge.csv.gz has 220 rows, but num-edge-list.csv.gz says 9"
+        "DIR/raw/edge.csv.gz has 220 rows, and the lists of sizes say 9"
     )
 
 
