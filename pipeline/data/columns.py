@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 # Functions that open a zipped file, by the end of its name and by its first bytes.
 OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
-# How files begin that are not unzipped here.
-PACKED = {
-    b"PK\x03\x04": "a zip archive",
-    b"(\xb5/\xfd": "packed by zstd",
-    b"7z\xbc\xaf": "a 7z archive",
-}
 
 
 class Unzipped(io.BufferedIOBase):
@@ -183,25 +177,21 @@ def lines_of(text: io.TextIOWrapper, name: str) -> Iterator[str]:
 def _explain_encoding(file: IO[bytes], name: str) -> str:
     """Say which line of a file is not UTF-8, and how to convert the file."""
     file.seek(0)
-    start = file.read(4)
-    if packed := PACKED.get(start):
-        return f"{name} is {packed}: unpack it"
-    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     file.seek(0)
+    where = ""
     for number, line in enumerate(file, start=1):
         try:
             line.decode()
         except UnicodeDecodeError as error:
-            excerpt = (
-                line[max(error.start - 30, 0) : error.start + 10]
-                .strip()
-                .decode("ascii", "backslashreplace")
-            )
-            return (
-                f"{name}: line {number} is not UTF-8 text: byte 0x{line[error.start]:02x} in '{excerpt}'. Convert "
-                f"the file, for example by iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8"
-            )
-    return f"{name} is not UTF-8 text. Convert it, for example by iconv -f LATIN1 -t UTF-8"
+            excerpt = line[max(error.start - 30, 0) : error.start + 10].strip()
+            text = excerpt.decode("ascii", "backslashreplace")
+            where = f": line {number} has the byte 0x{line[error.start]:02x} in '{text}'"
+            break
+    return (
+        f"{name} is not UTF-8 text{where}. Unpack it if it is packed, or convert it, for example by "
+        f"iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8"
+    )
 
 
 def find_head(file: IO[bytes], name: str, comments: tuple[str, ...] = ()) -> tuple[str, int]:

@@ -21,12 +21,7 @@ from torch_geometric.utils import from_networkx
 
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.data.readers.edge_table import (
-    as_edges,
-    as_weights,
-    merge,
-    refuse_negative,
-)
+from parallel_epochs.pipeline.data.readers.edge_table import as_edges, as_weights, merge
 from parallel_epochs.pipeline.run import checkpoint, files
 from parallel_epochs.pipeline.run.errors import RankError, install_command
 from parallel_epochs.pipeline.run.read_back import shown
@@ -335,7 +330,6 @@ def _of_networkx(graph: Any) -> dict[str, Any]:
         weight = as_weights(
             what, pd.Series(weight.tolist() if isinstance(weight, Tensor) else weight)
         )
-        refuse_negative(what, weight)
         found["edge_attr"] = torch.from_numpy(weight.astype(np.float32)).unsqueeze(1)
     source, target = found["edge_index"].numpy()
     own = {"edge_attr"} if weight is not None else set()  # other attributes of edges do not add up

@@ -39,15 +39,12 @@ log = logging.getLogger(__name__)
 
 # Names of the columns of the two ids in a header, which two ids hardly have.
 HEADERS = {
-    ("source", "target"),
-    ("from", "to"),
-    ("src", "dst"),
     ("head", "tail"),
     ("subject", "object"),
     ("fromnodeid", "tonodeid"),
     *(
         (f"{first}{end}", f"{second}{end}")
-        for end in ("_id", "_node")
+        for end in ("", "_id", "_node")
         for first, second in (("source", "target"), ("from", "to"), ("src", "dst"))
     ),
     *(
@@ -59,6 +56,9 @@ HEADERS = {
 ADJACENCY = "An adjacency list has lines of several lengths: networkx.read_adjlist reads it"
 WEIGHTS = ("weight", "weights", "w", "value")
 SMALLEST, LARGEST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+
+# Source and target of each edge, the weights if there are any, and the names of the nodes.
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]
 
 
 def hash_content(path: str, labels: str | None) -> str:
@@ -89,40 +89,45 @@ def read(
     """
     table = Path(path)
     if table.suffix == ".npy":
-        edge_index, num_nodes = _read_numbers(table)
-        return Graph(edge_index=edge_index, num_nodes=num_nodes)
+        return _read_numbers(table)
     y, kinds = None, None
     if table.suffix == ".mat":
-        source, target, weight, y, names = _read_matlab(table)
+        (source, target, weight, names), y = _read_matlab(table)
+    elif table.suffix == ".npz":
+        source, target, weight, names = _read_sparse(table)
     else:
-        source, target, weight, names = (
-            _read_sparse(table) if table.suffix == ".npz" else _read_text(table, header)
-        )
-        if labels is not None:
-            y, kinds = _read_labels(Path(labels), names)
-    num_nodes = len(names)
-    edge_index, edge_attr = merge(source, target, weight, num_nodes, table)
+        source, target, weight, names = _read_text(table, header)
+    if labels is not None:
+        y, kinds = _read_labels(Path(labels), names)
+    edge_index, edge_attr = merge(source, target, weight, len(names), table)
     data = Graph(
-        edge_index=edge_index, edge_attr=edge_attr, num_nodes=num_nodes, **pack_names(names)
+        edge_index=edge_index, edge_attr=edge_attr, num_nodes=len(names), **pack_names(names)
     )
     if y is not None:
         data.y, data.metric = torch.from_numpy(y), "micro_f1"
         if kinds is not None:
             data.update(pack_names(kinds, "label_names"))
         order = shuffle(~np.isnan(y).any(1), graph_seed)
-        masks = divide(order, num_nodes, train_fraction, valid_fraction)
+        masks = divide(order, len(names), train_fraction, valid_fraction)
         data.update(dict(zip(MASKS, masks, strict=True)))
     return data
 
 
-def _read_text(
-    path: Path, header: bool | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def _read_text(path: Path, header: bool | None) -> Edges:
     """Read two or three columns of a text, or a matrix in MatrixMarket's format."""
     content = read_bytes(path)
     if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(MATRIX_MARKET):
         return _read_matrix_market(path, content)
-    table = _read_columns(path, content)
+    dialect = sniff(content, str(path), comments=COMMENTS)
+    if dialect is None:
+        raise ValueError(f"{path} holds no rows")
+    # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
+    content = strip_comments(content, dialect.num_before)
+    try:
+        table = read_texts(content, str(path), dialect)
+    except ValueError as error:
+        more = f". {ADJACENCY}" if RAGGED.search(str(error)) else ""
+        raise ValueError(f"{error}{more}") from None
     if header:
         table = _choose_columns(path, table)
     if table.shape[1] not in (2, 3):
@@ -135,9 +140,8 @@ def _read_text(
         _refuse_header(path, table)
     _refuse_cells(path, table)
     weight = None if table.shape[1] == 2 else as_weights(path, table.iloc[:, 2])
-    numbers, names = number_names(
-        pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True)
-    )
+    ids = pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True)
+    numbers, names = number_names(ids)
     return numbers[: len(table)], numbers[len(table) :], weight, names
 
 
@@ -157,17 +161,11 @@ def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
                 "as an index that pandas writes. Write the table with index=False, or call the columns of "
                 "the ids source and target"
             )
-        if len(names) in (2, 3):
-            log.info(
-                "%s: %s",
-                path,
-                ", ".join(map(" ".join, zip(("source", "target", "weight"), names, strict=False))),
-            )
         return rows
     others = [place for place in range(len(names)) if place not in ends]
-    weights = [place for place in others if names[place].lower() in WEIGHTS] or (
-        [2] if ends == (0, 1) and others == [2] else []
-    )
+    weights = [place for place in others if names[place].lower() in WEIGHTS]
+    if not weights and ends == (0, 1) and others == [2]:
+        weights = [2]
     if len(weights) > 1:
         raise ValueError(
             f"{path} has several columns of weights, {' and '.join(names[place] for place in weights)}: "
@@ -187,14 +185,10 @@ def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
 def _find_ends(names: list[str]) -> tuple[int, int] | None:
     """Find the columns of the two ids by their names."""
     lower = [name.lower() for name in names]
-    return next(
-        (
-            (lower.index(first), lower.index(second))
-            for first, second in sorted(HEADERS)
-            if lower.count(first) == lower.count(second) == 1
-        ),
-        None,
-    )
+    for first, second in sorted(HEADERS):
+        if lower.count(first) == lower.count(second) == 1:
+            return lower.index(first), lower.index(second)
+    return None
 
 
 def _refuse_header(path: Path, table: pd.DataFrame) -> None:
@@ -203,14 +197,9 @@ def _refuse_header(path: Path, table: pd.DataFrame) -> None:
     looks = _find_ends(first.tolist()) is not None
     for columns in ([0, 1], [2]):
         if not looks and len(rest) and columns[-1] < table.shape[1]:
-            few, cells = rest.iloc[:100, columns], first.iloc[columns]
-            looks = (
-                not any(map(is_number, cells))
-                and bool(few.map(is_number).all(axis=None))
-                and (
-                    len(rest) <= len(few)
-                    or bool(rest.iloc[:, columns].map(is_number).all(axis=None))
-                )
+            # The first rows often tell, and all of many take long.
+            looks = not any(map(is_number, first.iloc[columns])) and all(
+                part.iloc[:, columns].map(is_number).all(axis=None) for part in (rest[:100], rest)
             )
     if looks:
         raise ValueError(
@@ -220,37 +209,33 @@ def _refuse_header(path: Path, table: pd.DataFrame) -> None:
 
 
 def as_weights(path: object, cells: pd.Series) -> np.ndarray:
-    """Turn a column of weights into numbers that float32 can hold."""
+    """Turn a column of weights into numbers that are not negative and that float32 can hold."""
     if pd.api.types.is_complex_dtype(cells):
         raise ValueError(f"{path} holds {cells.dtype}; weights are real numbers")
     weight = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
-    size = np.abs(weight)
-    wrong = ~(size <= LARGEST) | (size > 0) & (size < SMALLEST)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        why = (
-            "is not a finite number"
-            if not np.isfinite(weight[row])
-            else (
-                f"is outside of float32, which ends at {LARGEST:.2g}: scale all weights"
-                if size[row] > 1
-                else "float32 rounds to 0: scale all weights"
-            )
-        )
+    row, why = _find_wrong(weight)
+    if why:
         raise ValueError(f"{path}: edge {row + 1} has the weight {cells.iloc[row]!r}, which {why}")
     return weight
 
 
-def refuse_negative(path: object, weight: np.ndarray) -> None:
-    """Refuse negative weights; the message of the error begins with `path`."""
-    if len(wrong := np.flatnonzero(weight < 0)):
-        raise ValueError(
-            f"{path}: edge {wrong[0] + 1} has the weight {weight[wrong[0]]:g}; weights must not be "
-            "negative"
-        )
+def _find_wrong(weight: np.ndarray) -> tuple[int, str]:
+    """Return the place of the first wrong weight, and what is wrong with it; "" if all are right."""
+    for wrong, why in (
+        (~np.isfinite(weight), "is not a finite number"),
+        (
+            np.abs(weight) > LARGEST,
+            f"is outside of float32, which ends at {LARGEST:.2g}: scale all",
+        ),
+        ((weight != 0) & (np.abs(weight) < SMALLEST), "float32 rounds to 0: scale all weights"),
+        (weight < 0, "is negative; weights must not be"),
+    ):
+        if wrong.any():
+            return int(wrong.argmax()), why
+    return 0, ""
 
 
-def _read_numbers(path: Path) -> tuple[Tensor, int]:
+def _read_numbers(path: Path) -> Graph:
     """Read pairs of numbers of nodes, which stay in the file; numbers that no edge has are nodes too."""
     try:
         pairs = np.load(path, mmap_mode="r")
@@ -258,54 +243,23 @@ def _read_numbers(path: Path) -> tuple[Tensor, int]:
         raise ValueError(
             f"{path} is not an array that numpy.save wrote: {str(error).strip()}"
         ) from None
-    if (
-        not isinstance(pairs, np.ndarray)
-        or pairs.dtype.kind not in "iu"
-        or pairs.ndim != 2
-        or 2 not in pairs.shape
-    ):
-        kind = (
-            f"{pairs.dtype} {list(pairs.shape)}"
-            if isinstance(pairs, np.ndarray)
-            else "several arrays"
-        )
+    if not isinstance(pairs, np.ndarray):
+        raise ValueError(f"{path} holds several arrays: save the edges by numpy.save")
+    if pairs.dtype.kind not in "iu" or pairs.ndim != 2 or 2 not in pairs.shape:
         raise ValueError(
-            f"{path} holds {kind}: edges are integers [num_edges, 2] or [2, num_edges], the numbers "
-            "of nodes"
+            f"{path} holds {pairs.dtype} {list(pairs.shape)}: edges are integers [num_edges, 2] or "
+            "[2, num_edges], the numbers of nodes"
         )
     pairs = pairs.T if pairs.shape[0] != 2 else pairs
     if not pairs.size:
         raise ValueError(f"{path} holds no edges")
     low, high = int(pairs.min()), int(pairs.max())
-    if low < 0 or high >= 2**31 - 1:
+    if low < 0 or high >= INT32_END - 1:
         raise ValueError(
             f"{path} names node {low if low < 0 else high:,}; nodes are numbered from 0, below 2**31 - 1"
         )
     check_numbering(str(path), high + 1, pairs.shape[1])
-    return torch.from_numpy(pairs.astype(np.int32)), high + 1
-
-
-def _read_columns(path: Path, content: bytes) -> pd.DataFrame:
-    """Read a table of texts without a head; comments at its beginning, and lines that begin with #, are left
-    out.
-    """
-    dialect = sniff(content, str(path), comments=COMMENTS)
-    if dialect is None:
-        raise ValueError(f"{path} holds no rows")
-    # A comment begins a line; pandas would begin one within an id. Empty lines stay, which its messages count.
-    content, num_comments = strip_comments(content, dialect.num_before)
-    if num_comments > dialect.num_before:
-        log.info(
-            "%s: %s lines begin with # or, before the first row, %% and are left out as comments",
-            path,
-            f"{num_comments:,}",
-        )
-    try:
-        return read_texts(content, str(path), dialect)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}{f'. {ADJACENCY}' if RAGGED.search(str(error)) else ''}"
-        ) from None
+    return Graph(edge_index=torch.from_numpy(pairs.astype(np.int32)), num_nodes=high + 1)
 
 
 def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
@@ -313,29 +267,18 @@ def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
     empty = ((table == "") | table.isna()).to_numpy()
     if empty.any():
         row, column = (int(place[0]) for place in empty.nonzero())
-        last = column == 2 and empty[:, 2].all()
-        raise ValueError(
-            f"{path}: column {column + 1} of edge {row + 1} is empty: "
-            + (
-                "leave out the separator at the ends of the lines"
-                if last
-                else f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"
-            )
-        )
+        mend = f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"
+        if column == 2 and empty[:, 2].all():
+            mend = "leave out the separator at the ends of the lines"
+        raise ValueError(f"{path}: column {column + 1} of edge {row + 1} is empty: {mend}")
     for column in table:
-        for wrong, what in (
-            (table[column].str.contains("\n", regex=False), "an id of several lines"),
-            (
-                table[column].str.fullmatch(r'(?s)"(?!.*").*'),
-                "a quotation mark that begins no quoted cell",
-            ),
-        ):
-            if wrong.any():
-                row = int(np.flatnonzero(wrong)[0])
-                raise ValueError(
-                    f"{path}: edge {row + 1} holds {what}, {table[column].iloc[row][:40]!r}: close or "
-                    "double its quotation mark"
-                )
+        wrong = table[column].str.fullmatch(r'(?s).*\n.*|"[^"]*')
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{path}: edge {row + 1} holds {table[column].iloc[row][:40]!r}: close or double its "
+                "quotation mark"
+            )
 
 
 def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -371,36 +314,22 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return y, np.array(kinds)
 
 
-def _read_matrix_market(
-    path: Path, content: bytes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def _read_matrix_market(path: Path, content: bytes) -> Edges:
     """Read an adjacency matrix in MatrixMarket's format. Its nodes are named by the numbers of their rows, from 1."""
     try:
         num_rows, num_columns, num_entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
-        dense = kind == "array"
-        limits.check_size(
-            f"{path} unpacks to",
-            8 * num_rows * num_columns if dense else 0,
-            limits.UNPACKED,
-            limits.limit_in_memory(),
-        )
-        if num_entries > len(content):  # which would be made room for
-            raise ValueError(f"it is cut short: it says that it has {num_entries:,} entries")
+        size = 8 * (num_rows * num_columns if kind == "array" else num_entries)
+        limits.check_size(f"{path} unpacks to", size, limits.UNPACKED, limits.limit_in_memory())
         matrix = scipy.io.mmread(io.BytesIO(content))
     except (ValueError, OverflowError, OSError, TypeError) as error:
         raise ValueError(
             f"{path} is not a matrix in MatrixMarket's format that can be read: {error}"
         ) from None
     source, target, weight, num_nodes = as_edges(matrix, str(path))
-    log.info(
-        "%s is a matrix in MatrixMarket's format: %s nodes, named from 1", path, f"{num_nodes:,}"
-    )
     return source, target, weight, np.arange(1, num_nodes + 1).astype(str)
 
 
-def _read_matlab(
-    path: Path,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:
+def _read_matlab(path: Path) -> tuple[Edges, np.ndarray | None]:
     """Read ``network``, a matrix of weights, and ``group``, labels of its nodes, as DeepWalk's authors keep them."""
     try:
         content = scipy.io.loadmat(path)
@@ -409,24 +338,23 @@ def _read_matlab(
     if "network" not in content:
         there = ", ".join(key for key in content if not key.startswith("__"))
         raise ValueError(f"{path} has no `network`; there is {there}")
-    network = content["network"]
-    source, target, weight, num_nodes = as_edges(network, f"{path}: network")
-    labels = None
-    if "group" in content:
-        group = content["group"]
-        labels = np.asarray(group.todense() if sp.issparse(group) else group)
-        if labels.dtype.kind not in "biuf":
-            raise ValueError(f"{path}: group holds {labels.dtype}; labels are 0 and 1")
-        labels = labels.astype(np.float32)
-        if labels.ndim != 2 or len(labels) != num_nodes:
-            raise ValueError(
-                f"{path}: group has the shape {list(labels.shape)} for {num_nodes:,} nodes"
-            )
-        labels[labels.sum(1) == 0] = np.nan
-    return source, target, weight, labels, np.arange(num_nodes)
+    source, target, weight, num_nodes = as_edges(content["network"], f"{path}: network")
+    edges = source, target, weight, np.arange(num_nodes)
+    if "group" not in content:
+        return edges, None
+    group = content["group"]
+    labels = np.asarray(group.todense() if sp.issparse(group) else group)
+    if labels.dtype.kind not in "biuf" or labels.ndim != 2 or len(labels) != num_nodes:
+        raise ValueError(
+            f"{path}: group holds {labels.dtype} {list(labels.shape)}; labels are 0 and 1, a row for each "
+            f"of {num_nodes:,} nodes"
+        )
+    labels = labels.astype(np.float32)
+    labels[labels.sum(1) == 0] = np.nan
+    return edges, labels
 
 
-def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def _read_sparse(path: Path) -> Edges:
     """Read an adjacency matrix that scipy.sparse.save_npz wrote. Its nodes are named by their numbers."""
     try:
         with files.open_file(path) as file:
@@ -442,9 +370,9 @@ def _read_sparse(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None,
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{path} is not a matrix that scipy.sparse.save_npz wrote: "
-            f"{str(error).strip().partition(chr(10))[0]}"
+            f"{path} is not a matrix that scipy.sparse.save_npz wrote: {reason}"
         ) from None
     source, target, weight, num_nodes = as_edges(matrix, str(path))
     return source, target, weight, np.arange(num_nodes).astype(str)
@@ -460,12 +388,9 @@ def as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
     Raises:
         ValueError: it is not square, or does not hold finite numbers.
     """
-    if not sp.issparse(matrix) and (
-        not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "biufc"
-    ):
-        raise ValueError(
-            f"{name} holds {getattr(matrix, 'dtype', type(matrix).__name__)}; weights are numbers"
-        )
+    if not hasattr(matrix, "dtype") or matrix.dtype.kind not in "biuf":
+        kind = getattr(matrix, "dtype", type(matrix).__name__)
+        raise ValueError(f"{name} holds {kind}; weights are real numbers")
     network = sp.coo_array(matrix)
     if len(network.shape) != 2 or network.shape[0] != network.shape[1]:
         raise ValueError(f"{name} must be square, not {' x '.join(map(str, network.shape))}")
@@ -473,29 +398,19 @@ def as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
         raise ValueError(
             f"{name} has {network.shape[0]:,} nodes; at most {INT32_END - 1:,} can be numbered"
         )
-    if network.dtype.kind not in "biuf":
-        raise ValueError(f"{name} holds {network.dtype}; weights are real numbers")
     check_numbering(name, network.shape[0], network.nnz)
     network = sp.csr_array(network).tocoo()  # which adds up places that are there several times
     source, target = (place.astype(np.int64) for place in network.coords)
     weight = network.data.astype(np.float64)
-    if len(
-        wrong := np.flatnonzero(
-            ~(np.abs(weight) <= LARGEST) | (weight != 0) & (np.abs(weight) < SMALLEST)
-        )
-    ):
-        place = wrong[0]
+    place, why = _find_wrong(weight)
+    if why:
         raise ValueError(
-            f"{name}: row {source[place]}, column {target[place]} holds {weight[place]:g}; weights are "
-            f"finite numbers of float32, which are between {SMALLEST:.2g} and {LARGEST:.2g}: scale all "
-            "weights"
+            f"{name}: row {source[place]}, column {target[place]} holds {weight[place]:g}, which {why}"
         )
-    if (stored := weight != 0).all():
-        return source, target, None if (weight == 1).all() else weight, network.shape[0]
-    log.info(
-        "%s: %s stored zeros are not edges and are left out", name, f"{int((~stored).sum()):,}"
-    )
-    source, target, weight = source[stored], target[stored], weight[stored]
+    if not (stored := weight != 0).all():
+        num_zeros = int((~stored).sum())
+        log.info("%s: %s stored zeros are not edges and are left out", name, f"{num_zeros:,}")
+        source, target, weight = source[stored], target[stored], weight[stored]
     return source, target, None if (weight == 1).all() else weight, network.shape[0]
 
 
@@ -503,13 +418,8 @@ def merge(
     source: np.ndarray, target: np.ndarray, weight: np.ndarray | None, num_nodes: int, path: object
 ) -> tuple[Tensor, Tensor | None]:
     """Make edges that are there several times one."""
-    if weight is not None:
-        refuse_negative(path, weight)
-    matrix = sp.coo_array(
-        (np.ones(len(source)) if weight is None else weight, (source, target)),
-        shape=(num_nodes, num_nodes),
-    ).tocsr()
-    merged = matrix.tocoo()
+    values = np.ones(len(source)) if weight is None else weight
+    merged = sp.coo_array((values, (source, target)), shape=(num_nodes, num_nodes)).tocsr().tocoo()
     if dropped := len(source) - merged.nnz:
         log.info(
             "%s: %s rows repeat an edge of another row and were merged with it%s",

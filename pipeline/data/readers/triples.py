@@ -26,13 +26,12 @@ ENDING = re.compile(r"\.(txt|tsv|del|csv)(\.gz)?$")
 ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")
 THREE = "a triple is a head, a relation and a tail, separated by tabs, commas, semicolons or blanks"
 COLUMNS = ("head", "relation", "tail")
-# A first line of these words is a header, and no triple.
-HEADS = (
-    COLUMNS,
-    ("h", "r", "t"),
-    ("subject", "predicate", "object"),
-    ("source", "relation", "target"),
-)
+# Words of a header that name a column, in lower case and without ":".
+WORDS = {
+    "head": "head h subject source src from start start_id x_name x_id head_id source_id s",
+    "relation": "relation r predicate rel type relationship relation_type edge_type kind label p",
+    "tail": "tail t object target dst to end end_id y_name y_id tail_id target_id o",
+}
 
 
 def hash_content(folder: str) -> str:
@@ -73,6 +72,7 @@ def read(folder: str) -> Graph:
         split: parse_triples(content, name, quoted=quoted)
         for split, (content, name) in found.items()
     }
+    _refuse_headers(tables, source)
     names = pd.concat(
         [table[column] for table in tables.values() for column in ("head", "tail")],
         ignore_index=True,
@@ -83,15 +83,46 @@ def read(folder: str) -> Graph:
     )
     triples, place = [], 0
     for table in tables.values():
-        heads, tails = (
-            numbers[place : place + len(table)],
-            numbers[place + len(table) : place + 2 * len(table)],
-        )
-        triples.append(
-            np.stack([heads, kinds[place // 2 : place // 2 + len(table)], tails], axis=1)
-        )
-        place += 2 * len(table)
+        heads, tails = np.split(numbers[2 * place : 2 * (place + len(table))], 2)
+        triples.append(np.stack([heads, kinds[place : place + len(table)], tails], axis=1))
+        place += len(table)
     return build_triples(triples, entities, relations)
+
+
+def _name_columns(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Leave out a header, and bring the columns into the order of its names where it has known ones."""
+    words = [word.lower().strip(":") for word in table.iloc[0]]
+    order = [
+        next((place for place, word in enumerate(words) if word in known.split()), None)
+        for known in WORDS.values()
+    ]
+    is_named = None not in order and len(set(order)) == 3
+    # Ids that are numbers follow two texts.
+    ends, rest = table.iloc[0, [0, 2]], table.iloc[1:, [0, 2]]
+    numbers_follow = not ends.str.isdecimal().any() and all(
+        rest[column].str.isdecimal().all() for column in rest
+    )
+    if is_named or len(rest) and numbers_follow:
+        log.info("%s: the first line is left out as a header: %s", name, " ".join(table.iloc[0]))
+        table = table.iloc[1:]
+    if table.empty:
+        raise ValueError(f"{name} holds no triples")
+    return table[order if is_named else [0, 1, 2]].set_axis(COLUMNS, axis=1)
+
+
+def _refuse_headers(tables: dict[str, pd.DataFrame], source: Path) -> None:
+    """Refuse tables that all begin with the same line, whose words stand nowhere else."""
+    first, *others = (tuple(table.iloc[0]) for table in tables.values())
+    if any(other != first for other in others):
+        return
+    rest = pd.concat([table.iloc[1:] for table in tables.values()])
+    if not (rest["relation"] == first[1]).any() and not rest[["head", "tail"]].isin(first).any(
+        axis=None
+    ):
+        raise ValueError(
+            f"{source}: all tables begin with {' '.join(first)!r}, whose words stand nowhere else: if this is "
+            "a header, call the columns head, relation and tail, or leave the line out"
+        )
 
 
 def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np.ndarray) -> Graph:
@@ -172,18 +203,6 @@ def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
         ) from None
 
 
-def _is_head(table: pd.DataFrame) -> bool:
-    """Tell whether the first line names the columns: by its words, or since ids that are numbers follow two texts."""
-    if tuple(word.lower() for word in table.iloc[0]) in HEADS:
-        return True
-    ends, rest = table.iloc[0][["head", "tail"]], table.iloc[1:]
-    return (
-        len(rest) > 0
-        and not ends.str.isdecimal().any()
-        and all(rest[column].str.isdecimal().all() for column in ("head", "tail"))
-    )
-
-
 def is_quoted(content: bytes, name: str) -> bool:
     """Tell whether a writer of CSV quoted cells of a table of triples."""
     dialect = sniff(content, name, least=2)
@@ -228,10 +247,7 @@ def parse_triples(content: bytes, name: str, *, quoted: bool | None = None) -> p
         row = int(np.flatnonzero(wrong)[0])
         columns = count(int((~empty[row]).sum()), "column")
         raise ValueError(f"{name}, line {row + 1}: {columns} instead of three: {THREE}")
-    table = table.loc[~empty.all(1), :2].set_axis(COLUMNS, axis=1)
-    if _is_head(table):
-        log.info("%s: the first line is left out as a header: %s", name, " ".join(table.iloc[0]))
-        table = table.iloc[1:]
+    table = table.loc[~empty.all(1), :2]
     if table.empty:
         raise ValueError(f"{name} holds no triples")
-    return table
+    return _name_columns(table, name)

@@ -94,8 +94,8 @@ def test_labels_of_a_row_are_divided_by_what_separates_no_cells(content, rows, t
     assert [row for _, row in read_rows(tmp_path / "labels.txt", {"1", "2"})] == rows
 
 
-def test_quotes_of_empty_cells_are_quotes():
-    assert sniff(b'a\t""\nb\t""\n', "t").quoted and not sniff(b'a\t""\nb\t"c"\n', "t").quoted
+def test_texts_that_are_all_quoted_are_quoted():
+    assert sniff(b'"a" "b" 1\n"c" "d" 2.5\n', "t").quoted and not sniff(b'a\t"b"\n', "t").quoted
 
 
 def test_digests_are_those_that_kept_graphs_are_named_by(tmp_path):

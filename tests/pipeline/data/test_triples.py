@@ -128,6 +128,23 @@ def test_ids_are_numbered_as_numbers_blank_lines_and_a_head_are_left_out(tmp_pat
     ]
 
 
+@pytest.mark.parametrize(
+    "head, order",
+    [
+        ("head\ttail\trelation", (0, 2, 1)),
+        ("x_name\trelation\ty_name", (0, 1, 2)),
+        (":START_ID\t:TYPE\t:END_ID", (0, 1, 2)),
+        ("predicate\tobject\tsubject", (1, 2, 0)),
+    ],
+)
+def test_columns_are_in_the_order_of_their_names(head, order, tmp_path):
+    rows = {
+        split: [head, *("\t".join(line.split("\t")[place] for place in order) for line in lines)]
+        for split, lines in ROWS.items()
+    }
+    assert as_names(read(TriplesConfig(folder=str(write(tmp_path / "kg", rows))))) == EXPECTED
+
+
 def test_a_header_of_other_words_and_blanks_around_names_are_left_out(tmp_path, caplog):
     caplog.set_level("INFO")
     rows = {
@@ -141,7 +158,7 @@ def test_a_header_of_other_words_and_blanks_around_names_are_left_out(tmp_path, 
     )
     assert "train.txt: the first line is left out as a header: from kind to" in caplog.text
     (tmp_path / "kg" / "test.txt").write_bytes(b"1\tx\t3\ncaf\xe9\tx\t3\n")
-    with pytest.raises(ValueError, match="test.txt: line 2 is not UTF-8 text: byte 0xe9"):
+    with pytest.raises(ValueError, match="test.txt is not UTF-8 text: line 2 has the byte 0xe9"):
         read(TriplesConfig(folder=str(tmp_path / "kg")))
 
 
@@ -178,6 +195,10 @@ def test_a_changed_table_is_prepared_again(tmp_path):
         ({**ROWS, "valid": ["head\trelation\ttail"]}, r"valid.txt holds no triples"),
         ({"train": ROWS["train"], "test": ROWS["test"]}, r"has no valid.txt"),
         ({**ROWS, "dev": ROWS["valid"]}, r"has dev.txt and valid.txt: leave one"),
+        (
+            {split: ["u\tv\tw", *lines] for split, lines in ROWS.items()},
+            r"all tables begin with 'u v w', whose words stand nowhere else",
+        ),
     ],
 )
 def test_bad_tables_are_refused_with_the_place(tmp_path, rows, message):
